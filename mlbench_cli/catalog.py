@@ -1,0 +1,240 @@
+"""The catalogue of tasks: every folder under task_images/ with a `task.yaml` is one. Parsed into Task, checked, typed.
+
+A task.yaml looks like this (all keys but `legacy_name`, `goal` and `synthetic` are required):
+
+    name: digits_resnet                  # the folder's name
+    number: 1a                           # the benchmark's number in the specification
+    title: ResNet-20 on handwritten digits
+    legacy_name: PyTorch Cifar-10 ResNet-20
+    image: digits_resnet                 # repository below the registry prefix; the tag is the tool's version
+    command: [python, -m, task_images.digits_resnet]
+    backends: [gloo, nccl]
+    devices: [cpu, gpu]
+    goal: {metric: "Prec@1", comparison: ">=", wording: "{threshold}% Top 1 Validation Accuracy"}
+    data: where the data come from, one line
+    parameters:                          # name -> type, help, and for numbers min and max; `choices` for texts
+      batch_size: {type: int, min: 1, max: 65536, help: samples per rank and step}
+    presets:                             # `spec` names a value for every parameter, the others what they change
+      spec: {batch_size: 128}
+      tiny: {batch_size: 32}
+
+Where a task has a goal, its parameters include `goal_full` and `goal_light`, the thresholds.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
+
+TYPES = ("int", "float", "str", "bool", "list")
+COMPARISONS = (">=", "<=")
+BACKENDS = ("gloo", "nccl", "mpi")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a task. `type` is one of TYPES; a list holds numbers or texts."""
+
+    name: str
+    type: str
+    help: str
+    min: float | None = None
+    max: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def check(self, value: Any) -> Any:
+        """`value` with this parameter's type (a text is read as that type), or UsageError saying what is allowed."""
+        if isinstance(value, str) and self.type != "str":
+            value = _read(value)
+        if self.type == "float" and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        kind = {"int": int, "float": float, "str": str, "bool": bool, "list": list}[self.type]
+        if not isinstance(value, kind) or (isinstance(value, bool) and self.type != "bool"):
+            raise UsageError(f'The parameter "{self.name}" is {value!r}, which is not of type {self.type}.')
+        if self.type == "float" and value != value:
+            raise UsageError(f'The parameter "{self.name}" is not a number.')
+        if self.min is not None and value < self.min:
+            raise UsageError(f'The parameter "{self.name}" is {value!r}, the least is {self.min:g}.')
+        if self.max is not None and value > self.max:
+            raise UsageError(f'The parameter "{self.name}" is {value!r}, the most is {self.max:g}.')
+        if self.choices and value not in self.choices:
+            raise UsageError(
+                f'The parameter "{self.name}" is {value!r}, not one of {", ".join(self.choices)}.'
+                + did_you_mean(str(value), self.choices)
+            )
+        return value
+
+
+@dataclass(frozen=True)
+class GoalRule:
+    """Metric and comparison of a task's goal; the thresholds are its parameters goal_full and goal_light."""
+
+    metric: str
+    comparison: str
+    wording: str  # of the official line, with {threshold}
+
+
+@dataclass(frozen=True)
+class Task:
+    name: str
+    number: str
+    title: str
+    image: str
+    command: tuple[str, ...]
+    backends: tuple[str, ...]
+    devices: tuple[str, ...]
+    data: str
+    parameters: Mapping[str, Parameter]
+    presets: Mapping[str, Mapping[str, Any]]
+    goal: GoalRule | None = None
+    legacy_name: str | None = None
+    folder: Path = field(default=Path(), compare=False)
+
+    def resolve(self, preset: str = "spec", changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Every parameter's value under `preset` with `changes` on top. Raises UsageError naming what is wrong."""
+        if preset not in self.presets:
+            known = list(self.presets)
+            raise UsageError(
+                f'The task "{self.name}" has no preset "{preset}", only {", ".join(known)}.{did_you_mean(preset, known)}',
+                hint=f"mlbench tasks {self.name}",
+            )
+        values = {**self.presets["spec"], **self.presets[preset]}
+        for key, value in (changes or {}).items():
+            if key not in self.parameters:
+                raise UsageError(
+                    f'The task "{self.name}" has no parameter "{key}".{did_you_mean(key, list(self.parameters))}',
+                    hint=f"mlbench tasks {self.name}",
+                )
+            values[key] = self.parameters[key].check(value)
+        return values
+
+
+def load_task(name: str) -> Task:
+    """The catalogue's task of that name. Raises NotFoundError with the nearest name."""
+    tasks = load_catalog()
+    if name not in tasks:
+        raise NotFoundError(
+            f'There is no task "{name}".{did_you_mean(name, list(tasks))}', hint="mlbench tasks", details={"known": list(tasks)}
+        )
+    return tasks[name]
+
+
+@cache
+def load_catalog(root: Path | None = None) -> dict[str, Task]:
+    """All tasks by name, ordered by number and name. `root` is the folder that holds the tasks' folders."""
+    if root is None:
+        from task_images import contract
+
+        root = Path(contract.__file__).parent
+    tasks = [parse_task(path.read_text("utf-8"), path) for path in sorted(root.glob("*/task.yaml"))]
+    return {task.name: task for task in sorted(tasks, key=lambda task: (task.number, task.name))}
+
+
+def parse_task(text: str, path: Path) -> Task:
+    """The task that a task.yaml describes. Raises UsageError that names file and key."""
+    data = _read(text)
+    where = f"{path.parent.name}/{path.name}"
+    if not isinstance(data, dict):
+        raise UsageError(f"{where} is not a mapping.")
+    known = {*Task.__dataclass_fields__} - {"folder"}
+    for key in data:
+        if key not in known:
+            raise UsageError(f"{where}: unknown key {key!r}.{did_you_mean(str(key), sorted(known))}")
+    for key in sorted(known - {"goal", "legacy_name"}):
+        if key not in data:
+            raise UsageError(f'{where}: the key "{key}" is missing.')
+    for key in ("name", "title", "image", "data"):
+        if not isinstance(data[key], str) or not data[key]:
+            raise UsageError(f'{where}: "{key}" is not a text.')
+    parameters = {name: _parameter(where, name, entry) for name, entry in _mapping(where, data, "parameters").items()}
+    presets = _mapping(where, data, "presets")
+    if "spec" not in presets:
+        raise UsageError(f'{where}: the preset "spec" is missing.')
+    checked = {name: _preset(where, name, entry, parameters) for name, entry in presets.items()}
+    missing = sorted(set(parameters) - set(checked["spec"]))
+    if missing:
+        raise UsageError(f'{where}: the preset "spec" gives no value for "{missing[0]}".')
+    return Task(
+        name=data["name"],
+        number=str(data["number"]),
+        title=data["title"],
+        image=data["image"],
+        command=_texts(where, data, "command"),
+        backends=_texts(where, data, "backends", BACKENDS),
+        devices=_texts(where, data, "devices", ("cpu", "gpu")),
+        data=data["data"],
+        parameters=parameters,
+        presets=checked,
+        goal=_goal(where, data.get("goal"), parameters),
+        legacy_name=data.get("legacy_name"),
+        folder=path.parent,
+    )
+
+
+def _parameter(where: str, name: str, entry: Any) -> Parameter:
+    allowed = {"type", "help", "min", "max", "choices"}
+    if not isinstance(entry, dict) or not set(entry) <= allowed or entry.get("type") not in TYPES or not entry.get("help"):
+        raise UsageError(f'{where}: parameter "{name}" needs a type ({", ".join(TYPES)}) and a help text.')
+    for bound in ("min", "max"):
+        if entry.get(bound) is not None and (isinstance(entry[bound], bool) or not isinstance(entry[bound], int | float)):
+            raise UsageError(f'{where}: "{bound}" of parameter "{name}" is not a number.')
+    choices = entry.get("choices", ())
+    if not isinstance(choices, list | tuple):
+        raise UsageError(f'{where}: "choices" of parameter "{name}" is not a list.')
+    return Parameter(
+        name, entry["type"], str(entry["help"]), entry.get("min"), entry.get("max"), tuple(str(choice) for choice in choices)
+    )
+
+
+def _preset(where: str, name: str, entry: Any, parameters: Mapping[str, Parameter]) -> dict[str, Any]:
+    if not isinstance(entry, dict):
+        raise UsageError(f'{where}: the preset "{name}" is not a mapping.')
+    for key in entry:
+        if key not in parameters:
+            raise UsageError(f'{where}: the preset "{name}" sets {key!r}, which is no parameter.')
+    try:
+        return {key: parameters[key].check(value) for key, value in entry.items()}
+    except UsageError as error:
+        raise UsageError(f'{where}: preset "{name}": {error.message}') from None
+
+
+def _goal(where: str, entry: Any, parameters: Mapping[str, Parameter]) -> GoalRule | None:
+    if entry is None:
+        return None
+    if not isinstance(entry, dict) or set(entry) != {"metric", "comparison", "wording"}:
+        raise UsageError(f"{where}: a goal has exactly metric, comparison and wording.")
+    if entry["comparison"] not in COMPARISONS:
+        raise UsageError(f"{where}: the comparison of the goal is neither >= nor <=.")
+    if not {"goal_full", "goal_light"} <= set(parameters):
+        raise UsageError(f"{where}: a task with a goal has the parameters goal_full and goal_light.")
+    return GoalRule(str(entry["metric"]), entry["comparison"], str(entry["wording"]))
+
+
+def _mapping(where: str, data: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = data[key]
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise UsageError(f'{where}: "{key}" is not a mapping with texts as keys.')
+    return value
+
+
+def _texts(where: str, data: Mapping[str, Any], key: str, allowed: tuple[str, ...] = ()) -> tuple[str, ...]:
+    value = data[key]
+    if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
+        raise UsageError(f'{where}: "{key}" is not a list of texts.')
+    for item in value:
+        if allowed and item not in allowed:
+            raise UsageError(f'{where}: {item!r} in "{key}" is not one of {", ".join(allowed)}.')
+    return tuple(value)
+
+
+def _read(text: str) -> Any:
+    """YAML of foreign text. Everything that can be wrong with it is a UsageError."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError, AttributeError, TypeError) as error:
+        raise UsageError(f"Not valid YAML: {' '.join(str(error).split())[:200]}") from None

@@ -1,0 +1,127 @@
+"""What an engine is: it executes a run on a cluster, and says what it sees. It decides nothing about success."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from mlbench_cli.spec import Run, RunSpec
+
+PHASES = ("pending", "starting", "running", "succeeded", "failed", "lost")
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What `submit` will hand over, unchanged: `--dry-run` prints exactly these documents."""
+
+    spec: RunSpec
+    documents: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One diagnosed reason why something does not go on."""
+
+    code: str  # snake_case, stable: rank_crashed, out_of_memory, unschedulable, image_not_found, deadline, ...
+    summary: str
+    hint: str | None = None
+    retryable: bool = False
+    permanent: bool = False  # waiting longer cannot help: fail fast
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """One rank's process, or one worker's pod. Times are seconds since 1970; `exit_code` is 128+N for signal N."""
+
+    rank: int
+    phase: str = "pending"
+    reason: str | None = None
+    node: str | None = None
+    exit_code: int | None = None
+    started: float | None = None
+    finished: float | None = None
+    restarts: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What is known of a run at one moment.
+
+    `ended` is None while it goes on; then how it ended, as the engine saw it:
+    exited (all ranks have exit codes) | failed (a rank died, the others were stopped) | cancelled | deadline |
+    client_lost (an attached client died) | never_started | lost (nothing is left to observe).
+    """
+
+    time: float
+    workers: tuple[WorkerState, ...]
+    findings: tuple[Finding, ...] = ()
+    ended: str | None = None
+    first_failed: int | None = None  # rank that failed first
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """A place in a rank's log: bytes already taken (local), or time stamp of the last line (kubernetes)."""
+
+    offset: int = 0
+    timestamp: str | None = None
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line of a rank's log, byte-exact, with its line end; the last one may lack it."""
+
+    rank: int
+    text: bytes
+    cursor: Cursor
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What `fetch` brought into the run's folder. `complete` is False where an archive had to be rebuilt from logs."""
+
+    files: int
+    bytes: int
+    complete: bool = True
+
+
+class Engine(Protocol):
+    """Executes runs on one cluster. Every method may be called from any process that knows the cluster."""
+
+    # True where the run dies with an attached client, so that Ctrl-C cancels instead of detaching.
+    dies_with_client: bool
+
+    def render(self, spec: RunSpec) -> Submission:
+        """Pure: no network, no clock, no random; the same spec gives the same bytes."""
+        ...
+
+    def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None:
+        """Start the run. Called again for the same spec it adopts what is there, for another it refuses."""
+        ...
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        """Observations until one with `ended`, at least one a second or as something changes."""
+        ...
+
+    def logs(self, run: Run, rank: int, since: Cursor | None = None, follow: bool = False) -> Iterator[LogLine]:
+        """The lines of one rank's log behind `since`; with `follow` until the rank has ended."""
+        ...
+
+    def fetch(self, run: Run) -> Fetched:
+        """Bring what is still outside into `run.folder` (logs/, output/), verified; then release the held worker."""
+        ...
+
+    def cancel(self, run: Run) -> None:
+        """Stop the run and keep what there is. Stopped already: nothing to do."""
+        ...
+
+    def delete(self, run: Run, *, force: bool = False) -> None:
+        """Remove everything the run has on the cluster. Refuses unfetched results without `force`."""
+        ...

@@ -1,0 +1,195 @@
+"""RunSpec: everything that decides what a run does, frozen and validated. And Run: one spec on its way."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from mlbench_cli.errors import UsageError
+
+SPEC_VERSION = 1
+# Kubernetes appends a suffix to pod names and a Service wants a DNS label that begins with a letter.
+NAME_PATTERN = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+NAME_LENGTH = 40
+MAX_WORKERS = 4096
+DEVICES = ("cpu", "gpu")
+GOALS = ("full", "light")
+
+
+def check_name(name: str, what: str = "run name") -> str:
+    """`name` itself if it is a DNS label of at most 40 characters that begins with a letter, else UsageError."""
+    if len(name) > NAME_LENGTH:
+        raise UsageError(
+            f'The {what} "{name[:NAME_LENGTH]}…" has {len(name)} characters, {NAME_LENGTH} are allowed.',
+            hint="Choose a shorter name; the number of workers is appended to it.",
+        )
+    if not NAME_PATTERN.fullmatch(name):
+        raise UsageError(
+            f'The {what} "{name}" is not a DNS label: only a-z, 0-9 and "-", beginning with a letter, '
+            "ending with a letter or digit.",
+            hint='For example "my-run".',
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class KubernetesOptions:
+    """What only the kubernetes engine reads. Quantities are Kubernetes' own strings ("8Gi")."""
+
+    namespace: str | None = None  # None: the cluster's own
+    memory: str | None = None
+    shm: str = "1Gi"
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[str, ...] = ()  # KEY[=VALUE][:EFFECT]
+    pull_secret: str | None = None
+    queue: str | None = None  # a Kueue local queue
+    hold_seconds: int = 900
+    collect: str = "rank0"  # rank0 | all
+    env: Mapping[str, str] = field(default_factory=dict)
+    template_dir: str | None = None
+    host_network: bool = False
+    registry: str | None = None  # prefix of catalogue images
+    spread: bool = True  # one worker per node
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run, resolved. Built by `launch.resolve`, stored with the run, and as an annotation on a cluster.
+
+    `argv` may hold the placeholders {hosts} {rank} {run_id} {backend} in any element of a custom command.
+    `cpus` is per worker; None leaves it to the engine. `timeout` is in seconds, from submission to the end.
+    """
+
+    name: str  # NAME-N
+    cluster: str
+    engine: str  # local | kubernetes
+    task: str  # catalogue name, or "custom"
+    preset: str
+    argv: tuple[str, ...]
+    backend: str
+    workers: int
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    image: str | None = None
+    run_on_all: bool = True  # False: only worker 0 runs the command, the others wait for it
+    processes_per_worker: int = 1
+    device: str = "cpu"
+    gpus_per_worker: int = 0
+    cpus: float | None = None
+    goal: str = "full"
+    seed: int = 42
+    data_dir: str | None = None
+    timeout: float = 86400.0
+    kubernetes: KubernetesOptions = field(default_factory=KubernetesOptions)
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        if not 1 <= self.workers <= MAX_WORKERS:
+            raise UsageError(f"{self.workers} workers: the number must be from 1 to {MAX_WORKERS}.")
+        if not 1 <= self.processes_per_worker <= 64:
+            raise UsageError(f"{self.processes_per_worker} processes per worker: the number must be from 1 to 64.")
+        if self.device not in DEVICES:
+            raise UsageError(f'The device "{self.device}" is neither cpu nor gpu.')
+        if self.goal not in GOALS:
+            raise UsageError(f'The goal "{self.goal}" is neither full nor light.')
+        if not self.argv:
+            raise UsageError("The command of the run is empty.", hint="Give one with --command.")
+        if not 0 < self.timeout <= 30 * 86400:
+            raise UsageError(f"A timeout of {self.timeout:g} s: it must be above 0 and at most 30 days.")
+
+    @property
+    def world_size(self) -> int:
+        return self.workers * self.processes_per_worker
+
+    @property
+    def hash(self) -> str:
+        """Hex SHA-256 (first 16 digits) of the canonical JSON: the same spec has the same hash everywhere."""
+        return hashlib.sha256(canonical_json(self.to_dict())).hexdigest()[:16]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"spec_version": SPEC_VERSION, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, document: Any) -> "RunSpec":
+        """The spec in a dictionary as `to_dict` makes it. Raises UsageError that names the bad key."""
+        data = _object(document, "run spec")
+        version = data.pop("spec_version", SPEC_VERSION)
+        if version != SPEC_VERSION:
+            raise UsageError(f"The run spec has version {version!r}; this mlbench reads {SPEC_VERSION}.")
+        options = _checked(KubernetesOptions, _object(data.pop("kubernetes", {}), "kubernetes"), "kubernetes.")
+        return cls(**_checked(cls, data, ""), kubernetes=KubernetesOptions(**options))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A recorded run. `folder` is the archive under construction; `created` is RFC 3339 UTC."""
+
+    id: str
+    spec: RunSpec
+    folder: Path
+    created: str
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+
+def canonical_json(value: Any) -> bytes:
+    """Byte-stable JSON: sorted keys, no spaces, UTF-8."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _object(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise UsageError(f"The {what} is not an object with text keys.")
+    return dict(value)
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "str | None": (str, type(None)),
+    "int": (int,),
+    "bool": (bool,),
+    "float": (int, float),
+    "float | None": (int, float, type(None)),
+    "tuple[str, ...]": (list, tuple),
+    "Mapping[str, str]": (Mapping,),
+    "Mapping[str, Any]": (Mapping,),
+}
+
+
+def _checked(cls: type, data: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """The entries of `data` as arguments of dataclass `cls`; unknown keys, wrong types and missing ones are refused."""
+    known = {item.name: item for item in fields(cls) if item.name != "kubernetes"}
+    for key in data:
+        if key not in known:
+            from mlbench_cli.errors import did_you_mean
+
+            raise UsageError(f'The run spec has an unknown key "{prefix}{key}".{did_you_mean(key, list(known))}')
+    checked = {}
+    for key, item in known.items():
+        if key not in data:
+            continue
+        value, kind = data[key], _type_name(item.type)
+        if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "bool"):
+            raise UsageError(f'"{prefix}{key}" of the run spec is {value!r}, not of type {kind}.')
+        if kind == "tuple[str, ...]":
+            if not all(isinstance(element, str) for element in value):
+                raise UsageError(f'"{prefix}{key}" of the run spec must be a list of texts.')
+            value = tuple(value)
+        if kind == "Mapping[str, str]" and not all(isinstance(element, str) for pair in value.items() for element in pair):
+            raise UsageError(f'"{prefix}{key}" of the run spec must map texts to texts.')
+        checked[key] = value
+    required = {"name", "cluster", "engine", "task", "preset", "argv", "backend", "workers"} & set(known)
+    missing = sorted(required - set(checked))
+    if missing:
+        raise UsageError(f'The run spec lacks "{prefix}{missing[0]}".')
+    return checked
+
+
+def _type_name(annotation: Any) -> str:
+    if isinstance(annotation, type) and not hasattr(annotation, "__origin__") and "[" not in repr(annotation):
+        return annotation.__name__
+    return str(annotation).replace("typing.", "").replace("collections.abc.", "")

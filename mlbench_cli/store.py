@@ -1,0 +1,262 @@
+"""What this machine knows: clusters, the journal of what was asked of clouds, and runs. SQLite in WAL mode.
+
+A row is written before the first outside call it stands for. The run's folder is the truth about the run; the store
+is how it is found. Every writing method is one transaction: after a kill it has happened or it has not.
+"""
+
+import json
+import os
+import sqlite3
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from mlbench_cli import settings
+from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
+from mlbench_cli.spec import Run, RunSpec
+
+SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS clusters (
+  name TEXT PRIMARY KEY, provider TEXT NOT NULL, created TEXT NOT NULL, state TEXT NOT NULL, details TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS journal (
+  id INTEGER PRIMARY KEY, cluster TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL,
+  action TEXT NOT NULL, time REAL NOT NULL, details TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS runs (
+  id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, cluster TEXT NOT NULL, created TEXT NOT NULL,
+  state TEXT NOT NULL, outcome TEXT, spec TEXT NOT NULL, folder TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS choices (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+"""
+
+# States of a run; `outcome` is set with "finished" and is one of OUTCOMES.
+STATES = ("created", "running", "finished")
+OUTCOMES = ("goal_reached", "goal_missed", "completed", "failed", "cancelled", "deadline", "never_started", "lost")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A named set of machines. `state`: creating | ready | deleting | failed. `details` is the provider's own."""
+
+    name: str
+    provider: str
+    state: str = "ready"
+    created: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+LOCAL = Cluster("local", "local")
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A run with what the store knows of its progress."""
+
+    run: Run
+    state: str
+    outcome: str | None
+
+
+@dataclass(frozen=True)
+class JournalEntry:
+    """One thing asked of a cloud: intent, created, ready, deleting, deleted or failed; `time` in seconds since 1970."""
+
+    cluster: str
+    kind: str
+    name: str
+    action: str
+    time: float
+    details: Mapping[str, Any]
+
+
+class Store:
+    """The store in `folder` (the data directory unless told otherwise). Safe for several clients at once."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or settings.data_dir()
+        path = self.folder / "mlbench.sqlite"
+        try:
+            self._db = sqlite3.connect(path, timeout=30, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            found = self._db.execute("PRAGMA user_version").fetchone()[0]
+            if found > SCHEMA_VERSION:
+                raise UsageError(f"{path} was written by a newer mlbench (schema {found}).", hint="Upgrade mlbench.")
+            if found < SCHEMA_VERSION:
+                self._db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+        except sqlite3.Error as error:
+            raise _trouble(path, error) from None
+
+    # --- runs ---------------------------------------------------------------------------------------------------
+
+    def record_run(self, spec: RunSpec, *, run_id: str | None = None, created: str | None = None) -> Run:
+        """Record a run before anything is started for it. Raises UsageError where the name is taken."""
+        run_id = run_id or uuid.uuid4().hex[:12]
+        run = Run(run_id, spec, self.folder / "runs" / run_id, created or now())
+        try:
+            with self._transaction() as db:
+                db.execute(
+                    "INSERT INTO runs VALUES (?,?,?,?,?,?,?,?)",
+                    (run.id, run.name, spec.cluster, run.created, "created", None, _dump(spec.to_dict()), str(run.folder)),
+                )
+        except sqlite3.IntegrityError:
+            raise UsageError(
+                f'There is already a run "{run.name}".',
+                hint=f"Choose another name, or: mlbench delete {run.name}",
+            ) from None
+        return run
+
+    def run(self, name: str) -> RunRow:
+        """The run of that name. Raises NotFoundError with the nearest name."""
+        rows = self._query("SELECT * FROM runs WHERE name = ?", name)
+        if not rows:
+            known = [row["name"] for row in self._query("SELECT name FROM runs")]
+            raise NotFoundError(f'There is no run "{name}".{did_you_mean(name, known)}', hint="mlbench status")
+        return self._run_row(rows[0])
+
+    def runs(self) -> list[RunRow]:
+        """All runs, oldest first."""
+        return [self._run_row(row) for row in self._query("SELECT * FROM runs ORDER BY created, rowid")]
+
+    def update_run(self, run: Run, state: str, outcome: str | None = None) -> None:
+        with self._transaction() as db:
+            db.execute("UPDATE runs SET state = ?, outcome = ? WHERE id = ?", (state, outcome, run.id))
+
+    def forget_run(self, run: Run) -> None:
+        with self._transaction() as db:
+            db.execute("DELETE FROM runs WHERE id = ?", (run.id,))
+
+    # --- clusters -----------------------------------------------------------------------------------------------
+
+    def record_cluster(self, cluster: Cluster) -> Cluster:
+        """Insert or replace a cluster's record; `created` is filled in and kept."""
+        with self._transaction() as db:
+            db.execute(
+                "INSERT INTO clusters VALUES (?,?,?,?,?) ON CONFLICT(name) DO UPDATE SET "
+                "provider = excluded.provider, state = excluded.state, details = excluded.details",
+                (cluster.name, cluster.provider, cluster.created or now(), cluster.state, _dump(cluster.details)),
+            )
+        return self.cluster(cluster.name)
+
+    def cluster(self, name: str) -> Cluster:
+        """The cluster of that name; `local` always exists. Raises NotFoundError with the nearest name."""
+        for cluster in self.clusters():
+            if cluster.name == name:
+                return cluster
+        known = [cluster.name for cluster in self.clusters()]
+        raise NotFoundError(f'There is no cluster "{name}".{did_you_mean(name, known)}', hint="mlbench list-clusters")
+
+    def clusters(self) -> list[Cluster]:
+        rows = self._query("SELECT * FROM clusters ORDER BY created, rowid")
+        return [LOCAL] + [
+            Cluster(row["name"], row["provider"], row["state"], row["created"], json.loads(row["details"])) for row in rows
+        ]
+
+    def forget_cluster(self, name: str) -> None:
+        """Drop a cluster's record; where it was the current one, `local` becomes it. Other choices stay."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM clusters WHERE name = ?", (name,))
+            db.execute("DELETE FROM choices WHERE key = 'cluster' AND value = ?", (name,))
+
+    @property
+    def current_cluster(self) -> Cluster:
+        rows = self._query("SELECT value FROM choices WHERE key = 'cluster'")
+        return self.cluster(rows[0]["value"]) if rows else LOCAL
+
+    def choose_cluster(self, name: str) -> Cluster:
+        """Make `name` the cluster that commands use by default. Raises NotFoundError where it is unknown."""
+        cluster = self.cluster(name)
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO choices VALUES ('cluster', ?)", (name,))
+        return cluster
+
+    # --- journal ------------------------------------------------------------------------------------------------
+
+    def journal(self, cluster: str, kind: str, name: str, action: str, **details: Any) -> None:
+        """Note what is about to be asked of a cloud, or what came of it; on disk when this returns."""
+        with self._transaction() as db:
+            db.execute(
+                "INSERT INTO journal (cluster, kind, name, action, time, details) VALUES (?,?,?,?,?,?)",
+                (cluster, kind, name, action, datetime.now(UTC).timestamp(), _dump(details)),
+            )
+
+    def journal_of(self, cluster: str) -> list[JournalEntry]:
+        return [
+            JournalEntry(row["cluster"], row["kind"], row["name"], row["action"], row["time"], json.loads(row["details"]))
+            for row in self._query("SELECT * FROM journal WHERE cluster = ? ORDER BY id", cluster)
+        ]
+
+    # --- plumbing -----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _query(self, statement: str, *values: str) -> list[sqlite3.Row]:
+        try:
+            cursor = self._db.execute(statement, values)
+            cursor.row_factory = sqlite3.Row
+            return cursor.fetchall()
+        except sqlite3.Error as error:
+            raise _trouble(self.folder / "mlbench.sqlite", error) from None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+        except sqlite3.IntegrityError:
+            raise
+        except sqlite3.Error as error:
+            raise _trouble(self.folder / "mlbench.sqlite", error) from None
+
+    def _run_row(self, row: sqlite3.Row) -> RunRow:
+        run = Run(row["id"], RunSpec.from_dict(json.loads(row["spec"])), Path(row["folder"]), row["created"])
+        return RunRow(run, row["state"], row["outcome"])
+
+
+def now() -> str:
+    """This moment as RFC 3339 in UTC, to the millisecond."""
+    return timestamp(datetime.now(UTC).timestamp())
+
+
+def timestamp(seconds: float) -> str:
+    """Seconds since 1970 as RFC 3339 in UTC, to the millisecond."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that a reader, or a restart after a crash, sees the old content or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _trouble(path: Path, error: sqlite3.Error) -> UsageError:
+    return UsageError(
+        f"The store {path} cannot be used: {error}.",
+        hint="Make room, mend its permissions, or set MLBENCH_HOME to another folder.",
+    )

@@ -1,0 +1,196 @@
+"""What a task is given and what it gives back: the one module that the tool and the tasks share.
+
+Standard library only, Python 3.9 or later, no import of anything else in this project, so that a custom image may
+copy this single file. Whoever writes in another language needs only the two tables below.
+
+Given to every rank, as environment variables
+---------------------------------------------
+RANK, WORLD_SIZE                 this process among all processes, 0 ... WORLD_SIZE-1
+LOCAL_RANK, LOCAL_WORLD_SIZE     this process among those of its worker
+NODE_RANK                        this worker among the workers
+MASTER_ADDR, MASTER_PORT         where rank 0 listens for the rendezvous
+MLBENCH_RUN_ID                   name of the run
+MLBENCH_BACKEND                  communication backend: gloo, nccl, mpi, or a custom word
+MLBENCH_HOSTS                    comma list of the workers' host names, in the order of NODE_RANK
+MLBENCH_DEVICE                   cpu or gpu
+MLBENCH_GOAL                     full or light
+MLBENCH_OUTPUT_DIR               writable folder of this worker; what is in it at the end is collected
+MLBENCH_DATA_DIR                 folder with data sets, or empty
+MLBENCH_SEED                     integer seed of the run
+MLBENCH_PARAMETERS               JSON object: the task's resolved parameters
+
+Taken from every rank
+---------------------
+its exit code, its standard output and error, the files of its output folder, and events: lines of standard output
+that begin with "@mlbench " followed by one JSON object, which always has
+
+    v      1
+    event  metric | phase | result | environment
+    rank   integer
+    time   seconds since 1970, UTC
+
+and further, by kind of event,
+
+    metric       name, value; optional epoch, step, unit, seconds (on the clock of the result)
+    phase        phase: loading | training | validation | finished | a word of the task's own; optional epoch,
+                 epochs, step, steps, goal (object: metric, comparison, threshold, value)
+    environment  any facts: framework and its version, device, threads, host
+    result       outcome: goal_reached | goal_missed | completed
+                 goal: null, or object with metric, comparison (">=" or "<="), threshold, kind (full | light), value
+                 wall_seconds: from the first training step to the goal or to the end, validation included
+                 training_seconds: rank 0's sum over training steps, without data wait and validation
+                 timings: object, category -> object with min, mean, max, rank0 (seconds, over ranks)
+                 updates, samples, epochs: how much was trained
+                 synthetic: true where the data were generated
+                 data: name of the data
+                 details: object with whatever else the task found
+
+A rank that reports nothing is still a valid rank. Exit codes pass through unchanged; by convention 64 is a usage
+error, 75 a trouble that may pass, 78 an environment in which the task cannot run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+PREFIX = "@mlbench "
+VERSION = 1
+KINDS = ("metric", "phase", "result", "environment")
+OUTCOMES = ("goal_reached", "goal_missed", "completed")
+
+EXIT_USAGE = 64
+EXIT_RETRYABLE = 75
+EXIT_ENVIRONMENT = 78
+
+# The tracker's categories add up to the wall time. Older archives know the step names behind "was".
+CATEGORIES = (
+    "data_wait",
+    "preprocessing",  # was batch_load
+    "forward",  # was fwd_pass
+    "loss",  # was comp_loss
+    "backward",  # was backprop
+    "communication",  # was agg
+    "optimizer",  # was opt_step
+    "metrics",  # was comp_metrics
+    "validation",
+    "other",
+)
+COMPUTE_CATEGORIES = ("forward", "loss", "backward", "optimizer")
+
+
+class ContractError(ValueError):
+    """A variable of the contract is missing or malformed. The message names it."""
+
+
+class Contract:
+    """The variables of the contract, parsed. Attributes are named as the variables, in lower case, without MLBENCH_."""
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        environ = os.environ if environ is None else environ
+        self.rank = _integer(environ, "RANK", 0)
+        self.world_size = _integer(environ, "WORLD_SIZE", 1)
+        self.local_rank = _integer(environ, "LOCAL_RANK", 0)
+        self.local_world_size = _integer(environ, "LOCAL_WORLD_SIZE", 1)
+        self.node_rank = _integer(environ, "NODE_RANK", 0)
+        self.master_addr = environ.get("MASTER_ADDR", "127.0.0.1")
+        self.master_port = _integer(environ, "MASTER_PORT", 29500)
+        self.run_id = environ.get("MLBENCH_RUN_ID", "unnamed")
+        self.backend = environ.get("MLBENCH_BACKEND", "gloo")
+        self.hosts = [host for host in environ.get("MLBENCH_HOSTS", "").split(",") if host]
+        self.device = environ.get("MLBENCH_DEVICE", "cpu")
+        self.goal = environ.get("MLBENCH_GOAL", "full")
+        self.output_dir = environ.get("MLBENCH_OUTPUT_DIR", ".")
+        self.data_dir = environ.get("MLBENCH_DATA_DIR") or None
+        self.seed = _integer(environ, "MLBENCH_SEED", 42)
+        self.parameters = _object(environ, "MLBENCH_PARAMETERS")
+        if not 0 <= self.rank < self.world_size:
+            raise ContractError(f"RANK is {self.rank} but WORLD_SIZE is {self.world_size}")
+        if self.device not in ("cpu", "gpu"):
+            raise ContractError(f"MLBENCH_DEVICE is {self.device!r}, not cpu or gpu")
+        if self.goal not in ("full", "light"):
+            raise ContractError(f"MLBENCH_GOAL is {self.goal!r}, not full or light")
+
+
+def emit(event: str, rank: int | None = None, stream: TextIO | None = None, **fields: Any) -> None:
+    """Report one event on standard output, in one write, so that ranks that share a log cannot tear it."""
+    record = {"v": VERSION, "event": event, "rank": _own_rank() if rank is None else rank, "time": time.time()}
+    record.update(fields)
+    stream = sys.stdout if stream is None else stream
+    stream.write(format_event(record) + "\n")
+    stream.flush()
+
+
+def format_event(record: Mapping[str, Any]) -> str:
+    """The line of one event, without newline. Non-finite numbers become the strings "nan", "inf", "-inf"."""
+    return PREFIX + json.dumps(_finite(record), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+
+
+def parse_event(line: str | bytes) -> dict[str, Any] | None:
+    """The event in a log line (str or bytes) as a dictionary, or None if the line holds none. Never raises.
+
+    An event may stand behind an unfinished line of the other stream (a progress bar, say), where both go to one log.
+    """
+    if isinstance(line, bytes):
+        start = line.find(b"@mlbench {")
+        text = line[start:].decode("utf-8", "replace") if start >= 0 else ""
+    else:
+        start = line.find(PREFIX + "{")
+        text = line[start:] if start >= 0 else ""
+    if not text:
+        return None
+    try:
+        record = json.loads(text[len(PREFIX) :])
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or record.get("v") != VERSION or record.get("event") not in KINDS:
+        return None
+    rank, moment = record.get("rank"), record.get("time")
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
+        return None
+    if isinstance(moment, bool) or not isinstance(moment, (int, float)) or not math.isfinite(moment):
+        return None
+    return record
+
+
+def _own_rank() -> int:
+    try:
+        return int(os.environ.get("RANK", "0"))
+    except ValueError:
+        return 0
+
+
+def _integer(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name, "")
+    if not text:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise ContractError(f"{name} is {text!r}, not an integer") from None
+
+
+def _object(environ: Mapping[str, str], name: str) -> dict[str, Any]:
+    text = environ.get(name) or "{}"
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ContractError(f"{name} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ContractError(f"{name} is not a JSON object")
+    return value
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
