@@ -21,7 +21,8 @@ A task.yaml looks like this (all keys but `legacy_name`, `goal` and `synthetic` 
 Where a task has a goal, its parameters include `goal_full` and `goal_light`, the thresholds.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -47,25 +48,19 @@ class Parameter:
 
     def check(self, value: Any) -> Any:
         """`value` with this parameter's type (a text is read as that type), or UsageError saying what is allowed."""
-        if isinstance(value, str) and self.type != "str":
-            value = _read(value)
-        if self.type == "float" and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        kind = {"int": int, "float": float, "str": str, "bool": bool, "list": list}[self.type]
-        if not isinstance(value, kind) or (isinstance(value, bool) and self.type != "bool"):
-            raise UsageError(f'The parameter "{self.name}" is {value!r}, which is not of type {self.type}.')
-        if self.type == "float" and value != value:
-            raise UsageError(f'The parameter "{self.name}" is not a number.')
-        if self.min is not None and value < self.min:
-            raise UsageError(f'The parameter "{self.name}" is {value!r}, the least is {self.min:g}.')
-        if self.max is not None and value > self.max:
-            raise UsageError(f'The parameter "{self.name}" is {value!r}, the most is {self.max:g}.')
-        if self.choices and value not in self.choices:
+        read = _READERS[self.type](value)
+        if read is None:
+            raise UsageError(f'The parameter "{self.name}" is {_short(value)}, which is not of type {self.type}.')
+        if self.min is not None and read < self.min:
+            raise UsageError(f'The parameter "{self.name}" is {_short(value)}, the least is {self.min:g}.')
+        if self.max is not None and read > self.max:
+            raise UsageError(f'The parameter "{self.name}" is {_short(value)}, the most is {self.max:g}.')
+        if self.choices and read not in self.choices:
             raise UsageError(
-                f'The parameter "{self.name}" is {value!r}, not one of {", ".join(self.choices)}.'
-                + did_you_mean(str(value), self.choices)
+                f'The parameter "{self.name}" is {_short(value)}, not one of {", ".join(self.choices)}.'
+                + did_you_mean(str(read), self.choices)
             )
-        return value
+        return read
 
 
 @dataclass(frozen=True)
@@ -98,7 +93,8 @@ class Task:
         if preset not in self.presets:
             known = list(self.presets)
             raise UsageError(
-                f'The task "{self.name}" has no preset "{preset}", only {", ".join(known)}.{did_you_mean(preset, known)}',
+                f'The task "{self.name}" has no preset "{preset}", only {", ".join(known)}.'
+                + did_you_mean(preset, known),
                 hint=f"mlbench tasks {self.name}",
             )
         values = {**self.presets["spec"], **self.presets[preset]}
@@ -117,7 +113,9 @@ def load_task(name: str) -> Task:
     tasks = load_catalog()
     if name not in tasks:
         raise NotFoundError(
-            f'There is no task "{name}".{did_you_mean(name, list(tasks))}', hint="mlbench tasks", details={"known": list(tasks)}
+            f'There is no task "{name}".{did_you_mean(name, list(tasks))}',
+            hint="mlbench tasks",
+            details={"known": list(tasks)},
         )
     return tasks[name]
 
@@ -135,7 +133,7 @@ def load_catalog(root: Path | None = None) -> dict[str, Task]:
 
 def parse_task(text: str, path: Path) -> Task:
     """The task that a task.yaml describes. Raises UsageError that names file and key."""
-    data = _read(text)
+    data = read_yaml(text)
     where = f"{path.parent.name}/{path.name}"
     if not isinstance(data, dict):
         raise UsageError(f"{where} is not a mapping.")
@@ -146,8 +144,8 @@ def parse_task(text: str, path: Path) -> Task:
     for key in sorted(known - {"goal", "legacy_name"}):
         if key not in data:
             raise UsageError(f'{where}: the key "{key}" is missing.')
-    for key in ("name", "title", "image", "data"):
-        if not isinstance(data[key], str) or not data[key]:
+    for key in ("name", "title", "image", "data", "legacy_name"):
+        if key in data and (not isinstance(data[key], str) or not data[key]):
             raise UsageError(f'{where}: "{key}" is not a text.')
     parameters = {name: _parameter(where, name, entry) for name, entry in _mapping(where, data, "parameters").items()}
     presets = _mapping(where, data, "presets")
@@ -175,18 +173,21 @@ def parse_task(text: str, path: Path) -> Task:
 
 
 def _parameter(where: str, name: str, entry: Any) -> Parameter:
-    allowed = {"type", "help", "min", "max", "choices"}
-    if not isinstance(entry, dict) or not set(entry) <= allowed or entry.get("type") not in TYPES or not entry.get("help"):
+    if not isinstance(entry, dict) or entry.get("type") not in TYPES or not entry.get("help"):
         raise UsageError(f'{where}: parameter "{name}" needs a type ({", ".join(TYPES)}) and a help text.')
-    for bound in ("min", "max"):
-        if entry.get(bound) is not None and (isinstance(entry[bound], bool) or not isinstance(entry[bound], int | float)):
-            raise UsageError(f'{where}: "{bound}" of parameter "{name}" is not a number.')
-    choices = entry.get("choices", ())
-    if not isinstance(choices, list | tuple):
+    kind = entry["type"]
+    allowed = {"int": ("min", "max"), "float": ("min", "max"), "str": ("choices",)}.get(kind, ())
+    for key in entry:
+        if key not in ("type", "help", *allowed):
+            raise UsageError(f'{where}: {key!r} is no key of parameter "{name}", which is of type {kind}.')
+    bounds = {key: _read_float(entry[key]) for key in ("min", "max") if entry.get(key) is not None}
+    for key, bound in bounds.items():
+        if bound is None:
+            raise UsageError(f'{where}: "{key}" of parameter "{name}" is not a number.')
+    choices = entry.get("choices", [])
+    if not isinstance(choices, list):
         raise UsageError(f'{where}: "choices" of parameter "{name}" is not a list.')
-    return Parameter(
-        name, entry["type"], str(entry["help"]), entry.get("min"), entry.get("max"), tuple(str(choice) for choice in choices)
-    )
+    return Parameter(name, kind, str(entry["help"]), choices=tuple(str(choice) for choice in choices), **bounds)
 
 
 def _preset(where: str, name: str, entry: Any, parameters: Mapping[str, Parameter]) -> dict[str, Any]:
@@ -230,11 +231,87 @@ def _texts(where: str, data: Mapping[str, Any], key: str, allowed: tuple[str, ..
     return tuple(value)
 
 
-def _read(text: str) -> Any:
+def read_yaml(text: str) -> Any:
     """YAML of foreign text. Everything that can be wrong with it is a UsageError."""
     import yaml
 
     try:
         return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError, AttributeError, TypeError) as error:
+    # PyYAML's constructors let through what Python raises on, say, "!!float ''" or a date in the year 0.
+    except (
+        yaml.YAMLError,
+        ValueError,
+        LookupError,
+        ArithmeticError,
+        AttributeError,
+        TypeError,
+        RecursionError,
+    ) as error:
         raise UsageError(f"Not valid YAML: {' '.join(str(error).split())[:200]}") from None
+
+
+def _short(value: Any) -> str:
+    import reprlib
+
+    return reprlib.repr(value)
+
+
+# A value, or the text of one, as a parameter's type; None where it is not of that type. Texts are not read as YAML,
+# whose 1e-3 is a text, whose 1:30 is ninety and whose "no" is a boolean.
+
+
+def _read_int(value: Any) -> int | None:
+    if isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            return None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _read_float(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _read_str(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _read_bool(value: Any) -> bool | None:
+    if isinstance(value, str):
+        return {"true": True, "yes": True, "false": False, "no": False}.get(value.lower())
+    return value if isinstance(value, bool) else None
+
+
+def _read_list(value: Any) -> list[int | float | str] | None:
+    """A list of numbers and texts; as a text "1,2,4" or "[1, 2, 4]"."""
+    if isinstance(value, str):
+        words = [word.strip() for word in value.strip().removeprefix("[").removesuffix("]").split(",")]
+        return [_read_item(word) for word in words if word]
+    if not isinstance(value, list | tuple):
+        return None
+    usable = [item for item in value if isinstance(item, str) or _read_float(item) is not None]
+    return usable if len(usable) == len(value) else None
+
+
+def _read_item(word: str) -> int | float | str:
+    number = _read_int(word)
+    if number is not None:
+        return number
+    real = _read_float(word)
+    return word if real is None else real
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "int": _read_int,
+    "float": _read_float,
+    "str": _read_str,
+    "bool": _read_bool,
+    "list": _read_list,
+}

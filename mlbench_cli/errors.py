@@ -22,7 +22,8 @@ from typing import Any
 class MlbenchError(Exception):
     """Something went wrong that a user can be told in one paragraph.
 
-    `message` says what happened and why (foreign words quoted), `hint` the next command, `details` the facts for `-o json`.
+    `message` says what happened and why (foreign words quoted), `hint` the next command, `details` the facts for
+    `-o json`.
     """
 
     exit_code = 1

@@ -8,13 +8,14 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.errors import UsageError
+from mlbench_cli.errors import UsageError, did_you_mean
 
 SPEC_VERSION = 1
 # Kubernetes appends a suffix to pod names and a Service wants a DNS label that begins with a letter.
 NAME_PATTERN = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 NAME_LENGTH = 40
 MAX_WORKERS = 4096
+MAX_TIMEOUT = 30 * 86400
 DEVICES = ("cpu", "gpu")
 GOALS = ("full", "light")
 
@@ -94,10 +95,20 @@ class RunSpec:
             raise UsageError(f'The device "{self.device}" is neither cpu nor gpu.')
         if self.goal not in GOALS:
             raise UsageError(f'The goal "{self.goal}" is neither full nor light.')
-        if not self.argv:
+        if not self.argv or not self.argv[0]:
             raise UsageError("The command of the run is empty.", hint="Give one with --command.")
-        if not 0 < self.timeout <= 30 * 86400:
-            raise UsageError(f"A timeout of {self.timeout:g} s: it must be above 0 and at most 30 days.")
+        if not 0 < self.timeout <= MAX_TIMEOUT:
+            raise UsageError(f"A timeout of {self.timeout} s: it must be above 0 and at most 30 days.")
+        if not 0 <= self.gpus_per_worker <= 64:
+            raise UsageError(f"{self.gpus_per_worker} GPUs per worker: the number must be from 0 to 64.")
+        if self.cpus is not None and not 0 < self.cpus <= 4096:
+            raise UsageError(f"{self.cpus} CPUs per worker: the number must be above 0 and at most 4096.")
+        if not 0 <= self.seed < 2**32:
+            raise UsageError(f"The seed is {self.seed}: it must be from 0 to 4294967295.")
+        # These become arguments and environment variables of processes, which can hold neither.
+        for text in (*self.argv, self.backend, self.image or "", self.data_dir or ""):
+            if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+                raise UsageError(f"{text!r} holds a zero byte, or bytes that are not UTF-8.")
 
     @property
     def world_size(self) -> int:
@@ -165,21 +176,21 @@ def _checked(cls: type, data: dict[str, Any], prefix: str) -> dict[str, Any]:
     known = {item.name: item for item in fields(cls) if item.name != "kubernetes"}
     for key in data:
         if key not in known:
-            from mlbench_cli.errors import did_you_mean
-
             raise UsageError(f'The run spec has an unknown key "{prefix}{key}".{did_you_mean(key, list(known))}')
-    checked = {}
+    checked: dict[str, Any] = {}
     for key, item in known.items():
         if key not in data:
             continue
-        value, kind = data[key], _type_name(item.type)
-        if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "bool"):
+        value: Any = data[key]
+        kind = _type_name(item.type)
+        fits = isinstance(value, _TYPES[kind]) and (kind == "bool" or not isinstance(value, bool))
+        if not fits:
             raise UsageError(f'"{prefix}{key}" of the run spec is {value!r}, not of type {kind}.')
         if kind == "tuple[str, ...]":
             if not all(isinstance(element, str) for element in value):
                 raise UsageError(f'"{prefix}{key}" of the run spec must be a list of texts.')
             value = tuple(value)
-        if kind == "Mapping[str, str]" and not all(isinstance(element, str) for pair in value.items() for element in pair):
+        if kind == "Mapping[str, str]" and not all(isinstance(text, str) for pair in value.items() for text in pair):
             raise UsageError(f'"{prefix}{key}" of the run spec must map texts to texts.')
         checked[key] = value
     required = {"name", "cluster", "engine", "task", "preset", "argv", "backend", "workers"} & set(known)

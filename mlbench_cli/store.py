@@ -98,9 +98,9 @@ class Store:
         run = Run(run_id, spec, self.folder / "runs" / run_id, created or now())
         try:
             with self._transaction() as db:
+                values = (run.id, run.name, spec.cluster, run.created, "created", None)
                 db.execute(
-                    "INSERT INTO runs VALUES (?,?,?,?,?,?,?,?)",
-                    (run.id, run.name, spec.cluster, run.created, "created", None, _dump(spec.to_dict()), str(run.folder)),
+                    "INSERT INTO runs VALUES (?,?,?,?,?,?,?,?)", (*values, _dump(spec.to_dict()), str(run.folder))
                 )
         except sqlite3.IntegrityError:
             raise UsageError(
@@ -152,7 +152,8 @@ class Store:
     def clusters(self) -> list[Cluster]:
         rows = self._query("SELECT * FROM clusters ORDER BY created, rowid")
         return [LOCAL] + [
-            Cluster(row["name"], row["provider"], row["state"], row["created"], json.loads(row["details"])) for row in rows
+            Cluster(row["name"], row["provider"], row["state"], row["created"], json.loads(row["details"]))
+            for row in rows
         ]
 
     def forget_cluster(self, name: str) -> None:
@@ -184,9 +185,12 @@ class Store:
             )
 
     def journal_of(self, cluster: str) -> list[JournalEntry]:
+        rows = self._query("SELECT * FROM journal WHERE cluster = ? ORDER BY id", cluster)
         return [
-            JournalEntry(row["cluster"], row["kind"], row["name"], row["action"], row["time"], json.loads(row["details"]))
-            for row in self._query("SELECT * FROM journal WHERE cluster = ? ORDER BY id", cluster)
+            JournalEntry(
+                row["cluster"], row["kind"], row["name"], row["action"], row["time"], json.loads(row["details"])
+            )
+            for row in rows
         ]
 
     # --- plumbing -----------------------------------------------------------------------------------------------
