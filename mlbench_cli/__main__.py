@@ -1,18 +1,32 @@
 """Entry point of the `mlbench` command and of `python -m mlbench_cli`."""
 
+import os
 import sys
+from io import TextIOWrapper
 
 from mlbench_cli import __version__
 
 
 def main() -> int:
-    # Answered before Typer is imported, which alone takes five times as long as the interpreter's start.
-    if sys.argv[1:] == ["--version"]:
-        sys.stdout.write(f"mlbench {__version__}\n")
-        return 0
+    argv = sys.argv[1:]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # an odd file name or locale must not end in a traceback
+            stream.reconfigure(errors="backslashreplace")
+    # These are answered before Typer is imported, which alone takes five times as long as the interpreter's start.
+    if argv == ["--version"]:
+        return _answer(f"mlbench {__version__}\n")
+    if argv in ([], ["-h"], ["--help"]) and "_MLBENCH_COMPLETE" not in os.environ:
+        from mlbench_cli.commands import help_text
+
+        return _answer(help_text())
     from mlbench_cli.app import run
 
-    return run(sys.argv[1:])
+    return run(argv)
+
+
+def _answer(text: str) -> int:
+    sys.stdout.write(text)
+    return 0
 
 
 if __name__ == "__main__":

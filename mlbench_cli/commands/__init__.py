@@ -1,0 +1,92 @@
+"""The table of commands: where each is found, and the one line that `mlbench --help` says of it.
+
+A new command is a file beside this one and a line in PANELS. Its function (or `typer.Typer`, for one with
+sub-commands) is imported only when the command runs; it returns None or an exit code, and raises MlbenchError.
+This module is imported by `mlbench --help`: standard library only.
+"""
+
+from typing import NamedTuple
+
+
+class Command(NamedTuple):
+    module: str
+    attribute: str
+    help: str
+
+
+PANELS: dict[str, dict[str, Command]] = {
+    "Runs": {
+        "run": Command("mlbench_cli.commands.run", "run", "Run a task with one or several numbers of workers"),
+        "status": Command("mlbench_cli.commands.status", "status", "Show all runs, or the workers and metrics of one"),
+        "logs": Command("mlbench_cli.commands.logs", "logs", "Print what the ranks of a run have written"),
+        "wait": Command("mlbench_cli.commands.wait", "wait", "Wait for a run to end; the exit code is the run's"),
+        "cancel": Command("mlbench_cli.commands.cancel", "cancel", "Stop a run and keep what there is"),
+        "delete": Command("mlbench_cli.commands.delete", "delete", "Remove a run and its results"),
+    },
+    "Results": {
+        "download": Command("mlbench_cli.commands.download", "download", "Write a run's results to a zip file"),
+        "verify": Command("mlbench_cli.commands.verify", "verify", "Check archives against their checksums"),
+        "charts": Command("mlbench_cli.commands.charts", "charts", "Draw time, speedup and phases of finished runs"),
+    },
+    "Clusters": {
+        "list-clusters": Command("mlbench_cli.commands.list_clusters", "list_clusters", "Show the known clusters"),
+        "set-cluster": Command("mlbench_cli.commands.set_cluster", "set_cluster", "Choose the cluster to run on"),
+        "get-dashboard-url": Command(
+            "mlbench_cli.commands.get_dashboard_url", "get_dashboard_url", "Print the address of the dashboard"
+        ),
+    },
+    "Help": {
+        "tasks": Command("mlbench_cli.commands.tasks", "tasks", "Show the benchmark tasks, or one with its parameters"),
+        "doctor": Command("mlbench_cli.commands.doctor", "doctor", "Check what this machine has and what is missing"),
+    },
+}
+
+EXIT_CODES = {
+    0: "done",
+    1: "internal error",
+    2: "wrong command line, spec file or configuration",
+    3: "no credentials, or no permission",
+    4: "no such cluster, run or file",
+    5: "quota exceeded, or no capacity",
+    6: "the workers never started",
+    7: "the task failed, or missed its goal under --require-goal",
+    8: "the work is done, but something could not be removed",
+    124: "a deadline has passed",
+    130: "interrupted (SIGINT)",
+    143: "terminated (SIGTERM)",
+}
+
+
+def find(name: str) -> Command | None:
+    """The command of that name."""
+    return next((commands[name] for commands in PANELS.values() if name in commands), None)
+
+
+def names() -> list[str]:
+    return [name for commands in PANELS.values() for name in commands]
+
+
+def help_text() -> str:
+    """What `mlbench --help` prints: at most 80 columns, so that it needs no wrapping."""
+    lines = [
+        "Usage: mlbench COMMAND [OPTIONS] [ARGUMENTS]",
+        "",
+        "Run distributed-training benchmarks on this machine or on a cluster, and bring",
+        "back results that can be checked.",
+    ]
+    for panel, commands in PANELS.items():
+        lines += ["", f"{panel}:", *(f"  {name:<18} {command.help}" for name, command in commands.items())]
+    lines += [
+        "",
+        "Options:",
+        "  --version          Print the version",
+        "  -h, --help         Print this text; after a command, that command's options",
+        "  --install-completion, --show-completion",
+        "                     Set up completion for this shell, or print its script",
+        "",
+        "Exit codes:",
+        *(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items()),
+        "",
+        "Start with: mlbench tasks, then mlbench run NAME 1 2 --task TASK",
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,159 @@
+"""The command line: a Typer group that imports a command's module only when that command runs, and the error boundary.
+
+`run` is the one place where an exception becomes an exit code. Nothing below it prints an error or calls sys.exit.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from mlbench_cli import __version__, commands, console
+from mlbench_cli.errors import InterruptedError_, MlbenchError, TerminatedError, UsageError, did_you_mean
+
+HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+# What a shell reports of a program that SIGPIPE ended: the reader of a pipe went away, as in `mlbench logs x | head`.
+EXIT_PIPE = 141
+
+
+class LazyGroup(TyperGroup):
+    """The commands of `commands.PANELS`, each imported when it is looked up."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return commands.names()
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        entry = commands.find(cmd_name)
+        if entry is None:
+            return None
+        target = getattr(import_module(entry.module), entry.attribute)
+        if not isinstance(target, typer.Typer):
+            function, target = target, typer.Typer(rich_markup_mode=None, add_completion=False)
+            target.command(help=function.__doc__ or entry.help, context_settings=HELP_NAMES)(function)
+        return get_command(target)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if not args[0].startswith("-") and commands.find(args[0]) is None:
+            near = did_you_mean(args[0], commands.names())
+            raise UsageError(f'There is no command "{args[0]}".{near}', hint="mlbench --help")
+        return super().resolve_command(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(commands.help_text())
+
+
+app = typer.Typer(cls=LazyGroup, rich_markup_mode=None, context_settings=HELP_NAMES, invoke_without_command=True)
+
+
+@app.callback()
+def _root(context: typer.Context, version: Annotated[bool, typer.Option("--version")] = False) -> None:
+    if version:
+        console.out(f"mlbench {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        console.out(commands.help_text().rstrip())
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line and return its exit code. Every error becomes one paragraph, or one JSON document."""
+    as_json = _wants_json(argv)
+    try:
+        with _termination_raises():
+            code = _dispatch(argv)
+            sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        _discard_output()
+        return EXIT_PIPE
+    except KeyboardInterrupt:
+        return _report(InterruptedError_("Interrupted."), as_json)
+    except MlbenchError as error:
+        return _report(error, as_json)
+    except typer.TyperException as error:
+        return _report(_usage_error(error), as_json)
+    except Exception as error:
+        hint = "Please report this. MLBENCH_DEBUG=1 before the command shows where it happened."
+        details = {"type": type(error).__name__}
+        return _report(
+            MlbenchError(f"Internal error: {type(error).__name__}: {error}", hint=hint, details=details), as_json
+        )
+
+
+def _dispatch(argv: Sequence[str]) -> int:
+    group = get_command(app)
+    if "_MLBENCH_COMPLETE" in os.environ:
+        group.main(prog_name="mlbench")  # prints completions and exits
+    try:
+        # Not group.main(), which turns Ctrl-C and closed pipes into exits of its own.
+        with group.make_context("mlbench", list(argv)) as context:
+            code = group.invoke(context)
+    except typer.Exit as error:
+        return error.exit_code
+    return code if isinstance(code, int) else 0
+
+
+def _report(error: MlbenchError, as_json: bool) -> int:
+    if os.environ.get("MLBENCH_DEBUG"):
+        import traceback
+
+        traceback.print_exc()
+    try:
+        console.show_error(error, as_json=as_json)
+    except BrokenPipeError:
+        _discard_output()
+    return error.exit_code
+
+
+def _usage_error(error: typer.TyperException) -> UsageError:
+    """Typer's own complaint, with the help of the command that it is about."""
+    context = getattr(error, "ctx", None)
+    return UsageError(error.format_message(), hint=f"{context.command_path if context else 'mlbench'} --help")
+
+
+def _wants_json(argv: Sequence[str]) -> bool:
+    """Whether errors are to be JSON, found without parsing, since parsing may be what fails."""
+    if argv and argv[0] == "download":  # its --output is a file
+        return False
+    pairs = zip(argv, [*argv[1:], ""], strict=True)
+    return any(
+        word in ("-ojson", "-o=json", "--output=json") or (word in ("-o", "--output") and following == "json")
+        for word, following in pairs
+    )
+
+
+@contextmanager
+def _termination_raises() -> Iterator[None]:
+    """SIGTERM raises TerminatedError inside, so that what is under way is left in order."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    raise TerminatedError("Terminated (SIGTERM).")
+
+
+def _discard_output() -> None:
+    """Send what is still buffered nowhere, or the interpreter complains about the closed pipe as it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(nowhere, stream.fileno())
+        except (OSError, ValueError):
+            continue
+    os.close(nowhere)
