@@ -50,14 +50,14 @@ class Parameter:
         """`value` with this parameter's type (a text is read as that type), or UsageError saying what is allowed."""
         read = _READERS[self.type](value)
         if read is None:
-            raise UsageError(f'The parameter "{self.name}" is {_short(value)}, which is not of type {self.type}.')
+            raise UsageError(f'The parameter "{self.name}" is {short(value)}, which is not of type {self.type}.')
         if self.min is not None and read < self.min:
-            raise UsageError(f'The parameter "{self.name}" is {_short(value)}, the least is {self.min:g}.')
+            raise UsageError(f'The parameter "{self.name}" is {short(value)}, the least is {self.min:g}.')
         if self.max is not None and read > self.max:
-            raise UsageError(f'The parameter "{self.name}" is {_short(value)}, the most is {self.max:g}.')
+            raise UsageError(f'The parameter "{self.name}" is {short(value)}, the most is {self.max:g}.')
         if self.choices and read not in self.choices:
             raise UsageError(
-                f'The parameter "{self.name}" is {_short(value)}, not one of {", ".join(self.choices)}.'
+                f'The parameter "{self.name}" is {short(value)}, not one of {", ".join(self.choices)}.'
                 + did_you_mean(str(read), self.choices)
             )
         return read
@@ -250,10 +250,14 @@ def read_yaml(text: str) -> Any:
         raise UsageError(f"Not valid YAML: {' '.join(str(error).split())[:200]}") from None
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value of foreign text for a message, at bounded length: YAML's aliases can make a giant of ten lines."""
     import reprlib
 
-    return reprlib.repr(value)
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python refuses to write integers of more than 4300 digits
+        return "a giant number"
 
 
 # A value, or the text of one, as a parameter's type; None where it is not of that type. Texts are not read as YAML,
@@ -263,10 +267,10 @@ def _short(value: Any) -> str:
 def _read_int(value: Any) -> int | None:
     if isinstance(value, str):
         try:
-            return int(value)
+            value = int(value)
         except ValueError:
             return None
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
 
 
 def _read_float(value: Any) -> float | None:

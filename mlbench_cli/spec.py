@@ -148,8 +148,8 @@ class Run:
 
 
 def canonical_json(value: Any) -> bytes:
-    """Byte-stable JSON: sorted keys, no spaces, UTF-8."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    """Byte-stable JSON: sorted keys, no spaces, ASCII."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _object(value: Any, what: str) -> dict[str, Any]:

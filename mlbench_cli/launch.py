@@ -1,0 +1,325 @@
+"""From what a person asks for to what will be run: Request + Cluster -> RunSpec. Pure, but for a look at this machine.
+
+Every combination that cannot work is refused here, before anything is touched, with what is allowed and what is near.
+"""
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlbench_cli.catalog import BACKENDS, Task, load_task, short
+from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
+from mlbench_cli.request import GIVEN_BY_ENGINE, KUBERNETES, OPTIONS, Request, clip, flag, parse_duration
+from mlbench_cli.spec import KubernetesOptions, RunSpec, check_name
+from mlbench_cli.store import Cluster
+
+CUSTOM = "custom"  # the task's name, and the preset's, of a run with a command of its own
+MAX_LOCAL_RANKS = 64
+_QUANTITY = re.compile(r"\d+(?:\.\d+)?(?:[KMGTP]i|[kMGTP])?")
+_LABEL_KEY = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9./_-]*[A-Za-z0-9])?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_?KEY", re.IGNORECASE)
+_BACKEND = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,39}")
+_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the local engine has to work with."""
+
+    cores: int
+    gpus: int
+
+
+def local_machine() -> Machine:
+    """This machine, seen without importing a framework: its NVIDIA devices are files."""
+    gpus = sum(1 for path in Path("/dev").glob("nvidia[0-9]*"))
+    return Machine(cores=len(os.sched_getaffinity(0)), gpus=gpus)
+
+
+def resolve(request: Request, cluster: Cluster, machine: Machine | None = None) -> tuple[RunSpec, ...]:
+    """One spec per number of workers, in the order given. Raises UsageError or NotFoundError for what cannot work.
+
+    `machine` is what the local cluster has; None looks at this one.
+    """
+    if request.name is None:
+        raise UsageError("The run has no name.", hint="mlbench run NAME 1 2 4 --task TASK")
+    if not request.workers:
+        raise UsageError("No number of workers is given.", hint=f"mlbench run {request.name} 1 2 4 ...")
+    twice = next((size for size in request.workers if request.workers.count(size) > 1), None)
+    if twice is not None:
+        raise UsageError(f"{twice} workers are asked for twice; both runs would be named {request.name}-{twice}.")
+    local = cluster.provider == "local"
+    if local:
+        _refuse_cluster_options(request)
+    common = {**_program(request, local), **_placement(request), "kubernetes": _kubernetes(request)}
+    specs = tuple(_spec(request, cluster, workers, common) for workers in request.workers)
+    for spec in specs:
+        if local:
+            _check_local(spec, machine or local_machine())
+        elif spec.device == "gpu" and cluster.details.get("gpus_per_node") == 0:
+            raise UsageError(f'The cluster "{cluster.name}" has no GPUs.', hint="Leave out --gpu.")
+    return specs
+
+
+def _spec(request: Request, cluster: Cluster, workers: int, common: Mapping[str, Any]) -> RunSpec:
+    check_name(f"{request.name}-{workers}")
+    engine = "local" if cluster.provider == "local" else "kubernetes"
+    return RunSpec(name=f"{request.name}-{workers}", cluster=cluster.name, engine=engine, workers=workers, **common)
+
+
+# --- what runs: task or command, its parameters, its backend --------------------------------------------------------
+
+
+def _program(request: Request, local: bool) -> dict[str, Any]:
+    """The fields of RunSpec that say what is run."""
+    if request.task is not None and request.command is not None:
+        raise UsageError("--task and --command exclude each other: a task has a command of its own.")
+    if request.image is not None and local:
+        raise UsageError(
+            "--image has no meaning on the local cluster, which runs processes.",
+            hint="Leave it out, or choose a cluster with --cluster.",
+        )
+    if request.task is not None:
+        return _task_program(request, load_task(request.task))
+    if request.command is None:
+        missing = "--task, or --command" if request.image is None else "--command for the image"
+        raise UsageError(
+            f"What to run is not said: {missing} is missing.",
+            hint="--task NAME (see: mlbench tasks), or --command 'python train.py'",
+        )
+    if request.image is None and not local:
+        raise UsageError("--image is missing: on a cluster a command of your own needs one.", hint="--image NAME:TAG")
+    return _custom_program(request, request.command)
+
+
+def _task_program(request: Request, task: Task) -> dict[str, Any]:
+    device = "gpu" if request.gpu else "cpu"
+    if device not in task.devices:
+        raise UsageError(f'The task "{task.name}" runs on {" and ".join(task.devices)} only, not on {device}.')
+    if request.light and task.goal is None:
+        raise UsageError(f'The task "{task.name}" has no goal, so there is no light one.', hint="Leave out --light.")
+    if request.run_on_all is not None:
+        raise UsageError("--run-on-all is for a command of your own; a task always runs on all workers.")
+    preset = request.preset or "spec"
+    return {
+        "task": task.name,
+        "preset": preset,
+        "argv": task.command,
+        "image": request.image,
+        "parameters": task.resolve(preset, request.set),
+        "backend": _task_backend(request, task, device),
+    }
+
+
+def _task_backend(request: Request, task: Task, device: str) -> str:
+    backend = _asked_backend(request)
+    if backend is None:
+        return "nccl" if device == "gpu" and "nccl" in task.backends else task.backends[0]
+    if backend not in task.backends:
+        known = ", ".join(task.backends)
+        if request.custom_backend or backend not in BACKENDS:
+            near = did_you_mean(backend, task.backends)
+            raise UsageError(
+                f'The task "{task.name}" has no backend "{backend}", only {known}.{near}',
+                hint="A custom backend needs a command of your own: --command",
+            )
+        raise UsageError(f'The task "{task.name}" has no backend {backend}, only {known}.')
+    if backend == "nccl" and device != "gpu":
+        raise UsageError("The backend nccl works on GPUs only.", hint="Add --gpu, or choose --backend gloo.")
+    return backend
+
+
+def _custom_program(request: Request, command: str) -> dict[str, Any]:
+    if request.preset is not None:
+        raise UsageError("--preset is for a task; a command of your own has none.")
+    try:
+        argv = tuple(shlex.split(command))
+    except ValueError as error:
+        raise UsageError(f"--command {clip(repr(command))} cannot be split into words: {error}.") from None
+    backend = _asked_backend(request) or "gloo"
+    if backend == "nccl" and not request.gpu:
+        raise UsageError("The backend nccl works on GPUs only.", hint="Add --gpu, or choose --backend gloo.")
+    on_all = backend in ("gloo", "nccl") if request.run_on_all is None else request.run_on_all
+    return {
+        "task": CUSTOM,
+        "preset": CUSTOM,
+        "argv": argv,
+        "image": request.image,
+        "parameters": {key: _plain_value(key, value) for key, value in request.set.items()},
+        "backend": backend,
+        "run_on_all": on_all,
+    }
+
+
+def _asked_backend(request: Request) -> str | None:
+    """The backend's word, without "custom:", in lower case where it is one of ours."""
+    asked = request.backend
+    if request.custom_backend is not None:
+        if asked not in (None, CUSTOM, f"{CUSTOM}:{request.custom_backend}"):
+            raise UsageError(f"--backend {asked} and --custom-backend {request.custom_backend} exclude each other.")
+        return _custom_backend(request.custom_backend)
+    if asked is None:
+        return None
+    if asked.lower() in BACKENDS:
+        return asked.lower()
+    if asked == CUSTOM:
+        raise UsageError("--backend custom: its name is missing.", hint="--backend custom:NAME")
+    if not asked.startswith(f"{CUSTOM}:"):
+        known = [*BACKENDS, f"{CUSTOM}:NAME"]
+        raise UsageError(
+            f'There is no backend "{clip(asked)}", only {", ".join(known)}.{did_you_mean(asked.lower(), known)}'
+        )
+    return _custom_backend(asked.removeprefix(f"{CUSTOM}:"))
+
+
+def _custom_backend(name: str) -> str:
+    if not _BACKEND.fullmatch(name):
+        raise UsageError(f'The custom backend "{clip(name)}" is not a word of letters, digits, "-", "_", "." and ":".')
+    return name
+
+
+def _plain_value(key: str, value: Any) -> Any:
+    """A custom command's parameter: a text that is JSON stands for its value, any other text for itself."""
+    if isinstance(value, str):
+        try:
+            parsed = json.loads(value)
+            json.dumps(parsed, allow_nan=False)
+        except (ValueError, RecursionError):
+            return value
+        return parsed
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError, RecursionError):
+        raise UsageError(f'The parameter "{clip(key)}" is {short(value)}, which JSON cannot hold.') from None
+
+
+# --- where and how it runs ------------------------------------------------------------------------------------------
+
+
+def _placement(request: Request) -> dict[str, Any]:
+    """The fields of RunSpec that say on how much of what, and how long."""
+    gpus = request.gpus_per_worker
+    if gpus is not None and gpus < 1:
+        raise UsageError(f"--gpus-per-worker {gpus}: the least is 1.", hint="Leave it out to train on CPUs.")
+    if gpus is not None and not request.gpu:
+        raise UsageError("--gpus-per-worker needs --gpu.")
+    if request.num_cpus is not None and request.num_cpus < 1:
+        raise UsageError(f"--num-cpus {request.num_cpus}: the least is 1.")
+    gpus = (gpus or 1) if request.gpu else 0
+    placement: dict[str, Any] = {
+        "device": "gpu" if request.gpu else "cpu",
+        "goal": "light" if request.light else "full",
+        "gpus_per_worker": gpus,
+        "processes_per_worker": max(1, gpus) if request.processes_per_worker is None else request.processes_per_worker,
+        # The original's rule: of a machine with N CPUs a run is given N-1, and one where there is only one.
+        "cpus": None if request.num_cpus is None else float(max(1, request.num_cpus - 1)),
+        "data_dir": request.data_dir,
+    }
+    if request.seed is not None:
+        placement["seed"] = request.seed
+    if request.timeout is not None:
+        placement["timeout"] = parse_duration(request.timeout, "--timeout")
+    return placement
+
+
+def _check_local(spec: RunSpec, machine: Machine) -> None:
+    if spec.world_size > MAX_LOCAL_RANKS:
+        raise UsageError(
+            f"{spec.world_size} ranks on this machine of {machine.cores} cores: the local cluster takes "
+            f"{MAX_LOCAL_RANKS} at most.",
+            hint="Ask for fewer workers, or choose a cluster with --cluster.",
+        )
+    if spec.device == "gpu" and not machine.gpus:
+        raise UsageError(
+            "--gpu: this machine has no NVIDIA GPU (there is no /dev/nvidia0).",
+            hint="Leave out --gpu, or choose a cluster with --cluster.",
+        )
+    if spec.backend == "nccl" and spec.world_size > machine.gpus:
+        raise UsageError(
+            f"The backend nccl needs one GPU per rank: {spec.world_size} ranks, but this machine has {machine.gpus}.",
+            hint="Ask for fewer workers, or choose --backend gloo, whose ranks share GPUs.",
+        )
+    if spec.data_dir is not None and not Path(spec.data_dir).is_dir():
+        raise NotFoundError(f"--data-dir: there is no folder {spec.data_dir}.")
+
+
+def _refuse_cluster_options(request: Request) -> None:
+    for item in OPTIONS:
+        if item.metadata["panel"] == KUBERNETES and getattr(request, item.name) not in (None, (), {}):
+            raise UsageError(
+                f"{flag(item.name)} has no meaning on the local cluster.",
+                hint="Leave it out, or choose a cluster with --cluster.",
+            )
+
+
+def _kubernetes(request: Request) -> KubernetesOptions:
+    given: dict[str, Any] = {
+        "namespace": _label(request.namespace, "namespace"),
+        "memory": _quantity(request.memory, "memory"),
+        "shm": _quantity(request.shm, "shm"),
+        "pull_secret": _label(request.pull_secret, "pull_secret"),
+        "queue": _label(request.queue, "queue"),
+        "hold_seconds": None if request.hold is None else round(parse_duration(request.hold, "--hold")),
+        "collect": request.collect,
+        "template_dir": request.template_dir,
+        "host_network": request.host_network,
+        "spread": request.spread,
+        "registry": None if request.registry is None else request.registry.rstrip("/"),
+    }
+    if request.collect not in (None, "rank0", "all"):
+        raise UsageError(f'--collect "{clip(request.collect)}" is neither rank0 nor all.')
+    if request.template_dir is not None and not Path(request.template_dir).is_dir():
+        raise NotFoundError(f"--template-dir: there is no folder {request.template_dir}.")
+    for key in request.node_selector:
+        if not _LABEL_KEY.fullmatch(key):
+            raise UsageError(f'--node-selector: "{clip(key)}" is not the key of a label.')
+    return KubernetesOptions(
+        node_selector=dict(request.node_selector),
+        tolerations=tuple(_toleration(text) for text in request.toleration),
+        env=_environment(request.env),
+        **{key: value for key, value in given.items() if value is not None},
+    )
+
+
+def _label(text: str | None, name: str) -> str | None:
+    if text is not None and not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?", text):
+        raise UsageError(f'{flag(name)} "{clip(text)}" is not a Kubernetes name (a-z, 0-9 and "-").')
+    return text
+
+
+def _quantity(text: str | None, name: str) -> str | None:
+    if text is not None and not (text.isascii() and _QUANTITY.fullmatch(text)):
+        raise UsageError(f'{flag(name)} "{clip(text)}" is not a Kubernetes quantity.', hint="Write 512Mi, 8Gi or 8G.")
+    return text
+
+
+def _toleration(text: str) -> str:
+    """KEY[=VALUE][:EFFECT], checked."""
+    rest, colon, effect = text.rpartition(":")
+    key = (rest if colon else text).partition("=")[0]
+    if colon and effect not in _EFFECTS:
+        near = did_you_mean(effect, _EFFECTS)
+        raise UsageError(f'--toleration "{clip(text)}": the effect is one of {", ".join(_EFFECTS)}.{near}')
+    if not _LABEL_KEY.fullmatch(key):
+        raise UsageError(f'--toleration "{clip(text)}" is not of the form KEY[=VALUE][:EFFECT].')
+    return text
+
+
+def _environment(env: Mapping[str, str]) -> dict[str, str]:
+    for name in env:
+        if not _VARIABLE.fullmatch(name):
+            raise UsageError(f'--env: "{clip(name)}" is not the name of a variable.')
+        if name in GIVEN_BY_ENGINE or name.startswith("MLBENCH_"):
+            raise UsageError(f"--env: {name} is set by mlbench itself.")
+        if _SECRET.search(name):
+            raise UsageError(
+                f"--env: {name} looks like a secret, and what --env sets is kept with the results.",
+                hint="Put it into a Kubernetes secret and mount that with a template (--template-dir).",
+            )
+    return dict(env)

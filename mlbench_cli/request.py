@@ -1,0 +1,234 @@
+"""What a person asks for: the same options as flags, as keys of a spec file and as answers of the wizard.
+
+`Request` is the one place where an option of `mlbench run` is declared: the command builds its flags from the fields,
+the file reader its keys, and `equivalent_command` the line that does the same again. What the options mean together is
+decided in `launch`.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from mlbench_cli.catalog import read_yaml, short
+from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
+
+GENERAL = "Options"
+KUBERNETES = "Options for clusters (not for local)"
+
+
+def _option(help: str, *, kind: str = "text", letter: str = "", metavar: str = "", panel: str = GENERAL) -> Any:
+    """A field of Request. `kind` is text, integer, switch, texts (repeatable) or pairs (KEY=VALUE, repeatable)."""
+    metadata = {"help": help, "kind": kind, "letter": letter, "metavar": metavar, "panel": panel}
+    if kind == "pairs":
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=() if kind == "texts" else None, metadata=metadata)
+
+
+def _cluster_option(help: str, **more: str) -> Any:
+    return _option(help, panel=KUBERNETES, **more)
+
+
+@dataclass(frozen=True)
+class Request:
+    """Options as they were given. None, an empty mapping or an empty tuple stand for "not said"."""
+
+    name: str | None = None
+    workers: tuple[int, ...] = ()
+
+    task: str | None = _option("a task of the catalogue (see: mlbench tasks)")
+    preset: str | None = _option("the task's set of parameters: spec (default), legacy, 2018 or tiny")
+    set: Mapping[str, Any] = _option("change one parameter", kind="pairs", metavar="KEY=VALUE")
+    command: str | None = _option(
+        "a command of your own instead of a task; {hosts} {rank} {run_id} {backend} in it are replaced"
+    )
+    image: str | None = _option("the image of your command, or another one for the task (clusters only)")
+    backend: str | None = _option("gloo, nccl, mpi or custom:NAME; default: what suits task and device")
+    custom_backend: str | None = _option("the same as --backend custom:NAME", metavar="NAME")
+    run_on_all: bool | None = _option(
+        "whether your command runs on all workers or on the first only; default: not with mpi or a custom backend",
+        kind="switch",
+    )
+    gpu: bool | None = _option("train on GPUs", kind="switch", letter="g")
+    light: bool | None = _option("stop at the task's light goal", kind="switch", letter="l")
+    num_cpus: int | None = _option(
+        "CPUs of a worker's machine; the worker gets one fewer, which is left to the system",
+        kind="integer",
+        letter="c",
+    )
+    processes_per_worker: int | None = _option("ranks per worker; default: one, or one per GPU", kind="integer")
+    gpus_per_worker: int | None = _option("GPUs of each worker; default: one with --gpu", kind="integer")
+    seed: int | None = _option("of all random numbers; default: 42", kind="integer")
+    data_dir: str | None = _option("folder with the data sets", metavar="DIR")
+    timeout: str | None = _option("longest time from start to end, as 90s, 15m, 2h; default: 24h", metavar="DURATION")
+    cluster: str | None = _option("where to run; default: the cluster chosen with set-cluster")
+
+    namespace: str | None = _cluster_option("Kubernetes namespace")
+    memory: str | None = _cluster_option("memory of each worker, as 8Gi")
+    shm: str | None = _cluster_option("size of /dev/shm, as 1Gi (default)")
+    node_selector: Mapping[str, str] = _cluster_option("label of the nodes to use", kind="pairs", metavar="KEY=VALUE")
+    toleration: tuple[str, ...] = _cluster_option("taint to tolerate", kind="texts", metavar="KEY[=VALUE][:EFFECT]")
+    pull_secret: str | None = _cluster_option("secret to pull the image with")
+    queue: str | None = _cluster_option("Kueue queue to wait in")
+    hold: str | None = _cluster_option("how long results wait to be fetched; default: 15m", metavar="DURATION")
+    collect: str | None = _cluster_option("output of which workers is kept: rank0 (default) or all")
+    env: Mapping[str, str] = _cluster_option("environment variable of the ranks", kind="pairs", metavar="KEY=VALUE")
+    template_dir: str | None = _cluster_option("folder with templates that replace the built-in ones", metavar="DIR")
+    host_network: bool | None = _cluster_option("use the nodes' network directly", kind="switch")
+    spread: bool | None = _cluster_option("one worker per node (default)", kind="switch")
+    registry: str | None = _cluster_option("where the catalogue's images are, as ghcr.io/me", metavar="PREFIX")
+
+
+OPTIONS = tuple(item for item in fields(Request) if item.metadata)
+GIVEN_BY_ENGINE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def flag(name: str) -> str:
+    """The flag of an option: "num_cpus" -> "--num-cpus"."""
+    return "--" + name.replace("_", "-")
+
+
+def pairs(entries: Sequence[str], name: str) -> dict[str, str]:
+    """KEY=VALUE texts as a mapping. Raises UsageError that names the flag."""
+    found: dict[str, str] = {}
+    for entry in entries:
+        key, equals, value = entry.partition("=")
+        if not equals or not key:
+            raise UsageError(f'{flag(name)} "{entry}" is not of the form KEY=VALUE.')
+        if found.get(key, value) != value:
+            raise UsageError(f'{flag(name)} gives "{key}" twice: "{found[key]}" and "{value}".')
+        found[key] = value
+    return found
+
+
+def merge(base: Request, top: Request) -> Request:
+    """`base` with everything that `top` says on top; mappings are joined key by key."""
+    changes: dict[str, Any] = {}
+    for item in fields(Request):
+        below, above = getattr(base, item.name), getattr(top, item.name)
+        if item.metadata.get("kind") == "pairs":
+            changes[item.name] = {**below, **above}
+        elif above not in (None, ()):
+            changes[item.name] = above
+    return replace(base, **changes)
+
+
+def read_file(path: Path) -> Request:
+    """The request in a spec file: YAML with the names of the flags as keys, plus `name` and `workers`."""
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        raise NotFoundError(f"There is no file {path}.") from None
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise UsageError(f"The spec file {path} cannot be read: {error}.") from None
+    try:
+        return parse_file(text)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error.message}", hint=error.hint or "mlbench run --help") from None
+
+
+def parse_file(text: str) -> Request:
+    """The request in the text of a spec file. Raises UsageError that names the key."""
+    data = read_yaml(text)
+    if not isinstance(data, dict):
+        raise UsageError("The spec file is not a mapping of options to values.")
+    known = {item.name: item.metadata.get("kind", "") for item in fields(Request)}
+    values: dict[str, Any] = {}
+    for key, value in data.items():
+        name = str(key).replace("-", "_")
+        if name not in known:
+            near = did_you_mean(name, list(known)).replace("_", "-")
+            raise UsageError(f'Unknown key "{clip(key)}".{near}')
+        if name in values:
+            raise UsageError(f'The key "{key}" is given twice.')
+        if value is not None:
+            values[name] = _file_value(str(key), name, known[name], value)
+    return Request(**values)
+
+
+def clip(value: object) -> str:
+    """At most 60 characters of foreign text."""
+    text = str(value)
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+def _file_value(key: str, name: str, kind: str, value: Any) -> Any:
+    if name == "workers":
+        numbers = value if isinstance(value, list) else [value]
+        if not all(_is_integer(number) for number in numbers):
+            raise UsageError(f'"{key}" is {short(value)}, not a number or a list of numbers.')
+        return tuple(numbers)
+    if name == "command" and isinstance(value, list) and all(isinstance(word, str) for word in value):
+        import shlex
+
+        return shlex.join(value)
+    if kind == "integer" and _is_integer(value):
+        return value
+    if kind == "switch" and isinstance(value, bool):
+        return value
+    if kind == "texts":
+        texts = value if isinstance(value, list) else [value]
+        if all(isinstance(word, str) for word in texts):
+            return tuple(texts)
+    if kind == "pairs" and isinstance(value, dict) and all(isinstance(word, str) for word in value):
+        return dict(value) if name == "set" else {word: _text(f"{key}.{word}", item) for word, item in value.items()}
+    if kind in ("text", ""):
+        return _text(key, value)
+    wanted = {"integer": "a whole number", "switch": "true or false", "texts": "a list of texts"}
+    raise UsageError(f'"{key}" is {short(value)}, not {wanted.get(kind, "a mapping of names to values")}.')
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+
+
+def _text(key: str, value: Any) -> str:
+    # "timeout: 90" is meant as it looks; "on" and dates, which YAML turns into something else, are not guessed at.
+    if isinstance(value, str) or _is_integer(value):
+        return str(value)
+    raise UsageError(f'"{key}" is {short(value)}, not a text.', hint="Put the value in quotes.")
+
+
+def equivalent_command(request: Request) -> str:
+    """The command line that asks for the same without questions."""
+    import shlex
+
+    words = ["mlbench", "run", request.name or "NAME", *map(str, request.workers)]
+    for item in OPTIONS:
+        value = getattr(request, item.name)
+        if item.metadata["kind"] == "switch":
+            if value is not None:
+                words.append(flag(item.name) if value else flag("no_" + item.name))
+        elif item.metadata["kind"] == "pairs":
+            for key, entry in value.items():
+                words += [flag(item.name), f"{key}={entry_text(entry)}"]
+        elif item.metadata["kind"] == "texts":
+            for entry in value:
+                words += [flag(item.name), entry]
+        elif value is not None:
+            words += [flag(item.name), str(value)]
+    return shlex.join(words)
+
+
+def entry_text(value: Any) -> str:
+    """A parameter's value as --set takes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return str(value)
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+")
+
+
+def parse_duration(text: str, what: str = "--timeout") -> float:
+    """Seconds in "90s", "15m", "2h", "1h30m" or "90". Raises UsageError that names `what`."""
+    text = text.strip()
+    if text.isdecimal() and text.isascii():
+        return float(text)
+    if not text.isascii() or not _DURATION.fullmatch(text):
+        raise UsageError(f'{what} "{clip(text)}" is no duration.', hint="Write 90s, 15m, 2h or 1h30m.")
+    return sum(float(part[:-1]) * _UNITS[part[-1]] for part in re.findall(r"[\d.]+[smhd]", text))
