@@ -1,0 +1,162 @@
+"""From the logs of ranks to events, metrics and the task's own result. Foreign text: what is malformed is left out."""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from mlbench_cli.results.layout import log_names
+from mlbench_cli.store import timestamp
+from task_images import contract
+
+# A longer line is read in pieces, so that a log without line ends needs no memory.
+LINE_LIMIT = 1 << 20
+SPREAD = ("min", "mean", "max", "rank0")
+_MARK = contract.PREFIX.encode() + b"{"
+_LATEST = 253402300799  # the last second of the year 9999
+_SPECIAL = ("nan", "inf", "-inf")
+
+
+def log_files(folder: Path) -> dict[int, Path]:
+    """Rank to log in a run's folder, in the order of ranks. Links are not followed."""
+    paths = {f"logs/{path.name}": path for path in (folder / "logs").glob("rank-*.log") if not path.is_symlink()}
+    return {rank: paths[name] for rank, name in log_names(paths).items() if paths[name].is_file()}
+
+
+def read_events(log: BinaryIO) -> Iterator[dict[str, Any]]:
+    """Every event in a log, in its order. Lines without one cost a search of bytes and nothing more."""
+    while line := log.readline(LINE_LIMIT):
+        if _MARK in line and (event := contract.parse_event(line)) is not None:
+            yield event
+
+
+def last_result(folder: Path) -> dict[str, Any] | None:
+    """The result that rank 0 reported last in a run's folder, checked as by `result_of`; None if there is none."""
+    result = None
+    log = log_files(folder).get(0)
+    if log is None:
+        return None
+    with open(log, "rb") as file:
+        for event in read_events(file):
+            if event["event"] == "result" and event["rank"] == 0:
+                result = result_of(event) or result
+    return result
+
+
+def metric_of(event: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A metric event for metrics.jsonl: rank, time (RFC 3339), name, value, and if reported epoch, step, seconds, unit.
+
+    None where name, value or time is none. A value is a number or one of "nan", "inf", "-inf".
+    """
+    name, value, moment = event.get("name"), event.get("value"), event["time"]
+    if not isinstance(name, str) or not name or not (number(value) or value in _SPECIAL) or not 0 <= moment <= _LATEST:
+        return None
+    metric = {"rank": event["rank"], "time": timestamp(moment), "name": name, "value": value}
+    for key in ("epoch", "step", "seconds"):
+        if number(event.get(key)):
+            metric[key] = event[key]
+    if isinstance(event.get("unit"), str):
+        metric["unit"] = event["unit"]
+    return metric
+
+
+def metric_line(metric: Mapping[str, Any]) -> bytes:
+    return json.dumps(metric, separators=(",", ":")).encode() + b"\n"
+
+
+def result_of(event: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A result event with every field present and of its type (None where it was not reported), or None.
+
+    Only outcomes of the contract count; any other field that is malformed is treated as not reported.
+    """
+    if event.get("outcome") not in contract.OUTCOMES:
+        return None
+    timings = event.get("timings")
+    details = event.get("details")
+    return {
+        "outcome": event["outcome"],
+        "goal": _goal(event.get("goal")),
+        "wall_seconds": _amount(event.get("wall_seconds")),
+        "training_seconds": _amount(event.get("training_seconds")),
+        "timings": {
+            category: {key: spread[key] for key in SPREAD}
+            for category, spread in (timings.items() if isinstance(timings, dict) else ())
+            if isinstance(spread, dict) and all(_amount(spread.get(key)) is not None for key in SPREAD)
+        },
+        "updates": _amount(event.get("updates")),
+        "samples": _amount(event.get("samples")),
+        "epochs": _amount(event.get("epochs")),
+        "synthetic": event.get("synthetic") is True,
+        "data": one_line(event["data"]) if isinstance(event.get("data"), str) else None,
+        "details": plain(details) if isinstance(details, dict) else {},
+    }
+
+
+def meets(value: Any, comparison: str, threshold: float) -> bool:
+    """Whether a metric's value reaches a threshold."""
+    if not number(value):
+        return False
+    return bool(value >= threshold if comparison == ">=" else value <= threshold)
+
+
+def proves(goal: Mapping[str, Any], lines: Iterable[bytes]) -> bool:
+    """Whether the lines of metrics.jsonl hold the goal's metric with the goal's value.
+
+    The goal of a task says "Prec@1" where its metric says "val_Prec@1" or "val_global_Prec@1".
+    """
+    names = {prefix + goal["metric"] for prefix in ("", "val_", "val_global_")}
+    mark = json.dumps(goal["metric"])[1:].encode()
+    for line in lines:
+        if mark not in line:
+            continue
+        metric = json.loads(line)
+        if metric.get("name") not in names or not number(metric.get("value")):
+            continue
+        if math.isclose(metric["value"], goal["value"], rel_tol=1e-9, abs_tol=1e-12):
+            return True
+    return False
+
+
+def plain(value: Any, depth: int = 24) -> Any:
+    """A parsed JSON value as strict JSON can hold it: non-finite numbers become texts, and nesting has an end."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict | list) and depth == 0:
+        return "…"
+    if isinstance(value, dict):
+        return {key: plain(item, depth - 1) for key, item in value.items()}
+    if isinstance(value, list):
+        return [plain(item, depth - 1) for item in value]
+    return value
+
+
+def one_line(text: str, limit: int = 200) -> str:
+    """Foreign text for a line of a file: printable, no line ends, not endless."""
+    shown = "".join(char if char.isprintable() else " " for char in text)
+    return " ".join(shown.split())[:limit]
+
+
+def number(value: Any) -> bool:
+    """Whether a JSON value is a finite number that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) if isinstance(value, float) else abs(value) < 1 << 63
+
+
+def _amount(value: Any) -> Any:
+    return value if number(value) and value >= 0 else None
+
+
+def _goal(goal: Any) -> dict[str, Any] | None:
+    if not isinstance(goal, dict) or goal.get("comparison") not in (">=", "<=") or not number(goal.get("threshold")):
+        return None
+    if not isinstance(goal.get("metric"), str) or not one_line(goal["metric"]):
+        return None
+    return {
+        "metric": one_line(goal["metric"]),
+        "comparison": goal["comparison"],
+        "threshold": goal["threshold"],
+        "kind": goal["kind"] if goal.get("kind") in ("full", "light") else None,
+        "value": goal["value"] if number(goal.get("value")) else None,
+    }

@@ -1,0 +1,75 @@
+"""official_result.txt: the one line that the original benchmark gave, or why there is none. And its old zip format."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from task_images.contract import COMPUTE_CATEGORIES
+
+_ENDINGS = {
+    "failed": "the run failed",
+    "cancelled": "the run was cancelled",
+    "deadline": "the run was stopped at its deadline",
+    "never_started": "the workers never started",
+    "lost": "the run was lost: nothing of it could be observed any more",
+}
+
+
+def official_line(result: Mapping[str, Any]) -> str | None:
+    """The line of a result.json, without newline, worded as by the original; None unless the goal was reached.
+
+    "80% Top 1 Validation Accuracy reached in 106.912 seconds, Compute: 52.97 seconds, Communication: ...". Seconds are
+    rank 0's: the sum over its training steps, without data wait and validation; parts that are 0 are left out.
+    """
+    goal = result["goal"]
+    if result["outcome"] != "goal_reached" or not goal or not goal["reached"]:
+        return None
+    seconds = goal["seconds"]["training"]
+    if seconds is None:
+        seconds = goal["seconds"]["wall"]
+    if seconds is None:
+        return f"{goal['wording']} reached"
+    parts = {
+        "Compute": sum(_rank0(result, category) for category in COMPUTE_CATEGORIES),
+        "Communication": _rank0(result, "communication"),
+        "Metrics Computation": _rank0(result, "metrics"),
+        "Pre-processing": _rank0(result, "preprocessing"),
+    }
+    return f"{goal['wording']} reached in {seconds:.3f} seconds" + "".join(
+        f", {name}: {value} seconds" for name, value in parts.items() if value
+    )
+
+
+def official_text(result: Mapping[str, Any]) -> str:
+    """The content of official_result.txt, which follows from result.json alone."""
+    line = official_line(result) or f"No official result: {_reason(result)}."
+    if result["synthetic"]:
+        line += f"\nThe data were synthetic ({result['data'] or 'unnamed'}): not comparable with figures on real data."
+    return line + "\n"
+
+
+def goal_wording(goal: Mapping[str, Any], template: str | None) -> str:
+    """ "80% Top 1 Validation Accuracy" from a task's wording, or "Prec@1 >= 80" where there is none."""
+    threshold = f"{goal['threshold']:g}"
+    if template is None:
+        return f"{goal['metric']} {goal['comparison']} {threshold}"
+    return template.replace("{threshold}", threshold)
+
+
+def _reason(result: Mapping[str, Any]) -> str:
+    goal, outcome = result["goal"], result["outcome"]
+    if outcome in _ENDINGS:
+        reason = _ENDINGS[outcome]
+        if outcome == "failed":
+            reason += f" with exit code {result['exit_code']}"
+            reason += f", rank {result['first_failed']} first" if result["first_failed"] is not None else ""
+        return reason
+    if goal is None:
+        return "the run completed, and it has no goal"
+    if goal["value"] is None:
+        return f'the goal "{goal["wording"]}" was not reached'
+    return f'the goal "{goal["wording"]}" was not reached, {goal["metric"]} was {goal["value"]:g} at the end'
+
+
+def _rank0(result: Mapping[str, Any], category: str) -> float:
+    spread = result["timings"].get(category)
+    return spread["rank0"] if spread else 0.0

@@ -1,0 +1,259 @@
+"""The documents of an archive, computed from a run, what the engine saw, and what the task reported."""
+
+import json
+import math
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from mlbench_cli import __version__
+from mlbench_cli.catalog import GoalRule, load_task
+from mlbench_cli.engines.base import Finding, Observation, WorkerState
+from mlbench_cli.errors import MlbenchError
+from mlbench_cli.results.events import meets, plain
+from mlbench_cli.results.official import goal_wording, official_line
+from mlbench_cli.spec import Run, RunSpec, canonical_json
+from mlbench_cli.store import timestamp
+
+SUCCESSES = ("goal_reached", "goal_missed", "completed")
+
+# A task may report its environment variables; only these are kept, since the others may hold secrets.
+KEPT_VARIABLES = {
+    "CUDA_VISIBLE_DEVICES",
+    "KMP_AFFINITY",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "OMP_PROC_BIND",
+    "OPENBLAS_NUM_THREADS",
+    "PYTHONHASHSEED",
+    "TORCH_NUM_THREADS",
+}
+_KEPT_PREFIXES = ("NCCL_", "GLOO_", "OMPI_MCA_", "UCX_", "TORCH_NCCL_")
+_MAX_ENVIRONMENT = 8 << 20
+
+
+def run_document(run: Run) -> dict[str, Any]:
+    """run.json without its schema version."""
+    return {**identity(run), "mlbench": __version__}
+
+
+def identity(run: Run) -> dict[str, Any]:
+    """What run.json says of a run on whatever machine and by whatever version it is written; plain JSON values."""
+    spec = json.loads(canonical_json(run.spec.to_dict()))
+    return {"id": run.id, "name": run.name, "created": run.created, "spec_hash": run.spec.hash, "spec": spec}
+
+
+def goal_of(spec: RunSpec, reported: Mapping[str, Any] | None) -> tuple[dict[str, Any] | None, list[Finding]]:
+    """The goal of a run without `reached` and `seconds`: the catalogue's rule with what the task reported of it.
+
+    A reported goal that is not the one that was asked for proves nothing: its value is dropped, and a finding says so.
+    """
+    reported = dict(reported) if reported else None
+    rule = _rule(spec)
+    threshold = spec.parameters.get(f"goal_{spec.goal}")
+    if rule is None or isinstance(threshold, bool) or not isinstance(threshold, int | float):
+        if reported is None:
+            return None, []
+        return {**reported, "kind": reported["kind"] or spec.goal, "wording": goal_wording(reported, None)}, []
+    asked = {"metric": rule.metric, "comparison": rule.comparison, "threshold": threshold, "kind": spec.goal}
+    goal = {**asked, "value": reported["value"] if reported else None, "wording": goal_wording(asked, rule.wording)}
+    if reported is None or _same_goal(asked, reported):
+        return goal, []
+    finding = Finding(
+        "goal_differs",
+        f"The run asked for {goal_wording(asked, None)}, but the task reported the goal {goal_wording(reported, None)}.",
+        hint="Check the task's parameters goal_full and goal_light.",
+        evidence={"reported": reported, "asked": asked},
+    )
+    return {**goal, "value": None}, [finding]
+
+
+def settle(
+    outcome: str, reported: Mapping[str, Any] | None, goal: Mapping[str, Any] | None, proven: bool, seen: Observation
+) -> tuple[str, list[Finding]]:
+    """The outcome that can be upheld, never better than the one given, and why it is another.
+
+    A reached goal needs a result event that says so, a value that meets the threshold, a metric event with that value
+    (`proven`), and not one rank that failed.
+    """
+    if outcome not in SUCCESSES:
+        return outcome, []
+    failed = [worker for worker in seen.workers if worker.exit_code]
+    if failed:
+        codes = {worker.rank: worker.exit_code for worker in failed}
+        return "failed", [
+            Finding(
+                "exit_codes_contradict",
+                f'The outcome "{outcome}" was given, but {len(failed)} of {len(seen.workers)} ranks failed.',
+                evidence={"exit_codes": {str(rank): code for rank, code in codes.items()}},
+            )
+        ]
+    if outcome != "goal_reached":
+        return outcome, []
+    claimed = reported is not None and reported["outcome"] == "goal_reached"
+    if claimed and goal is not None and goal["value"] is not None and proven:
+        return outcome, []
+    return "completed" if goal is None else "goal_missed", [
+        Finding(
+            "goal_not_proved",
+            "The goal counts as not reached: "
+            + (
+                "no metric event has the value that the result claims."
+                if claimed
+                else "no result event of rank 0 says so."
+            ),
+            hint="A task reports its goal's metric with contract.emit before it reports its result.",
+            evidence={"goal": dict(goal) if goal else None},
+        )
+    ]
+
+
+def result_document(
+    run: Run,
+    *,
+    outcome: str,
+    exit_code: int,
+    seen: Observation,
+    reported: Mapping[str, Any] | None,
+    goal: Mapping[str, Any] | None,
+    proven: bool,
+    price: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """result.json without its schema version. All times in seconds; `timings` are seconds over ranks."""
+    told: Mapping[str, Any] = reported or {}
+    spec = run.spec
+    reached = proven and goal is not None and told.get("outcome") == "goal_reached"
+    seconds = {"wall": told.get("wall_seconds"), "training": told.get("training_seconds")}
+    started, finished = _span(run, seen)
+    document: dict[str, Any] = {
+        "run": run.name,
+        "id": run.id,
+        "task": spec.task,
+        "preset": spec.preset,
+        "engine": spec.engine,
+        "cluster": spec.cluster,
+        "backend": spec.backend,
+        "workers": spec.workers,
+        "world_size": spec.world_size,
+        "device": spec.device,
+        "outcome": outcome,
+        "exit_code": exit_code,
+        "started": None if started is None else timestamp(started),
+        "finished": timestamp(finished),
+        "wall_seconds": None if started is None else round(finished - started, 3),
+        "task_seconds": seconds,
+        "goal": {**goal, "reached": reached, "seconds": seconds if reached else None} if goal else None,
+        "timings": told.get("timings", {}),
+        "updates": told.get("updates"),
+        "samples": told.get("samples"),
+        "epochs": told.get("epochs"),
+        "synthetic": told.get("synthetic", False),
+        "data": told.get("data"),
+        "first_failed": seen.first_failed,
+        "ended": seen.ended,
+        "worker_states": [_state(worker) for worker in seen.workers],
+        "details": told.get("details", {}),
+        "price": dict(price) if price else None,
+    }
+    return {**document, "official_line": official_line(document)}
+
+
+def environment_document(spec: RunSpec, ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """environment.json: what the ranks reported, and the machine on which the archive was made.
+
+    With the local engine that machine is also the one the ranks ran on.
+    """
+    reported: dict[str, Any] = {}
+    size = 0
+    for rank in sorted(ranks):
+        facts = _without_secrets(ranks[rank])
+        size += len(repr(facts))
+        if size > _MAX_ENVIRONMENT:
+            break
+        reported[str(rank)] = facts
+    return {
+        "client": {"ran_the_ranks": spec.engine == "local", **machine_facts()},
+        "ranks": reported,
+        "ranks_left_out": len(ranks) - len(reported),
+    }
+
+
+def machine_facts() -> dict[str, Any]:
+    """What is noted of this machine; memory in bytes."""
+    uname = platform.uname()
+    return {
+        "mlbench": __version__,
+        "python": platform.python_version(),
+        "platform": f"{uname.system} {uname.release}",
+        "machine": uname.machine,
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    }
+
+
+def findings_document(findings: Iterable[Finding]) -> dict[str, Any]:
+    return {"findings": [finding.to_dict() for finding in findings]}
+
+
+def is_proven(goal: Mapping[str, Any] | None) -> bool:
+    """Whether the goal's value meets its threshold."""
+    return goal is not None and meets(goal["value"], goal["comparison"], goal["threshold"])
+
+
+def _rule(spec: RunSpec) -> GoalRule | None:
+    if spec.task == "custom":
+        return None
+    try:
+        return load_task(spec.task).goal
+    except MlbenchError:
+        return None  # a task of another version's catalogue
+
+
+def _same_goal(asked: Mapping[str, Any], reported: Mapping[str, Any]) -> bool:
+    return (
+        reported["metric"] == asked["metric"]
+        and reported["comparison"] == asked["comparison"]
+        and math.isclose(reported["threshold"], asked["threshold"], rel_tol=1e-9)
+        and reported["kind"] in (None, asked["kind"])
+    )
+
+
+def _span(run: Run, seen: Observation) -> tuple[float | None, float]:
+    """Start of the first worker and end of the last, in seconds since 1970; the start is None if none began."""
+    starts = [worker.started for worker in seen.workers if worker.started is not None]
+    ends = [worker.finished for worker in seen.workers if worker.finished is not None]
+    started = min(starts, default=None)
+    finished = max(ends, default=seen.time)
+    created = datetime.fromisoformat(run.created).timestamp()
+    return started, max(finished, created if started is None else started)
+
+
+def _state(worker: WorkerState) -> dict[str, Any]:
+    times = {"started": worker.started, "finished": worker.finished}
+    return {**worker.to_dict(), **{key: None if value is None else timestamp(value) for key, value in times.items()}}
+
+
+def _without_secrets(facts: Mapping[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = plain(
+        {key: value for key, value in facts.items() if key not in ("v", "event", "rank", "time")}
+    )
+    for key in ("env", "environ", "environment", "variables"):
+        if isinstance(kept.get(key), dict):
+            kept[key] = {name: value for name, value in kept[key].items() if _is_kept(name)}
+    return kept
+
+
+def _is_kept(name: str) -> bool:
+    return name in KEPT_VARIABLES or name.startswith(_KEPT_PREFIXES)
+
+
+def _cpu_model() -> str | None:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            lines: Sequence[str] = [line for line in file if line.startswith(("model name", "Model"))]
+    except OSError:
+        return platform.processor() or None
+    return lines[0].partition(":")[2].strip() if lines else platform.processor() or None

@@ -1,0 +1,126 @@
+"""Runs with hand-written logs, sealed by `seal` itself."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mlbench_cli.engines.base import Observation, WorkerState
+from mlbench_cli.results.archive import seal
+from mlbench_cli.spec import Run, RunSpec
+from task_images.contract import format_event
+
+START = 1_760_000_000.0  # 2025-10-09T08:53:20Z
+SHARES = {
+    "data_wait": 0.04,
+    "preprocessing": 0.02,
+    "forward": 0.16,
+    "loss": 0.02,
+    "backward": 0.32,
+    "communication": 0.24,
+    "optimizer": 0.05,
+    "metrics": 0.03,
+    "validation": 0.10,
+    "other": 0.02,
+}
+
+
+def event(kind: str, rank: int = 0, at: float = 0.0, **fields: Any) -> str:
+    return format_event({"v": 1, "event": kind, "rank": rank, "time": START + at, **fields})
+
+
+def timings(seconds: float, shares: Mapping[str, float] = SHARES) -> dict[str, dict[str, float]]:
+    return {
+        name: {"min": 0.9 * share * seconds, "mean": share * seconds, "max": 1.1 * share * seconds, "rank0": share * seconds}
+        for name, share in shares.items()
+    }
+
+
+def result_event(seconds: float = 100.0, outcome: str = "goal_reached", **changes: Any) -> str:
+    goal = {"metric": "Prec@1", "comparison": ">=", "threshold": 80.0, "kind": "full", "value": 80.5}
+    if outcome == "goal_missed":
+        goal["value"] = 61.25
+    fields: dict[str, Any] = {
+        "outcome": outcome,
+        "goal": None if outcome == "completed" else goal,
+        "wall_seconds": seconds,
+        "training_seconds": seconds * 0.86,
+        "timings": timings(seconds),
+        "updates": 400,
+        "samples": 51200,
+        "epochs": 3,
+        "synthetic": False,
+        "data": "digits",
+        "details": {"best": 80.5},
+    }
+    return event("result", at=seconds + 1, **{**fields, **changes})
+
+
+def training_log(rank: int = 0, seconds: float = 100.0, outcome: str = "goal_reached", **changes: Any) -> list[str]:
+    """The log of a rank that trains for three epochs."""
+    lines = [
+        "loading the data",
+        event("environment", rank, framework="torch", version="2.15.0", threads=1, env={"OMP_NUM_THREADS": "1", "TOKEN": "x"}),
+        event("phase", rank, 0.5, phase="training", epoch=0, epochs=3),
+    ]
+    last = 80.5 if outcome == "goal_reached" else 61.25
+    for epoch, accuracy in enumerate((40.0, 60.0, last)):
+        at = seconds * (epoch + 1) / 3
+        lines += [
+            f"epoch {epoch} of 3",
+            event("metric", rank, at, name="train_loss", value=2.0 / (epoch + 1), epoch=epoch, step=10 * epoch, seconds=at),
+            event("metric", rank, at, name="val_loss", value=1.5 / (epoch + 1), epoch=epoch, seconds=at),
+        ]
+        if rank == 0:
+            lines.append(event("metric", at=at, name="val_Prec@1", value=accuracy, epoch=epoch, seconds=at, unit="%"))
+    if rank == 0:
+        lines.append(result_event(seconds, outcome, **changes))
+    return lines
+
+
+def spec(name: str = "demo-2", workers: int = 2, **changes: Any) -> RunSpec:
+    fields: dict[str, Any] = {
+        "name": name,
+        "cluster": "local",
+        "engine": "local",
+        "task": "unknown-task",
+        "preset": "spec",
+        "argv": ("python", "-m", "task"),
+        "backend": "gloo",
+        "workers": workers,
+        "parameters": {"batch_size": 128, "goal_full": 80.0, "goal_light": 70.0},
+    }
+    return RunSpec(**{**fields, **changes})
+
+
+def observed(workers: int = 2, seconds: float = 103.0, exit_codes: Iterable[int | None] = (), **changes: Any) -> Observation:
+    codes = list(exit_codes) or [0] * workers
+    states = tuple(
+        WorkerState(rank, "succeeded" if code == 0 else "failed", None, "this-host", code, START, START + seconds)
+        for rank, code in enumerate(codes)
+    )
+    return Observation(**{"time": START + seconds, "workers": states, "ended": "exited", **changes})
+
+
+def new_run(folder: Path, run_spec: RunSpec | None = None, logs: Mapping[int, Iterable[str]] | None = None) -> Run:
+    """A run whose ranks have ended, not yet sealed."""
+    run_spec = run_spec or spec()
+    run = Run("0123456789ab", run_spec, folder, "2025-10-09T08:53:19.000Z")
+    (folder / "logs").mkdir(parents=True)
+    if logs is None:
+        logs = {rank: training_log(rank) for rank in range(run_spec.workers)}
+    for rank, lines in logs.items():
+        (folder / "logs" / f"rank-{rank}.log").write_text("".join(f"{line}\n" for line in lines))
+    return run
+
+
+def sealed_run(folder: Path, outcome: str = "goal_reached", **changes: Any) -> Path:
+    """The folder of a sealed run. `changes`: seconds, those of a result event, and of a spec."""
+    seconds = changes.pop("seconds", 100.0)
+    result = {key: changes.pop(key) for key in ("synthetic", "data", "timings", "goal", "training_seconds") if key in changes}
+    run_spec = spec(**{"name": f"run-{changes.get('workers', 2)}", **changes})
+    logs = {rank: training_log(rank, seconds, outcome, **result) for rank in range(min(run_spec.workers, 4))}
+    run = new_run(folder, run_spec, logs)
+    failed = outcome == "failed"
+    seen = observed(run_spec.workers, seconds + 3, [1 if failed and rank == 0 else 0 for rank in range(run_spec.workers)])
+    seal(run, outcome=outcome, exit_code=7 if failed else 0, observation=seen)
+    return folder
