@@ -1,0 +1,193 @@
+"""The ranks of a run as one object: rendezvous, device, threads, and the few collectives that bookkeeping needs."""
+
+import os
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
+
+from task_images.contract import Contract
+from task_images.harness.errors import EnvironmentUnfitError, PeerLostError
+
+RENDEZVOUS_SECONDS = 600.0
+COLLECTIVE_SECONDS = 1800.0
+
+
+class World:
+    """This rank among all ranks. With one rank every collective is a no-op and needs no process group.
+
+    rank, size         this process among all
+    device             where the model lives: cpu or cuda:N
+    backend            name of the communication backend
+    threads            CPU threads that torch uses here
+    """
+
+    def __init__(self, contract: Contract, device: torch.device, threads: int, grouped: bool) -> None:
+        self.contract = contract
+        self.rank = contract.rank
+        self.size = contract.world_size
+        self.backend = contract.backend
+        self.device = device
+        self.threads = threads
+        self._grouped = grouped
+        # NCCL moves device memory only; the others take the bookkeeping's few numbers from the host.
+        self._small = device if contract.backend == "nccl" else torch.device("cpu")
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def all_reduce(self, tensor: torch.Tensor, op: Any = None) -> torch.Tensor:
+        """`tensor`, reduced over all ranks in place (SUM unless `op` says otherwise)."""
+        if self._grouped:
+            dist.all_reduce(tensor, dist.ReduceOp.SUM if op is None else op)
+        return tensor
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Element by element, the sum over ranks, in float64. One collective."""
+        return self._reduced(values, dist.ReduceOp.SUM)
+
+    def max(self, values: Sequence[float]) -> list[float]:
+        """Element by element, the maximum over ranks, in float64. One collective."""
+        return self._reduced(values, dist.ReduceOp.MAX)
+
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        """Every rank's `values` (equally many on each), by rank, on every rank. One collective, float64."""
+        own = torch.tensor(list(values), dtype=torch.float64, device=self._small)
+        if not self._grouped:
+            return [own.tolist()]
+        everyone = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(everyone, own)
+        return [row.tolist() for row in everyone]
+
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Rank 0's `tensor`, in place."""
+        if self._grouped:
+            dist.broadcast(tensor, 0)
+        return tensor
+
+    def agree(self, value: float) -> float:
+        """Rank 0's `value`, so that all ranks decide the same (on a time budget, say)."""
+        return float(self.broadcast(torch.tensor([value], dtype=torch.float64, device=self._small))[0])
+
+    def barrier(self) -> None:
+        if not self._grouped:
+            return
+        if self.backend == "nccl":
+            dist.barrier(device_ids=[self.device.index])
+        else:
+            dist.barrier()
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what it was given. Nothing to do on a CPU."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def close(self) -> None:
+        """Leave together: rank 0 holds the rendezvous, so it must not go first. Only after success."""
+        if self._grouped:
+            self.barrier()
+            dist.destroy_process_group()
+            self._grouped = False
+
+    def _reduced(self, values: Sequence[float], op: Any) -> list[float]:
+        return self.all_reduce(torch.tensor(list(values), dtype=torch.float64, device=self._small), op).tolist()
+
+
+def open_world(
+    contract: Contract, rendezvous_seconds: float = RENDEZVOUS_SECONDS, *, grouped_alone: bool = False
+) -> World:
+    """Meet the other ranks and set up device, threads and determinism.
+
+    Raises EnvironmentUnfitError (exit 78) where backend or device are not to be had, and PeerLostError (exit 75) naming
+    the ranks that did not come within `rendezvous_seconds`. A process group of one rank is made only with
+    `grouped_alone` (for those who measure collectives).
+    """
+    device = _device(contract)
+    _check_backend(contract, device)
+    threads = _threads(contract)
+    torch.set_num_threads(threads)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    grouped = contract.world_size > 1 or grouped_alone
+    if grouped:
+        _meet(contract, device, rendezvous_seconds)
+    return World(contract, device, threads, grouped)
+
+
+def _device(contract: Contract) -> torch.device:
+    if contract.device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise EnvironmentUnfitError(
+            "the run wants a GPU, but torch finds none here", "Run with --device cpu, or on machines with GPUs."
+        )
+    device = torch.device("cuda", contract.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _check_backend(contract: Contract, device: torch.device) -> None:
+    backend = contract.backend
+    if backend == "nccl" and device.type != "cuda":
+        raise EnvironmentUnfitError(
+            "the backend nccl needs a GPU and the run's device is cpu", "Choose --backend gloo, or --device gpu."
+        )
+    if not dist.is_available() or not dist.is_backend_available(backend):
+        raise EnvironmentUnfitError(
+            f'this build of torch has no communication backend "{backend}"', "Choose --backend gloo."
+        )
+
+
+def _threads(contract: Contract) -> int:
+    """CPU threads of this rank: OMP_NUM_THREADS as the engine set it, else this rank's share of what it may use."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    if given.isdigit():
+        return max(1, int(given))
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, usable // contract.local_world_size)
+
+
+def _meet(contract: Contract, device: torch.device, seconds: float) -> None:
+    rank, size = contract.rank, contract.world_size
+    os.environ.setdefault("MASTER_ADDR", contract.master_addr)
+    os.environ.setdefault("MASTER_PORT", str(contract.master_port))
+    if contract.master_addr in ("127.0.0.1", "localhost") and any(name == "lo" for _, name in socket.if_nameindex()):
+        # Otherwise gloo binds to whatever this machine's host name resolves to, which may be nothing or a closed door.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    place = f"{contract.master_addr}:{contract.master_port}"
+    limit = timedelta(seconds=seconds)
+    try:
+        store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=limit)))
+        _await_everyone(store, rank, size, seconds)
+    except PeerLostError:
+        raise
+    except (RuntimeError, ValueError) as error:
+        why = " ".join(str(error).split())[:300]
+        raise PeerLostError(f"no rendezvous at {place} within {seconds:g} s: {why}") from None
+    dist.init_process_group(
+        contract.backend,
+        store=PrefixStore("group", store),
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=max(seconds, COLLECTIVE_SECONDS)),
+        device_id=device if contract.backend == "nccl" else None,
+    )
+
+
+def _await_everyone(store: Any, rank: int, size: int, seconds: float) -> None:
+    """Return when all ranks are here. torch's own rendezvous would only say that it timed out, not who is missing."""
+    store.set(f"here/{rank}", b"1")
+    try:
+        store.wait([f"here/{other}" for other in range(size)], timedelta(seconds=seconds))
+    except RuntimeError:
+        missing = [other for other in range(size) if not store.check([f"here/{other}"])]
+        names = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
+        raise PeerLostError(
+            f"{len(missing)} of {size} ranks did not come within {seconds:g} s: {names}", "Their own logs say why."
+        ) from None

@@ -1,0 +1,54 @@
+"""The way into a task and out of it: contract variables in, exit code out, no traceback for foreseeable trouble."""
+
+import sys
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+from task_images.contract import EXIT_RETRYABLE, EXIT_USAGE, Contract, ContractError
+
+# What gloo and NCCL say when the other end of a collective is gone.
+_LOST = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "timed out waiting",
+    "connection refused",
+)
+
+
+def run(main: Callable[[Contract], None]) -> NoReturn:
+    """Call `main` with the contract's variables and exit: 0, or the code of `harness.errors`.
+
+    Foreseeable trouble is one line on standard error; anything else is a bug and keeps its traceback (exit 1).
+    """
+    from task_images.harness.errors import TaskError
+
+    rank = 0
+    try:
+        contract = Contract()
+        rank = contract.rank
+        main(contract)
+    except ContractError as error:
+        _say(rank, str(error))
+        sys.exit(EXIT_USAGE)
+    except TaskError as error:
+        _say(rank, str(error), error.hint)
+        sys.exit(error.exit_code)
+    except RuntimeError as error:
+        if not any(words in str(error).lower() for words in _LOST):
+            traceback.print_exc()
+            sys.exit(1)
+        _say(
+            rank,
+            f"another rank is gone: {' '.join(str(error).split())[:300]}",
+            "The log of the rank that failed first says why.",
+        )
+        sys.exit(EXIT_RETRYABLE)
+    sys.exit(0)
+
+
+def _say(rank: int, message: str, hint: str | None = None) -> None:
+    lines = f"rank {rank}: {message}\n" + (f"rank {rank}: {hint}\n" if hint else "")
+    sys.stderr.write(lines)
+    sys.stderr.flush()

@@ -1,0 +1,35 @@
+"""What can go wrong inside a task, by exit code. Raise these on a rank; `entry.run` prints them and leaves."""
+
+from task_images.contract import EXIT_ENVIRONMENT, EXIT_RETRYABLE, EXIT_USAGE
+
+
+class TaskError(Exception):
+    """The task failed (exit 1). The message says what happened and why; `hint` what to do next."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class TaskUsageError(TaskError):
+    """The parameters or variables given to the task are wrong (exit 64)."""
+
+    exit_code = EXIT_USAGE
+
+
+class PeerLostError(TaskError):
+    """Another rank never came or went away (exit 75, so that the guilty rank's own code stands out)."""
+
+    exit_code = EXIT_RETRYABLE
+
+
+class EnvironmentUnfitError(TaskError):
+    """The task cannot run here: no such backend, device or data (exit 78)."""
+
+    exit_code = EXIT_ENVIRONMENT
+
+
+class DivergedError(TaskError):
+    """The loss became NaN or infinite, or the replicas differ (exit 1). Never counts as a goal."""

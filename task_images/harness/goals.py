@@ -1,0 +1,69 @@
+"""Goals: the threshold at which the clock stops, and the other one that is passed on the way."""
+
+import math
+from dataclasses import dataclass
+
+from task_images.harness.tracker import Snapshot, Tracker
+
+
+@dataclass(frozen=True)
+class Passage:
+    """The first time that a threshold was met: by which value, in which epoch, and the tracker's figures until then."""
+
+    value: float
+    epoch: int
+    snapshot: Snapshot
+
+
+class GoalWatch:
+    """Looks at every value of the goal's metric. `comparison` is ">=" or "<="; `chosen` is "full" or "light".
+
+    A value that is not finite never meets a goal.
+    """
+
+    def __init__(self, metric: str, comparison: str, full: float, light: float, chosen: str) -> None:
+        if comparison not in (">=", "<="):
+            raise ValueError(f"the comparison {comparison!r} is neither >= nor <=")
+        self.metric = metric
+        self.comparison = comparison
+        self.thresholds = {"full": full, "light": light}
+        self.chosen = chosen
+        self.passages: dict[str, Passage] = {}
+        self.best: float | None = None
+
+    @property
+    def threshold(self) -> float:
+        return self.thresholds[self.chosen]
+
+    @property
+    def reached(self) -> bool:
+        return self.chosen in self.passages
+
+    def observe(self, value: float, epoch: int, tracker: Tracker) -> bool:
+        """Take note of `value`; True when the chosen goal is reached, now or before. Call it with a value that all
+        ranks agree on."""
+        if not math.isfinite(value):
+            return self.reached
+        if self.best is None or self._better(value, self.best):
+            self.best = value
+        for kind, threshold in self.thresholds.items():
+            if kind not in self.passages and self._meets(value, threshold):
+                self.passages[kind] = Passage(value, epoch, tracker.snapshot())
+        return self.reached
+
+    def facts(self) -> dict[str, object]:
+        """The result event's `goal`: the value is that which reached the goal, or the best there was."""
+        value = self.passages[self.chosen].value if self.reached else self.best
+        return {
+            "metric": self.metric,
+            "comparison": self.comparison,
+            "threshold": self.threshold,
+            "kind": self.chosen,
+            "value": value,
+        }
+
+    def _meets(self, value: float, threshold: float) -> bool:
+        return value >= threshold if self.comparison == ">=" else value <= threshold
+
+    def _better(self, value: float, than: float) -> bool:
+        return value > than if self.comparison == ">=" else value < than

@@ -1,0 +1,156 @@
+"""Metrics of a whole data set: sums are kept per rank, added over ranks once, and only then divided.
+
+A mean of batch means, or of ranks' means, would depend on how the data happened to be cut.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from task_images.harness.distributed import World
+from task_images.harness.errors import DivergedError
+
+
+class Metric:
+    """Named sums (float64, on the device of what is added). Sub-classes add to them and say what they amount to."""
+
+    def __init__(self, name: str, sums: int) -> None:
+        self.name = name
+        self._count = sums
+        self._sums: Tensor | None = None
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Add one batch: outputs [n, ...] of the model and targets [n]."""
+        raise NotImplementedError
+
+    def value(self, sums: Sequence[float]) -> float:
+        """The metric, given its sums over all batches and ranks."""
+        raise NotImplementedError
+
+    def add(self, *values: Tensor | float) -> None:
+        device = next((value.device for value in values if isinstance(value, Tensor)), torch.device("cpu"))
+        row = torch.stack([torch.as_tensor(value, dtype=torch.float64, device=device).detach() for value in values])
+        self._sums = row if self._sums is None else self._sums + row
+
+    def take(self) -> list[float]:
+        """The sums of this rank, set back to zero."""
+        sums, self._sums = self._sums, None
+        return [0.0] * self._count if sums is None else sums.tolist()
+
+
+class Mean(Metric):
+    """Weighted mean of numbers, as of a loss per sample. NaN when nothing was added."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, 2)
+
+    def add_mean(self, mean: Tensor | float, weight: float) -> None:
+        """Add `weight` samples (or tokens) whose mean is `mean`."""
+        mean = mean.detach().to(torch.float64) if isinstance(mean, Tensor) else mean
+        self.add(mean * weight, weight)
+
+    def value(self, sums: Sequence[float]) -> float:
+        return sums[0] / sums[1] if sums[1] else math.nan
+
+
+class Perplexity(Mean):
+    """exp of the global mean of a loss per token; infinite where that overflows."""
+
+    def __init__(self, name: str = "Perplexity") -> None:
+        super().__init__(name)
+
+    def value(self, sums: Sequence[float]) -> float:
+        mean = super().value(sums)
+        return math.exp(mean) if mean < 700 else mean * math.inf
+
+
+class TopK(Metric):
+    """Prec@k in percent: how often the target is among the k greatest of the outputs [n, classes].
+
+    Outputs with one column (or none) are the probability p of class 1 and stand for [1-p, p].
+    """
+
+    def __init__(self, k: int = 1) -> None:
+        super().__init__(f"Prec@{k}", 2)
+        self.k = k
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        if outputs.dim() == 1 or outputs.shape[1] == 1:
+            positive = outputs.reshape(-1)
+            outputs = torch.stack([1 - positive, positive], dim=1)
+        if self.k > outputs.shape[1]:
+            raise ValueError(f"Prec@{self.k} of {outputs.shape[1]} classes")
+        best = outputs.topk(self.k, dim=1).indices
+        self.add((best == targets.long().reshape(-1, 1)).sum(), float(len(targets)))
+
+    def value(self, sums: Sequence[float]) -> float:
+        return 100.0 * sums[0] / sums[1] if sums[1] else math.nan
+
+
+class F1(Metric):
+    """F1 score of class 1 from global counts; outputs [n] are probabilities, 1 is predicted from `threshold` on."""
+
+    def __init__(self, threshold: float = 0.5) -> None:
+        super().__init__("F1-Score", 3)
+        self.threshold = threshold
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        predicted, actual = outputs.reshape(-1) >= self.threshold, targets.reshape(-1) == 1
+        self.add((predicted & actual).sum(), predicted.sum(), actual.sum())
+
+    def value(self, sums: Sequence[float]) -> float:
+        hits, predicted, actual = sums
+        precision, recall = hits / (predicted + 1e-9), hits / (actual + 1e-9)
+        return 2 * precision * recall / (precision + recall + 1e-9)
+
+
+class Dice(Metric):
+    """Soft Dice coefficient (2 sum p y + e) / (sum p + sum y + e), e = 1e-4, from global sums; outputs [n] are p."""
+
+    def __init__(self) -> None:
+        super().__init__("Dice Coefficient", 2)
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        p, y = outputs.reshape(-1).double(), targets.reshape(-1).double()
+        self.add((p * y).sum(), p.sum() + y.sum())
+
+    def value(self, sums: Sequence[float]) -> float:
+        return (2 * sums[0] + 1e-4) / (sums[1] + 1e-4)
+
+
+def collect(world: World, metrics: Sequence[Metric]) -> dict[str, float]:
+    """name -> value over all ranks; the metrics start anew. One collective, so every rank must call it."""
+    own = [metric.take() for metric in metrics]
+    total = world.sum([number for sums in own for number in sums])
+    values, start = {}, 0
+    for metric, sums in zip(metrics, own, strict=True):
+        values[metric.name] = metric.value(total[start : start + len(sums)])
+        start += len(sums)
+    return values
+
+
+class TrainingLoss:
+    """The training loss, averaged over ranks and steps, and the guard against NaN.
+
+    Losses stay on the device until `collect`, which all ranks call after the same steps: it costs one small collective,
+    and a loss that is not finite on any rank stops every rank there, with the same message.
+    """
+
+    def __init__(self) -> None:
+        self._mean = Mean("loss")
+
+    def add(self, mean: Tensor | float, weight: float) -> None:
+        """Add this rank's mean loss of one step over `weight` samples (or tokens)."""
+        self._mean.add_mean(mean, weight)
+
+    def collect(self, world: World, epoch: int, step: int) -> float:
+        """The mean since the last call. Raises DivergedError if it is not finite."""
+        value = collect(world, [self._mean])["loss"]
+        if not math.isfinite(value):
+            raise DivergedError(
+                f"the training loss is {value} in epoch {epoch}, by step {step}: the training has diverged",
+                "A lower learning rate may help.",
+            )
+        return value

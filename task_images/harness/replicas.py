@@ -1,0 +1,56 @@
+"""Keeping the ranks' models equal: initial broadcast, averaged buffers, and a check that they are."""
+
+import zlib
+
+import torch
+from torch import Tensor, nn
+
+from task_images.harness.distributed import World
+from task_images.harness.errors import DivergedError
+
+
+def broadcast_state(world: World, model: nn.Module) -> None:
+    """Give every rank rank 0's parameters and buffers: equality must not rest on equal seeds."""
+    if world.size == 1:
+        return
+    for tensors in _by_type([item.detach() for item in (*model.parameters(), *model.buffers())]).values():
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        _unpack(world.broadcast(flat), tensors)
+
+
+def average_buffers(world: World, model: nn.Module) -> None:
+    """Replace floating-point buffers (the running statistics of BatchNorm) by their mean over ranks."""
+    if world.size == 1:
+        return
+    buffers = [buffer.detach() for buffer in model.buffers() if buffer.is_floating_point()]
+    for tensors in _by_type(buffers).values():
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors]) / world.size
+        _unpack(world.all_reduce(flat), tensors)
+
+
+def check_identical(world: World, model: nn.Module) -> None:
+    """Compare a checksum of all parameters. Raises DivergedError, on every rank, naming the ranks that differ."""
+    if world.size == 1:
+        return
+    checksum = 0
+    for parameter in model.parameters():
+        raw = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        checksum = zlib.crc32(raw.numpy().data, checksum)
+    sums = [row[0] for row in world.gather([float(checksum)])]
+    odd = [str(rank) for rank, value in enumerate(sums) if value != sums[0]]
+    if odd:
+        raise DivergedError(f"the model of rank {', '.join(odd)} differs from that of rank 0")
+
+
+def _by_type(tensors: list[Tensor]) -> dict[torch.dtype, list[Tensor]]:
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.dtype, []).append(tensor)
+    return groups
+
+
+def _unpack(flat: Tensor, tensors: list[Tensor]) -> None:
+    start = 0
+    for tensor in tensors:
+        tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
+        start += tensor.numel()

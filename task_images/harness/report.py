@@ -1,0 +1,111 @@
+"""What a task says of itself: events for the tool, lines for people. Global facts come from rank 0 only."""
+
+import platform
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from task_images.contract import emit
+from task_images.harness.distributed import World
+from task_images.harness.goals import GoalWatch
+from task_images.harness.tracker import Snapshot, Tracker, gather_timings
+
+STEP_INTERVAL = 1.0
+
+
+class Reporter:
+    """Events and log lines of this rank. `data` names the data, `synthetic` says that they were generated."""
+
+    def __init__(self, world: World, data: str, synthetic: bool = False) -> None:
+        self._world = world
+        self._data = data
+        self._synthetic = synthetic
+        self._last_step = 0.0
+
+    def environment(self, **facts: Any) -> None:
+        """What this rank runs on; every rank reports its own."""
+        device = self._world.device
+        emit(
+            "environment",
+            self._world.rank,
+            framework="torch",
+            framework_version=torch.__version__,
+            python=platform.python_version(),
+            host=socket.gethostname(),
+            device=str(device),
+            device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+            threads=self._world.threads,
+            backend=self._world.backend,
+            world_size=self._world.size,
+            **facts,
+        )
+
+    def phase(self, phase: str, **fields: Any) -> None:
+        """A phase begins, or goes on: epoch, epochs, step, steps, goal as in the contract. Rank 0 only."""
+        if self._world.is_first:
+            emit("phase", 0, phase=phase, **fields)
+
+    def step(self, step: int, steps: int, **fields: Any) -> None:
+        """Progress inside an epoch, at most once a second."""
+        now = time.monotonic()
+        if self._world.is_first and now - self._last_step >= STEP_INTERVAL:
+            self._last_step = now
+            emit("phase", 0, phase="training", step=step, steps=steps, **fields)
+
+    def metric(self, name: str, value: float, **fields: Any) -> None:
+        """One value that all ranks agree on: epoch, step, unit, seconds as in the contract. Rank 0 only."""
+        if self._world.is_first:
+            emit("metric", 0, name=name, value=value, **fields)
+
+    def say(self, line: str) -> None:
+        """A line for people, from rank 0."""
+        if self._world.is_first:
+            print(line, flush=True)
+
+    def result(self, tracker: Tracker, goal: GoalWatch | None = None, details: Mapping[str, Any] | None = None) -> None:
+        """The result event, with timings of all ranks. Every rank must call it; rank 0 reports.
+
+        With a goal that was reached the figures are those up to the goal; otherwise those up to now. `details` gets the
+        entry "goals": the figures up to each threshold that was passed.
+        """
+        end = goal.passages[goal.chosen].snapshot if goal and goal.reached else tracker.snapshot()
+        timings = gather_timings(self._world, end)
+        details = dict(details or {})
+        if goal:
+            details["goals"] = {
+                kind: _passage(goal.thresholds[kind], passage.value, passage.epoch, passage.snapshot)
+                for kind, passage in goal.passages.items()
+            }
+        outcome = "completed" if goal is None else "goal_reached" if goal.reached else "goal_missed"
+        if self._world.is_first:
+            emit(
+                "result",
+                0,
+                outcome=outcome,
+                goal=goal.facts() if goal else None,
+                wall_seconds=end.wall,
+                training_seconds=end.training,
+                timings=timings,
+                updates=end.updates,
+                samples=end.samples,
+                epochs=end.epoch,
+                synthetic=self._synthetic,
+                data=self._data,
+                details=details,
+            )
+
+
+def _passage(threshold: float, value: float, epoch: int, snapshot: Snapshot) -> dict[str, Any]:
+    return {
+        "threshold": threshold,
+        "value": value,
+        "epoch": epoch,
+        "wall_seconds": snapshot.wall,
+        "training_seconds": snapshot.training,
+        "updates": snapshot.updates,
+        "samples": snapshot.samples,
+        "seconds": snapshot.seconds,
+    }

@@ -1,0 +1,253 @@
+"""Learning rates. A formula of the step (or epoch) t is a frozen, callable object: rate = formula(t), t from 0.
+
+A `Schedule` is what a training loop asks: `PerUpdate` and `PerEpoch` wrap a formula, `Plateau` looks at the loss.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+Formula = Callable[[float], float]
+
+
+class Schedule(Protocol):
+    """What a training loop asks for the rate."""
+
+    def rate(self, update: int) -> float:
+        """The rate of update number `update` (from 0 over the whole run)."""
+        ...
+
+    def after_epoch(self, loss: float) -> None:
+        """An epoch is over; `loss` is its validation loss, the same on all ranks."""
+        ...
+
+
+@dataclass
+class PerUpdate:
+    """A formula of the number of updates done."""
+
+    formula: Formula
+
+    def rate(self, update: int) -> float:
+        return self.formula(update)
+
+    def after_epoch(self, loss: float) -> None:
+        pass
+
+
+@dataclass
+class PerEpoch:
+    """A formula of the number of epochs done."""
+
+    formula: Formula
+    epochs: int = 0
+
+    def rate(self, update: int) -> float:
+        return self.formula(self.epochs)
+
+    def after_epoch(self, loss: float) -> None:
+        self.epochs += 1
+
+
+@dataclass
+class Plateau:
+    """Linear warm-up from `start` to `target`, one step per epoch, then multiplied by `factor` whenever the loss has
+    not improved by more than `threshold` for `patience` + 1 epochs running, never below `floor`.
+
+    Epoch 1 runs at `start`; after epoch e <= warmup the rate is (e/warmup) target + (1 - e/warmup) start. Epochs of the
+    warm-up do not count for the plateau. With warmup = 0 the rate is `target` from the beginning.
+    """
+
+    start: float
+    target: float
+    warmup: int
+    factor: float
+    patience: int
+    threshold: float
+    floor: float
+    epochs: int = field(default=0, init=False)
+    best: float = field(default=math.inf, init=False)
+    bad_epochs: int = field(default=0, init=False)
+    current: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.current = self.start if self.warmup else self.target
+
+    def rate(self, update: int) -> float:
+        return self.current
+
+    def after_epoch(self, loss: float) -> None:
+        self.epochs += 1
+        if self.epochs <= self.warmup:
+            self.current = LinearWarmup(self.start, self.target, self.warmup)(self.epochs)
+            return
+        if loss < self.best - self.threshold:
+            self.best = loss
+            self.bad_epochs = 0
+            return
+        self.bad_epochs += 1
+        if self.bad_epochs > self.patience:
+            self.current = max(self.floor, self.current * self.factor)
+            self.bad_epochs = 0
+
+
+def log2_warmup(workers: int) -> int:
+    """floor(log2 workers) epochs, the official image classification's warm-up."""
+    return workers.bit_length() - 1
+
+
+@dataclass(frozen=True)
+class Constant:
+    value: float
+
+    def __call__(self, t: float) -> float:
+        return self.value
+
+
+@dataclass(frozen=True)
+class LinearWarmup:
+    """`start` at t = 0, `target` from t = steps on, linear between."""
+
+    start: float
+    target: float
+    steps: float
+
+    def __call__(self, t: float) -> float:
+        if t >= self.steps:
+            return self.target
+        share = t / self.steps
+        return share * self.target + (1 - share) * self.start
+
+
+@dataclass(frozen=True)
+class MultiStep:
+    """Linear warm-up from `start`, then `target`, multiplied by `factor` at each milestone reached (t >= milestone)."""
+
+    target: float
+    milestones: tuple[float, ...]
+    factor: float
+    warmup: float = 0
+    start: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.milestones and self.warmup >= min(self.milestones):
+            raise ValueError("the warm-up must end before the first milestone")
+
+    def __call__(self, t: float) -> float:
+        if t < self.warmup:
+            return LinearWarmup(self.start, self.target, self.warmup)(t)
+        return self.target * self.factor ** sum(milestone <= t for milestone in self.milestones)
+
+
+@dataclass(frozen=True)
+class InverseTime:
+    """rate / (offset + t)."""
+
+    value: float
+    offset: float
+
+    def __call__(self, t: float) -> float:
+        return self.value / (self.offset + t)
+
+
+@dataclass(frozen=True)
+class InverseSqrt:
+    """rate / sqrt(max(1, t))."""
+
+    value: float
+
+    def __call__(self, t: float) -> float:
+        return self.value / math.sqrt(max(1, t))
+
+
+@dataclass(frozen=True)
+class SparsifiedDecay:
+    """(gamma / strength) / max(1, shift + t), for SGD with sparsified gradients and regularisation `strength`."""
+
+    gamma: float
+    strength: float
+    shift: float
+
+    def __call__(self, t: float) -> float:
+        return self.gamma / self.strength / max(1, self.shift + t)
+
+
+@dataclass(frozen=True)
+class WarmupInverseSqrt:
+    """Linear from 0 to `target` at t = warmup, then target sqrt(warmup / t)."""
+
+    target: float
+    warmup: float
+
+    def __call__(self, t: float) -> float:
+        return self.target * t / self.warmup if t <= self.warmup else self.target * math.sqrt(self.warmup / t)
+
+
+@dataclass(frozen=True)
+class ExponentialWarmupMultiStep:
+    """Exponential warm-up from target/100, then up to `decays` multiplications by `factor`.
+
+    warmup, remain, interval: in steps, or as fractions of `total` when they are floats below or equal to 1. The first
+    decay is at `remain`, the next every `interval` (None: the rest shared evenly). The warm-up ends at `remain` at the
+    latest.
+    """
+
+    target: float
+    total: int
+    warmup: float
+    remain: float
+    decays: int
+    factor: float
+    interval: float | None = None
+
+    def __call__(self, t: float) -> float:
+        remain = self._steps(self.remain)
+        warmup = min(self._steps(self.warmup), remain)
+        interval = self._steps(self.interval) if self.interval is not None else (self.total - remain) // self.decays
+        if t <= warmup:
+            return self.target * (0.01 ** ((warmup - t) / warmup) if warmup else 1.0)
+        if t < remain:
+            return self.target
+        return self.target * self.factor ** min(self.decays, int((t - remain) // max(1, interval)) + 1)
+
+    def _steps(self, value: float) -> int:
+        return int(value * self.total) if isinstance(value, float) and value <= 1 else int(value)
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """Linear warm-up from 0, then target ((1-p) + (minimum/target)^(1/power) p)^power with p = (t - warmup) / decay,
+    constant from p = 1 on."""
+
+    target: float
+    minimum: float
+    warmup: float
+    decay: float
+    power: float = 2.0
+
+    def __call__(self, t: float) -> float:
+        if t < self.warmup:
+            return self.target * t / self.warmup
+        p = min(1.0, (t - self.warmup) / self.decay)
+        base = (1 - p) + math.pow(self.minimum / self.target, 1 / self.power) * p
+        return self.target * math.pow(base, self.power)
+
+
+@dataclass(frozen=True)
+class Piecewise:
+    """rates[i] between boundaries[i-1] <= t < boundaries[i]; with `ramp`, linear from rates[0] to rates[1] up to the
+    first boundary."""
+
+    boundaries: tuple[float, ...]
+    rates: tuple[float, ...]
+    ramp: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.rates) != len(self.boundaries) + 1 or list(self.boundaries) != sorted(self.boundaries):
+            raise ValueError("a piecewise rate needs ascending boundaries and one rate more than those")
+
+    def __call__(self, t: float) -> float:
+        if self.ramp and self.boundaries and t < self.boundaries[0]:
+            return LinearWarmup(self.rates[0], self.rates[1], self.boundaries[0])(t)
+        return self.rates[sum(boundary <= t for boundary in self.boundaries)]

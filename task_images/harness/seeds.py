@@ -1,0 +1,34 @@
+"""Random numbers: shared by all ranks where they must agree, different per rank where they must not.
+
+Initial parameters, partition and split use the run's seed itself; dropout and augmentation use a stream of the rank.
+"""
+
+import hashlib
+import random
+
+import numpy as np
+import torch
+
+
+def derive(seed: int, *path: str | int) -> int:
+    """A seed of 63 bits for the stream named by `path`: equal everywhere, unrelated to that of any other path."""
+    text = "/".join(str(part) for part in (seed, *path))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def generator(seed: int, *path: str | int) -> torch.Generator:
+    """A torch generator (on the CPU) of the stream `path`."""
+    return torch.Generator().manual_seed(derive(seed, *path))
+
+
+def numpy_generator(seed: int, *path: str | int) -> np.random.Generator:
+    """A numpy generator of the stream `path`."""
+    return np.random.Generator(np.random.PCG64(derive(seed, *path)))
+
+
+def seed_all(seed: int, rank: int | None = None) -> None:
+    """Seed Python, numpy and torch: without `rank` the same everywhere, with it a stream of this rank's own."""
+    value = derive(seed, "all") if rank is None else derive(seed, "rank", rank)
+    random.seed(value)
+    np.random.seed(value % 2**32)
+    torch.manual_seed(value)

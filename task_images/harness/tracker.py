@@ -1,0 +1,182 @@
+"""Where the time goes: a clock that is always in exactly one category, so that the categories add up to the wall time.
+
+    tracker = Tracker(world.synchronize if world.device.type == "cuda" else None)
+    tracker.restart()
+    for batch in tracker.waiting(loader):
+        with tracker.step(samples=batch.total):
+            with tracker.section("forward"):
+                ...
+
+Time outside any section is `other`. A section inside another pauses the outer one; only `validation` keeps everything
+inside it for itself, since a forward pass there is no training.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from task_images.contract import CATEGORIES
+from task_images.harness.distributed import World
+
+_OUTSIDE_TRAINING = frozenset({"data_wait", "validation"})
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the tracker knew at one moment. All times in seconds since `restart`.
+
+    seconds     category -> seconds; their sum is `wall`
+    training    time inside steps, without data_wait and validation
+    updates     steps that updated the model
+    samples     samples trained on, all ranks together
+    epoch       last epoch begun, from 1; 0 before training
+    """
+
+    seconds: dict[str, float]
+    wall: float
+    training: float
+    updates: int
+    samples: int
+    epoch: int
+
+
+class Tracker:
+    """Measures one rank. `synchronize`, if given, is called at every border, so that work queued on a device is booked
+    where it was ordered. Sections and steps may be left by an exception. Not to be shared between threads.
+    """
+
+    def __init__(
+        self, synchronize: Callable[[], None] | None = None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._synchronize = synchronize
+        self._clock = clock
+        self._sections = {name: _Section(self, name) for name in CATEGORIES}
+        self._step = _Step(self)
+        self._stack: list[tuple[str, str]] = []  # (asked for, booked under)
+        self.restart()
+
+    def restart(self) -> None:
+        """Set everything to zero and start the clock. Raises RuntimeError inside a section or step."""
+        if self._stack or self._step.open:
+            raise RuntimeError("the tracker cannot restart inside a section or step")
+        self._thread = threading.get_ident()
+        self._seconds = dict.fromkeys(CATEGORIES, 0.0)
+        self._training = 0.0
+        self._current = "other"
+        self.updates = self.samples = self.epoch = 0
+        self._begin = self._mark = self._now()
+
+    def section(self, name: str) -> "_Section":
+        """A context whose time is booked under `name`, one of contract.CATEGORIES (else ValueError)."""
+        try:
+            return self._sections[name]
+        except KeyError:
+            raise ValueError(f"{name!r} is not one of {', '.join(CATEGORIES)}") from None
+
+    def step(self, samples: int = 0, updates: int = 1) -> "_Step":
+        """The context of one training step on `samples` samples (of all ranks together). Steps do not nest.
+
+        A step left by an exception is not counted. With gradient accumulation only the last pass has `updates=1`.
+        """
+        self._step.samples, self._step.updates = samples, updates
+        return self._step
+
+    def waiting(self, items: Iterable[Item]) -> Iterator[Item]:
+        """`items`, with the time spent waiting for each booked as data_wait."""
+        iterator = iter(items)
+        while True:
+            with self._sections["data_wait"]:
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    return
+            yield item
+
+    def snapshot(self) -> Snapshot:
+        """The figures up to now. The clock goes on."""
+        self._book(self._now())
+        return Snapshot(
+            dict(self._seconds), self._mark - self._begin, self._training, self.updates, self.samples, self.epoch
+        )
+
+    def _enter(self, name: str) -> None:
+        if threading.get_ident() != self._thread:
+            raise RuntimeError("the tracker belongs to the thread that started it")
+        self._book(self._now())
+        if self._current == "validation":
+            self._stack.append((name, "validation"))
+            return
+        self._stack.append((name, name))
+        self._current = name
+
+    def _leave(self, name: str) -> None:
+        self._book(self._now())
+        asked, _ = self._stack.pop() if self._stack else ("nothing", "")
+        if asked != name:
+            raise RuntimeError(f"section {name!r} was left while inside {asked!r}")
+        self._current = self._stack[-1][1] if self._stack else "other"
+
+    def _now(self) -> float:
+        if self._synchronize is not None:
+            self._synchronize()
+        return self._clock()
+
+    def _book(self, now: float) -> None:
+        spent = now - self._mark
+        self._mark = now
+        self._seconds[self._current] += spent
+        if self._step.open and self._current not in _OUTSIDE_TRAINING:
+            self._training += spent
+
+
+class _Section:
+    """Re-usable: it holds no state of its own, so entering it twice is no trouble."""
+
+    __slots__ = ("_name", "_tracker")
+
+    def __init__(self, tracker: Tracker, name: str) -> None:
+        self._tracker = tracker
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._tracker._enter(self._name)
+
+    def __exit__(self, *error: object) -> None:
+        self._tracker._leave(self._name)
+
+
+class _Step:
+    __slots__ = ("_tracker", "open", "samples", "updates")
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+        self.open = False
+        self.samples = 0
+        self.updates = 1
+
+    def __enter__(self) -> None:
+        if self.open:
+            raise RuntimeError("a step began inside a step")
+        self._tracker._book(self._tracker._now())
+        self.open = True
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        self._tracker._book(self._tracker._now())
+        self.open = False
+        if kind is None:
+            self._tracker.updates += self.updates
+            self._tracker.samples += self.samples
+
+
+def gather_timings(world: World, snapshot: Snapshot) -> dict[str, dict[str, float]]:
+    """category -> {min, mean, max, rank0} in seconds over all ranks. Every rank must call it; one collective."""
+    rows = world.gather([snapshot.seconds[name] for name in CATEGORIES])
+    columns = zip(*rows, strict=True)
+    return {
+        name: {"min": min(column), "mean": sum(column) / len(column), "max": max(column), "rank0": column[0]}
+        for name, column in zip(CATEGORIES, columns, strict=True)
+    }

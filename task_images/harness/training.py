@@ -1,0 +1,143 @@
+"""Synchronous data-parallel training to a goal, for tasks that map a batch of inputs to outputs and a loss.
+
+Read it from top to bottom: `Trainer.run` is an epoch after another, `_train` an update after another. Tasks whose loop
+differs (sequences, accumulation) write their own with the same tracker, strategy, loss guard, goal and reporter.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from task_images.comm.base import Strategy
+from task_images.harness.data import Data
+from task_images.harness.distributed import World
+from task_images.harness.goals import GoalWatch
+from task_images.harness.metrics import Mean, Metric, TrainingLoss, collect
+from task_images.harness.replicas import average_buffers, broadcast_state, check_identical
+from task_images.harness.report import Reporter
+from task_images.harness.schedules import Schedule
+from task_images.harness.tracker import Tracker
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+# Steps between two looks at the global training loss; the original posted as often.
+LOSS_EVERY = 25
+
+
+@dataclass
+class Trainer:
+    """All that a training needs.
+
+    model       on world.device; broadcast from rank 0 before the first step
+    loss        (outputs, targets) -> mean over the batch, a scalar
+    optimizer   its groups' rates are set before every update
+    metrics     of the validation set; among them the goal's, by name
+    goal        None: train all epochs
+    """
+
+    world: World
+    model: nn.Module
+    loss: Loss
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    strategy: Strategy
+    data: Data
+    metrics: Sequence[Metric]
+    goal: GoalWatch | None
+    report: Reporter
+    epochs: int
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Train until the goal or the last epoch, and report the result. Raises DivergedError on NaN."""
+        self.tracker = Tracker(self.world.synchronize if self.world.device.type == "cuda" else None)
+        broadcast_state(self.world, self.model)
+        self.strategy.attach(self.world, self.model)
+        self.world.barrier()
+        self.tracker.restart()
+        curve: list[dict[str, float]] = []
+        for epoch in range(1, self.epochs + 1):
+            self.tracker.epoch = epoch
+            training_loss = self._train(epoch)
+            check_identical(self.world, self.model)
+            with self.tracker.section("validation"):
+                values = self._validate(epoch)
+            self.schedule.after_epoch(values["loss"])
+            self._report_epoch(epoch, training_loss, values)
+            curve.append(
+                {"epoch": epoch, "seconds": self.tracker.snapshot().wall, "train_loss": training_loss, **values}
+            )
+            if self.goal and self.goal.observe(values[self.goal.metric], epoch, self.tracker):
+                break
+        self.report.phase("finished")
+        self.report.result(
+            self.tracker, self.goal, {**self.details, "curve": curve, "communication": self.strategy.stats()}
+        )
+
+    def _train(self, epoch: int) -> float:
+        """One epoch; returns the mean training loss over all ranks' samples."""
+        tracker, section = self.tracker, self.tracker.section
+        self.model.train()
+        self.report.phase("training", epoch=epoch, epochs=self.epochs)
+        recent, whole = TrainingLoss(), Mean("loss")
+        for step, batch in enumerate(tracker.waiting(self.data.training(epoch)), 1):
+            with tracker.step(samples=batch.total):
+                with section("preprocessing"):
+                    inputs, targets = self.data.prepare(batch, training=True)
+                with section("forward"):
+                    outputs = self.model(inputs)
+                with section("loss"):
+                    loss = self.loss(outputs, targets)
+                with section("backward"):
+                    loss.backward()  # type: ignore[no-untyped-call]
+                with section("communication"):
+                    self.strategy.before_update(batch.size, batch.total)
+                with section("optimizer"):
+                    self._update()
+                with section("communication"):
+                    self.strategy.after_update()
+                with section("metrics"):
+                    recent.add(loss, batch.size)
+                    whole.add_mean(loss, batch.size)
+                    if step % LOSS_EVERY == 0 or step == self.data.steps:
+                        value = recent.collect(self.world, epoch, step)
+                        self.report.metric("train_loss", value, epoch=epoch, step=tracker.updates + 1)
+            self.report.step(step, self.data.steps, epoch=epoch, epochs=self.epochs)
+        self.strategy.flush()
+        return collect(self.world, [whole])["loss"]
+
+    def _update(self) -> None:
+        rate = self.schedule.rate(self.tracker.updates)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        # In place: the strategy keeps the gradients in one buffer.
+        self.optimizer.zero_grad(set_to_none=False)
+
+    def _validate(self, epoch: int) -> dict[str, float]:
+        """Loss and metrics over the whole validation set, each rank on its shard."""
+        self.report.phase("validation", epoch=epoch, epochs=self.epochs)
+        average_buffers(self.world, self.model)
+        self.model.eval()
+        mean = Mean("loss")
+        with torch.inference_mode():
+            for batch in self.data.validation():
+                inputs, targets = self.data.prepare(batch, training=False)
+                outputs = self.model(inputs)
+                mean.add_mean(self.loss(outputs, targets), batch.size)
+                for metric in self.metrics:
+                    metric.update(outputs, targets)
+        return collect(self.world, [mean, *self.metrics])
+
+    def _report_epoch(self, epoch: int, training_loss: float, values: dict[str, float]) -> None:
+        seconds = self.tracker.snapshot().wall
+        for name, value in values.items():
+            self.report.metric(f"val_global_{name}", value, epoch=epoch, seconds=seconds)
+        shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items() if name != "loss")
+        self.report.say(
+            f"epoch {epoch}/{self.epochs}  loss {training_loss:.4f}  validation loss {values['loss']:.4f}  {shown}"
+            f"  {seconds:.1f} s"
+        )
