@@ -1,0 +1,157 @@
+"""From what a supervisor wrote down to findings: pure, so every ending can be tested from its facts alone."""
+
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mlbench_cli.engines.base import Finding
+from task_images import contract
+
+EVIDENCE_LINES = 10
+EVIDENCE_WIDTH = 300
+
+Facts = Mapping[str, Any]
+
+
+def diagnose(
+    state: Facts, tail: Callable[[int], list[str]], *, timeout: float, gone: bool = False
+) -> tuple[Finding, ...]:
+    """Why a local run ended as it did. `tail(rank)` gives the last lines of a log, `gone` says that nobody watches it.
+
+    The rank that failed first comes first; the others, which were stopped for it, are not findings.
+    """
+    found = []
+    first = state.get("first_failed")
+    if first is not None:
+        found.append(_failed(state["name"], state["ranks"][first], tail(first)))
+    if state.get("disk_full"):
+        found.append(
+            Finding(
+                "disk_full",
+                "The disk of the run's folder is full: what was written last is incomplete.",
+                hint="Make room, or set MLBENCH_HOME to a folder on another disk.",
+                retryable=True,
+            )
+        )
+    ending = _ENDINGS.get(state.get("ended") or state.get("stopping") or "")
+    if gone:
+        ending = _ENDINGS["lost"]
+    if ending:
+        found.append(ending(state, timeout))
+    return tuple(found)
+
+
+def last_lines(data: bytes) -> list[str]:
+    """The last lines of a log as evidence: no events, no control characters, of bounded width."""
+    lines = []
+    for line in reversed(data.split(b"\n")):
+        if contract.parse_event(line) is not None:
+            continue
+        text = "".join(char if char.isprintable() else " " for char in line.decode("utf-8", "replace")).strip()
+        if text:
+            lines.append(text[:EVIDENCE_WIDTH])
+        if len(lines) == EVIDENCE_LINES:
+            break
+    return lines[::-1]
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def describe_exit(facts: Facts) -> str:
+    """How a rank ended, after "Rank N": "exited with 3", "was killed by SIGSEGV"."""
+    if facts["start_error"]:
+        return f"could not be started: {facts['start_error']}"
+    if facts["signal"] is not None:
+        return f"was killed by {signal_name(facts['signal'])}"
+    return f"exited with {facts['exit_code']}"
+
+
+def _failed(name: str, facts: Facts, lines: list[str]) -> Finding:
+    """The finding on the rank that failed first."""
+    rank, code = facts["rank"], facts["exit_code"]
+    evidence = {"rank": rank, "exit_code": code, "log": lines}
+    logs = f"mlbench logs {name} --rank {rank}"
+    if facts["start_error"]:
+        return Finding(
+            "command_not_found",
+            f"The command of rank {rank} {describe_exit(facts)}.",
+            hint="The command is run as it is given, without a shell: check the spelling of its first word, and PATH.",
+            evidence=evidence,
+        )
+    if facts["out_of_memory"]:
+        surely = "" if facts["out_of_memory"] == "cgroup" else "likely "
+        return Finding(
+            "out_of_memory",
+            f"Rank {rank} was killed by the system, {surely}out of memory.",
+            hint="Use fewer workers or smaller batches, or close other programs.",
+            evidence=evidence,
+        )
+    if code == 127:
+        return Finding(
+            "command_not_found",
+            f"Rank {rank} exited with 127: a command in it was not found.",
+            hint=logs,
+            evidence=evidence,
+        )
+    if code == contract.EXIT_USAGE:
+        return Finding("usage", f"Rank {rank} refused its arguments (exit code {code}).", hint=logs, evidence=evidence)
+    if code == contract.EXIT_ENVIRONMENT:
+        return Finding(
+            "bad_environment",
+            f"Rank {rank} cannot run in this environment (exit code {code}).",
+            hint=logs,
+            evidence=evidence,
+        )
+    if code == contract.EXIT_RETRYABLE:
+        return Finding(
+            "retryable",
+            f"Rank {rank} met a trouble that may pass (exit code {code}).",
+            hint=f"Run it again. {logs}",
+            retryable=True,
+            evidence=evidence,
+        )
+    by_whom = ", perhaps for want of memory, or by somebody" if facts["signal"] == signal.SIGKILL else ""
+    return Finding("rank_crashed", f"Rank {rank} {describe_exit(facts)}{by_whom}.", hint=logs, evidence=evidence)
+
+
+def _deadline(state: Facts, timeout: float) -> Finding:
+    return Finding(
+        "deadline", f"The run was stopped at its deadline of {timeout:g} s.", hint="Give it more with --timeout."
+    )
+
+
+def _client_lost(state: Facts, timeout: float) -> Finding:
+    return Finding(
+        "client_lost",
+        "The mlbench that had started the run died, and the run with it.",
+        hint="A run that shall outlive its client is started with --detach.",
+        retryable=True,
+    )
+
+
+def _never_started(state: Facts, timeout: float) -> Finding:
+    problem = state.get("start_problem") or "nothing was started in the run's folder"
+    return Finding("not_started", f"The run was not started: {problem}.", hint="Start it again.", retryable=True)
+
+
+def _lost(state: Facts, timeout: float) -> Finding:
+    return Finding(
+        "supervisor_lost",
+        "The process that watched over the ranks is gone (it was killed, or the machine was restarted); "
+        "the ranks ended with it.",
+        hint="Start the run again.",
+        retryable=True,
+    )
+
+
+_ENDINGS: dict[str, Callable[[Facts, float], Finding]] = {
+    "deadline": _deadline,
+    "client_lost": _client_lost,
+    "never_started": _never_started,
+    "lost": _lost,
+}

@@ -1,0 +1,231 @@
+"""This machine as the local engine sees it: processes, memory kills, ports, devices. Standard library only.
+
+Linux's /proc where there is one; elsewhere what needs it is left out, and process groups alone must do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` would cost the supervisor a tenth of its start
+    from typing import Any
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+TICKS = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+HAS_PROC = os.path.isdir("/proc/self")
+
+
+def prctl(option: int, value: int) -> None:
+    """Linux only; elsewhere the process groups alone must do."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def free_port() -> int:
+    """A port that nobody has, below those that the system gives to outgoing connections."""
+    import socket
+
+    lowest, highest = 15000, 32768
+    with (
+        contextlib.suppress(OSError, ValueError),
+        open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file,
+    ):
+        highest = min(highest, max(int(file.read().split()[0]), lowest + 1000))
+    for _ in range(1000):
+        port = lowest + int.from_bytes(os.urandom(4), "big") % (highest - lowest)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise OSError(errno.EADDRINUSE, "no free port")
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def visible_gpus(environ: Mapping[str, str]) -> list[str]:
+    given = environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [device for device in given.split(",") if device]
+    try:
+        return sorted((name[6:] for name in os.listdir("/dev") if name[:6] == "nvidia" and name[6:].isdigit()), key=int)
+    except OSError:
+        return []
+
+
+def gpus_of_worker(worker: int, count: int, devices: list[str]) -> list[str]:
+    """The worker's own devices; where there are too few, workers share them."""
+    chosen = [devices[(worker * count + index) % len(devices)] for index in range(count)] if devices else []
+    return list(dict.fromkeys(chosen))
+
+
+def memory_kills() -> dict[str, int]:
+    """How often the kernel killed for want of memory: in this control group, and on the machine."""
+    counts: dict[str, int] = {}
+    places = []
+    with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as file:
+        for line in file.read().splitlines():
+            _, kinds, path = line.split(":", 2)
+            if not kinds:
+                places.append(f"/sys/fs/cgroup{path}/memory.events")
+            elif "memory" in kinds.split(","):
+                places += [
+                    f"/sys/fs/cgroup/memory{path}/memory.oom_control",
+                    "/sys/fs/cgroup/memory/memory.oom_control",
+                ]
+    for kind, paths in (("cgroup", places), ("machine", ["/proc/vmstat"])):
+        for path in paths:
+            with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+                values = dict(line.split() for line in file)
+                if "oom_kill" in values:
+                    counts.setdefault(kind, int(values["oom_kill"]))
+    return counts
+
+
+def risen(before: Mapping[str, int], after: Mapping[str, int]) -> str | None:
+    return next((kind for kind in ("cgroup", "machine") if after.get(kind, 0) > before.get(kind, 0)), None)
+
+
+@functools.cache
+def boot_id() -> str | None:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def stat_fields(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat from the third (state) on, or None where there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].decode("ascii").split()
+    except OSError:
+        return None
+
+
+def start_time(pid: int) -> int | None:
+    """Clock ticks from boot to the start of the process; with its number it names a process for good."""
+    fields = stat_fields(pid)
+    return int(fields[19]) if fields else None
+
+
+def process_tree() -> dict[int, list[int]]:
+    """Every process of the machine by its parent."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (fields := stat_fields(int(name))):
+            children.setdefault(int(fields[1]), []).append(int(name))
+    return children
+
+
+def descendants(pid: int, children: Mapping[int, list[int]]) -> list[int]:
+    found = list(children.get(pid, ()))
+    for child in found:  # grows while it is walked
+        found += children.get(child, ())
+    return found
+
+
+def signal_group(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def kill_descendants() -> None:
+    """Kill what escaped its process group: orphans come to this process, so it finds all, however deep."""
+    give_up = time.monotonic() + 5.0
+    while time.monotonic() < give_up:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        if HAS_PROC:
+            for pid in descendants(os.getpid(), process_tree()):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+
+
+def is_full(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def drain(descriptor: int) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while os.read(descriptor, 4096):
+            pass
+
+
+class Sampler:
+    """CPU seconds, resident bytes, and bytes read and written of each rank's process tree."""
+
+    def __init__(self) -> None:
+        self._trees: dict[int, list[int]] = {}
+        self._next_scan = 0.0
+        self._cpu: dict[int, float] = {}
+
+    def lines(self, ranks: Mapping[int, int]) -> list[dict[str, Any]]:
+        """One line per rank; `ranks` is rank to process."""
+        if not ranks or not HAS_PROC:
+            return []
+        self._scan(ranks)
+        moment = round(time.time(), 3)
+        return [self._line(rank, pid, moment) for rank, pid in ranks.items()]
+
+    def last(self, rank: int, usage: Any) -> dict[str, Any]:
+        """The line at a rank's end, from what wait4 says: all its CPU time, and the peak of its largest process."""
+        return {
+            "time": round(time.time(), 3),
+            "rank": rank,
+            "cpu_seconds": self._grown(rank, usage.ru_utime + usage.ru_stime),
+            "rss_bytes": 0,
+            "peak_rss_bytes": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+        }
+
+    def _scan(self, ranks: Mapping[int, int]) -> None:
+        """Look for new members of the trees, but spend at most half a percent of one core on a crowded machine."""
+        begun = time.monotonic()
+        if begun < self._next_scan and self._trees.keys() >= ranks.keys():
+            return
+        children = process_tree()
+        self._trees = {rank: descendants(pid, children) for rank, pid in ranks.items()}
+        self._next_scan = time.monotonic() + 200 * (time.monotonic() - begun)
+
+    def _line(self, rank: int, root: int, moment: float) -> dict[str, Any]:
+        cpu, resident, read, written = 0.0, 0, 0, 0
+        for pid in (root, *self._trees[rank]):
+            fields = stat_fields(pid)
+            if fields is None:
+                continue
+            # Own time and that of children already waited for, so that it does not fall when a child ends.
+            cpu += sum(int(value) for value in fields[11:15]) / TICKS
+            resident += int(fields[21]) * PAGE
+            with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/io", encoding="ascii") as file:
+                counts = dict(line.split(": ") for line in file)
+                read += int(counts["read_bytes"])
+                written += int(counts["write_bytes"])
+        return {
+            "time": moment,
+            "rank": rank,
+            "cpu_seconds": self._grown(rank, cpu),
+            "rss_bytes": resident,
+            "read_bytes": read,
+            "write_bytes": written,
+        }
+
+    def _grown(self, rank: int, cpu: float) -> float:
+        self._cpu[rank] = max(self._cpu.get(rank, 0.0), round(cpu, 3))
+        return self._cpu[rank]
