@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,11 @@ class Machine:
 
 def local_machine() -> Machine:
     """This machine, seen without importing a framework: its NVIDIA devices are files."""
-    gpus = sum(1 for path in Path("/dev").glob("nvidia[0-9]*"))
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        gpus = sum(1 for device in chosen.split(",") if device.strip() not in ("", "-1"))
+    else:
+        gpus = sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))
     return Machine(cores=len(os.sched_getaffinity(0)), gpus=gpus)
 
 
@@ -57,6 +61,7 @@ def resolve(request: Request, cluster: Cluster, machine: Machine | None = None) 
     local = cluster.provider == "local"
     if local:
         _refuse_cluster_options(request)
+        request = replace(request, data_dir=_existing_folder(request.data_dir, "--data-dir"))
     common = {**_program(request, local), **_placement(request), "kubernetes": _kubernetes(request)}
     specs = tuple(_spec(request, cluster, workers, common) for workers in request.workers)
     for spec in specs:
@@ -104,8 +109,8 @@ def _task_program(request: Request, task: Task) -> dict[str, Any]:
         raise UsageError(f'The task "{task.name}" runs on {" and ".join(task.devices)} only, not on {device}.')
     if request.light and task.goal is None:
         raise UsageError(f'The task "{task.name}" has no goal, so there is no light one.', hint="Leave out --light.")
-    if request.run_on_all is not None:
-        raise UsageError("--run-on-all is for a command of your own; a task always runs on all workers.")
+    if request.run_on_all is False:
+        raise UsageError("--no-run-on-all is for a command of your own; a task always runs on all workers.")
     preset = request.preset or "spec"
     return {
         "task": task.name,
@@ -121,18 +126,10 @@ def _task_backend(request: Request, task: Task, device: str) -> str:
     backend = _asked_backend(request)
     if backend is None:
         return "nccl" if device == "gpu" and "nccl" in task.backends else task.backends[0]
-    if backend not in task.backends:
-        known = ", ".join(task.backends)
-        if request.custom_backend or backend not in BACKENDS:
-            near = did_you_mean(backend, task.backends)
-            raise UsageError(
-                f'The task "{task.name}" has no backend "{backend}", only {known}.{near}',
-                hint="A custom backend needs a command of your own: --command",
-            )
-        raise UsageError(f'The task "{task.name}" has no backend {backend}, only {known}.')
-    if backend == "nccl" and device != "gpu":
-        raise UsageError("The backend nccl works on GPUs only.", hint="Add --gpu, or choose --backend gloo.")
-    return backend
+    # Whether torch has a custom backend can only be seen where the task runs.
+    if backend in BACKENDS and backend not in task.backends:
+        raise UsageError(f'The task "{task.name}" has no backend {backend}, only {", ".join(task.backends)}.')
+    return _checked_device(backend, request)
 
 
 def _custom_program(request: Request, command: str) -> dict[str, Any]:
@@ -142,9 +139,7 @@ def _custom_program(request: Request, command: str) -> dict[str, Any]:
         argv = tuple(shlex.split(command))
     except ValueError as error:
         raise UsageError(f"--command {clip(repr(command))} cannot be split into words: {error}.") from None
-    backend = _asked_backend(request) or "gloo"
-    if backend == "nccl" and not request.gpu:
-        raise UsageError("The backend nccl works on GPUs only.", hint="Add --gpu, or choose --backend gloo.")
+    backend = _checked_device(_asked_backend(request) or "gloo", request)
     on_all = backend in ("gloo", "nccl") if request.run_on_all is None else request.run_on_all
     return {
         "task": CUSTOM,
@@ -176,6 +171,12 @@ def _asked_backend(request: Request) -> str | None:
             f'There is no backend "{clip(asked)}", only {", ".join(known)}.{did_you_mean(asked.lower(), known)}'
         )
     return _custom_backend(asked.removeprefix(f"{CUSTOM}:"))
+
+
+def _checked_device(backend: str, request: Request) -> str:
+    if backend == "nccl" and not request.gpu:
+        raise UsageError("The backend nccl works on GPUs only.", hint="Add --gpu, or choose --backend gloo.")
+    return backend
 
 
 def _custom_backend(name: str) -> str:
@@ -245,8 +246,6 @@ def _check_local(spec: RunSpec, machine: Machine) -> None:
             f"The backend nccl needs one GPU per rank: {spec.world_size} ranks, but this machine has {machine.gpus}.",
             hint="Ask for fewer workers, or choose --backend gloo, whose ranks share GPUs.",
         )
-    if spec.data_dir is not None and not Path(spec.data_dir).is_dir():
-        raise NotFoundError(f"--data-dir: there is no folder {spec.data_dir}.")
 
 
 def _refuse_cluster_options(request: Request) -> None:
@@ -267,15 +266,13 @@ def _kubernetes(request: Request) -> KubernetesOptions:
         "queue": _label(request.queue, "queue"),
         "hold_seconds": None if request.hold is None else round(parse_duration(request.hold, "--hold")),
         "collect": request.collect,
-        "template_dir": request.template_dir,
+        "template_dir": _existing_folder(request.template_dir, "--template-dir"),
         "host_network": request.host_network,
         "spread": request.spread,
         "registry": None if request.registry is None else request.registry.rstrip("/"),
     }
     if request.collect not in (None, "rank0", "all"):
         raise UsageError(f'--collect "{clip(request.collect)}" is neither rank0 nor all.')
-    if request.template_dir is not None and not Path(request.template_dir).is_dir():
-        raise NotFoundError(f"--template-dir: there is no folder {request.template_dir}.")
     for key in request.node_selector:
         if not _LABEL_KEY.fullmatch(key):
             raise UsageError(f'--node-selector: "{clip(key)}" is not the key of a label.')
@@ -285,6 +282,15 @@ def _kubernetes(request: Request) -> KubernetesOptions:
         env=_environment(request.env),
         **{key: value for key, value in given.items() if value is not None},
     )
+
+
+def _existing_folder(path: str | None, what: str) -> str | None:
+    """The folder's absolute path. Raises NotFoundError where there is none."""
+    if path is None:
+        return None
+    if "\0" in path or not Path(path).is_dir():
+        raise NotFoundError(f"{what}: there is no folder {clip(path)}.")
+    return os.path.abspath(path)
 
 
 def _label(text: str | None, name: str) -> str | None:

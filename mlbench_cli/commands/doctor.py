@@ -1,0 +1,136 @@
+"""`mlbench doctor`: what this machine has for benchmarks, and what is missing for what."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib import metadata
+
+from mlbench_cli import __version__, console, settings
+from mlbench_cli.commands._common import Format, Output
+from mlbench_cli.errors import MlbenchError, UsageError
+from mlbench_cli.launch import local_machine
+
+MIN_FREE = 2 << 30  # bytes; an archive is small, a task's checkpoints and data are not
+MIN_SHM = 256 << 20
+TORCH_SECONDS = 120
+# Asked in a process of its own: importing torch takes seconds and the tool itself never does.
+TORCH_PROBE = """
+import torch, torch.distributed as d
+backends = [name for name in ("gloo", "nccl", "mpi") if d.is_available() and d.is_backend_available(name)]
+print(torch.__version__, torch.cuda.device_count(), ",".join(backends) or "none")
+"""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report. `state`: ok | missing (something optional is not there) | failed (nothing will work)."""
+
+    what: str
+    state: str
+    found: str
+    hint: str | None = None
+
+
+def doctor(output: Output = Format.text) -> int:
+    """Check what this machine has and what is missing. The exit code is 2 where nothing can work as it is."""
+    checks = [check() for check in CHECKS]
+    if output == Format.json:
+        console.out_json({"checks": [asdict(check) for check in checks]})
+    else:
+        console.out_table(["CHECK", "STATE", "FOUND"], [[check.what, check.state, check.found] for check in checks])
+        hints = [f"{check.what}: {check.hint}" for check in checks if check.hint and check.state != "ok"]
+        console.note("".join(f"\n{hint}" for hint in hints))
+    return UsageError.exit_code if any(check.state == "failed" for check in checks) else 0
+
+
+def _python() -> Check:
+    return Check("python", "ok", f"{sys.version.split()[0]} ({sys.executable}), mlbench {__version__}")
+
+
+def _store() -> Check:
+    from mlbench_cli.store import Store
+
+    try:
+        store = Store()
+        runs = len(store.runs())
+    except MlbenchError as error:
+        return Check("store", "failed", error.message, error.hint)
+    return Check("store", "ok", f"{store.folder}: {runs} runs, {len(store.clusters())} clusters")
+
+
+def _disk() -> Check:
+    try:
+        free = shutil.disk_usage(settings.data_dir()).free
+    except (OSError, MlbenchError) as error:
+        return Check("disk", "failed", str(error))
+    state = "ok" if free >= MIN_FREE else "missing"
+    return Check("disk", state, f"{console.size(free)} free", f"Runs want {console.size(MIN_FREE)}; make room.")
+
+
+def _shared_memory() -> Check:
+    try:
+        free = shutil.disk_usage("/dev/shm").free
+    except OSError:
+        return Check("shared memory", "missing", "no /dev/shm", "nccl and data loaders want it.")
+    state = "ok" if free >= MIN_SHM else "missing"
+    return Check("shared memory", state, f"{console.size(free)} free in /dev/shm", "In a container: --shm-size=1g")
+
+
+def _cores() -> Check:
+    machine = local_machine()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Check("machine", "ok", f"{machine.cores} cores, {machine.gpus} GPUs, {console.size(memory)} memory")
+
+
+def _torch() -> Check:
+    hint = "The tasks need torch on this machine: pip install 'mlbench[local]'"
+    try:
+        probe = subprocess.run(
+            [sys.executable, "-c", TORCH_PROBE], capture_output=True, text=True, timeout=TORCH_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Check("torch", "missing", str(error), hint)
+    if probe.returncode != 0:
+        last = (probe.stderr.strip().splitlines() or ["it cannot be imported"])[-1]
+        return Check("torch", "missing", last, hint)
+    version, gpus, backends = probe.stdout.split()[-3:]
+    return Check("torch", "ok", f"{version}, backends {backends}, sees {gpus} GPUs")
+
+
+def _package(what: str, package: str, extra: str, use: str) -> Callable[[], Check]:
+    def check() -> Check:
+        try:
+            return Check(what, "ok", f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            return Check(what, "missing", f"no {package}", f"For {use}: pip install 'mlbench[{extra}]'")
+
+    return check
+
+
+def _program(program: str, use: str) -> Callable[[], Check]:
+    def check() -> Check:
+        path = shutil.which(program)
+        if path is None:
+            return Check(program, "missing", "not on PATH", f"Needed for {use}.")
+        return Check(program, "ok", path)
+
+    return check
+
+
+CHECKS: tuple[Callable[[], Check], ...] = (
+    _python,
+    _store,
+    _disk,
+    _shared_memory,
+    _cores,
+    _torch,
+    _package("charts", "matplotlib", "plots", "mlbench charts"),
+    _package("clusters", "kubernetes", "k8s", "any cluster but local"),
+    _package("gke", "google-cloud-container", "gke", "clusters of Google"),
+    _package("eks", "boto3", "eks", "clusters of Amazon"),
+    _program("docker", "KIND clusters and building images"),
+    _program("kind", "KIND clusters"),
+)

@@ -1,0 +1,30 @@
+"""`mlbench set-cluster`: the cluster that commands use by default."""
+
+from typing import Annotated
+
+import typer
+
+from mlbench_cli import console
+from mlbench_cli.errors import UsageError
+from mlbench_cli.store import Store
+
+# The original's words for providers, which scripts still use: mlbench set-cluster gcloud NAME
+ALIASES = {"gcloud": "gke", "aws": "eks"}
+
+
+def set_cluster(
+    words: Annotated[list[str], typer.Argument(metavar="[PROVIDER] NAME", help="a cluster of mlbench list-clusters")],
+) -> None:
+    """Choose the cluster that commands use by default; "local" is this machine."""
+    if len(words) > 2:
+        raise UsageError(f"{len(words)} words are given: a cluster's name is one.", hint="mlbench set-cluster NAME")
+    store = Store()
+    cluster = store.cluster(words[-1])
+    provider = ALIASES.get(words[0], words[0])
+    if len(words) == 2 and provider != cluster.provider:
+        raise UsageError(
+            f'The cluster "{cluster.name}" is one of {cluster.provider}, not of {words[0]}.',
+            hint=f"mlbench set-cluster {cluster.name}",
+        )
+    store.choose_cluster(cluster.name)
+    console.out(f"Commands now use the cluster {cluster.name} ({cluster.provider}).")

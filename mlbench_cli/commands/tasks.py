@@ -1,0 +1,117 @@
+"""`mlbench tasks`: the catalogue."""
+
+from typing import Annotated, Any
+
+import typer
+
+from mlbench_cli import console
+from mlbench_cli.catalog import Parameter, Task, load_catalog, load_task
+from mlbench_cli.commands._common import Format, Output
+from mlbench_cli.request import entry_text
+
+
+def tasks(
+    name: Annotated[str | None, typer.Argument(metavar="[TASK]", help="show this task with its parameters")] = None,
+    output: Output = Format.text,
+) -> None:
+    """Show the benchmark tasks, or one of them with its parameters and presets."""
+    if name is not None:
+        task = load_task(name)
+        console.out_json(_document(task)) if output == Format.json else console.out(_description(task))
+        return
+    found = list(load_catalog().values())
+    if output == Format.json:
+        console.out_json({"tasks": [_document(task) for task in found]})
+        return
+    console.out_table(
+        ["TASK", "NUMBER", "TITLE", "BACKENDS", "DEVICES", "GOAL"],
+        [
+            [task.name, task.number, task.title, ",".join(task.backends), ",".join(task.devices), _goal(task, "spec")]
+            for task in found
+        ],
+        droppable=["NUMBER", "DEVICES", "BACKENDS", "GOAL"],
+    )
+    console.note("\nMore on one of them: mlbench tasks TASK")
+
+
+def _document(task: Task) -> dict[str, Any]:
+    goal = task.goal
+    return {
+        "name": task.name,
+        "number": task.number,
+        "title": task.title,
+        "legacy_name": task.legacy_name,
+        "image": task.image,
+        "command": list(task.command),
+        "backends": list(task.backends),
+        "devices": list(task.devices),
+        "data": task.data,
+        "goal": None if goal is None else {"metric": goal.metric, "comparison": goal.comparison},
+        "parameters": {
+            parameter.name: {
+                "type": parameter.type,
+                "help": parameter.help,
+                "min": parameter.min,
+                "max": parameter.max,
+                "choices": list(parameter.choices) or None,
+            }
+            for parameter in task.parameters.values()
+        },
+        "presets": {preset: task.resolve(preset) for preset in task.presets},
+    }
+
+
+def _description(task: Task) -> str:
+    facts = [
+        ("Title", task.title),
+        ("Backends", ", ".join(task.backends)),
+        ("Devices", ", ".join(task.devices)),
+        ("Goal", _goal(task, "spec")),
+        ("Light goal", _goal(task, "spec", "goal_light")),
+        ("Data", task.data),
+        ("Presets", ", ".join(task.presets)),
+    ]
+    lines = [f"{title + ':':<12}{text}" for title, text in facts if text is not None]
+    changed = [preset for preset in task.presets if preset != "spec"]
+    table = console.format_table(
+        ["PARAMETER", "SPEC", *(preset.upper() for preset in changed), "MEANING"],
+        [
+            [
+                parameter.name,
+                entry_text(task.presets["spec"][parameter.name]),
+                *(_change(task, preset, parameter.name) for preset in changed),
+                _meaning(parameter),
+            ]
+            for parameter in task.parameters.values()
+        ],
+    )
+    return "\n".join([*lines, "", table, "", f"Change one with --set, as: {_example(task)}"])
+
+
+def _goal(task: Task, preset: str, parameter: str = "goal_full") -> str | None:
+    if task.goal is None:
+        return None
+    return f"{task.goal.metric} {task.goal.comparison} {task.resolve(preset)[parameter]:g}"
+
+
+def _change(task: Task, preset: str, parameter: str) -> str:
+    return entry_text(task.presets[preset][parameter]) if parameter in task.presets[preset] else ""
+
+
+def _meaning(parameter: Parameter) -> str:
+    if parameter.choices:
+        return f"{parameter.help} ({', '.join(parameter.choices)})"
+    low, high = parameter.min, parameter.max
+    if low is None and high is None:
+        return f"{parameter.help} ({parameter.type})"
+    bounds = (
+        f"{low:g}..{high:g}"
+        if low is not None and high is not None
+        else (f">= {low:g}" if low is not None else f"<= {high:g}")
+    )
+    return f"{parameter.help} ({parameter.type}, {bounds})"
+
+
+def _example(task: Task) -> str:
+    name = next(iter(task.parameters), None)
+    return "" if name is None else f"--set {name}={entry_text(task.presets['spec'][name])}"
