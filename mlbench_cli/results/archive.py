@@ -21,7 +21,13 @@ from mlbench_cli.engines.base import Finding, Observation
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.results import canonical_zip, layout, record
 from mlbench_cli.results.canonical_zip import Entry, ZipDamage
-from mlbench_cli.results.events import log_files, metric_line, metric_of, proves, read_events, result_of
+from mlbench_cli.results.events import (
+    Reading,
+    log_files,
+    proves,
+    read_events,
+    resource_lines,
+)
 from mlbench_cli.results.layout import DamagedArchive, document, replace, replacing
 from mlbench_cli.results.official import official_text
 from mlbench_cli.spec import Run
@@ -58,9 +64,9 @@ def _seal(run: Run, outcome: str, exit_code: int, seen: Observation, price: Mapp
     findings = list(seen.findings) + _make_portable(folder)
     if not _is_of(folder / layout.RUN, run):
         replace(folder / layout.RUN, document(record.run_document(run)))
-    if not (folder / layout.RESOURCES).is_file():
-        replace(folder / layout.RESOURCES, b"")
-    reported, environments = _read_logs(run)
+    _mend_resources(folder / layout.RESOURCES)
+    reading = _read_logs(run)
+    reported = reading.result
     goal, differing = record.goal_of(run.spec, reported["goal"] if reported else None)
     proven = False
     if goal is not None and record.is_proven(goal):
@@ -70,7 +76,7 @@ def _seal(run: Run, outcome: str, exit_code: int, seen: Observation, price: Mapp
     result = record.result_document(
         run, outcome=outcome, exit_code=exit_code, seen=seen, reported=reported, goal=goal, proven=proven, price=price
     )
-    replace(folder / layout.ENVIRONMENT, document(record.environment_document(run.spec, environments)))
+    replace(folder / layout.ENVIRONMENT, document(record.environment_document(run.spec, reading.environments)))
     replace(folder / layout.FINDINGS, document(record.findings_document(findings + differing + contradictions)))
     replace(folder / layout.RESULT, document(result))
     replace(folder / layout.OFFICIAL, official_text(result).encode())
@@ -89,24 +95,22 @@ def _is_of(path: Path, run: Run) -> bool:
     return all(written.get(key) == value for key, value in record.identity(run).items())
 
 
-def _read_logs(run: Run) -> tuple[dict[str, Any] | None, dict[int, dict[str, Any]]]:
-    """Write metrics.jsonl in the order of logs and lines; return rank 0's last result, and the environments by rank."""
-    reported: dict[str, Any] | None = None
-    environments: dict[int, dict[str, Any]] = {}
+def _read_logs(run: Run) -> Reading:
+    """Write metrics.jsonl, in the order of logs and of lines in them."""
+    reading = Reading(run.spec.world_size)
     with replacing(run.folder / layout.METRICS) as metrics:
-        for number, path in log_files(run.folder).items():
+        for rank, path in log_files(run.folder).items():
             with open(path, "rb") as log:
-                for event in read_events(log):
-                    rank, kind = event["rank"], event["event"]
-                    if rank >= run.spec.world_size:
-                        continue
-                    if kind == "metric" and (metric := metric_of(event)):
-                        metrics.write(metric_line(metric))
-                    elif kind == "environment":
-                        environments.setdefault(rank, {}).update(event)
-                    elif kind == "result" and rank == number == 0:
-                        reported = result_of(event) or reported
-    return reported, environments
+                metrics.writelines(reading.metrics(rank, log))
+    return reading
+
+
+def _mend_resources(path: Path) -> None:
+    """Bring resources.jsonl to the archive's form: times as RFC 3339, no torn lines; empty if nothing was sampled."""
+    with replacing(path) as mended:
+        if path.is_file():
+            with open(path, "rb") as samples:
+                mended.writelines(resource_lines(samples))
 
 
 def _make_portable(folder: Path) -> list[Finding]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlbench_cli.results.layout import log_names
+from mlbench_cli.results.layout import log_names, parse_document
 from mlbench_cli.store import timestamp
 from task_images import contract
 
@@ -14,7 +14,9 @@ from task_images import contract
 LINE_LIMIT = 1 << 20
 SPREAD = ("min", "mean", "max", "rank0")
 _MARK = contract.PREFIX.encode() + b"{"
-_LATEST = 253402300799  # the last second of the year 9999
+# Made once: json.dumps with arguments makes an encoder per call, which takes longer than the encoding.
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+LATEST = 253402300799  # the last second of the year 9999
 _SPECIAL = ("nan", "inf", "-inf")
 
 
@@ -31,17 +33,42 @@ def read_events(log: BinaryIO) -> Iterator[dict[str, Any]]:
             yield event
 
 
+class Reading:
+    """One pass over the logs of a run: its metrics one by one, and what is known once all logs are read.
+
+    `result` is the last that rank 0 reported in its own log, as by `result_of`; `environments` are facts by rank.
+    Events of ranks outside the run are left out.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self.result: dict[str, Any] | None = None
+        self.environments: dict[int, dict[str, Any]] = {}
+
+    def metrics(self, number: int, log: BinaryIO) -> Iterator[bytes]:
+        """Read rank `number`'s log to its end; yields the lines of metrics.jsonl that follow from it."""
+        for event in read_events(log):
+            rank, kind = event["rank"], event["event"]
+            if rank >= self._world_size:
+                continue
+            if kind == "metric" and (metric := metric_of(event)):
+                yield json_line(metric)
+            elif kind == "environment":
+                self.environments.setdefault(rank, {}).update(event)
+            elif kind == "result" and rank == number == 0:
+                self.result = result_of(event) or self.result
+
+
 def last_result(folder: Path) -> dict[str, Any] | None:
-    """The result that rank 0 reported last in a run's folder, checked as by `result_of`; None if there is none."""
-    result = None
+    """The result that rank 0 reported last in a run's folder, as by `result_of`; None if there is none."""
     log = log_files(folder).get(0)
     if log is None:
         return None
+    reading = Reading(world_size=1)
     with open(log, "rb") as file:
-        for event in read_events(file):
-            if event["event"] == "result" and event["rank"] == 0:
-                result = result_of(event) or result
-    return result
+        for _ in reading.metrics(0, file):
+            pass
+    return reading.result
 
 
 def metric_of(event: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -50,19 +77,31 @@ def metric_of(event: Mapping[str, Any]) -> dict[str, Any] | None:
     None where name, value or time is none. A value is a number or one of "nan", "inf", "-inf".
     """
     name, value, moment = event.get("name"), event.get("value"), event["time"]
-    if not isinstance(name, str) or not name or not (number(value) or value in _SPECIAL) or not 0 <= moment <= _LATEST:
+    if not isinstance(name, str) or not name or not (number(value) or value in _SPECIAL) or not 0 <= moment <= LATEST:
         return None
     metric = {"rank": event["rank"], "time": timestamp(moment), "name": name, "value": value}
     for key in ("epoch", "step", "seconds"):
-        if number(event.get(key)):
+        if key in event and number(event[key]):
             metric[key] = event[key]
     if isinstance(event.get("unit"), str):
         metric["unit"] = event["unit"]
     return metric
 
 
-def metric_line(metric: Mapping[str, Any]) -> bytes:
-    return json.dumps(metric, separators=(",", ":")).encode() + b"\n"
+def json_line(row: Mapping[str, Any]) -> bytes:
+    return _ENCODER.encode(row).encode() + b"\n"
+
+
+def resource_lines(samples: BinaryIO) -> Iterator[bytes]:
+    """The lines of resources.jsonl with times as RFC 3339, without those that are torn."""
+    while line := samples.readline(LINE_LIMIT):
+        try:
+            row = plain(parse_document(line))
+        except ValueError:
+            continue
+        if number(row.get("time")) and 0 <= row["time"] <= LATEST:
+            row["time"] = timestamp(row["time"])
+        yield json_line(row)
 
 
 def result_of(event: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -139,9 +178,10 @@ def one_line(text: str, limit: int = 200) -> str:
 
 def number(value: Any) -> bool:
     """Whether a JSON value is a finite number that a float can hold."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return math.isfinite(value) if isinstance(value, float) else abs(value) < 1 << 63
+    kind = type(value)  # exact, and quicker than isinstance: a bool is no number, and JSON has no subclasses
+    if kind is float:
+        return math.isfinite(value)
+    return kind is int and abs(value) < 1 << 63
 
 
 def _amount(value: Any) -> Any:

@@ -37,6 +37,12 @@ MAX_DOCUMENT_BYTES = 16 << 20  # one JSON document, or one line of a .jsonl file
 MAX_SUMS_BYTES = 128 << 20
 CHUNK = 1 << 20
 
+
+def _refuse_constant(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 _SUMS_LINE = re.compile(r"([0-9a-f]{64})  ([^\n]+)\n")
 _UNPORTABLE = re.compile(r"[\x00-\x1f\x7f\\]|[\ud800-\udfff]")
 
@@ -145,7 +151,7 @@ def document(value: Mapping[str, Any]) -> bytes:
 def parse_document(data: bytes) -> dict[str, Any]:
     """The JSON object in `data`. Raises ValueError with the reason; NaN and Infinity are refused."""
     try:
-        value = json.loads(data, parse_constant=_refuse_constant)
+        value = _DECODER.decode(data.decode())
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
     except UnicodeDecodeError:
@@ -194,7 +200,3 @@ def told(path: Path, action: str) -> Iterator[None]:
     except OSError as error:
         what = error.filename or path
         raise MlbenchError(f"{what} cannot be {action}: {error.strerror or error}.") from None
-
-
-def _refuse_constant(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON")

@@ -15,7 +15,7 @@ _ENDINGS = {
 
 
 def official_line(result: Mapping[str, Any]) -> str | None:
-    """The line of a result.json, without newline, worded as by the original; None unless the goal was reached.
+    """The line of a result.json, without newline, worded as by the original; None without goal.
 
     "80% Top 1 Validation Accuracy reached in 106.912 seconds, Compute: 52.97 seconds, Communication: ...". Seconds are
     rank 0's: the sum over its training steps, without data wait and validation; parts that are 0 are left out.
@@ -67,7 +67,7 @@ def _reason(result: Mapping[str, Any]) -> str:
         return "the run completed, and it has no goal"
     if goal["value"] is None:
         return f'the goal "{goal["wording"]}" was not reached'
-    return f'the goal "{goal["wording"]}" was not reached, {goal["metric"]} was {goal["value"]:g} at the end'
+    return f'the goal "{goal["wording"]}" was not reached, {goal["metric"]} came to {goal["value"]:g}'
 
 
 def _rank0(result: Mapping[str, Any], category: str) -> float:

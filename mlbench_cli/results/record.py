@@ -63,7 +63,7 @@ def goal_of(spec: RunSpec, reported: Mapping[str, Any] | None) -> tuple[dict[str
         return goal, []
     finding = Finding(
         "goal_differs",
-        f"The run asked for {goal_wording(asked, None)}, but the task reported the goal {goal_wording(reported, None)}.",
+        f"The goal was {goal_wording(asked, None)}, but the task reported the goal {goal_wording(reported, None)}.",
         hint="Check the task's parameters goal_full and goal_light.",
         evidence={"reported": reported, "asked": asked},
     )

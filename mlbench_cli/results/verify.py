@@ -2,9 +2,10 @@
 
 import hashlib
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,7 +13,7 @@ from mlbench_cli.errors import NotFoundError
 from mlbench_cli.results import canonical_zip, layout
 from mlbench_cli.results.archive import Archive, Zip
 from mlbench_cli.results.canonical_zip import ZipDamage
-from mlbench_cli.results.events import SPREAD, meets, number, proves
+from mlbench_cli.results.events import SPREAD, Reading, meets, number, proves
 from mlbench_cli.results.layout import DamagedArchive
 from mlbench_cli.results.official import official_line, official_text
 from mlbench_cli.spec import canonical_json
@@ -177,10 +178,10 @@ def _content_problems(archive: Archive) -> Iterator[Problem]:
         *_schema_problems(layout.RESULT, archive.result, _RESULT),
         *_schema_problems(layout.ENVIRONMENT, archive.environment, _ENVIRONMENT),
         *_schema_problems(layout.FINDINGS, archive.document(layout.FINDINGS), _FINDINGS),
-        *_row_problems(layout.METRICS, archive.metrics(), _METRIC),
-        *_row_problems(layout.RESOURCES, archive.resources(), {}),
     ]
     yield from schema
+    for _ in archive.resources():
+        pass  # each line is parsed
     if schema:
         return
     for file, message in _contradictions(archive):
@@ -198,6 +199,7 @@ def _contradictions(archive: Archive) -> Iterator[tuple[str, str]]:
     for key, value in pairs.items():
         if result[key] != value:
             yield layout.RESULT, f"{key} is {result[key]!r}, but {value!r} in run.json"
+    yield from _against_logs(archive)
     goal, outcome = result["goal"], result["outcome"]
     if outcome == "goal_reached" and not (goal and goal["reached"]):
         yield layout.RESULT, "the outcome is goal_reached, but the goal is not marked as reached"
@@ -217,6 +219,30 @@ def _contradictions(archive: Archive) -> Iterator[tuple[str, str]]:
         yield layout.OFFICIAL, "it does not follow from result.json"
 
 
+def _against_logs(archive: Archive) -> Iterator[tuple[str, str]]:
+    """Where metrics and result are not what rank 0 and the others have reported in their logs."""
+    result = archive.result
+    reading = Reading(result["world_size"])
+
+    def derived() -> Iterator[bytes]:
+        for rank, name in archive.logs.items():
+            with archive.open_file(name) as log:
+                yield from reading.metrics(rank, log)
+
+    for index, (found, expected) in enumerate(zip_longest(archive.lines(layout.METRICS), derived()), 1):
+        if found != expected:
+            raise DamagedArchive(
+                archive.path, layout.METRICS, f"line {index} does not follow from the logs", problem="inconsistent"
+            )
+    told: Mapping[str, Any] = reading.result or {"timings": {}, "details": {}, "synthetic": False}
+    for key in ("timings", "updates", "samples", "epochs", "synthetic", "data", "details"):
+        if result[key] != told.get(key):
+            yield layout.RESULT, f"{key} is not what rank 0 reported in its log"
+    for key in ("wall", "training"):
+        if result["task_seconds"][key] != told.get(f"{key}_seconds"):
+            yield layout.RESULT, f"task_seconds.{key} is not what rank 0 reported in its log"
+
+
 Check = Callable[[Any], bool]
 
 
@@ -226,13 +252,6 @@ def _schema_problems(file: str, value: Mapping[str, Any], fields: Mapping[str, C
             yield Problem("schema", file, f'"{key}" is missing')
         elif not check(value[key]):
             yield Problem("schema", file, f'"{key}" is {_brief(value[key])}, which it cannot be')
-
-
-def _row_problems(file: str, rows: Iterable[Mapping[str, Any]], fields: Mapping[str, Check]) -> Iterator[Problem]:
-    for number_, row in enumerate(rows, 1):
-        for problem in _schema_problems(file, row, fields):
-            yield Problem("schema", file, f"line {number_}: {problem.message}")
-            return
 
 
 def _text(value: Any) -> bool:
@@ -313,12 +332,6 @@ _RESULT: dict[str, Check] = {
 }
 _ENVIRONMENT: dict[str, Check] = {"client": _object(), "ranks": _map(_object())}
 _FINDINGS: dict[str, Check] = {"findings": _list(_object(code=_text, summary=_text))}
-_METRIC: dict[str, Check] = {
-    "rank": _count,
-    "time": _moment,
-    "name": _text,
-    "value": lambda value: number(value) or value in ("nan", "inf", "-inf"),
-}
 
 
 def _brief(value: Any) -> str:
