@@ -1,0 +1,81 @@
+"""Runs a command in a container, over a websocket of its own."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mlbench_cli.kube.access import Access
+from mlbench_cli.kube.api import ApiError
+
+PROTOCOLS = ["v5.channel.k8s.io", "v4.channel.k8s.io"]
+STDOUT, STDERR, STATUS = 1, 2, 3
+IDLE_SECONDS = 30.0
+STDERR_BYTES = 4096
+
+
+class ExecBroken(ApiError):
+    """The connection ended without saying how the command ended: what came is a beginning at best."""
+
+
+@dataclass(frozen=True)
+class Executed:
+    """`code` is the command's exit code. `stdout` is empty where a sink took it."""
+
+    code: int
+    stdout: bytes
+    stderr: str
+
+
+def execute(
+    access: Access,
+    namespace: str,
+    pod: str,
+    command: Sequence[str],
+    *,
+    container: str = "main",
+    sink: Callable[[bytes], object] | None = None,
+    idle_seconds: float = IDLE_SECONDS,
+) -> Executed:
+    """Run `command` in the pod and wait for its end. Standard output goes to `sink` piece by piece, or is returned.
+
+    Raises ExecBroken where the end is not known, ApiError where the server refuses (400: the container has ended).
+    """
+    import websocket
+
+    query = [("container", container), ("stdout", "true"), ("stderr", "true"), *(("command", part) for part in command)]
+    with access.client() as api:
+        connection = api.websocket(f"/api/v1/namespaces/{namespace}/pods/{pod}/exec", query, PROTOCOLS)
+    output, errors = bytearray(), bytearray()
+    take = sink or output.extend
+    try:
+        connection.settimeout(idle_seconds)
+        while True:
+            opcode, data = connection.recv_data()
+            if opcode == websocket.ABNF.OPCODE_CLOSE:
+                raise ExecBroken(f"The connection to the pod {pod} was closed before the command had ended.")
+            channel, payload = data[0] if data else 0, data[1:]
+            if channel == STDOUT and payload:
+                take(payload)
+            elif channel == STDERR:
+                errors += payload[: STDERR_BYTES - len(errors)]
+            elif channel == STATUS:
+                return Executed(_exit_code(payload), bytes(output), errors.decode("utf-8", "replace"))
+    except (websocket.WebSocketException, OSError) as error:
+        raise ExecBroken(f"The connection to the pod {pod} broke: {error}") from None
+    finally:
+        connection.shutdown()  # type: ignore[no-untyped-call]
+
+
+def _exit_code(status: bytes) -> int:
+    try:
+        document = json.loads(status)
+        if document.get("status") == "Success":
+            return 0
+        causes = (document.get("details") or {}).get("causes") or ()
+        for cause in causes:
+            if cause.get("reason") == "ExitCode":
+                return int(cause["message"])
+        message = str(document.get("message"))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ExecBroken(f"The pod answered something else than a status: {error}") from None
+    raise ApiError(f'The command could not be run in the pod: "{message}"', status=500, reason="ExecFailed")

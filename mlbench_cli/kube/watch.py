@@ -1,0 +1,201 @@
+"""Keeps the pods of one run in view: LIST, then WATCH for a while, then LIST again.
+
+The list is the truth, the watch only makes it quick: whatever is lost on the way (a cut or half-open connection, an
+expired resource version) is mended by the next list. One connection, whatever the number of pods.
+"""
+
+import contextlib
+import json
+import random
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from mlbench_cli.kube.access import Access
+from mlbench_cli.kube.api import Api, ApiError
+
+if TYPE_CHECKING:
+    import urllib3
+
+PERIOD_SECONDS = 15.0  # from list to list, for up to PAGE pods; more pods, longer
+PAGE = 250
+SLACK_SECONDS = 5.0  # the server ends a watch after the period; a connection silent for longer is dead
+PAUSE_SECONDS = (0.5, 15.0)  # between tries, least and most
+FATAL = frozenset({400, 401, 403, 404, 405, 422})
+GONE = "mlbenchGone"  # set in a pod that is no longer there
+
+KEPT_METADATA = ("name", "uid", "labels", "creationTimestamp", "deletionTimestamp")
+
+
+class PodWatch:
+    """A thread that follows the pods with `selector`. `pods()` holds each one's last state, also when it has gone."""
+
+    def __init__(self, access: Access, namespace: str, selector: str, period: float = PERIOD_SECONDS) -> None:
+        self._api = access.client()
+        self._path = f"/api/v1/namespaces/{namespace}/pods"
+        self._selector = selector
+        self._period = period
+        self._pods: dict[str, dict[str, Any]] = {}
+        self._changed = threading.Condition()
+        self._version = 0
+        self._closed = False
+        self._answer: urllib3.BaseHTTPResponse | None = None
+        self._trouble_since: float | None = None
+        self._failure: ApiError | None = None
+        self._thread = threading.Thread(target=self._run, name=f"watch {selector}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            answer = self._answer
+        if answer is not None:
+            # Wakes the thread that reads from it.
+            with contextlib.suppress(ValueError, OSError):
+                answer.shutdown()
+        self._thread.join(5)
+        self._api.close()
+
+    def pods(self) -> list[dict[str, Any]]:
+        with self._changed:
+            return list(self._pods.values())
+
+    @property
+    def version(self) -> int:
+        """Rises with every change; 0 until the first list is in."""
+        return self._version
+
+    def wait(self, version: int, timeout: float) -> int:
+        """Wait until something has changed since `version`. Raises ApiError where watching cannot go on."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._version != version or self._failure or self._closed, timeout)
+            if self._failure:
+                raise self._failure
+            return self._version
+
+    @property
+    def silent_seconds(self) -> float:
+        """For how long the server has not answered."""
+        since = self._trouble_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def _run(self) -> None:
+        pause = PAUSE_SECONDS[0]
+        while not self._closed:
+            try:
+                self._watch(self._list())
+                pause = PAUSE_SECONDS[0]
+                continue
+            except ApiError as error:
+                if error.status in FATAL:
+                    self._fail(error)
+                    return
+                asked = error.details.get("retry_after")
+            except Exception as error:  # whatever a broken connection makes of the stream
+                if not _is_broken_stream(error):
+                    self._fail(ApiError(f"Watching the pods failed: {error!r}"))
+                    return
+                asked = None
+            self._trouble_since = self._trouble_since or time.monotonic()
+            self._sleep(asked if asked is not None else pause * random.uniform(0.5, 1.5))
+            pause = min(pause * 2, PAUSE_SECONDS[1])
+
+    def _list(self) -> str:
+        """All pods, page by page. Returns the resource version to watch from."""
+        pods: dict[str, dict[str, Any]] = {}
+        token = None
+        while True:
+            params = {"labelSelector": self._selector, "limit": PAGE, "continue": token}
+            page = self._api.request("GET", self._path, params=params, retry_seconds=0)
+            pods.update((item["metadata"]["name"], _trim(item)) for item in page.get("items", ()))
+            token = page.get("metadata", {}).get("continue")
+            if not token:
+                break
+        self._trouble_since = None
+        with self._changed:
+            for name in self._pods.keys() - pods.keys():
+                pods[name] = {**self._pods[name], GONE: True}
+            if pods != self._pods or not self._version:
+                self._pods = pods
+                self._notify()
+        return str(page.get("metadata", {}).get("resourceVersion", ""))
+
+    def _watch(self, version: str) -> None:
+        """Take in events until the server ends the watch."""
+        period = self._period * max(1.0, len(self._pods) / PAGE)
+        answer = self._api.stream(
+            self._path,
+            read_seconds=period + SLACK_SECONDS,
+            labelSelector=self._selector,
+            watch=True,
+            resourceVersion=version,
+            timeoutSeconds=int(period),
+            allowWatchBookmarks=True,
+        )
+        with self._changed:
+            self._answer = answer
+        try:
+            for line in split_lines(answer.stream(1 << 16)):
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    status = event["object"]
+                    raise ApiError(str(status.get("message")), status=int(status.get("code") or 500))
+                if event["type"] != "BOOKMARK":
+                    self._take(event["type"], _trim(event["object"]))
+                if self._closed:
+                    return
+        finally:
+            with self._changed:
+                self._answer = None
+            answer.close()
+
+    def _take(self, kind: str, pod: dict[str, Any]) -> None:
+        with self._changed:
+            self._pods[pod["metadata"]["name"]] = {**pod, GONE: True} if kind == "DELETED" else pod
+            self._notify()
+
+    def _notify(self) -> None:
+        self._version += 1
+        self._changed.notify_all()
+
+    def _fail(self, error: ApiError) -> None:
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()
+
+    def _sleep(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed, seconds)
+
+
+def split_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Complete lines without their ends; an unfinished one at the end of the stream is dropped."""
+    rest = b""
+    for chunk in chunks:
+        lines = (rest + chunk).split(b"\n")
+        rest = lines.pop()
+        yield from lines
+
+
+def pods_now(api: Api, namespace: str, selector: str) -> list[dict[str, Any]]:
+    """The pods as they are, by one list."""
+    answer = api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector)
+    return [_trim(item) for item in answer.get("items", ())]
+
+
+def _trim(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """What is needed of a pod: about a fifth of it."""
+    metadata, spec = pod.get("metadata", {}), pod.get("spec", {})
+    return {
+        "metadata": {key: metadata[key] for key in KEPT_METADATA if key in metadata},
+        "spec": {key: spec[key] for key in ("nodeName",) if key in spec},
+        "status": {key: value for key, value in pod.get("status", {}).items() if key not in ("podIPs", "hostIPs")},
+    }
+
+
+def _is_broken_stream(error: Exception) -> bool:
+    import urllib3
+
+    return isinstance(error, urllib3.exceptions.HTTPError | OSError | ValueError | KeyError)

@@ -1,0 +1,217 @@
+#!/bin/sh
+# Runs one worker's command: gives it the variables of the contract, packs its output folder when it has ended, and
+# where this worker is to hold its results, keeps the pod alive until they are fetched. POSIX sh with coreutils or
+# busybox; tar and sha256sum are needed for the output folder only.
+#
+# In $work: output/ (MLBENCH_OUTPUT_DIR), resources.jsonl, then archive.tar and summary.json; a file "ack" ends the hold.
+set -u
+
+work=${MLBENCH_WORK_DIR:-/results}
+termination_log=${MLBENCH_TERMINATION_LOG:-/dev/termination-log}
+index=${JOB_COMPLETION_INDEX:-0}
+patience=10 # seconds between TERM and KILL
+command=''
+stopper=''
+terminated=''
+
+export NODE_RANK="$index" LOCAL_RANK=0 RANK=$((index * LOCAL_WORLD_SIZE)) MLBENCH_OUTPUT_DIR="$work/output"
+mkdir -p "$MLBENCH_OUTPUT_DIR"
+
+replace() { # TEXT PLACEHOLDER VALUE -> $replaced
+  replaced='' rest=$1
+  while :; do
+    case $rest in
+      *"$2"*) replaced=$replaced${rest%%"$2"*}$3 rest=${rest#*"$2"} ;;
+      *) break ;;
+    esac
+  done
+  replaced=$replaced$rest
+}
+
+signal_command() { # NAME; to the whole group where there is one
+  kill -s "$1" -- "-$command" 2>/dev/null || kill -s "$1" "$command" 2>/dev/null
+}
+
+stop() {
+  left=$patience
+  signal_command TERM
+  while [ "$left" -gt 0 ] && kill -0 "$command" 2>/dev/null; do
+    sleep 1
+    left=$((left - 1))
+  done
+  signal_command KILL
+}
+
+# shellcheck disable=SC2317
+on_term() {
+  terminated=1
+  [ -n "$command" ] && [ -z "$stopper" ] && { stop >/dev/null 2>&1 & stopper=$!; }
+}
+trap on_term TERM
+
+now() { # -> $ms, milliseconds since boot
+  read -r uptime rest </proc/uptime
+  ms=${uptime%.*}${uptime#*.}0
+}
+
+number() { # FILE -> $value, or nothing
+  value=''
+  [ -r "$1" ] && read -r value <"$1"
+  case $value in '' | *[!0-9]*) value='' ;; esac
+}
+
+cpu_time() { # -> $cpu_us, microseconds of this container
+  cpu_us=''
+  if [ -r /sys/fs/cgroup/cpu.stat ]; then
+    while read -r key value; do
+      [ "$key" = usage_usec ] && cpu_us=$value && break
+    done </sys/fs/cgroup/cpu.stat
+  else
+    number /sys/fs/cgroup/cpuacct/cpuacct.usage
+    [ -n "$value" ] && cpu_us=$((value / 1000))
+  fi
+}
+
+memory() { # -> $rss, bytes in use that cannot be dropped at once (what the kubelet calls the working set)
+  rss=''
+  folder=/sys/fs/cgroup name=memory.current droppable=inactive_file
+  [ -r "$folder/$name" ] || folder=/sys/fs/cgroup/memory name=memory.usage_in_bytes droppable=total_inactive_file
+  number "$folder/$name"
+  [ -n "$value" ] || return
+  rss=$value
+  while read -r key value; do
+    [ "$key" = "$droppable" ] && [ "$value" -le "$rss" ] && rss=$((rss - value)) && break
+  done <"$folder/memory.stat"
+}
+
+network() { # -> $received $sent, bytes of all interfaces but the loopback
+  received=0 sent=0
+  [ -r /proc/net/dev ] || return
+  while read -r name into rest; do
+    case $name in
+      lo: | lo:*) continue ;;
+      *:) ;;
+      *:[0-9]*) rest="$into $rest" into=${name#*:} ;;
+      *) continue ;;
+    esac
+    # shellcheck disable=SC2086
+    set -- $into $rest
+    received=$((received + $1)) sent=$((sent + $9))
+  done </proc/net/dev
+}
+
+sample() {
+  now
+  cpu_time
+  memory
+  network
+  stamp=$((epoch_ms + ms - began_ms))
+  line=$(printf '"time":%d.%03d,"rank":%d' $((stamp / 1000)) $((stamp % 1000)) "$index")
+  [ -n "$cpu_us" ] && line=$line$(printf ',"cpu_seconds":%d.%06d' $((cpu_us / 1000000)) $((cpu_us % 1000000)))
+  [ -n "$rss" ] && line=$line$(printf ',"rss_bytes":%d' "$rss")
+  printf '{%s,"received_bytes":%d,"sent_bytes":%d}\n' "$line" "$received" "$sent"
+}
+
+mind() { # beside the command: one line of resources a second, and the deadline
+  while kill -0 "$command" 2>/dev/null; do
+    sample >>"$work/resources.jsonl"
+    if [ $((ms - began_ms)) -ge $((MLBENCH_TIMEOUT * 1000)) ] && [ ! -e "$work/deadline" ]; then
+      : >"$work/deadline"
+      stop
+    fi
+    sleep 1
+  done
+}
+
+run() { # COMMAND... -> $code
+  own=''
+  command -v setsid >/dev/null 2>&1 && own=setsid
+  $own "$@" &
+  command=$!
+  mind >/dev/null 2>&1 &
+  minder=$!
+  while :; do # a trap cuts `wait` short
+    wait "$command" 2>/dev/null
+    code=$?
+    kill -0 "$command" 2>/dev/null || break
+  done
+  [ -n "$own" ] && signal_command KILL # what it left behind
+  # shellcheck disable=SC2086
+  kill "$minder" $stopper 2>/dev/null
+  sample >>"$work/resources.jsonl"
+  command=''
+}
+
+wait_for_end() { # a worker that has no command of its own: until the run is stopped, which is no failure
+  code=0
+  now
+  end=$((ms + MLBENCH_TIMEOUT * 1000))
+  while [ -z "$terminated" ] && [ "$ms" -lt "$end" ]; do
+    sleep 1 &
+    wait $!
+    now
+  done
+  terminated=''
+}
+
+pack() { # -> $archive, JSON
+  archive=null
+  # 1 means that a file changed while it was read: packed all the same.
+  tar -cf "$work/archive.part" -C "$work" output resources.jsonl >&2 || [ $? -eq 1 ] || return
+  sum=$(sha256sum <"$work/archive.part") || return
+  size=$(wc -c <"$work/archive.part")
+  mv "$work/archive.part" "$work/archive.tar"
+  archive=$(printf '{"size":%d,"sha256":"%s"}' "$size" "${sum%% *}")
+}
+
+hold() {
+  now
+  end=$((ms + MLBENCH_HOLD * 1000))
+  while [ ! -e "$work/ack" ] && [ "$ms" -lt "$end" ]; do
+    sleep 0.2 2>/dev/null || sleep 1
+    now
+  done
+}
+
+count=$#
+while [ "$count" -gt 0 ]; do
+  replace "$1" '{hosts}' "$MLBENCH_HOSTS"
+  replace "$replaced" '{rank}' "$RANK"
+  replace "$replaced" '{run_id}' "$MLBENCH_RUN_ID"
+  replace "$replaced" '{backend}' "$MLBENCH_BACKEND"
+  shift
+  set -- "$@" "$replaced"
+  count=$((count - 1))
+done
+if [ "$LOCAL_WORLD_SIZE" -gt 1 ]; then
+  set -- torchrun --nnodes "$MLBENCH_WORKERS" --node-rank "$NODE_RANK" --nproc-per-node "$LOCAL_WORLD_SIZE" \
+    --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" --no-python "$@"
+fi
+
+now
+began_ms=$ms
+epoch_ms=$(date +%s)000
+rm -f "$work/deadline" "$work/ack"
+: >"$work/resources.jsonl"
+if [ "$MLBENCH_RUN_ON_ALL" = 1 ] || [ "$index" = 0 ]; then run "$@"; else wait_for_end; fi
+
+now
+stamp=$((epoch_ms + ms - began_ms))
+ended=$(printf '%d.%03d' $((stamp / 1000)) $((stamp % 1000)))
+reason=exited
+[ -n "$terminated" ] && reason=terminated
+[ -e "$work/deadline" ] && reason=deadline code=124
+held=false archive=null
+if [ "$MLBENCH_COLLECT" = all ] || [ "$index" = 0 ]; then
+  pack
+  [ "$archive" != null ] && held=true
+fi
+resources=$(tail -n 1 "$work/resources.jsonl" 2>/dev/null)
+summary=$(printf '{"worker":%d,"exit_code":%d,"reason":"%s","ended":%s,"held":%s,"archive":%s,"resources":%s}' \
+  "$index" "$code" "$reason" "$ended" "$held" "$archive" "${resources:-null}")
+printf '%s\n' "$summary" >"$work/summary.part" && mv "$work/summary.part" "$work/summary.json"
+printf '%s' "$summary" >"$termination_log" 2>/dev/null
+# The client takes this line out of the log again, wherever in a line it stands.
+printf '@mlbench-worker %s\n' "$summary"
+[ "$held" = true ] && hold
+exit "$code"
