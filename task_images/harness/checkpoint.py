@@ -1,0 +1,59 @@
+"""Checkpoints: written whole or not at all, by rank 0, and readable with any number of ranks.
+
+A checkpoint holds what training needs to go on as if it had not stopped: parameters, optimiser, loss scale, position in
+the data. No generator's state is in it, since permutations and dropout are functions of the seed and that position.
+"""
+
+import os
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from task_images.harness.distributed import World
+from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
+
+FORM = 1
+
+
+def save_checkpoint(world: World, path: Path, task: str, state: Mapping[str, Any]) -> None:
+    """Write `state` (tensors, numbers, texts, lists and dictionaries of these) to `path`. Rank 0 writes; a checkpoint
+    that is there already is replaced only when the new one is safely on the disk."""
+    if not world.is_first:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f"{path.name}.new")
+    with new.open("wb") as file:
+        torch.save({"form": FORM, "task": task, **state}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def load_checkpoint(world: World, path: Path, task: str, expected: Mapping[str, Any]) -> dict[str, Any]:
+    """The state in `path`, tensors on the CPU. Nothing but data is unpickled.
+
+    `expected` are entries that must be equal to the checkpoint's: a model of another size or vocabulary, another seed
+    or global batch cannot go on with it. Raises EnvironmentUnfitError if the file is missing or damaged, TaskUsageError
+    if it belongs to something else.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise EnvironmentUnfitError(
+            f"rank {world.rank} finds no checkpoint {path}", "Every worker needs a copy of it."
+        ) from None
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise EnvironmentUnfitError(f"{path} cannot be read as a checkpoint: {why}", "Take an earlier one.") from None
+    if not isinstance(state, dict) or state.get("form") != FORM or state.get("task") != task:
+        raise TaskUsageError(f"{path} is not a checkpoint of {task} in the form {FORM}")
+    for name, value in expected.items():
+        if state.get(name) != value:
+            raise TaskUsageError(
+                f"{path} was made with {name} = {state.get(name)!r}, this run has {value!r}",
+                "Resume with the parameters of the run that made it.",
+            )
+    return state

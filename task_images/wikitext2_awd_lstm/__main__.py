@@ -1,0 +1,4 @@
+from task_images.harness.entry import run
+from task_images.wikitext2_awd_lstm.train import main
+
+run(main)

@@ -1,0 +1,105 @@
+"""WikiText-2: reading its files, the vocabulary, streams, random sequence lengths.
+
+The official form is `wiki.{train,valid,test}.tokens`, one paragraph a line, words parted by blanks, or the zip file
+`wikitext-2-v1.zip` that holds the three. Every line, blank ones too, ends with one more word, <eos>.
+"""
+
+import random
+import zipfile
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from task_images.harness.errors import EnvironmentUnfitError
+
+SPLITS = ("train", "valid", "test")
+END = "<eos>"
+ARCHIVE = "wikitext-2-v1.zip"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Word numbers of every split, 1-D int32, and the words they stand for, in order of first appearance."""
+
+    words: list[str]
+    train: Tensor
+    valid: Tensor
+    test: Tensor
+
+
+def read_corpus(folder: Path) -> Corpus:
+    """The corpus in `folder`, as files, in `folder`/wikitext-2, or as the official zip. One pass, one line in memory.
+
+    Raises EnvironmentUnfitError if a file is missing, is not UTF-8 or holds no words.
+    """
+    numbers: dict[str, int] = {}
+    splits = {split: _encode(_lines(folder, split), numbers, split) for split in SPLITS}
+    return Corpus(list(numbers), **splits)
+
+
+def _lines(folder: Path, split: str) -> Iterator[bytes]:
+    name = f"wiki.{split}.tokens"
+    for path in (folder / name, folder / "wikitext-2" / name):
+        if path.is_file():
+            with path.open("rb") as file:
+                yield from file
+            return
+    archive = folder / ARCHIVE
+    try:
+        with zipfile.ZipFile(archive) as packed, packed.open(f"wikitext-2/{name}") as member:
+            yield from member
+    except FileNotFoundError:
+        raise EnvironmentUnfitError(
+            f"There is neither {name} nor {ARCHIVE} in {folder}.",
+            hint="Put WikiText-2 (word level) there, or choose the preset tiny, which brings its own text.",
+        ) from None
+    except (KeyError, zipfile.BadZipFile, OSError) as error:
+        raise EnvironmentUnfitError(
+            f"{archive} is not the WikiText-2 archive: {error}", hint="Fetch it again."
+        ) from None
+
+
+def _encode(lines: Iterable[bytes], numbers: dict[str, int], split: str) -> Tensor:
+    ids = array("i")
+    for count, line in enumerate(lines, start=1):
+        try:
+            words = line.decode("utf-8").split()
+        except UnicodeDecodeError as error:
+            raise EnvironmentUnfitError(
+                f"Line {count} of wiki.{split}.tokens is not UTF-8: {error.reason} at byte {error.start}.",
+                hint="Fetch the file again.",
+            ) from None
+        ids.extend(numbers.setdefault(word, len(numbers)) for word in (*words, END))
+    if len(ids) < 2:
+        raise EnvironmentUnfitError(f"wiki.{split}.tokens holds no words.", hint="Fetch the file again.")
+    return torch.frombuffer(ids, dtype=torch.int32).clone()
+
+
+def streams(ids: Tensor, count: int) -> Tensor:
+    """ids (N) -> (N // count, count): `count` contiguous streams side by side, what is left over cut off."""
+    steps = len(ids) // count
+    if steps < 2:
+        raise EnvironmentUnfitError(
+            f"{len(ids)} words are too few for {count} streams.", hint="Take a smaller batch_size, or fewer workers."
+        )
+    return ids[: steps * count].view(count, steps).t().contiguous()
+
+
+def sequence_lengths(steps: int, base: int, least: int, short_share: float, seed: int, epoch: int) -> list[int]:
+    """Lengths of the epoch's batches; they sum up to steps - 1, as the last word is nobody's input.
+
+    Each is max(least, int(Normal(base / (1 + X), 5))) with X ~ Bernoulli(short_share), the last one cut to fit. The
+    same on every rank, as it depends on seed and epoch alone.
+    """
+    generator = random.Random(f"sequence lengths {seed} {epoch}")
+    lengths = []
+    left = steps - 1
+    while left > 0:
+        mean = base / 2 if generator.random() < short_share else base
+        lengths.append(min(left, max(least, int(generator.gauss(mean, 5)))))
+        left -= lengths[-1]
+    return lengths
