@@ -1,0 +1,269 @@
+"""Numbers for charts: runs grouped by what they measured, repeats put together, and speed-up against a named baseline.
+
+Speed-up S(k) = T(k0) / T(k), where k0 is the group's fewest workers and T the mean time of the runs that reached what
+they were to reach; efficiency = S(k) * k0 / k; price index = price increase / performance increase = (k / k0) / S(k)^2,
+so that below 1 more workers pay.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from mlbench_cli.results.archive import Archive
+from task_images.contract import CATEGORIES
+
+SUCCESSFUL = ("goal_reached", "completed")
+# Settings that tell groups apart, in the order of a label; parameters follow.
+_SPEC_FACTS = ("task", "backend", "device", "preset", "engine", "processes_per_worker", "gpus_per_worker", "cpus")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One archive's numbers, in seconds. `parts` are rank 0's by category and add up to `seconds`.
+
+    `seconds` counts from the first training step to the goal or the end; for a task that reports no result
+    (`whole_run`) it is the time of the whole run.
+    """
+
+    name: str
+    source: str
+    workers: int
+    outcome: str
+    seconds: float
+    parts: Mapping[str, float]
+    facts: Mapping[str, str]
+    whole_run: bool
+
+    @property
+    def good(self) -> bool:
+        return self.outcome in SUCCESSFUL
+
+
+@dataclass(frozen=True)
+class Spread:
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Point:
+    """All runs of a group with one number of workers. Only `good` ones count; without any, `bad` ones stand alone."""
+
+    workers: int
+    good: tuple[Measurement, ...]
+    bad: tuple[Measurement, ...]
+
+    @property
+    def shown(self) -> tuple[Measurement, ...]:
+        return self.good or self.bad
+
+    @cached_property
+    def seconds(self) -> Spread:
+        return _spread([run.seconds for run in self.shown])
+
+    @cached_property
+    def parts(self) -> dict[str, float]:
+        """Mean seconds by category."""
+        return {name: _mean([run.parts.get(name, 0.0) for run in self.shown]) for name in CATEGORIES}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in nothing but the number of workers and the seed. `label` says what sets it apart."""
+
+    task: str
+    label: str
+    facts: Mapping[str, str]
+    points: tuple[Point, ...]
+
+    @cached_property
+    def baseline(self) -> Point | None:
+        return next((point for point in self.points if point.good), None)
+
+    def speedup(self, point: Point) -> Spread | None:
+        """How many times faster than the baseline; None for a point without a good run."""
+        if self.baseline is None or not point.good or not point.seconds.low:
+            return None
+        base = self.baseline.seconds.mean
+        return Spread(base / point.seconds.mean, base / point.seconds.high, base / point.seconds.low)
+
+    @property
+    def has_speedup(self) -> bool:
+        return sum(bool(point.good) for point in self.points) > 1
+
+
+@dataclass(frozen=True)
+class Series:
+    """Groups in the order of task and label. `common` are the facts that all groups share."""
+
+    groups: tuple[Group, ...]
+    common: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def tasks(self) -> list[str]:
+        return list(dict.fromkeys(group.task for group in self.groups))
+
+    @property
+    def bad(self) -> list[Measurement]:
+        return [run for group in self.groups for point in group.points for run in point.bad]
+
+    def to_csv(self) -> str:
+        """One line per group and number of workers; seconds are means over the runs that count."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(_HEADER)
+        writer.writerows(_row(group, point) for group in self.groups for point in group.points)
+        return text.getvalue()
+
+
+def collect(archives: Iterable[Archive]) -> Series:
+    """The series of verified archives."""
+    cells: dict[tuple[tuple[str, str], ...], list[Measurement]] = {}
+    for archive in archives:
+        run = measure(archive)
+        cells.setdefault(tuple(run.facts.items()), []).append(run)
+    common, varying = _split([dict(key) for key in cells])
+    groups = [_group(dict(key), varying, runs) for key, runs in cells.items()]
+    return Series(tuple(sorted(groups, key=lambda group: (group.task, group.label))), common)
+
+
+def measure(archive: Archive) -> Measurement:
+    """The numbers of one archive."""
+    result, spec = archive.result, archive.run["spec"]
+    reported = result["task_seconds"]["wall"]
+    parts = {name: spread["rank0"] for name, spread in result["timings"].items() if name in CATEGORIES}
+    seconds = max(reported or 0.0, sum(parts.values())) or result["wall_seconds"] or 0.0
+    parts["other"] = parts.get("other", 0.0) + seconds - sum(parts.values())
+    whole_run = reported is None and not result["timings"]
+    return Measurement(
+        archive.run["name"],
+        str(archive.path),
+        result["workers"],
+        _outcome(result),
+        seconds,
+        parts,
+        _facts(spec, result, whole_run),
+        whole_run,
+    )
+
+
+def _outcome(result: Mapping[str, Any]) -> str:
+    """A run that had a goal and did not prove it has not "completed" in the sense of a chart."""
+    if result["outcome"] == "completed" and result["goal"]:
+        return "goal_missed"
+    return str(result["outcome"])
+
+
+def _facts(spec: Mapping[str, Any], result: Mapping[str, Any], whole_run: bool) -> dict[str, str]:
+    goal = result["goal"]
+    # A run that failed before it loaded its data does not know them; it still belongs to its group.
+    synthetic = "synthetic data" if result["synthetic"] else ""
+    facts = {name: _text(spec.get(name)) for name in _SPEC_FACTS}
+    facts["goal"] = goal["wording"] if goal else ""
+    facts["synthetic"] = synthetic
+    facts["measure"] = "whole run" if whole_run else ""
+    if spec["task"] == "custom":
+        facts["command"] = " ".join(map(str, spec.get("argv") or ()))
+    parameters = spec.get("parameters") or {}
+    return facts | {f"parameter {name}": _text(parameters[name]) for name in sorted(parameters)}
+
+
+def _split(keys: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], list[str]]:
+    names = list(dict.fromkeys(name for key in keys for name in key))
+    varying = [name for name in names if len({key.get(name, "") for key in keys}) > 1]
+    common = {name: keys[0].get(name, "") for name in names if name not in varying} if keys else {}
+    return common, varying
+
+
+def _group(facts: Mapping[str, str], varying: Sequence[str], runs: Sequence[Measurement]) -> Group:
+    told = [name for name in varying if name != "task"]
+    if "backend" not in told:
+        told.insert(0, "backend")
+    points = []
+    for workers in sorted({run.workers for run in runs}):
+        here = sorted((run for run in runs if run.workers == workers), key=lambda run: (run.name, run.source))
+        good = tuple(run for run in here if run.good)
+        points.append(Point(workers, good, tuple(run for run in here if not run.good)))
+    label = ", ".join(filter(None, (describe(name, facts.get(name, "")) for name in told)))
+    return Group(facts["task"], label, facts, tuple(points))
+
+
+def describe(name: str, value: str) -> str:
+    """A fact in a few words, empty where there is nothing to say."""
+    if not value:
+        return ""
+    if name.startswith("parameter "):
+        return f"{name.removeprefix('parameter ')}={value}"
+    words = {
+        "preset": f"preset {value}",
+        "engine": f"{value} engine",
+        "processes_per_worker": f"{value} processes per worker",
+        "gpus_per_worker": f"{value} GPUs per worker",
+        "cpus": f"{value} CPUs per worker",
+        "goal": f"goal {value}",
+    }
+    return words.get(name, value)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    return Spread(_mean(values), min(values), max(values))
+
+
+_HEADER = [
+    *(
+        "task",
+        "group",
+        "backend",
+        "device",
+        "preset",
+        "goal",
+        "synthetic",
+        "workers",
+        "runs",
+        "runs_left_out",
+        "outcomes",
+    ),
+    *("seconds_mean", "seconds_min", "seconds_max", *(f"{name}_seconds" for name in CATEGORIES)),
+    *("baseline_workers", "baseline_seconds", "speedup", "efficiency", "price_index", "archives"),
+]
+
+
+def _row(group: Group, point: Point) -> Iterator[Any]:
+    facts, speedup, baseline = group.facts, group.speedup(point), group.baseline
+    outcomes = sorted({run.outcome for run in (*point.good, *point.bad)})
+    yield from (group.task, group.label, facts["backend"], facts["device"], facts["preset"], facts["goal"])
+    yield from (
+        "yes" if facts["synthetic"] else "no",
+        point.workers,
+        len(point.good),
+        len(point.bad),
+        " ".join(outcomes),
+    )
+    yield from map(_figure, (point.seconds.mean, point.seconds.low, point.seconds.high, *point.parts.values()))
+    if baseline is None or speedup is None:
+        yield from ("", "", "", "", "")
+    else:
+        growth = point.workers / baseline.workers
+        yield from (baseline.workers, _figure(baseline.seconds.mean), _figure(speedup.mean))
+        yield from (_figure(speedup.mean / growth), _figure(growth / speedup.mean**2))
+    yield " ".join(run.name for run in (*point.good, *point.bad))
+
+
+def _figure(value: float) -> str:
+    return f"{value:.6g}"
