@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from mlbench_cli import __version__, commands, console
@@ -22,6 +22,21 @@ from mlbench_cli.errors import InterruptedError_, MlbenchError, TerminatedError,
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 # What a shell reports of a program that SIGPIPE ended: the reader of a pipe went away, as in `mlbench logs x | head`.
 EXIT_PIPE = 141
+
+
+class PanelCommand(TyperCommand):
+    """A command whose help lists its options under their panels; Typer does so only in its slow, coloured help."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            default = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            if record is not None:
+                panels.setdefault(getattr(parameter, "rich_help_panel", None) or default, []).append(record)
+        for panel, records in panels.items():
+            with formatter.section(panel):
+                formatter.write_dl(records)
 
 
 class LazyGroup(TyperGroup):
@@ -37,7 +52,7 @@ class LazyGroup(TyperGroup):
         target = getattr(import_module(entry.module), entry.attribute)
         if not isinstance(target, typer.Typer):
             function, target = target, typer.Typer(rich_markup_mode=None, add_completion=False)
-            target.command(help=function.__doc__ or entry.help, context_settings=HELP_NAMES)(function)
+            target.command(cls=PanelCommand, context_settings=HELP_NAMES)(function)
         return get_command(target)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

@@ -155,33 +155,27 @@ def show_error(error: MlbenchError, *, as_json: bool = False) -> None:
 
 
 class ProgressLine:
-    """What is going on, on stderr: one line that is rewritten on a terminal, else plain lines now and then.
+    """What is going on, on stderr: one line that is rewritten on a terminal, else a plain line every `interval` s."""
 
-    Without a terminal a line is written when its `topic` changes, otherwise at most every `interval` seconds.
-    """
-
-    def __init__(self, stream: TextIO | None = None, *, interval: float = 30.0) -> None:
+    def __init__(self, stream: TextIO | None = None, *, interval: float = 10.0) -> None:
         self._stream = stream or sys.stderr
         self._live = is_terminal(self._stream)
         self._interval = interval
-        self._topic: str | None = None
         self._written = float("-inf")
         self._shown = ""
 
-    def update(self, text: str, topic: str = "") -> None:
-        text = clean(text)
+    def update(self, text: str) -> None:
         now = time.monotonic()
         if self._live:
-            text = _cut(text, terminal_width(self._stream) - 1)
-            if text == self._shown:
-                return
+            text = _cut(clean(text), terminal_width(self._stream) - 1)
             rest = " " * max(0, display_width(self._shown) - display_width(text))
-            self._stream.write(f"\r{text}{rest}")
+            if text != self._shown:
+                self._stream.write(f"\r{text}{rest}")
+                self._stream.flush()
             self._shown = text
-        elif topic != self._topic or now - self._written >= self._interval:
-            self._stream.write(text + "\n")
-            self._topic, self._written = topic, now
-        self._stream.flush()
+        elif now - self._written >= self._interval:
+            note(text)
+            self._written = now
 
     def close(self) -> None:
         """Leave the terminal with an empty line to write on; what was shown is gone."""
@@ -224,19 +218,18 @@ def confirm(question: str, *, yes: bool, flag: str = "--yes") -> None:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as a person says them: "850 ms", "12.3 s", "4 min 05 s", "2 h 10 min", "3 d 4 h"."""
+    """Seconds as a person says them: "850 ms", "12.3 s", "4 min 05 s", "2 h", "3 d 4 h"."""
     if seconds is None:
         return "-"
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+    if seconds >= 59.95:
+        seconds = round(seconds)
+    for large, name, small, unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= large:
+            count, rest = divmod(round(seconds / small), large // small)
+            return f"{count} {name}" + (f" {rest} {unit}" if rest else "")
+    return f"{seconds:.1f} s"
 
 
 def ago(moment: str) -> str:

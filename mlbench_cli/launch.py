@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,9 @@ from typing import Any
 from mlbench_cli.catalog import BACKENDS, Task, load_task, short
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.request import GIVEN_BY_ENGINE, KUBERNETES, OPTIONS, Request, clip, flag, parse_duration
-from mlbench_cli.spec import KubernetesOptions, RunSpec, check_name
+from mlbench_cli.spec import CUSTOM, KubernetesOptions, RunSpec, check_name
 from mlbench_cli.store import Cluster
 
-CUSTOM = "custom"  # the task's name, and the preset's, of a run with a command of its own
 MAX_LOCAL_RANKS = 64
 _QUANTITY = re.compile(r"\d+(?:\.\d+)?(?:[KMGTP]i|[kMGTP])?")
 _LABEL_KEY = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9./_-]*[A-Za-z0-9])?")
@@ -51,13 +50,7 @@ def resolve(request: Request, cluster: Cluster, machine: Machine | None = None) 
 
     `machine` is what the local cluster has; None looks at this one.
     """
-    if request.name is None:
-        raise UsageError("The run has no name.", hint="mlbench run NAME 1 2 4 --task TASK")
-    if not request.workers:
-        raise UsageError("No number of workers is given.", hint=f"mlbench run {request.name} 1 2 4 ...")
-    twice = next((size for size in request.workers if request.workers.count(size) > 1), None)
-    if twice is not None:
-        raise UsageError(f"{twice} workers are asked for twice; both runs would be named {request.name}-{twice}.")
+    check_names(request)
     local = cluster.provider == "local"
     if local:
         _refuse_cluster_options(request)
@@ -72,8 +65,23 @@ def resolve(request: Request, cluster: Cluster, machine: Machine | None = None) 
     return specs
 
 
+def check_names(request: Request, taken: Collection[str] = ()) -> None:
+    """Refuse a request whose runs cannot be named; `taken` are the names of other runs."""
+    if request.name is None:
+        raise UsageError("The run has no name.", hint="mlbench run NAME 1 2 4 --task TASK")
+    if not request.workers:
+        raise UsageError("No number of workers is given.", hint=f"mlbench run {request.name} 1 2 4 ...")
+    for workers in request.workers:
+        name = check_name(f"{request.name}-{workers}")
+        if request.workers.count(workers) > 1:
+            raise UsageError(f"{workers} workers are asked for twice; both runs would be named {name}.")
+        if name in taken:
+            raise UsageError(
+                f'There is already a run "{name}".', hint=f"Choose another name, or: mlbench delete {name}"
+            )
+
+
 def _spec(request: Request, cluster: Cluster, workers: int, common: Mapping[str, Any]) -> RunSpec:
-    check_name(f"{request.name}-{workers}")
     engine = "local" if cluster.provider == "local" else "kubernetes"
     return RunSpec(name=f"{request.name}-{workers}", cluster=cluster.name, engine=engine, workers=workers, **common)
 

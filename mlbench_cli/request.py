@@ -14,8 +14,8 @@ from typing import Any
 from mlbench_cli.catalog import read_yaml, short
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 
-GENERAL = "Options"
-KUBERNETES = "Options for clusters (not for local)"
+GENERAL = "What to run, and how"
+KUBERNETES = "On clusters (not on local)"
 
 
 def _option(help: str, *, kind: str = "text", letter: str = "", metavar: str = "", panel: str = GENERAL) -> Any:

@@ -18,6 +18,7 @@ MAX_WORKERS = 4096
 MAX_TIMEOUT = 30 * 86400
 DEVICES = ("cpu", "gpu")
 GOALS = ("full", "light")
+CUSTOM = "custom"  # the task and the preset of a run with a command of its own
 
 
 def check_name(name: str, what: str = "run name") -> str:

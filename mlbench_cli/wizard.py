@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from mlbench_cli import console, settings
 from mlbench_cli.catalog import BACKENDS, Task, load_catalog
 from mlbench_cli.errors import UsageError
-from mlbench_cli.launch import CUSTOM
 from mlbench_cli.request import Request
+from mlbench_cli.spec import CUSTOM
 from mlbench_cli.store import write_atomically
 
 CUSTOM_TITLE = "Custom Image"

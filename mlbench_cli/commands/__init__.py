@@ -26,6 +26,7 @@ PANELS: dict[str, dict[str, Command]] = {
     "Results": {
         "download": Command("mlbench_cli.commands.download", "download", "Write a run's results to a zip file"),
         "verify": Command("mlbench_cli.commands.verify", "verify", "Check archives against their checksums"),
+        "compare": Command("mlbench_cli.commands.compare", "compare", "Set two results side by side"),
         "charts": Command("mlbench_cli.commands.charts", "charts", "Draw time, speedup and phases of finished runs"),
     },
     "Clusters": {

@@ -1,0 +1,70 @@
+"""`mlbench charts`: figures from archives, without any cluster."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlbench_cli import console
+from mlbench_cli.commands._common import Yes, sealed
+from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.spec import Run
+from mlbench_cli.store import Store
+
+
+def charts(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="where the figures go")],
+    archives: Annotated[
+        list[Path] | None, typer.Argument(metavar="[ARCHIVE]...", help="folders or zip files instead of runs")
+    ] = None,
+    runs: Annotated[list[str] | None, typer.Option("--run", metavar="NAME", help="a run; may be repeated")] = None,
+    filter: Annotated[str | None, typer.Option("--filter", "-f", help="only runs with this in their names")] = None,
+    yes: Yes = False,
+) -> None:
+    """Draw total time, speedup and time per phase of finished runs, as PNG and SVG, with a CSV of the figures.
+
+    Without ARCHIVE and --run, asks on a terminal which of the finished runs to draw; with --yes, or without a
+    terminal, it is all of them.
+    """
+    chosen: list[Path] = list(archives or [])
+    if runs:
+        store = Store()
+        chosen += [_finished(store.run(name).run).folder for name in runs]
+    if not chosen:
+        chosen = [run.folder for run in _choose(_candidates(filter), ask=not yes and console.interactive())]
+    elif filter is not None:
+        raise UsageError("--filter chooses among the finished runs; with ARCHIVE or --run there is nothing to choose.")
+    from mlbench_cli.results.charts import draw
+
+    for path in draw(chosen, folder):
+        console.out(str(path))
+
+
+def _finished(run: Run) -> Run:
+    if not sealed(run):
+        raise UsageError(f'The run "{run.name}" has no results yet.', hint=f"mlbench wait {run.name}")
+    return run
+
+
+def _candidates(filter: str | None) -> list[Run]:
+    found = [row.run for row in Store().runs() if (filter or "") in row.run.name and sealed(row.run)]
+    if not found:
+        which = "finished run" if filter is None else f'finished run with "{filter}" in its name'
+        raise NotFoundError(f"There is no {which}.", hint="mlbench status")
+    return found
+
+
+def _choose(runs: Sequence[Run], *, ask: bool) -> Sequence[Run]:
+    """Those that a person names by number, as "0 2"; Enter or "all" takes all."""
+    if not ask:
+        return runs
+    console.note("\n".join(f"[{index}]\t{run.name}" for index, run in enumerate(runs)) + "\n[all]\tall of them\n")
+    while True:
+        answer = console.ask('Select the runs to draw (as "0 2") [all]: ')
+        if answer in ("", "all"):
+            return runs
+        words = answer.replace(",", " ").split()
+        if all(word.isascii() and word.isdecimal() and int(word) < len(runs) for word in words):
+            return [runs[int(word)] for word in dict.fromkeys(words)]
+        console.note(f"Answer with numbers from 0 to {len(runs) - 1}, or all.")

@@ -1,0 +1,63 @@
+"""`mlbench compare`: two results side by side."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlbench_cli import console
+from mlbench_cli.commands._common import Format, Output
+from mlbench_cli.errors import TaskFailedError, UsageError
+from mlbench_cli.results.compare import Comparison
+from mlbench_cli.results.compare import compare as compare_archives
+from mlbench_cli.results.verify import open_verified
+from mlbench_cli.store import Store
+
+
+def compare(
+    first: Annotated[str, typer.Argument(metavar="A", help="a run, or the folder or zip of one")],
+    second: Annotated[str, typer.Argument(metavar="B", help="another one")],
+    slower: Annotated[
+        float | None,
+        typer.Option("--fail-above", metavar="RATIO", help="exit with 7 where B takes RATIO times A's time"),
+    ] = None,
+    output: Output = Format.text,
+) -> int:
+    """Compare two results: what differs in their settings, and how their times relate. B / A below 1: B was faster."""
+    if slower is not None and not slower > 0:
+        raise UsageError(f"--fail-above {slower:g}: the ratio must be above 0.")
+    with open_verified(_archive(first)) as a, open_verified(_archive(second)) as b:
+        found = compare_archives(a, b)
+    if output == Format.json:
+        console.out_json(found.to_dict())
+    else:
+        _show(found)
+    return 0 if slower is None else _verdict(found, slower)
+
+
+def _archive(word: str) -> Path:
+    """A path where there is one, else the folder of the run of that name."""
+    path = Path(word)
+    return path if path.exists() else Store().run(word).run.folder
+
+
+def _show(found: Comparison) -> None:
+    rows = [[name, *pair, found.ratios[name]] for name, pair in found.seconds.items()]
+    console.out_table(["SECONDS", found.a, found.b, "B / A"], rows)
+    if found.differences:
+        console.out("")
+        console.out_table(
+            ["DIFFERENCE", found.a, found.b], [[name, str(a), str(b)] for name, (a, b) in found.differences.items()]
+        )
+    for obstacle in found.obstacles:
+        console.warn(obstacle)
+
+
+def _verdict(found: Comparison, limit: float) -> int:
+    ratio = next((ratio for ratio in found.ratios.values() if ratio is not None), None)
+    if ratio is None:
+        raise UsageError("There is no time to compare.", hint=f"mlbench status {found.b}")
+    if ratio <= limit:
+        return 0
+    console.note(f"{found.b} takes {ratio:.3g} times as long as {found.a}; {limit:g} times are allowed.")
+    return TaskFailedError.exit_code

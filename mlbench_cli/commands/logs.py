@@ -1,0 +1,125 @@
+"""`mlbench logs`: what the ranks have written, byte for byte."""
+
+import queue
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+import typer
+
+from mlbench_cli.commands._common import RunName, engine_of
+from mlbench_cli.engines.base import Engine
+from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.results.archive import is_sealed
+from mlbench_cli.spec import Run
+from mlbench_cli.store import Store
+from task_images import contract
+
+MAX_FOLLOWED = 64  # ranks; each takes a thread, and nobody reads more at once
+WAITING_LINES = 10_000  # between the threads and a slow terminal
+_EVENT = contract.PREFIX.encode()
+
+
+def logs(
+    name: RunName,
+    rank: Annotated[int | None, typer.Option("--rank", help="only this rank, without the prefix")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="go on until the run ends (Ctrl-C only ends this)")
+    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="everything as written, with the lines that hold events")] = False,
+) -> None:
+    """Print what the ranks of a run have written to their standard output and error.
+
+    With one rank and --raw the bytes are exactly those that the rank wrote.
+    """
+    store = Store()
+    run = store.run(name).run
+    size = run.spec.world_size
+    if rank is not None and not 0 <= rank < size:
+        raise NotFoundError(f'The run "{name}" has no rank {rank}, only 0 to {size - 1}.', hint=f"mlbench logs {name}")
+    # The archive is complete, and there when the cluster is long gone.
+    engine = None if is_sealed(run.folder) else engine_of(store.cluster(run.spec.cluster))
+    printer = Printer(sys.stdout.buffer, prefixed=rank is None and size > 1, raw=raw)
+    ranks = range(size) if rank is None else [rank]
+    if not follow or len(ranks) == 1 or engine is None:
+        for number in ranks:
+            printer.print_all(number, _lines(run, engine, number, follow), live=follow)
+        return
+    if size > MAX_FOLLOWED:
+        raise UsageError(
+            f'The run "{name}" has {size} ranks; at most {MAX_FOLLOWED} are followed at once.',
+            hint=f"mlbench logs {name} --follow --rank 0",
+        )
+    _follow_all(run, engine, printer)
+
+
+class Printer:
+    """Writes lines of ranks, each with its prefix, without the events."""
+
+    def __init__(self, stream: BinaryIO, *, prefixed: bool, raw: bool) -> None:
+        self._stream = stream
+        self._prefixed = prefixed
+        self._raw = raw
+
+    def print_all(self, rank: int, lines: Iterator[bytes], *, live: bool = False) -> None:
+        prefix = f"[{rank}] ".encode() if self._prefixed else b""
+        text = b""
+        for text in lines:
+            if not self._raw and _EVENT in text:
+                text = without_event(text)
+            if text:
+                self._stream.write(prefix + text)
+            if live:
+                self._stream.flush()
+        # The next rank's first line must not stand behind this one's last.
+        if self._prefixed and text and not text.endswith(b"\n"):
+            self._stream.write(b"\n")
+        self._stream.flush()
+
+
+def without_event(line: bytes) -> bytes:
+    """The line without the event in it; empty if it holds nothing else."""
+    if contract.parse_event(line) is None:
+        return line
+    before = line[: line.find(_EVENT + b"{")]
+    return before + b"\n" if before.strip() else b""
+
+
+def _lines(run: Run, engine: Engine | None, rank: int, follow: bool) -> Iterator[bytes]:
+    if engine is None:
+        return _file_lines(run.folder / "logs" / f"rank-{rank}.log")
+    return (line.text for line in engine.logs(run, rank, follow=follow))
+
+
+def _file_lines(path: Path) -> Iterator[bytes]:
+    if not path.exists():  # a rank that never started, or whose log could not be fetched
+        return
+    with open(path, "rb", buffering=1 << 20) as file:
+        yield from file
+
+
+def _follow_all(run: Run, engine: Engine, printer: Printer) -> None:
+    """All ranks at once, whole lines in the order in which they arrive. Raises the first trouble that a rank has."""
+    arrived: queue.Queue[tuple[int, bytes | Exception | None]] = queue.Queue(WAITING_LINES)
+
+    def read(rank: int) -> None:
+        try:
+            for line in engine.logs(run, rank, follow=True):
+                arrived.put((rank, line.text))
+            arrived.put((rank, None))
+        except Exception as error:
+            arrived.put((rank, error))
+
+    for rank in range(run.spec.world_size):
+        threading.Thread(target=read, args=(rank,), daemon=True).start()
+    open_ranks = run.spec.world_size
+    while open_ranks:
+        rank, item = arrived.get()
+        if isinstance(item, Exception):
+            raise item
+        if item is None:
+            open_ranks -= 1
+            continue
+        printer.print_all(rank, iter([item if item.endswith(b"\n") else item + b"\n"]), live=arrived.empty())

@@ -1,0 +1,225 @@
+"""`mlbench run`: request -> specs -> recorded runs -> submitted and followed, one size after the other."""
+
+import inspect
+from dataclasses import Field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mlbench_cli import console, launch, wizard
+from mlbench_cli.commands._common import (
+    Ended,
+    Format,
+    Output,
+    Reporter,
+    RequireGoal,
+    Yes,
+    engine_of,
+    in_words,
+    report_ended,
+)
+from mlbench_cli.engines.base import Engine
+from mlbench_cli.errors import InterruptedError_, TerminatedError, UsageError
+from mlbench_cli.request import OPTIONS, Request, equivalent_command, flag, merge, pairs, read_file
+from mlbench_cli.spec import Run, RunSpec
+from mlbench_cli.store import Cluster, Store
+
+
+def run(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="the run with N workers is named NAME-N")] = None,
+    workers: Annotated[list[int] | None, typer.Argument(metavar="[N]...", help="numbers of workers, as 1 2 4")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="YAML with these options; flags go first")] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="start it and return at once")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be submitted, and stop")] = False,
+    require_goal: RequireGoal = False,
+    yes: Yes = False,
+    output: Output = Format.text,
+    **options: Any,
+) -> int:
+    """Run a task, or a command of your own, with one or several numbers of workers.
+
+    Asks on a terminal for what is left open: which task, which backend. Several numbers run one after the other. The
+    exit code is 0 where all went well, else the highest one.
+    """
+    request = _request(name, workers, file, options)
+    store = Store()
+    cluster = store.cluster(request.cluster) if request.cluster else store.current_cluster
+    launch.check_names(request, taken=() if dry_run else [row.run.name for row in store.runs()])
+    if wizard.needed(request) and not yes:
+        request = wizard.complete(request, local=cluster.provider == "local")
+        console.note(f"\nThe same without questions: {equivalent_command(request)} --yes\n")
+    specs = launch.resolve(request, cluster)
+    engine = engine_of(cluster)
+    if dry_run:
+        _print_submissions(specs, engine, output)
+        return 0
+    if detach and len(specs) > 1 and engine.dies_with_client:
+        raise UsageError(
+            f"--detach with {len(specs)} numbers of workers: on this machine they would all run at once.",
+            hint="Give one number of workers, or leave out --detach.",
+        )
+    _warn(specs, cluster)
+    runs = _record(specs, store)
+    if detach:
+        return _start(runs, engine, store, output)
+    ended = [_follow(runs, number, engine, store, require_goal) for number in range(len(runs))]
+    report_ended(ended, output)
+    return max(item.exit_code for item in ended)
+
+
+# --- the options are Request's fields -------------------------------------------------------------------------------
+
+
+def _parameter(item: "Field[Any]") -> inspect.Parameter:
+    """A field of Request as a parameter that Typer makes an option of."""
+    facts = item.metadata
+    repeated = facts["kind"] in ("texts", "pairs")
+    kind: Any = {"integer": int, "switch": bool}.get(facts["kind"], list[str] if repeated else str)
+    long = f"{flag(item.name)}/{flag('no_' + item.name)}" if facts["kind"] == "switch" else flag(item.name)
+    option = typer.Option(
+        *([long, f"-{facts['letter']}"] if facts["letter"] else [long]),
+        help=facts["help"],
+        metavar=facts["metavar"] or None,
+        rich_help_panel=facts["panel"],
+    )
+    return inspect.Parameter(
+        item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
+
+
+_signature = inspect.signature(run)
+run.__signature__ = _signature.replace(  # type: ignore[attr-defined]
+    parameters=[
+        *(entry for entry in _signature.parameters.values() if entry.kind is not inspect.Parameter.VAR_KEYWORD),
+        *(_parameter(item) for item in OPTIONS),
+    ]
+)
+
+
+def _request(name: str | None, workers: list[int] | None, file: Path | None, options: dict[str, Any]) -> Request:
+    values = {key: value for key, value in options.items() if value not in (None, [])}
+    for item in OPTIONS:
+        if item.name in values and item.metadata["kind"] == "pairs":
+            values[item.name] = pairs(values[item.name], item.name)
+        elif item.name in values and item.metadata["kind"] == "texts":
+            values[item.name] = tuple(values[item.name])
+    given = Request(name=name, workers=tuple(workers or ()), **values)
+    return given if file is None else merge(read_file(file), given)
+
+
+# --- the way of a run -----------------------------------------------------------------------------------------------
+
+
+def _print_submissions(specs: tuple[RunSpec, ...], engine: Engine, output: Format) -> None:
+    submissions = [engine.render(spec) for spec in specs]
+    if output == Format.json:
+        documents = [{"run": item.spec.name, "documents": list(item.documents)} for item in submissions]
+        console.out_json({"submissions": documents})
+        return
+    import yaml
+
+    documents = [dict(document) for item in submissions for document in item.documents]
+    console.out(yaml.safe_dump_all(documents, sort_keys=False, explicit_start=True, width=1000).rstrip())
+
+
+def _warn(specs: tuple[RunSpec, ...], cluster: Cluster) -> None:
+    if cluster.provider != "local":
+        return
+    cores = launch.local_machine().cores
+    crowded = [spec for spec in specs if spec.world_size > cores]
+    if crowded:
+        names = ", ".join(spec.name for spec in crowded)
+        console.warn(f"{names}: more ranks than this machine's {cores} cores; their times say little about scaling.")
+
+
+def _record(specs: tuple[RunSpec, ...], store: Store) -> list[Run]:
+    """All runs are recorded before the first one starts, or none is."""
+    runs: list[Run] = []
+    try:
+        for spec in specs:
+            runs.append(store.record_run(spec))
+    except BaseException:
+        _forget(runs, store)
+        raise
+    return runs
+
+
+def _forget(runs: list[Run], store: Store) -> None:
+    for item in runs:
+        store.forget_run(item)
+
+
+def _start(runs: list[Run], engine: Engine, store: Store, output: Format) -> int:
+    for number, item in enumerate(runs):
+        _submit(runs, number, engine, store, detach=True)
+        console.note(f"Run started with name {item.name}")
+    if output == Format.json:
+        console.out_json({"runs": [{"name": item.name, "id": item.id, "folder": str(item.folder)} for item in runs]})
+    else:
+        console.out("\n".join(item.name for item in runs))
+    name = runs[0].name
+    console.note(
+        f"Next: mlbench status {name}, mlbench logs {name} --follow, mlbench wait {name}, mlbench cancel {name}"
+    )
+    return 0
+
+
+def _submit(runs: list[Run], number: int, engine: Engine, store: Store, *, detach: bool) -> None:
+    """Start one of the runs. Where that fails, the later ones are forgotten; this one may have left something."""
+    try:
+        engine.submit(runs[number], engine.render(runs[number].spec), detach=detach)
+    except BaseException:
+        _forget(runs[number + 1 :], store)
+        raise
+    store.update_run(runs[number], "running")
+
+
+def _follow(runs: list[Run], number: int, engine: Engine, store: Store, require_goal: bool) -> Ended:
+    from mlbench_cli import supervise
+
+    item, later = runs[number], runs[number + 1 :]
+    _submit(runs, number, engine, store, detach=False)
+    _announce(item, engine)
+    try:
+        with Reporter(item) as report:
+            outcome = supervise.follow(item, engine, store, report=report)
+    except (KeyboardInterrupt, TerminatedError) as interrupt:
+        _forget(later, store)
+        raise _interrupted(item, engine, store, later, interrupt) from None
+    except BaseException:
+        _forget(later, store)
+        raise
+    return Ended.of(item, outcome, require_goal)
+
+
+def _announce(item: Run, engine: Engine) -> None:
+    interrupt = "cancels it and keeps what there is" if engine.dies_with_client else "leaves it running"
+    console.note(f"Run started with name {item.name}: {in_words(item.spec)}.")
+    console.note(f"Ctrl-C {interrupt}. It is stopped after {console.duration(item.spec.timeout)}.")
+
+
+def _interrupted(
+    item: Run, engine: Engine, store: Store, later: list[Run], interrupt: BaseException
+) -> InterruptedError_ | TerminatedError:
+    """What to say of an interrupted run: cancelled where it dies with its client, else left running."""
+    from mlbench_cli import supervise
+
+    kind = TerminatedError if isinstance(interrupt, TerminatedError) else InterruptedError_
+    never = f" Not started: {', '.join(run.name for run in later)}." if later else ""
+    if not engine.dies_with_client:
+        return kind(
+            f'The run "{item.name}" goes on without this client.{never}',
+            hint=f"mlbench wait {item.name}, mlbench status {item.name}, or mlbench cancel {item.name}",
+        )
+    console.note(f"Cancelling {item.name} ...")
+    outcome = supervise.cancel(item, engine, store)
+    if outcome is None:
+        return kind(
+            f'The run "{item.name}" is being cancelled, but has not ended yet.{never}',
+            hint=f"mlbench status {item.name}",
+        )
+    return kind(
+        f'The run "{item.name}" was cancelled; what there is, is in {item.folder}.{never}',
+        hint=f"mlbench logs {item.name}, or mlbench delete {item.name}",
+    )

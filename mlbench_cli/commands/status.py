@@ -1,0 +1,174 @@
+"""`mlbench status`: what the runs do."""
+
+from typing import Annotated, Any
+
+import typer
+
+from mlbench_cli import console
+from mlbench_cli.commands._common import Format, Output, Reporter, engine_of_run, in_words
+from mlbench_cli.errors import MlbenchError, UsageError
+from mlbench_cli.spec import Run
+from mlbench_cli.store import RunRow, Store
+
+PREFIXES = ("", "val_global_", "val_", "train_")  # under which tasks report a metric of that name
+
+
+def status(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="show this run with its workers")] = None,
+    metric: Annotated[str | None, typer.Option("--metric", "-m", help="show this metric, as Prec@1 or loss")] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="follow the run; Ctrl-C only ends this")] = False,
+    output: Output = Format.text,
+) -> None:
+    """Show all runs, or one with its workers, its metrics and what is in its way."""
+    store = Store()
+    if name is None:
+        if metric is not None or watch:
+            raise UsageError("--metric and --watch are about one run.", hint="mlbench status NAME --watch")
+        _show_all(store, output)
+        return
+    from mlbench_cli import supervise
+
+    run = store.run(name).run
+    engine = engine_of_run(run, store)
+    if watch:
+        with Reporter(run) as report:
+            supervise.follow(run, engine, store, report=report)
+    else:
+        supervise.settle(run, engine, store)
+    document = supervise.snapshot(store.run(name), engine)
+    if metric is not None:
+        document["metric"] = {"name": metric, "value": _find(document["metrics"], metric)}
+    if output == Format.json:
+        console.out_json(document)
+    else:
+        _show_one(run, document, metric)
+
+
+def _show_all(store: Store, output: Format) -> None:
+    rows = _settled(store)
+    if output == Format.json:
+        console.out_json({"runs": [_document(row) for row in rows]})
+        return
+    if not rows:
+        console.note("There are no runs yet.\nNext: mlbench tasks, then mlbench run NAME 1 2 --task TASK")
+        return
+    console.out_table(
+        ["RUN", "WORKERS", "STATE", "OUTCOME", "TASK", "BACKEND", "CLUSTER", "CREATED"],
+        [
+            [
+                row.run.name,
+                row.run.spec.workers,
+                row.state,
+                row.outcome,
+                row.run.spec.task,
+                row.run.spec.backend,
+                row.run.spec.cluster,
+                console.ago(row.run.created),
+            ]
+            for row in rows
+        ],
+        droppable=["BACKEND", "CREATED", "CLUSTER", "TASK"],
+    )
+
+
+def _settled(store: Store) -> list[RunRow]:
+    """All runs as they are now: what has ended meanwhile is settled first. A silent cluster is no obstacle."""
+    open_runs = [row.run for row in store.runs() if row.state != "finished"]
+    if not open_runs:
+        return store.runs()
+    from mlbench_cli import supervise
+
+    silent: set[str] = set()
+    for run in open_runs:
+        cluster = run.spec.cluster
+        if cluster in silent:
+            continue
+        try:
+            supervise.settle(run, engine_of_run(run, store), store)
+        except MlbenchError as error:
+            silent.add(cluster)
+            console.warn(f"{cluster}: its runs are shown as they were last seen. {error.message}")
+    return store.runs()
+
+
+def _document(row: RunRow) -> dict[str, Any]:
+    run, spec = row.run, row.run.spec
+    return {
+        "name": run.name,
+        "id": run.id,
+        "created": run.created,
+        "state": row.state,
+        "outcome": row.outcome,
+        "task": spec.task,
+        "preset": spec.preset,
+        "backend": spec.backend,
+        "device": spec.device,
+        "workers": spec.workers,
+        "world_size": spec.world_size,
+        "cluster": spec.cluster,
+        "folder": str(run.folder),
+    }
+
+
+def _show_one(run: Run, document: dict[str, Any], metric: str | None) -> None:
+    facts: list[tuple[str, str | None]] = [
+        ("Run", f"{run.name}: {in_words(run.spec)}"),
+        ("State", document["state"] + (f", {document['outcome']}" if document["outcome"] else "")),
+        ("Result", document.get("summary")),
+        ("Progress", _progress(document["progress"])),
+        ("Goal", _goal(document["goal"])),
+        ("Folder", document["folder"]),
+    ]
+    console.out("\n".join(f"{title + ':':<10}{console.clean(text)}" for title, text in facts if text))
+    _show_metrics(document, metric)
+    console.out("")
+    console.out_table(
+        ["RANK", "PHASE", "EXIT", "NODE", "REASON"],
+        [
+            [worker["rank"], worker["phase"], worker["exit_code"], worker["node"], worker["reason"]]
+            for worker in document["ranks"]
+        ],
+        droppable=["NODE"],
+    )
+    for finding in document["findings"]:
+        console.out(
+            f"\n{console.clean(finding['summary'])}" + (f"\nNext: {finding['hint']}" if finding["hint"] else "")
+        )
+
+
+def _show_metrics(document: dict[str, Any], metric: str | None) -> None:
+    metrics = document["metrics"]
+    if metric is None:
+        shown = metrics
+    else:
+        value = _find(metrics, metric)
+        if value is None:
+            known = f" It has reported: {', '.join(map(console.clean, metrics))}." if metrics else ""
+            console.note(f"No {metric} has been reported yet.{known}")
+            return
+        shown = {metric: value}
+    if shown:
+        console.out("")
+        console.out_table(["METRIC", "LAST VALUE"], list(shown.items()))
+
+
+def _find(metrics: dict[str, float], metric: str) -> float | None:
+    """The last value of a metric by its plain name: "Prec@1" finds val_global_Prec@1, as the original's status did."""
+    return next((metrics[prefix + metric] for prefix in PREFIXES if prefix + metric in metrics), None)
+
+
+def _progress(progress: dict[str, Any]) -> str | None:
+    if progress["phase"] is None:
+        return None
+    text = str(progress["phase"])
+    if progress["epoch"] is not None:
+        text += f", epoch {progress['epoch']:g}" + (f" of {progress['epochs']:g}" if progress["epochs"] else "")
+    text += f", {console.duration(progress['elapsed'])}"
+    return text + (f", {console.duration(progress['eta'])} to go" if progress["eta"] is not None else "")
+
+
+def _goal(goal: dict[str, Any] | None) -> str | None:
+    if goal is None:
+        return None
+    reached = "-" if goal["best"] is None else f"{goal['best']:.4g}"
+    return f"{goal['metric']} {goal['comparison']} {goal['threshold']:g}, best so far {reached}"

@@ -1,0 +1,156 @@
+"""The arrows of the house: who may import whom, and what a command must not load."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("mlbench_cli", "providers", "templates", "task_images")
+
+# What every module of the tool may know: words and plain data, no behaviour of another part.
+BASE = ("mlbench_cli.errors", "mlbench_cli.settings", "mlbench_cli.spec", "mlbench_cli.catalog", "mlbench_cli.store")
+BASE += ("task_images.contract",)
+# The longest prefix counts. A part may import itself and what is named here.
+ALLOWED: dict[str, tuple[str, ...]] = {
+    "mlbench_cli.__init__": (),
+    "mlbench_cli.__main__": ("mlbench_cli.app", "mlbench_cli.commands.__init__", "mlbench_cli.__init__"),
+    "mlbench_cli.app": (
+        *("mlbench_cli.commands.__init__", "mlbench_cli.console", "mlbench_cli.errors", "mlbench_cli.__init__"),
+    ),
+    "mlbench_cli.errors": (),
+    "mlbench_cli.settings": ("mlbench_cli.errors",),
+    "mlbench_cli.spec": ("mlbench_cli.errors",),
+    "mlbench_cli.catalog": ("mlbench_cli.errors", "task_images.contract"),
+    "mlbench_cli.store": ("mlbench_cli.errors", "mlbench_cli.settings", "mlbench_cli.spec"),
+    "mlbench_cli.console": ("mlbench_cli.errors",),
+    "mlbench_cli.request": ("mlbench_cli.errors", "mlbench_cli.catalog"),
+    "mlbench_cli.launch": (*BASE, "mlbench_cli.request"),
+    "mlbench_cli.wizard": (*BASE, "mlbench_cli.request", "mlbench_cli.launch", "mlbench_cli.console"),
+    "mlbench_cli.kube": BASE,
+    "mlbench_cli.engines": (*BASE, "mlbench_cli.kube", "templates", "mlbench_cli.__init__"),
+    "mlbench_cli.results": (*BASE, "mlbench_cli.engines.base", "mlbench_cli.__init__"),
+    "mlbench_cli.supervise": (*BASE, "mlbench_cli.engines", "mlbench_cli.results"),
+    "mlbench_cli.commands": ("mlbench_cli", "providers", "templates", "task_images.contract"),
+    "providers": (*BASE, "templates", "mlbench_cli.kube", "mlbench_cli.__init__"),
+    "templates": ("mlbench_cli.errors",),
+    "task_images": (),
+}
+# Nothing of runs: what a run is, is none of a provider's business.
+FORBIDDEN = {
+    "providers": ("mlbench_cli.spec", "mlbench_cli.catalog", "task_images"),
+    "mlbench_cli.commands": ("mlbench_cli.app", "mlbench_cli.__main__"),
+}
+HEAVY = {"mlbench_cli": ("torch", "tensorflow"), "providers": ("torch", "tensorflow"), "templates": ("torch",)}
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def modules() -> dict[str, Path]:
+    found = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    return {module_name(path): path for path in found}
+
+
+def imports(name: str, path: Path, known: set[str]) -> Iterator[str]:
+    """Every module that is imported anywhere in a file, also inside functions and for type checkers only."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name} has a relative import"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield whole if whole in known or f"{whole}.__init__" in known else str(node.module)
+
+
+def part_of(name: str) -> str:
+    return max((part for part in ALLOWED if covers(part, name)), key=len)
+
+
+def covers(prefix: str, name: str) -> bool:
+    return name == prefix or name.startswith(prefix + ".")
+
+
+def own(imported: str, known: set[str]) -> str | None:
+    """The project's module behind an imported name, with "__init__" for a package itself."""
+    if imported.split(".")[0] not in PACKAGES:
+        return None
+    return imported if imported in known else f"{imported}.__init__"
+
+
+@pytest.mark.parametrize("name", sorted(modules()))
+def test_arrows(name: str) -> None:
+    known = set(modules())
+    part = part_of(name)
+    for imported in imports(name, modules()[name], known):
+        target = own(imported, known)
+        package = name.split(".")[0]
+        assert imported.split(".")[0] not in HEAVY.get(package, ()), f"{name} imports {imported}"
+        if target is None or covers(part, target):
+            continue
+        assert any(covers(allowed, target) for allowed in ALLOWED[part]), f"{name} must not import {imported}"
+        assert not any(covers(prefix, target) for prefix in FORBIDDEN.get(part, ())), f"{name} imports {imported}"
+
+
+def test_arrows_can_fail() -> None:
+    assert part_of("mlbench_cli.engines.local") == "mlbench_cli.engines"
+    assert not any(covers(allowed, "mlbench_cli.results.archive") for allowed in ALLOWED["mlbench_cli.engines"])
+    assert list(imports("x", Path(__file__), set(modules()))).count("subprocess") == 1
+
+
+def test_no_module_is_long() -> None:
+    long = {name: count for name, path in modules().items() if (count := len(path.read_text().splitlines())) > 500}
+    assert not long
+
+
+FOREIGN = {
+    "torch",
+    "boto3",
+    "botocore",
+    "google",
+    "kubernetes",
+    "pydantic",
+    "requests",
+    "matplotlib",
+    "numpy",
+    "jinja2",
+}
+FOREIGN |= {"rich"}
+PROBE = """
+import sys
+sys.argv = ["mlbench", *sys.argv[1:]]
+from mlbench_cli.__main__ import main
+assert main() == 0
+print(*sys.modules, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "more"),
+    [
+        (["--version"], {"typer", "sqlite3", "yaml", "inspect", "json"}),
+        (["--help"], {"typer", "sqlite3", "yaml", "inspect"}),
+        (["status"], {"yaml"}),
+        (["status", "-o", "json"], {"yaml"}),
+        (["list-clusters"], {"yaml"}),
+        (["tasks"], set()),
+        (["set-cluster", "local"], {"yaml"}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_import_budget(command: list[str], more: set[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *command],
+        env={"MLBENCH_HOME": str(tmp_path), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = set(done.stderr.splitlines()[-1].split())
+    assert "mlbench_cli" in loaded
+    assert not {name for name in loaded if name.split(".")[0] in FOREIGN | more}
