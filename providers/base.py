@@ -1,0 +1,177 @@
+"""What a provider is: it describes clusters as lists of resources and opens them; `lifecycle` makes and removes them.
+
+A new provider is one module with a class that has the members of `Provider`, and a line in `registry`. Its resources
+have the members of `Resource`; that they are never leaked is the life-cycle's affair, provided that each resource
+
+* has a name that follows from the cluster's alone, so that any machine finds it,
+* is marked as this cluster's in the very call that makes it,
+* is found by name and mark, never by memory, and
+* raises TransientError for what repeating may cure, another MlbenchError with the cloud's own words for the rest.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mlbench_cli.errors import DeadlineError, UsageError
+from mlbench_cli.store import Cluster
+
+if TYPE_CHECKING:
+    from mlbench_cli.kube.access import Access
+
+# What our marks (tags, labels) are called. Values are lower case letters, digits, "-" and "_": all clouds take those.
+MARK = "mlbench-cluster"
+MARK_OWNER = "mlbench-owner"
+MARK_EXPIRES = "mlbench-expires"  # seconds since 1970
+
+
+class TransientError(DeadlineError):
+    """A call that may succeed when repeated: throttled, a server error, no answer, busy with something else.
+
+    The life-cycle repeats it for a while; where that does not help, the user sees it as a passed deadline.
+    """
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is there under a resource's name."""
+
+    state: str  # in the cloud's own words
+    ours: bool = True  # marked as this cluster's; if not, it is never touched
+    deleting: bool = False  # on its way out
+    broken: str | None = None  # why it will never be ready: it is made anew
+    differs: str | None = None  # how it differs from what is asked for: it is refused
+    kept: str | None = None  # why it stays when the cluster goes: shared with others
+
+
+@dataclass(frozen=True)
+class Progress:
+    ready: bool
+    reason: str = ""  # what it is waiting for, where it is not ready
+
+
+class Resource(Protocol):
+    """One thing that a cloud makes for a cluster."""
+
+    kind: str  # as a person calls it: "node pool"
+    name: str  # follows from the cluster's name
+    needs: Sequence["Resource"] = ()  # what must be ready before this is made, and is removed only after it
+    goes_with: "Resource | None" = None  # removed by removing that one
+    create_seconds: float = 1800.0  # the longest that making it may take
+    delete_seconds: float = 1800.0
+    remove_command: str = ""  # how a person removes it without mlbench
+
+    def find(self) -> Found | None:
+        """What is there under this name, by asking the cloud."""
+        ...
+
+    def create(self) -> None:
+        """Ask for it, with its marks in the call. Returns when the request is accepted."""
+        ...
+
+    def poll(self) -> Progress:
+        """How far it is. Raises with the cloud's own words where it has failed."""
+        ...
+
+    def delete(self) -> None:
+        """Ask for its removal. Absent or on its way out already: nothing to do."""
+        ...
+
+
+@dataclass(frozen=True)
+class PlanLine:
+    """One priced part of a cluster. `price` is per piece and hour in the plan's currency, None where it is unknown."""
+
+    what: str
+    count: int
+    price: float | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `create-cluster` is about to make. Nothing has been written when it is printed."""
+
+    lines: tuple[PlanLine, ...]
+    location: str
+    currency: str = "USD"
+    source: str = ""  # where the prices come from, with their date
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> float | None:
+        """Per hour; None where any part is unknown, since a sum without it would be too low."""
+        prices = [line.price for line in self.lines]
+        if None in prices:
+            return None
+        return sum(line.count * (line.price or 0.0) for line in self.lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "location": self.location,
+            "lines": [{"what": line.what, "count": line.count, "price_per_hour": line.price} for line in self.lines],
+            "price_per_hour": self.total,
+            "currency": self.currency,
+            "price_source": self.source,
+            "warnings": list(self.warnings),
+        }
+
+
+class Provider(Protocol):
+    """Makes, finds, opens and removes the clusters of one kind. `Cluster.details` is the provider's own, but for:
+
+    functional_only  True where timings on the cluster mean nothing
+    nodes            how many machines it has
+    expires          seconds since 1970, when `gc --expired` may remove it; absent: never
+    owner            who made it
+    plan             Plan.to_dict() as it was when the cluster was made
+    provisioning     written by the life-cycle: what took how long
+    """
+
+    name: str
+    options: type[Any]  # a dataclass whose fields are made by `option`: what `create-cluster` takes
+
+    def describe(self, name: str, nodes: int, options: Any) -> Cluster:
+        """The record of a cluster that is to be. Pure; raises UsageError for every combination that cannot work."""
+        ...
+
+    def plan(self, cluster: Cluster) -> Plan:
+        """Sizes and prices, after checking tools, credentials and quotas. Writes nothing."""
+        ...
+
+    def resources(self, cluster: Cluster) -> Sequence[Resource]:
+        """All that the cluster consists of; each stands behind what it needs."""
+        ...
+
+    def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
+        """All that is marked as ours, whole or half made. `scope` narrows or moves the search (project, region)."""
+        ...
+
+    def connect(self, cluster: Cluster) -> "Access":
+        """The way to its Kubernetes API, held in memory."""
+        ...
+
+    def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
+        """Resources whose making brings the cluster to `nodes` worker machines. Raises UsageError where it cannot."""
+        ...
+
+
+def option(default: Any, *flags: str, help: str) -> Any:
+    """A field of an options dataclass: its default, its flags and its line of help on the command line."""
+    return field(default=default, metadata={"flags": flags, "help": help})
+
+
+def options_from(cls: type[Any], details: Mapping[str, Any]) -> Any:
+    """The options that `details` holds under their names; what is missing has its default."""
+    known = {item.name for item in fields(cls)}
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in details.items() if key in known}
+    return cls(**values)
+
+
+def foreign(resource: Resource) -> UsageError:
+    """The refusal to touch what somebody else made."""
+    return UsageError(
+        f'The {resource.kind} "{resource.name}" exists and was not made by mlbench; it is not touched.',
+        hint="Choose another name"
+        + (f", or remove it yourself: {resource.remove_command}" if resource.remove_command else "."),
+        details={"kind": resource.kind, "name": resource.name},
+    )

@@ -1,0 +1,468 @@
+"""Makes and removes clusters, whoever's they are: the one place where crash-safety is decided.
+
+`up` notes each intent on disk before it asks for anything, adopts what it finds, and looks before it judges a failed
+request. `down` works from names and marks alone, on any machine, in any state, and verifies that nothing is left.
+Killed anywhere and started again, both go on where they were. Independent resources are made at the same time; the
+waits are all that takes long, so one thread polls them in turn.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mlbench_cli.errors import (
+    CleanupError,
+    CredentialError,
+    DeadlineError,
+    InterruptedError_,
+    MlbenchError,
+    NotFoundError,
+    TerminatedError,
+    UsageError,
+)
+from mlbench_cli.store import Cluster, Store
+from providers.base import Found, Resource, TransientError, foreign
+
+# How long something may fail in a way that repeating can cure before it counts as failed, in seconds.
+PATIENCE = 120.0
+STOPPED = (InterruptedError_, TerminatedError)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What just happened to a resource. `seconds` since work on it began, of at most `deadline`."""
+
+    cluster: str
+    kind: str
+    name: str
+    action: str  # creating adopted waiting ready retrying remaking deleting deleted kept foreign
+    reason: str = ""
+    seconds: float = 0.0
+    deadline: float | None = None
+
+
+Report = Callable[[Step], None]
+
+
+def up(
+    cluster: Cluster,
+    resources: Sequence[Resource],
+    store: Store,
+    *,
+    report: Report = lambda step: None,
+    patience: float = PATIENCE,
+) -> Cluster:
+    """Make what is missing of `cluster` and return its record, with the time that each resource took.
+
+    Where it fails, what exists stays, so that the same call goes on; the error says what that is and how to remove it.
+    """
+    with _alone(store, cluster.name):
+        before = _record(store, cluster.name)
+        store.record_cluster(replace(cluster, state="creating"))
+        making = _Making(cluster, resources, store, report, patience)
+        try:
+            making.run()
+        except BaseException as error:
+            if making.touched:
+                store.record_cluster(replace(cluster, state="failed"))
+            elif before is not None:
+                store.record_cluster(before)
+            else:
+                store.forget_cluster(cluster.name)
+            explained = _explained(error, making)
+            if explained is error:
+                raise
+            raise explained from error
+        details = {**cluster.details, "provisioning": making.times(before)}
+        return store.record_cluster(replace(cluster, state="ready", details=details))
+
+
+def down(
+    cluster: Cluster,
+    resources: Sequence[Resource],
+    store: Store,
+    *,
+    report: Report = lambda step: None,
+    patience: float = PATIENCE,
+) -> None:
+    """Remove `cluster`, as much of it as there is. Raises CleanupError listing what is left after all was tried."""
+    with _alone(store, cluster.name):
+        removing = _Removing(cluster, resources, store, report, patience)
+        try:
+            removing.run()
+        except (KeyboardInterrupt, TerminatedError) as error:
+            stopped = TerminatedError if isinstance(error, TerminatedError) else InterruptedError_
+            raise stopped(
+                f'Stopped: of the cluster "{cluster.name}" something may be left.',
+                hint=f"{_delete_command(cluster)}   goes on with it",
+            ) from error
+        store.forget_cluster(cluster.name)
+
+
+@dataclass(eq=False)
+class _Task:
+    """Where the work on one resource stands. Times are of the monotonic clock."""
+
+    resource: Resource
+    began: float | None = None
+    asked: bool = False  # this process has sent a request for it, answered or not
+    accepted: bool = False  # it exists: the request was accepted, or it was adopted
+    adopted: bool = False
+    done: bool = False
+    failed: str | None = None  # why it could not be removed
+    accepted_after: float = 0.0
+    done_after: float = 0.0
+    trouble: float | None = None  # since when nothing but trouble
+    next_visit: float = 0.0
+
+    def seconds(self) -> float:
+        return 0.0 if self.began is None else time.monotonic() - self.began
+
+
+@dataclass
+class _Work:
+    """What making and removing have in common: visiting tasks in turn, each as often as its waiting makes sensible."""
+
+    cluster: Cluster
+    resources: Sequence[Resource]
+    store: Store
+    report: Report
+    patience: float
+    tasks: list[_Task] = field(default_factory=list)
+
+    def visit_all(self, possible: Callable[[_Task], bool], visit: Callable[[_Task], None]) -> None:
+        """Visit all that is `possible` until nothing is. A visit ends a task by setting `done` or `failed`."""
+        while True:
+            due = [task for task in self.tasks if not task.done and task.failed is None and possible(task)]
+            if not due:
+                return
+            task = min(due, key=lambda task: task.next_visit)
+            time.sleep(max(0.0, task.next_visit - time.monotonic()))
+            if task.began is None:
+                task.began = time.monotonic()
+            visit(task)
+            task.next_visit = time.monotonic() + _pause(task.seconds())
+
+    def troubled(self, task: _Task, reason: str) -> bool:
+        """Note trouble; True when it has lasted longer than is to be borne."""
+        if task.trouble is None:
+            task.trouble = time.monotonic()
+        self.say(task, "retrying", reason)
+        return time.monotonic() - task.trouble >= self.patience
+
+    def note(self, task: _Task, action: str, **details: Any) -> None:
+        self.store.journal(self.cluster.name, task.resource.kind, task.resource.name, action, **details)
+
+    def say(self, task: _Task, action: str, reason: str = "", deadline: float | None = None) -> None:
+        resource = task.resource
+        self.report(Step(self.cluster.name, resource.kind, resource.name, action, reason, task.seconds(), deadline))
+
+
+class _Making(_Work):
+    def run(self) -> None:
+        self.began = time.monotonic()
+        self.tasks = [_Task(resource) for resource in self.resources]
+        self.visit_all(self._possible, self._visit)
+
+    @property
+    def touched(self) -> bool:
+        """Whether there is something that this process asked for, or that was found half made."""
+        return any(task.asked or (task.adopted and not task.done) for task in self.tasks)
+
+    def times(self, before: Cluster | None) -> list[dict[str, Any]]:
+        """What took how long, in seconds since the start of `up`. Of what was adopted it is what was known before."""
+        earlier = {
+            (entry["kind"], entry["name"]): entry
+            for entry in (before.details.get("provisioning", []) if before is not None else [])
+        }
+        return [
+            earlier.get(_key(task), self._times(task)) if task.adopted else self._times(task) for task in self.tasks
+        ]
+
+    def _times(self, task: _Task) -> dict[str, Any]:
+        began = (task.began or self.began) - self.began
+        return {
+            "kind": task.resource.kind,
+            "name": task.resource.name,
+            "adopted": task.adopted,
+            "began": round(began, 3),
+            "accepted": round(began + task.accepted_after, 3),
+            "ready": round(began + task.done_after, 3),
+        }
+
+    def _possible(self, task: _Task) -> bool:
+        return all(other.done for other in self.tasks if any(other.resource is need for need in task.resource.needs))
+
+    def _visit(self, task: _Task) -> None:
+        reason = "it is still to be made"
+        try:
+            if not task.accepted:
+                self._ask(task)
+            if task.accepted:
+                progress = task.resource.poll()
+                reason = progress.reason or "it is not ready"
+                task.done = progress.ready
+            task.trouble = None
+        except TransientError as error:
+            if self.troubled(task, error.message):
+                raise
+            reason = error.message
+        if task.done:
+            task.done_after = task.seconds()
+            self.note(task, "ready", seconds=round(task.done_after, 3), adopted=task.adopted)
+            self.say(task, "ready")
+            return
+        if task.seconds() > task.resource.create_seconds:
+            raise DeadlineError(
+                f'The {task.resource.kind} "{task.resource.name}" was not ready after '
+                f"{task.resource.create_seconds:.0f} s: {reason}."
+            )
+        if task.trouble is None:
+            self.say(task, "waiting", reason, task.resource.create_seconds)
+
+    def _ask(self, task: _Task) -> None:
+        resource = task.resource
+        found = resource.find()
+        if found is None:
+            self._create(task)
+            return
+        if not found.ours:
+            raise foreign(resource)
+        if found.differs:
+            raise UsageError(
+                f'The {resource.kind} "{resource.name}" exists already, with other settings: {found.differs}.',
+                hint=f"Choose another name, or first: {_delete_command(self.cluster)}",
+            )
+        if found.broken and not found.deleting:
+            self.note(task, "deleting", reason=found.broken)
+            self.say(task, "remaking", found.broken, resource.create_seconds)
+            task.asked = True
+            resource.delete()
+        elif not found.deleting:
+            task.accepted = task.adopted = True
+            self.note(task, "adopted", state=found.state)
+            self.say(task, "adopted", found.state, resource.create_seconds)
+
+    def _create(self, task: _Task) -> None:
+        self.note(task, "intent")
+        self.say(task, "creating", deadline=task.resource.create_seconds)
+        # Set before the call: where that is cut off nobody knows whether the request has arrived.
+        task.asked = True
+        try:
+            task.resource.create()
+        except (TransientError, *STOPPED):
+            raise  # repeated, the next visit looks for it first
+        except MlbenchError as error:
+            exists = _exists(task.resource)
+            if not exists:
+                self.note(task, "failed", reason=error.message)
+                task.asked = exists is None
+                raise
+        task.accepted = True
+        task.accepted_after = task.seconds()
+        self.note(task, "created")
+
+
+class _Removing(_Work):
+    def run(self) -> None:
+        self.tasks = [_Task(resource) for resource in reversed(self.resources) if resource.goes_with is None]
+        self.foreign: list[Resource] = []
+        self.recorded = False
+        self.visit_all(self._possible, self._visit)
+        self._verify()
+
+    def _possible(self, task: _Task) -> bool:
+        return all(other.done for other in self._needing(task))
+
+    def _needing(self, task: _Task) -> list[_Task]:
+        """The tasks whose resources need this one's, so that it has to stay as long as they do."""
+        found = []
+        for other in self.tasks:
+            parts = [part for part in self.resources if part is other.resource or part.goes_with is other.resource]
+            needs = [need for part in parts for need in part.needs]
+            if other is not task and any(need is task.resource for need in needs):
+                found.append(other)
+        return found
+
+    def _visit(self, task: _Task) -> None:
+        resource = task.resource
+        try:
+            found = resource.find()
+            if found is None or not found.ours or found.kept:
+                self._end(task, found)
+                return
+            if not found.deleting:
+                self._ask(task, found)
+            else:
+                task.asked, task.trouble = True, None
+                self.say(task, "deleting", found.state, resource.delete_seconds)
+        except TransientError as error:
+            if self.troubled(task, error.message):
+                self._fail(task, error.message)
+        except STOPPED:
+            raise
+        except MlbenchError as error:
+            if isinstance(error, CredentialError) and not self.recorded:
+                raise  # nothing was done, and nothing can be
+            self._fail(task, error.message)
+        else:
+            if task.seconds() > resource.delete_seconds:
+                self._fail(task, f"it was still there after {resource.delete_seconds:.0f} s ({found.state})")
+
+    def _ask(self, task: _Task, found: Found) -> None:
+        """Ask for the removal; again where it was asked for and does not go, until patience ends."""
+        if task.asked and self.troubled(task, found.broken or found.state):
+            self._fail(task, found.broken or f"it does not go: {found.state}")
+            return
+        if not self.recorded:
+            self.recorded = True
+            self.store.record_cluster(replace(self.cluster, state="deleting"))
+        if not task.asked:
+            self.note(task, "deleting")
+            self.say(task, "deleting", found.state, task.resource.delete_seconds)
+        task.resource.delete()
+        task.asked = True
+
+    def _end(self, task: _Task, found: Found | None) -> None:
+        task.done = True
+        if found is not None and not found.ours:
+            self.foreign.append(task.resource)
+            self.say(task, "foreign", found.state)
+        elif found is not None:
+            self.say(task, "kept", found.kept or "")
+        elif task.asked:
+            self.note(task, "deleted", seconds=round(task.seconds(), 3))
+            self.say(task, "deleted")
+
+    def _fail(self, task: _Task, reason: str) -> None:
+        task.failed = reason
+        self.note(task, "failed", reason=reason)
+
+    def _verify(self) -> None:
+        """Look once more at every resource, also those that went with another. Raises CleanupError for what is left."""
+        left = []
+        reasons = {_key(task): task.failed for task in self.tasks if task.failed}
+        for resource in self.resources:
+            try:
+                found = self._look(resource)
+            except STOPPED:
+                raise
+            except MlbenchError as error:
+                left.append(_leftover(resource, f"unknown: {error.message}"))
+                continue
+            if found is not None and found.ours and not found.kept:
+                key = (resource.kind, resource.name)
+                left.append(_leftover(resource, reasons.get(key, "not tried, since something that needs it is left")))
+        if left:
+            lines = "\n".join(
+                f"  {item['kind']} {item['name']}: {item['reason']}\n    {item['command']}" for item in left
+            )
+            raise CleanupError(
+                f'Of the cluster "{self.cluster.name}" this is left:\n{lines.rstrip()}',
+                hint=f"{_delete_command(self.cluster)}   goes on; or remove each by the command below it",
+                details={"leftovers": left},
+            )
+        if self.foreign and not self.recorded:
+            raise foreign(self.foreign[0])
+
+    def _look(self, resource: Resource) -> Found | None:
+        began = time.monotonic()
+        while True:
+            try:
+                return resource.find()
+            except TransientError:
+                waited = time.monotonic() - began
+                if waited >= self.patience:
+                    raise
+                time.sleep(_pause(waited))
+
+
+def _exists(resource: Resource) -> bool | None:
+    """Whether a request that was answered with an error has made the resource all the same; None where nobody knows."""
+    try:
+        found = resource.find()
+    except STOPPED:
+        raise
+    except MlbenchError:
+        return None
+    return found is not None and found.ours and not found.broken and not found.deleting
+
+
+def _explained(error: BaseException, making: _Making) -> BaseException:
+    """`error` with what exists now, what it costs and how to remove it."""
+    cluster = making.cluster
+    if isinstance(error, KeyboardInterrupt):
+        error = InterruptedError_("Interrupted.")
+    if not isinstance(error, Exception):
+        return error
+    if not isinstance(error, MlbenchError):
+        error = MlbenchError(f"Internal error: {type(error).__name__}: {error}")
+    states = {True: "ready", False: "being made"}
+    there = [
+        {
+            "kind": task.resource.kind,
+            "name": task.resource.name,
+            "state": states[task.done] if task.accepted else "perhaps",
+        }
+        for task in making.tasks
+        if task.asked or task.accepted
+    ]
+    if not there:
+        return error
+    listed = ", ".join(f"{item['kind']} {item['name']} ({item['state']})" for item in there)
+    message = f'{error.message}\nOf the cluster "{cluster.name}" there is now: {listed}.'
+    price = (cluster.details.get("plan") or {}).get("price_per_hour")
+    if price:
+        message += f" While it is there it costs up to {price:.2f} {cluster.details['plan']['currency']} an hour."
+    hint = f"{_delete_command(cluster)}   removes it; the same create-cluster command goes on with it"
+    if error.hint:
+        hint = f"{error.hint}\n{hint}"
+    return type(error)(message, hint=hint, details={**error.details, "exists": there})
+
+
+def _delete_command(cluster: Cluster) -> str:
+    return f"mlbench delete-cluster {cluster.provider} {cluster.name}"
+
+
+def _leftover(resource: Resource, reason: str) -> dict[str, str]:
+    return {"kind": resource.kind, "name": resource.name, "reason": reason, "command": resource.remove_command}
+
+
+def _key(task: _Task) -> tuple[str, str]:
+    return task.resource.kind, task.resource.name
+
+
+def _pause(waited: float) -> float:
+    """Seconds between two looks: a twentieth of the wait so far, so that no wait is prolonged by more than that."""
+    return min(max(0.02, waited / 20), 10.0)
+
+
+def _record(store: Store, name: str) -> Cluster | None:
+    try:
+        return store.cluster(name)
+    except NotFoundError:
+        return None
+
+
+@contextmanager
+def _alone(store: Store, name: str) -> Iterator[None]:
+    """Keep two processes of this data directory from working on one cluster at a time. A killed one leaves no lock."""
+    folder = store.folder / "clusters"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(folder / f"{name}.lock", "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise UsageError(
+                f'Another mlbench (process {file.read().strip() or "?"}) is at work on the cluster "{name}".',
+                hint="Wait for it, or stop it.",
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield

@@ -1,0 +1,311 @@
+"""The life-cycle on a toy cloud: killed with SIGKILL before and after every request, it never leaks anything."""
+
+import os
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli.errors import (
+    CapacityError,
+    CleanupError,
+    CredentialError,
+    DeadlineError,
+    InterruptedError_,
+    MlbenchError,
+    UsageError,
+)
+from mlbench_cli.store import Cluster, Store
+from providers.lifecycle import Step, down, up
+from tests.fakes.toycloud import Thing, ToyCloud, toy_resources
+
+CLUSTER = Cluster("demo", "toy", details={"plan": {"price_per_hour": 1.5, "currency": "USD"}})
+KILLS = ("kill-before", "kill-after")
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> ToyCloud:
+    return ToyCloud(tmp_path / "cloud.json")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return _store(tmp_path / "home")
+
+
+def _store(folder: Path) -> Store:
+    folder.mkdir()
+    return Store(folder)
+
+
+def _together(works: Sequence[Callable[[], object]]) -> list[str]:
+    """How each of `works` ended, all running at once in processes of their own: done, killed or failed."""
+    children = [_started(work) for work in works]
+    statuses = [os.waitpid(child, 0)[1] for child in children]
+    return ["killed" if os.WIFSIGNALED(status) else "failed" if status else "done" for status in statuses]
+
+
+def _started(work: Callable[[], object]) -> int:
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    return child
+
+
+def _make(cloud: ToyCloud, home: Path) -> Cluster:
+    return up(CLUSTER, toy_resources(cloud, "demo"), _store(home))
+
+
+def _remove(cloud: ToyCloud, home: Path) -> None:
+    """Remove the cluster from an empty data directory."""
+    down(Cluster("demo", "toy"), toy_resources(cloud, "demo"), _store(home))
+
+
+class Case:
+    """A cloud of its own, with trouble ordered at one request."""
+
+    def __init__(self, folder: Path, number: int, trouble: str, world: str | None = None) -> None:
+        folder.mkdir()
+        if world:
+            (folder / "cloud.json").write_text(world)
+        self.number = number
+        self.cloud = ToyCloud(folder / "cloud.json")
+        self.cloud.calm()
+        self.cloud.order(number, trouble)
+        self.home = folder / "home"
+        self.empty = folder / "empty"
+
+
+def _cases(folder: Path, trouble: str, requests: int, world: str | None = None) -> list[Case]:
+    return [Case(folder / f"{trouble}-{number}", number, trouble, world) for number in range(requests)]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> tuple[str, int, int]:
+    """A cloud with the cluster in it, and how many requests its making and its removal took."""
+    cloud = ToyCloud(tmp_path / "made.json")
+    _make(cloud, tmp_path / "made-home")
+    world, making = cloud.path.read_text(), len(cloud.log)
+    cloud.calm()
+    _remove(cloud, tmp_path / "made-empty")
+    assert cloud.things == {}
+    return world, making, len(cloud.log)
+
+
+def test_up_makes_all_in_order_and_times_it(cloud: ToyCloud, store: Store) -> None:
+    ready = up(CLUSTER, toy_resources(cloud, "demo"), store)
+    assert {thing["state"] for thing in cloud.things.values()} == {"ready"}
+    assert ready.state == store.cluster("demo").state == "ready"
+    created = [line.split("-")[1] for line in cloud.log if line.startswith("create")]
+    assert created == ["network", "plane", "small", "large", "addon"]
+    times = {entry["name"]: entry for entry in ready.details["provisioning"]}
+    assert len(times) == 5
+    assert all(entry["began"] <= entry["accepted"] <= entry["ready"] for entry in times.values())
+    # Independent resources are made at the same time.
+    assert times["demo-large"]["began"] < times["demo-small"]["ready"]
+    actions = [(entry.name, entry.action) for entry in store.journal_of("demo") if entry.name == "demo-plane"]
+    assert [action for _, action in actions] == ["intent", "created", "ready"]
+
+
+def test_up_again_changes_nothing(cloud: ToyCloud, store: Store) -> None:
+    first = up(CLUSTER, toy_resources(cloud, "demo"), store)
+    cloud.calm()
+    second = up(CLUSTER, toy_resources(cloud, "demo"), store)
+    assert not [line for line in cloud.log if not line.startswith("find")]
+    assert second.details["provisioning"] == first.details["provisioning"]
+
+
+def test_killed_at_every_request_of_up_nothing_leaks(tmp_path: Path, made: tuple[str, int, int]) -> None:
+    cases = [case for trouble in KILLS for case in _cases(tmp_path, trouble, made[1])]
+    ends = _together([partial(_make, case.cloud, case.home) for case in cases])
+    assert set(ends) == {"killed"}
+    for case in cases:
+        asked = {line.split()[1] for line in case.cloud.log if line.startswith("create")}
+        noted = {entry.name for entry in Store(case.home).journal_of("demo") if entry.action == "intent"}
+        assert asked <= noted, "a request was sent before it was noted"
+        case.cloud.calm()
+    assert set(_together([partial(_remove, case.cloud, case.empty) for case in cases])) == {"done"}
+    assert {case.number: case.cloud.things for case in cases if case.cloud.things} == {}
+
+
+def test_killed_at_every_request_of_up_it_goes_on(tmp_path: Path, made: tuple[str, int, int]) -> None:
+    cases = [case for trouble in KILLS for case in _cases(tmp_path, trouble, made[1])]
+    _together([partial(_make, case.cloud, case.home) for case in cases])
+    for case in cases:
+        case.cloud.calm()
+    again = [partial(up, CLUSTER, toy_resources(case.cloud, "demo"), Store(case.home)) for case in cases]
+    assert set(_together(again)) == {"done"}
+    assert {len(case.cloud.things) for case in cases} == {5}
+    assert {Store(case.home).cluster("demo").state for case in cases} == {"ready"}
+
+
+def test_killed_at_every_request_of_down_nothing_leaks(tmp_path: Path, made: tuple[str, int, int]) -> None:
+    cases = [case for trouble in KILLS for case in _cases(tmp_path, trouble, made[2], made[0])]
+    ends = _together([partial(_remove, case.cloud, case.home) for case in cases])
+    assert set(ends) == {"killed"}
+    for case in cases:
+        case.cloud.calm()
+    assert set(_together([partial(_remove, case.cloud, case.empty) for case in cases])) == {"done"}
+    assert {case.number: case.cloud.things for case in cases if case.cloud.things} == {}
+
+
+@pytest.mark.parametrize("trouble", ["busy-before", "busy-after"])
+def test_passing_trouble_at_any_request_is_overcome(tmp_path: Path, made: tuple[str, int, int], trouble: str) -> None:
+    cases = _cases(tmp_path, trouble, made[1])
+    assert set(_together([partial(_make, case.cloud, case.home) for case in cases])) == {"done"}
+    for case in cases:
+        assert len(case.cloud.things) == 5
+        case.cloud.calm()
+        case.cloud.order(case.number, trouble)
+    assert set(_together([partial(_remove, case.cloud, case.empty) for case in cases])) == {"done"}
+    assert {case.number: case.cloud.things for case in cases if case.cloud.things} == {}
+
+
+def test_a_refusal_at_any_request_says_what_there_is_and_down_removes_it(tmp_path: Path) -> None:
+    for case in _cases(tmp_path, "refuse", 12):
+        cloud, store = case.cloud, _store(case.home)
+        with pytest.raises(CapacityError) as caught:
+            up(CLUSTER, toy_resources(cloud, "demo"), store)
+        assert "quota of things exceeded" in caught.value.message
+        there = {item["name"] for item in caught.value.details.get("exists", [])}
+        assert there == set(cloud.things)
+        if there:
+            assert "1.50 USD an hour" in caught.value.message
+            assert "mlbench delete-cluster toy demo" in (caught.value.hint or "")
+        # Only what exists leaves a record.
+        assert ("demo" in {cluster.name for cluster in store.clusters()}) == bool(there)
+        cloud.calm()
+        _remove(cloud, case.empty)
+        assert cloud.things == {}
+
+
+def test_a_request_that_failed_and_yet_was_done_is_taken_as_done(cloud: ToyCloud, store: Store) -> None:
+    cloud.order("create", "lie")
+    assert up(CLUSTER, toy_resources(cloud, "demo"), store).state == "ready"
+
+
+def test_trouble_without_end_ends_with_patience(cloud: ToyCloud, store: Store) -> None:
+    cloud.order("create", "busy-before")
+    with pytest.raises(DeadlineError, match="try again") as caught:
+        up(CLUSTER, toy_resources(cloud, "demo"), store, patience=0.3)
+    assert caught.value.details["exists"] == [{"kind": "thing", "name": "demo-network", "state": "perhaps"}]
+    assert store.cluster("demo").state == "failed"
+
+
+def test_what_is_never_ready_ends_with_its_deadline(cloud: ToyCloud, store: Store) -> None:
+    network = Thing(cloud, "demo", "network")
+    network.create_seconds = 0.3
+    cloud.request("create", network.name, owner="demo", on=[])
+    _set_state(cloud, network.name, "stuck")
+    with pytest.raises(DeadlineError, match=r"not ready after 0 s: it is stuck"):
+        up(CLUSTER, [network], store)
+
+
+def test_ctrl_c_stops_and_says_what_there_is(cloud: ToyCloud, store: Store) -> None:
+    cloud.order(5, "stop-after")
+    with pytest.raises(InterruptedError_) as caught:
+        up(CLUSTER, toy_resources(cloud, "demo"), store)
+    assert "thing demo-network (ready)" in caught.value.message
+    assert "goes on with it" in (caught.value.hint or "")
+    assert store.cluster("demo").state == "failed"
+
+
+def test_foreign_things_are_never_touched(cloud: ToyCloud, store: Store) -> None:
+    cloud.request("create", "demo-network", owner="somebody", on=[])
+    with pytest.raises(UsageError, match="not made by mlbench"):
+        up(CLUSTER, toy_resources(cloud, "demo"), store)
+    with pytest.raises(UsageError, match="not made by mlbench"):
+        down(CLUSTER, toy_resources(cloud, "demo"), store)
+    assert list(cloud.things) == ["demo-network"]
+    assert [cluster.name for cluster in store.clusters()] == ["local"]
+
+
+def test_what_exists_with_other_settings_is_refused_and_the_old_record_stays(cloud: ToyCloud, store: Store) -> None:
+    before = up(CLUSTER, toy_resources(cloud, "demo"), store)
+    _set_state(cloud, "demo-plane", "blue")
+    with pytest.raises(UsageError, match="it is blue"):
+        up(Cluster("demo", "toy", details={"colour": "red"}), toy_resources(cloud, "demo"), store)
+    assert store.cluster("demo") == before
+
+
+def test_what_is_broken_is_made_anew(cloud: ToyCloud, store: Store) -> None:
+    cloud.request("create", "demo-network", owner="demo", on=[])
+    _set_state(cloud, "demo-network", "broken")
+    up(CLUSTER, toy_resources(cloud, "demo"), store)
+    assert cloud.things["demo-network"]["state"] == "ready"
+
+
+def test_what_others_use_is_kept(cloud: ToyCloud, store: Store) -> None:
+    up(CLUSTER, toy_resources(cloud, "demo"), store)
+    _set_state(cloud, "demo-network", "shared")
+    steps: list[Step] = []
+    down(CLUSTER, toy_resources(cloud, "demo"), store, report=steps.append)
+    assert list(cloud.things) == ["demo-network"]
+    assert [step.reason for step in steps if step.action == "kept"] == ["others use it"]
+
+
+def test_what_cannot_be_removed_is_listed_and_the_rest_is_removed(cloud: ToyCloud, store: Store) -> None:
+    up(CLUSTER, toy_resources(cloud, "demo"), store)
+    # Something of another's stands on one of the pools.
+    _set_state(cloud, "demo-large", "ready")
+    cloud.request("create", "other", owner="somebody", on=["demo-large"])
+    with pytest.raises(CleanupError) as caught:
+        down(CLUSTER, toy_resources(cloud, "demo"), store, patience=0.3)
+    left = {item["name"]: item for item in caught.value.details["leftovers"]}
+    assert set(left) == {"demo-large", "demo-plane", "demo-network"}
+    assert "something stands on demo-large" in left["demo-large"]["reason"]
+    assert "not tried" in left["demo-plane"]["reason"]
+    assert left["demo-plane"]["command"] == "toy remove demo-plane"
+    assert "toy remove demo-large" in caught.value.message
+    assert store.cluster("demo").state == "deleting"
+    # The obstacle is removed; the same command goes on.
+    with cloud._state() as world:
+        del world["things"]["other"]
+    down(CLUSTER, toy_resources(cloud, "demo"), store)
+    assert cloud.things == {}
+    assert "demo" not in {cluster.name for cluster in store.clusters()}
+
+
+def test_without_credentials_nothing_is_recorded(cloud: ToyCloud, store: Store) -> None:
+    class Locked(Thing):
+        def find(self) -> None:
+            raise CredentialError("no token")
+
+    with pytest.raises(CredentialError):
+        down(CLUSTER, [Locked(cloud, "demo", "network")], store)
+    with pytest.raises(CredentialError):
+        up(CLUSTER, [Locked(cloud, "demo", "network")], store)
+    assert [cluster.name for cluster in store.clusters()] == ["local"]
+
+
+def test_two_processes_do_not_work_on_one_cluster(cloud: ToyCloud, store: Store) -> None:
+    def while_at_work(step: Step) -> None:
+        with pytest.raises(UsageError, match=f"process {os.getpid()}"):
+            down(CLUSTER, [], store)
+        up(Cluster("other", "toy"), [], store)
+
+    up(CLUSTER, [Thing(cloud, "demo", "network")], store, report=while_at_work)
+
+
+def test_an_unexpected_error_also_says_what_there_is(cloud: ToyCloud, store: Store) -> None:
+    class Odd(Thing):
+        def create(self) -> None:
+            raise ZeroDivisionError("a bug")
+
+    network = Thing(cloud, "demo", "network")
+    with pytest.raises(
+        MlbenchError, match=r"ZeroDivisionError: a bug(.|\n)*demo-network \(ready\).*demo-odd \(perhaps\)"
+    ):
+        up(CLUSTER, [network, Odd(cloud, "demo", "odd", [network])], store)
+
+
+def _set_state(cloud: ToyCloud, name: str, state: str) -> None:
+    with cloud._state() as world:
+        world["things"][name]["state"] = state
