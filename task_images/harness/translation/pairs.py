@@ -1,0 +1,240 @@
+"""Parallel data as word numbers on disk: reading the official binary forms, and making them from two text files.
+
+Sentences lie one after another in a file of fixed-width integers that is mapped, never loaded whole; their starts and
+lengths are in memory. Both official forms are of this kind:
+
+    indexed    NAME.bin (the numbers) and NAME.idx (TorchNet's index: magic, type, starts, lengths), one pair of files
+               per language; WMT17's, and the form in which a text corpus is cached here
+    prepacked  one file: count, vocabulary size, least and greatest length, source and target lengths, offset (all
+               int64), then fixed-width rows of source and target; WMT16's
+"""
+
+import json
+import struct
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from task_images.harness.errors import EnvironmentUnfitError
+
+Integers = npt.NDArray[np.integer]
+Encode = Callable[[str], list[int]]
+
+_SIDES = ("source", "target")
+_LEFT_OUT = "left_out.json"
+_MAGIC = b"TNTIDX\x00\x00"
+_TYPES: dict[int, type[np.integer]] = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64}
+
+
+@dataclass(frozen=True)
+class Side:
+    """One language: sentence i is numbers[starts[i] : starts[i] + lengths[i]]."""
+
+    numbers: Integers
+    starts: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def rows(self, indices: npt.NDArray[np.int64], width: int, fill: int) -> npt.NDArray[np.int64]:
+        """The sentences `indices`, (len(indices), width), filled up with `fill` on the right."""
+        columns = np.arange(width)
+        inside = columns < self.lengths[indices, None]
+        places = np.where(inside, self.starts[indices, None] + columns, 0)
+        return np.where(inside, self.numbers[places], fill).astype(np.int64)
+
+    def sentence(self, index: int) -> list[int]:
+        start = self.starts[index]
+        found: list[int] = self.numbers[start : start + self.lengths[index]].tolist()
+        return found
+
+    def cut(self, keep: npt.NDArray[np.bool_]) -> "Side":
+        """Only the sentences where `keep` is true."""
+        return Side(self.numbers, self.starts[keep], self.lengths[keep])
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Source and target, sentence by sentence. `left_out` says why and how many pairs of the files are not here."""
+
+    source: Side
+    target: Side
+    left_out: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.source) != len(self.target):
+            raise EnvironmentUnfitError(
+                f"the data are not parallel: {len(self.source)} source sentences, {len(self.target)} target sentences",
+                "Both files must come from the same preparation.",
+            )
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def check(self, vocabulary: int, name: str) -> None:
+        """Raises EnvironmentUnfitError if there are no pairs or word numbers outside of range(vocabulary)."""
+        if not len(self):
+            raise EnvironmentUnfitError(f"{name} holds no usable pair of sentences", f"Left out: {self.left_out}.")
+        greatest = max(int(side.numbers.max(initial=0)) for side in (self.source, self.target))
+        if greatest >= vocabulary:
+            raise EnvironmentUnfitError(
+                f"{name} has the word number {greatest}, but the vocabulary holds {vocabulary} words only",
+                "Data and vocabulary must come from the same preparation.",
+            )
+
+    def within(self, longest: int) -> "Pairs":
+        """The pairs whose longer side has at most `longest` numbers."""
+        keep = np.maximum(self.source.lengths, self.target.lengths) <= longest
+        left_out = {**self.left_out, "too long": self.left_out.get("too long", 0) + int((~keep).sum())}
+        return Pairs(self.source.cut(keep), self.target.cut(keep), left_out)
+
+
+def read_indexed(prefix: Path) -> Side:
+    """The language in `prefix`.bin and `prefix`.idx. Raises EnvironmentUnfitError if they are missing or damaged."""
+    index = prefix.with_name(f"{prefix.name}.idx")
+    data = prefix.with_name(f"{prefix.name}.bin")
+    try:
+        raw = index.read_bytes()
+        size = data.stat().st_size
+    except OSError as error:
+        raise EnvironmentUnfitError(f"{error.filename} cannot be read: {error.strerror}") from None
+    try:
+        if raw[:8] != _MAGIC:
+            raise ValueError("it does not begin as one")
+        version, code, _, count, sizes = struct.unpack_from("<5Q", raw, 8)
+        if version != 1 or code not in _TYPES or sizes != count:
+            raise ValueError(f"version {version}, type {code}, {count} sentences, {sizes} sizes")
+        tables = np.frombuffer(raw, "<i8", offset=48, count=2 * (count + 1) + sizes)
+    except (ValueError, struct.error) as error:
+        raise EnvironmentUnfitError(
+            f"{index} is not an index of this form: {error}", "Prepare the data again."
+        ) from None
+    starts, lengths = tables[count + 1 : 2 * count + 1], tables[2 * (count + 1) :]
+    kind = np.dtype(_TYPES[code])
+    total = int(tables[2 * count + 1])
+    if size < total * kind.itemsize or (len(lengths) and int((starts + lengths).max()) > total):
+        raise EnvironmentUnfitError(f"{data} is shorter than its index says", "Prepare the data again.")
+    numbers = np.memmap(data, kind, "r", shape=(total,)) if total else np.zeros(0, kind)
+    return Side(numbers, starts.astype(np.int64), lengths.astype(np.int64))
+
+
+def read_prepacked(path: Path, vocabulary: int) -> Pairs:
+    """The pairs in a prepacked file, whose targets begin with a start mark that is skipped here.
+
+    Raises EnvironmentUnfitError if the file is damaged or was made with a vocabulary of another size.
+    """
+    try:
+        with path.open("rb") as file:
+            count, words, _, width = np.fromfile(file, "<i8", 4).tolist()
+            source, target = np.fromfile(file, "<i8", count), np.fromfile(file, "<i8", count)
+            (offset,) = np.fromfile(file, "<i8", 1).tolist()
+        kind = np.dtype("<i2" if words <= np.iinfo(np.int16).max else "<i4")
+        numbers = np.memmap(path, kind, "r", offset=offset, shape=(count * 2 * width,))
+    except (OSError, ValueError) as error:
+        raise EnvironmentUnfitError(f"{path} is not a prepacked corpus: {error}", "Prepare the data again.") from None
+    if words != vocabulary:
+        raise EnvironmentUnfitError(
+            f"{path} was made with {words} words, the vocabulary holds {vocabulary}",
+            "Data and vocabulary must come from the same preparation.",
+        )
+    if count and (min(source.min(), target.min()) < 1 or max(source.max(), target.max()) > width):
+        raise EnvironmentUnfitError(f"{path} has lengths outside of 1 ... {width}", "Prepare the data again.")
+    rows = np.arange(count, dtype=np.int64) * (2 * width)
+    return Pairs(Side(numbers, rows, source), Side(numbers, rows + width + 1, target - 1))
+
+
+class IndexedWriter:
+    """Writes one language in the indexed form, sentence by sentence; only the lengths stay in memory."""
+
+    def __init__(self, prefix: Path, vocabulary: int, stack: ExitStack) -> None:
+        self._prefix = prefix
+        self._code = 3 if vocabulary <= np.iinfo(np.int16).max else 4
+        self._lengths = array("q")
+        self._file: BinaryIO = stack.enter_context(prefix.with_name(f"{prefix.name}.bin").open("wb"))
+
+    def add(self, numbers: list[int]) -> None:
+        self._lengths.append(len(numbers))
+        self._file.write(np.asarray(numbers, _TYPES[self._code]).tobytes())
+
+    def finish(self) -> None:
+        self._file.flush()
+        count = len(self._lengths)
+        lengths = np.frombuffer(self._lengths, np.int64) if count else np.zeros(0, np.int64)
+        starts = np.concatenate([[0], np.cumsum(lengths)]).astype("<i8")
+        width = np.dtype(_TYPES[self._code]).itemsize
+        with self._prefix.with_name(f"{self._prefix.name}.idx").open("wb") as index:
+            index.write(_MAGIC + struct.pack("<5Q", 1, self._code, width, count, count))
+            index.write(
+                np.arange(count + 1, dtype="<i8").tobytes() + starts.tobytes() + lengths.astype("<i8").tobytes()
+            )
+
+
+def encode_text(
+    texts: tuple[Path, Path], encode: tuple[Encode, Encode], folder: Path, vocabulary: int, longest: int
+) -> None:
+    """Encode two parallel text files into `folder` (see `read_encoded`), in one pass, one pair of lines in memory.
+
+    `longest` > 0: for training; pairs with more numbers on a side, and pairs with an empty side, are left out and
+    counted. `longest` = 0: for evaluation, nothing is left out. Raises EnvironmentUnfitError if a file is missing, is
+    not UTF-8, or has more lines than the other.
+    """
+    left_out = {"too long": 0, "empty": 0}
+    with ExitStack() as stack:
+        writers = [IndexedWriter(folder / name, vocabulary, stack) for name in _SIDES]
+        for pair in parallel_lines(*texts):
+            if longest and not all(pair):
+                left_out["empty"] += 1
+                continue
+            numbers = [encode_one(line) for encode_one, line in zip(encode, pair, strict=True)]
+            if longest and max(map(len, numbers)) > longest:
+                left_out["too long"] += 1
+                continue
+            for writer, sentence in zip(writers, numbers, strict=True):
+                writer.add(sentence)
+        for writer in writers:
+            writer.finish()
+    (folder / _LEFT_OUT).write_text(json.dumps(left_out), encoding="utf-8")
+
+
+def read_encoded(folder: Path) -> Pairs:
+    """What `encode_text` wrote into `folder`."""
+    left_out = json.loads((folder / _LEFT_OUT).read_text(encoding="utf-8"))
+    return Pairs(read_indexed(folder / _SIDES[0]), read_indexed(folder / _SIDES[1]), left_out)
+
+
+def parallel_lines(source: Path, target: Path) -> Iterator[tuple[str, str]]:
+    """The lines of two files side by side, without white space at their ends."""
+    missing = object()
+    for number, (left, right) in enumerate(zip_longest(lines(source), lines(target), fillvalue=missing), start=1):
+        if not isinstance(left, str) or not isinstance(right, str):
+            shorter, longer = (source, target) if left is missing else (target, source)
+            raise EnvironmentUnfitError(
+                f"{shorter} ends after {number - 1} lines, {longer} does not: the files are not parallel",
+                "Both must come from the same preparation.",
+            )
+        yield left, right
+
+
+def lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 text, stripped. Raises EnvironmentUnfitError naming what is wrong."""
+    try:
+        with path.open("rb") as file:
+            for number, raw in enumerate(file, start=1):
+                try:
+                    # Some corpora begin with a byte order mark.
+                    yield raw.decode("utf-8").removeprefix("\ufeff").strip()
+                except UnicodeDecodeError as error:
+                    raise EnvironmentUnfitError(
+                        f"line {number} of {path} is not UTF-8: {error.reason} at byte {error.start}",
+                        "Convert the file, or take that line out of both languages.",
+                    ) from None
+    except OSError as error:
+        raise EnvironmentUnfitError(f"{path} cannot be read: {error.strerror}") from None

@@ -1,0 +1,220 @@
+"""The big Transformer, pre-norm, with one embedding for source, target and output.
+
+Shapes: B sentences, K hypotheses of each, S source and T target positions, V words, D width, H heads.
+Sources: Vaswani et al. 2017 (arXiv 1706.03762); pre-norm and packed projections as in the fairseq/MLPerf variant.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from task_images.harness.translation.training import TranslationModel
+
+
+@dataclass(frozen=True)
+class Size:
+    width: int = 1024
+    inner: int = 4096
+    layers: int = 6
+    heads: int = 16
+    dropout: float = 0.1  # of embeddings and of what is added to the residual stream
+    attention_dropout: float = 0.1
+    inner_dropout: float = 0.1
+
+
+@dataclass
+class Cache:
+    """The search's state. Keys and values of the target grow by one position per step; those of the source stay."""
+
+    mask: Tensor  # (B, 1, 1, S), true where a source word is
+    source: list[tuple[Tensor, Tensor]]  # per layer (B, H, S, D / H)
+    target: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # per layer (B, K, H, T, D / H), none at first
+    length: int = 0
+
+
+class Transformer(TranslationModel):
+    """Encoder and decoder. With V = 33 712 and the default size it has 210 808 832 parameters."""
+
+    def __init__(self, vocabulary: int, size: Size | None = None, padding: int = 1) -> None:
+        super().__init__()
+        self.size = size or Size()
+        self.padding = padding
+        self.embedding = nn.Parameter(torch.empty(vocabulary, self.size.width))
+        self.encoder = nn.ModuleList(EncoderLayer(self.size) for _ in range(self.size.layers))
+        self.encoder_norm = nn.LayerNorm(self.size.width)
+        self.decoder = nn.ModuleList(DecoderLayer(self.size) for _ in range(self.size.layers))
+        self.decoder_norm = nn.LayerNorm(self.size.width)
+        nn.init.normal_(self.embedding, 0.0, self.size.width**-0.5)
+        with torch.no_grad():
+            self.embedding[padding].zero_()
+
+    def forward(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
+        mask = self._mask(source)
+        memory = self._encode(source, mask)
+        x = self._embed(target, range(target.shape[1]))
+        for layer in self.decoder:
+            x = layer(x, memory, mask)
+        features: Tensor = self.decoder_norm(x)
+        return features
+
+    def scores(self, features: Tensor) -> Tensor:
+        return F.linear(features, self.embedding)
+
+    def begin(self, source: Tensor, lengths: Tensor) -> Cache:
+        mask = self._mask(source)
+        memory = self._encode(source, mask)
+        return Cache(mask, [layer.source_memory(memory) for layer in self._decoder_layers()])
+
+    def step(self, words: Tensor, state: Cache) -> tuple[Tensor, None]:
+        x = self._embed(words, range(state.length, state.length + 1))
+        for index, layer in enumerate(self._decoder_layers()):
+            before = state.target[index] if state.length else None
+            x, grown = layer.step(x, state.source[index], state.mask, before)
+            state.target[index : index + 1] = [grown]
+        state.length += 1
+        return self.scores(self.decoder_norm(x)), None
+
+    def select(self, state: Cache, sentences: Tensor, beams: Tensor) -> Cache:
+        rows = sentences[:, None]
+        target = [(keys[rows, beams], values[rows, beams]) for keys, values in state.target]
+        if len(sentences) == len(state.mask):
+            return Cache(state.mask, state.source, target, state.length)
+        source = [(keys[sentences], values[sentences]) for keys, values in state.source]
+        return Cache(state.mask[sentences], source, target, state.length)
+
+    def _decoder_layers(self) -> Iterator["DecoderLayer"]:
+        for layer in self.decoder:
+            assert isinstance(layer, DecoderLayer)
+            yield layer
+
+    def _mask(self, source: Tensor) -> Tensor:
+        return (source != self.padding)[:, None, None, :]
+
+    def _encode(self, source: Tensor, mask: Tensor) -> Tensor:
+        """source (B, S), mask (B, 1, 1, S) -> (B, S, D)."""
+        x = self._embed(source, range(source.shape[1]))
+        for layer in self.encoder:
+            x = layer(x, mask)
+        memory: Tensor = self.encoder_norm(x)
+        return memory
+
+    def _embed(self, words: Tensor, places: range) -> Tensor:
+        """words (B, T) at `places`, or (B, K) hypotheses that are all at one place -> (B, T or K, D)."""
+        x = F.embedding(words, self.embedding, self.padding) * math.sqrt(self.size.width)
+        # Padding is on the right, so a word's place among the words is its place in the row.
+        marks = sinusoids(places, self.size.width, self.padding + 1, x.device)
+        return F.dropout(x + marks.to(x.dtype), self.size.dropout, self.training)
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.own_norm = nn.LayerNorm(size.width)
+        self.own = Attention(size)
+        self.inner = FeedForward(size)
+        self.dropout = size.dropout
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        y = self.own_norm(x)
+        x = x + F.dropout(self.own(y, self.own.keys_and_values(y), mask=mask), self.dropout, self.training)
+        return x + F.dropout(self.inner(x), self.dropout, self.training)
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.own_norm = nn.LayerNorm(size.width)
+        self.own = Attention(size)
+        self.attention_norm = nn.LayerNorm(size.width)
+        self.attention = Attention(size)
+        self.inner = FeedForward(size)
+        self.dropout = size.dropout
+
+    def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        y = self.own_norm(x)
+        x = x + F.dropout(self.own(y, self.own.keys_and_values(y), causal=True), self.dropout, self.training)
+        return self._after_own(x, self.attention.keys_and_values(memory), mask)
+
+    def source_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """memory (B, S, D) -> keys and values that stay the same during a search."""
+        return self.attention.keys_and_values(memory)
+
+    def step(
+        self, x: Tensor, source: tuple[Tensor, Tensor], mask: Tensor, target: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """x (B, K, D), the newest position of every hypothesis -> the same behind this layer, and the grown cache."""
+        y = self.own_norm(x).flatten(0, 1)[:, None]
+        keys, values = (half.view(*x.shape[:2], *half.shape[1:]) for half in self.own.keys_and_values(y))
+        if target is not None:
+            keys, values = torch.cat([target[0], keys], 3), torch.cat([target[1], values], 3)
+        x = x + self.own(y, (keys.flatten(0, 1), values.flatten(0, 1))).view_as(x)
+        # To the source, the hypotheses of a sentence are like so many positions: its keys are not copied for each.
+        return self._after_own(x, source, mask), (keys, values)
+
+    def _after_own(self, x: Tensor, source: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+        y = self.attention(self.attention_norm(x), source, mask=mask)
+        x = x + F.dropout(y, self.dropout, self.training)
+        return x + F.dropout(self.inner(x), self.dropout, self.training)
+
+
+class FeedForward(nn.Module):
+    """Norm, then two linear layers with a ReLU between."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(size.width)
+        self.up = nn.Linear(size.width, size.inner)
+        self.down = nn.Linear(size.inner, size.width)
+        self.dropout = size.inner_dropout
+        for layer in (self.up, self.down):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down(F.dropout(F.relu(self.up(self.norm(x))), self.dropout, self.training))
+        return y
+
+
+class Attention(nn.Module):
+    """Multi-head attention without biases. Queries, keys and values share a matrix, whose size sets Xavier's bound."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.heads = size.heads
+        self.dropout = size.attention_dropout
+        self.packed = nn.Parameter(torch.empty(3 * size.width, size.width))
+        self.out = nn.Linear(size.width, size.width, bias=False)
+        nn.init.xavier_uniform_(self.packed)
+        nn.init.xavier_uniform_(self.out.weight)
+
+    def forward(
+        self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor | None = None, causal: bool = False
+    ) -> Tensor:
+        """x (B, T, D), memory as `keys_and_values` gives it, mask (B, 1, 1, S) -> (B, T, D)."""
+        width = x.shape[-1]
+        queries = self._split(F.linear(x, self.packed[:width]))
+        y = F.scaled_dot_product_attention(
+            queries, *memory, attn_mask=mask, dropout_p=self.dropout if self.training else 0.0, is_causal=causal
+        )
+        mixed: Tensor = self.out(y.transpose(1, 2).flatten(2))
+        return mixed
+
+    def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """memory (B, S, D) -> two of (B, H, S, D / H)."""
+        keys, values = F.linear(memory, self.packed[memory.shape[-1] :]).chunk(2, dim=-1)
+        return self._split(keys), self._split(values)
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
+
+
+def sinusoids(places: range, width: int, first: int, device: torch.device) -> Tensor:
+    """(len(places), width): sines, then cosines, of (first + place) x 10000^(-i / (width / 2 - 1)), i < width / 2."""
+    half = width // 2
+    rates = torch.exp(torch.arange(half, device=device) * (-math.log(10000.0) / (half - 1)))
+    angles = torch.arange(first + places.start, first + places.stop, device=device)[:, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], 1)

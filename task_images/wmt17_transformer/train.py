@@ -1,0 +1,149 @@
+"""The Transformer's parameters and how the shared translation loop is put together from them."""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from task_images.contract import Contract
+from task_images.harness.accumulation import plan_passes
+from task_images.harness.distributed import World, open_world
+from task_images.harness.errors import EnvironmentUnfitError
+from task_images.harness.goals import GoalWatch
+from task_images.harness.parameters import read_parameters
+from task_images.harness.precision import LossScale
+from task_images.harness.report import Reporter
+from task_images.harness.schedules import WarmupInverseSqrt
+from task_images.harness.seeds import seed_all
+from task_images.harness.translation.batches import TokenBatches
+from task_images.harness.translation.beam import Search
+from task_images.harness.translation.bleu import mean_of_batches, split_punctuation, tokenized_bleu
+from task_images.harness.translation.cache import Cache
+from task_images.harness.translation.sample import write_sample
+from task_images.harness.translation.training import TranslationTask, TranslationTraining
+from task_images.wmt17_transformer.data import Corpus, read_corpus, write_dictionary
+from task_images.wmt17_transformer.model import Size, Transformer
+from task_images.wmt17_transformer.subtokens import END, PADDING
+
+NAME = "wmt17_transformer"
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """As in task.yaml, with the preset `spec` as defaults."""
+
+    data: str = "wmt17"
+    vocabulary: int = 33712
+    longest: int = 80
+    longest_test: int = 0
+    global_batch: int = 2**17
+    largest_pass: int = 2**13
+    reshuffle: bool = True
+    epochs: int = 10
+    width: int = 1024
+    inner: int = 4096
+    layers: int = 6
+    heads: int = 16
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    inner_dropout: float = 0.1
+    label_smoothing: float = 0.1
+    learning_rate: float = 1.976e-3
+    warmup_updates: int = 1000
+    precision: str = "fp16"
+    loss_scale: float = 2.0**7
+    loss_scale_window: int = 2000
+    beam: int = 4
+    length_power: float = 0.6
+    translation_extra: int = 50
+    longest_translation: int = 0
+    validation_share: float = 0.3
+    evaluation_batch: int = 64
+    report_every: int = 25
+    checkpoint_every: int = 0
+    resume: str = ""
+    goal_full: float = 25.0
+    goal_light: float = 20.0
+
+
+def main(contract: Contract) -> None:
+    parameters = read_parameters(Parameters, contract.parameters)
+    world = open_world(contract)
+    made_up = parameters.data == "sample"
+    report = Reporter(world, "made-up English-German" if made_up else "WMT17 English-German", synthetic=made_up)
+    report.environment()
+    report.phase("loading")
+    corpus = load(parameters, contract, world)
+    seed_all(contract.seed)
+    goal = GoalWatch("BLEU-Score", ">=", parameters.goal_full, parameters.goal_light, contract.goal)
+    TranslationTraining(contract, world, report, make_task(parameters, contract, world, corpus), goal).run()
+    world.close()
+
+
+def load(p: Parameters, contract: Contract, world: World) -> Corpus:
+    """The corpus that the parameters ask for. Raises EnvironmentUnfitError where it is not to be had."""
+    if p.data == "sample":
+        with tempfile.TemporaryDirectory() as name:
+            own = Path(name)
+            write_sample(own, train=4000, test=100, seed=contract.seed)
+            write_dictionary(own, p.vocabulary - 1)
+            return read_corpus(own, Cache([own / "cache"]), p.vocabulary, p.longest, p.longest_test)
+    if contract.data_dir is None:
+        raise EnvironmentUnfitError(
+            "no folder with WMT17 was given",
+            "Run with --data-dir FOLDER, or choose the preset tiny, which makes its own data.",
+        )
+    folder = Path(contract.data_dir)
+    cache = Cache([folder / ".mlbench-cache", Path(tempfile.gettempdir()) / "mlbench-cache"], world)
+    return read_corpus(folder, cache, p.vocabulary, p.longest, p.longest_test)
+
+
+def make_task(p: Parameters, contract: Contract, world: World, corpus: Corpus) -> TranslationTask:
+    size = Size(p.width, p.inner, p.layers, p.heads, p.dropout, p.attention_dropout, p.inner_dropout)
+    model = Transformer(p.vocabulary, size, PADDING).to(world.device)
+    passes = plan_passes(p.global_batch, p.largest_pass, world.size)
+
+    def legacy_text(numbers: list[int]) -> str:
+        return split_punctuation(corpus.subtokens.decode_as_original(numbers).lower())
+
+    def legacy_bleu(found: Sequence[list[int]]) -> float:
+        hypotheses = [legacy_text(numbers) for numbers in found]
+        references = [legacy_text(corpus.test.target.sentence(index)) for index in range(len(corpus.test))]
+        return mean_of_batches(tokenized_bleu, hypotheses, references, p.evaluation_batch)
+
+    def limit(lengths: Tensor) -> Tensor:
+        """Words of a translation, its end included. The source's length counts its end too."""
+        most = lengths + p.translation_extra
+        return most.clamp(max=p.longest_translation) if p.longest_translation else most
+
+    return TranslationTask(
+        name=NAME,
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.0, betas=(0.9, 0.98), eps=1e-9, fused=True),
+        train=corpus.train,
+        test=corpus.test,
+        batches=TokenBatches(corpus.train, passes, world.size, world.rank, contract.seed, p.reshuffle),
+        padding=PADDING,
+        search=Search(p.beam, END, END, p.length_power, early_stop=True, never=(0, PADDING)),
+        rate=WarmupInverseSqrt(p.learning_rate, p.warmup_updates),
+        divide_by="tokens",
+        limit=limit,
+        text=corpus.subtokens.decode,
+        references=corpus.references,
+        reference=corpus.reference,
+        legacy_bleu=legacy_bleu,
+        epochs=p.epochs,
+        label_smoothing=p.label_smoothing,
+        clip=None,
+        precision=p.precision,
+        loss_scale=LossScale(p.loss_scale, window=p.loss_scale_window),
+        validation_share=p.validation_share,
+        evaluation_batch=p.evaluation_batch,
+        report_every=p.report_every,
+        checkpoint_every=p.checkpoint_every,
+        resume=p.resume,
+        identity={"vocabulary": p.vocabulary, "model": list(asdict(size).values())[:4], "global_batch": p.global_batch},
+    )
