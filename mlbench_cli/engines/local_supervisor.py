@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # `typing` would cost a tenth of the start
 GRACE = 5.0  # seconds between TERM and KILL
 UNKILLABLE = 30.0  # seconds after KILL in which a process in the kernel may still vanish
 SAMPLE = 1.0  # seconds between two lines of resources per rank
+SCARCE = 1 << 20  # bytes of free disk from which on it is watched closely
 RESERVE = 1 << 16  # bytes kept so that the last state can be written on a full disk
 AT_START = "chosen at start"  # what render() says where only the start can know
 
@@ -178,29 +179,22 @@ class Supervisor:
 
     def _become(self, rank: Rank, log: int, report: int, parent: int) -> None:
         """In the forked child: turn into the rank's command. Never returns."""
-        code = 126
+        code, argv = 126, list(rank.argv or ())
         try:
             os.setpgid(0, 0)
             machine.prctl(machine.PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
-                os._exit(1)
-            # Ignored signals stay ignored across exec; a rank starts with all as they were for the client's child.
-            for number in (signal.SIGPIPE, signal.SIGHUP, getattr(signal, "SIGXFSZ", signal.SIGPIPE)):
+                os._exit(code)
+            # What is ignored stays ignored across exec, and Python ignores some.
+            for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
             null = os.open(os.devnull, os.O_RDONLY)
             for source, target in ((null, 0), (log, 1), (log, 2)):
                 os.dup2(source, target)
-            argv = list(rank.argv or [])
-            if argv[0] == "python":
-                argv[0] = self.python
-            os.execvpe(argv[0], argv, self._environment(rank))
-        except FileNotFoundError as error:
-            code = 127
-            os.write(report, (error.strerror or "not found").encode())
-        except OSError as error:
-            os.write(report, (error.strerror or str(error)).encode())
+            os.execvpe(self.python if argv[0] == "python" else argv[0], argv, self._environment(rank))
         except BaseException as error:
-            os.write(report, str(error).encode() or b"?")
+            code = 127 if isinstance(error, FileNotFoundError) else code
+            os.write(report, f"{argv[0]}: {getattr(error, 'strerror', None) or error}".encode("utf-8", "replace"))
         finally:
             os._exit(code)
 
@@ -301,9 +295,12 @@ class Supervisor:
             self._write_state()
 
     def _signal(self, number: int) -> None:
+        """KILL goes to all that a rank has started, TERM as in a container to its own process, which ends the rest."""
         for rank in self.ranks:
-            if rank.running:
+            if rank.running and number == signal.SIGKILL:
                 machine.signal_group(rank.pid, number)
+            elif rank.running:
+                os.kill(rank.pid, number)  # not yet waited for, so the number is its own
 
     def _reap_orphans(self) -> None:
         """Take up the ends of processes that lost their parent, but leave the ranks to their own turn."""
@@ -359,6 +356,10 @@ class Supervisor:
 
     def _sample(self) -> None:
         self.next_sample = time.monotonic() + SAMPLE
+        with contextlib.suppress(OSError):
+            found = os.statvfs(self.folder)
+            if found.f_bavail * found.f_frsize < SCARCE:
+                self._check_space()
         self._write_resources(self.sampler.lines({rank.number: rank.pid for rank in self.ranks if rank.running}))
 
     def _write_resources(self, lines: Iterable[dict[str, Any]]) -> None:

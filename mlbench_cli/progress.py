@@ -1,0 +1,215 @@
+"""How far a run is: from the events that its ranks report to one small record for people. Nothing is decided here."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mlbench_cli.catalog import COMPARISONS, load_task
+from mlbench_cli.engines.base import Cursor, Engine, Observation
+from mlbench_cli.errors import MlbenchError
+from mlbench_cli.spec import Run, RunSpec
+from task_images import contract
+
+TREND = 4  # values of the goal's metric that its trend is drawn from
+_PREFIXES = ("", "val_", "val_global_")  # under which a task reports its goal's metric
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Where the clock stops: `metric` `comparison` `threshold`."""
+
+    metric: str
+    comparison: str
+    threshold: float
+
+    def better(self, value: float, than: float) -> bool:
+        return value > than if self.comparison == ">=" else value < than
+
+    def distance(self, value: float) -> float:
+        """How far `value` is from the threshold, in the metric's unit; 0 when it is reached."""
+        gap = self.threshold - value if self.comparison == ">=" else value - self.threshold
+        return max(0.0, gap)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is. `value` is the goal's metric as last reported, `best` the best so far; `eta` and `elapsed` are
+    seconds, `eta` None where nothing tells. Everything but `observation` and `elapsed` may be None: a task that reports
+    nothing is a valid task.
+    """
+
+    observation: Observation
+    elapsed: float
+    phase: str | None = None
+    epoch: float | None = None
+    epochs: float | None = None
+    step: float | None = None
+    steps: float | None = None
+    loss: float | None = None
+    metric: str | None = None
+    value: float | None = None
+    comparison: str | None = None
+    threshold: float | None = None
+    best: float | None = None
+    eta: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Without the observation."""
+        return {key: value for key, value in asdict(self).items() if key != "observation"}
+
+
+class EventReader:
+    """The events of some ranks (rank 0 alone unless told otherwise) as they come, through any engine's logs."""
+
+    def __init__(self, engine: Engine, run: Run, ranks: Iterable[int] = (0,)) -> None:
+        self._engine = engine
+        self._run = run
+        self._cursors: dict[int, Cursor | None] = dict.fromkeys(ranks)
+
+    def poll(self) -> list[dict[str, Any]]:
+        """What was reported since the last call, rank by rank. A log that cannot be read now is read next time."""
+        events = []
+        for rank, cursor in self._cursors.items():
+            try:
+                for line in self._engine.logs(self._run, rank, cursor):
+                    cursor = line.cursor
+                    if (event := contract.parse_event(line.text)) is not None:
+                        events.append(event)
+            except MlbenchError:
+                pass
+            self._cursors[rank] = cursor
+        return events
+
+
+class Tracker:
+    """Takes events one by one and knows what follows from them."""
+
+    def __init__(self, goal: Goal | None = None) -> None:
+        self.goal = goal
+        self.metrics: dict[str, float] = {}  # last value by name
+        self.result: dict[str, Any] | None = None
+        self._phase: dict[str, Any] = {}
+        self._loss: float | None = None
+        self._best: float | None = None
+        self._trend: list[tuple[float, float]] = []  # time and value of the goal's metric
+        self._training_since: float | None = None
+        self._last = 0.0
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Take one event of the contract. Foreign values that are of the wrong kind are passed over."""
+        self._last = event["time"]
+        if event["event"] == "phase":
+            self._take_phase(event)
+        elif event["event"] == "metric":
+            self._take_metric(event.get("name"), event.get("value"), event["time"])
+        elif event["event"] == "result" and event["rank"] == 0:
+            self.result = dict(event)
+
+    def progress(self, seen: Observation, created: float) -> Progress:
+        """`created` is the time of the run's submission, which counts where no worker has started yet."""
+        starts = [worker.started for worker in seen.workers if worker.started is not None]
+        ends = [worker.finished for worker in seen.workers if worker.finished is not None]
+        until = max(ends, default=seen.time) if seen.ended else seen.time
+        goal = self.goal
+        return Progress(
+            observation=seen,
+            elapsed=round(max(0.0, until - min(starts, default=created)), 3),
+            phase=self._phase.get("phase"),
+            epoch=self._phase.get("epoch"),
+            epochs=self._phase.get("epochs"),
+            step=self._phase.get("step"),
+            steps=self._phase.get("steps"),
+            loss=self._loss,
+            metric=goal.metric if goal else None,
+            value=self._trend[-1][1] if self._trend else None,
+            comparison=goal.comparison if goal else None,
+            threshold=goal.threshold if goal else None,
+            best=self._best,
+            eta=None if seen.ended else self._eta(),
+        )
+
+    def _take_phase(self, event: Mapping[str, Any]) -> None:
+        phase = event.get("phase")
+        if not isinstance(phase, str) or not phase:
+            return
+        numbers = {key: event[key] for key in ("epoch", "epochs", "step", "steps") if is_number(event.get(key))}
+        # A step belongs to its epoch; what an event leaves out of these has not changed.
+        kept: dict[str, Any] = {key: self._phase[key] for key in ("epoch", "epochs") if key in self._phase}
+        self._phase = {**kept, **numbers, "phase": phase[:40]}
+        if phase == "training" and self._training_since is None:
+            self._training_since = event["time"]
+        self._take_goal(event.get("goal"), event["time"])
+
+    def _take_goal(self, goal: Any, moment: float) -> None:
+        if not isinstance(goal, dict) or goal.get("comparison") not in COMPARISONS:
+            return
+        if not isinstance(goal.get("metric"), str) or not is_number(goal.get("threshold")):
+            return
+        found = Goal(goal["metric"], goal["comparison"], goal["threshold"])
+        if found != self.goal:
+            self.goal, self._best, self._trend = found, None, []
+        if is_number(goal.get("value")):
+            self._take_value(goal["value"], moment)
+
+    def _take_metric(self, name: Any, value: Any, moment: float) -> None:
+        if not isinstance(name, str) or not is_number(value):
+            return
+        self.metrics[name[:100]] = value
+        if name.endswith("loss") and not name.startswith("val"):
+            self._loss = value
+        if self.goal and name in [prefix + self.goal.metric for prefix in _PREFIXES]:
+            self._take_value(value, moment)
+
+    def _take_value(self, value: float, moment: float) -> None:
+        if self.goal and (self._best is None or self.goal.better(value, self._best)):
+            self._best = value
+        self._trend = [*self._trend[1 - TREND :], (moment, value)]
+
+    def _eta(self) -> float | None:
+        """Seconds to the goal or to the last epoch, whichever comes first by what is known; None if nothing is."""
+        known = [eta for eta in (self._eta_by_trend(), self._eta_by_epochs()) if eta is not None]
+        return round(min(known), 1) if known else None
+
+    def _eta_by_trend(self) -> float | None:
+        if self.goal is None or not self._trend:
+            return None
+        (begun, first), (now, value) = self._trend[0], self._trend[-1]
+        gap = self.goal.distance(value)
+        if gap == 0:
+            return 0.0
+        gained = self.goal.distance(first) - gap
+        if gained <= 0 or now <= begun:
+            return None
+        return gap * (now - begun) / gained
+
+    def _eta_by_epochs(self) -> float | None:
+        epoch, epochs = self._phase.get("epoch"), self._phase.get("epochs")
+        if self._training_since is None or epoch is None or not epochs:
+            return None
+        if self._phase["phase"] == "training":
+            step, steps = self._phase.get("step", 0), self._phase.get("steps")
+            done = (epoch - 1 + (step / steps if steps else 0)) / epochs
+        else:
+            done = epoch / epochs
+        spent = self._last - self._training_since
+        if not 0 < done <= 1 or spent <= 0:
+            return None
+        return float(spent * (1 - done) / done)
+
+
+def goal_of(spec: RunSpec) -> Goal | None:
+    """The goal that a task of the catalogue has under this spec; None for a custom command or a task without one."""
+    threshold = spec.parameters.get(f"goal_{spec.goal}")
+    if spec.task == "custom" or not is_number(threshold):
+        return None
+    try:
+        rule = load_task(spec.task).goal
+    except MlbenchError:  # a task of another version's catalogue
+        return None
+    return Goal(rule.metric, rule.comparison, threshold) if rule and threshold is not None else None
+
+
+def is_number(value: Any) -> bool:
+    """Whether a JSON value is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,96 @@
+"""What the tests of local runs share: a store and an engine in a folder of their own, and looks at real processes."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlbench_cli.engines.base import Observation
+from mlbench_cli.engines.local import LocalEngine
+from mlbench_cli.spec import Run, RunSpec
+from mlbench_cli.store import Store
+
+PATIENCE = 30.0  # seconds; only a broken program needs them
+SLEEP = ("sleep", "600")
+
+
+class Lab:
+    """One client: its store in `home`, its engine. Ends what it started when it is closed."""
+
+    def __init__(self, home: Path) -> None:
+        self.store = Store(home)
+        self.engine = LocalEngine()
+        self.runs: list[Run] = []
+
+    def record(self, argv: Sequence[str], name: str | None = None, **options: Any) -> Run:
+        name = name or f"run-{len(self.runs)}"
+        fields: dict[str, Any] = {"workers": 1, "backend": "gloo", "task": "custom", "preset": "custom", **options}
+        spec = RunSpec(name=name, cluster="local", engine="local", argv=tuple(argv), **fields)
+        run = self.store.record_run(spec)
+        self.runs.append(run)
+        return run
+
+    def start(self, argv: Sequence[str], *, detach: bool = False, **options: Any) -> Run:
+        run = self.record(argv, **options)
+        self.engine.submit(run, self.engine.render(run.spec), detach=detach)
+        return run
+
+    def end(self, run: Run) -> Observation:
+        """The last observation of a run."""
+        (*_, last) = self.engine.observe(run)
+        return last
+
+    def log(self, run: Run, rank: int = 0) -> bytes:
+        return b"".join(line.text for line in self.engine.logs(run, rank, follow=True))
+
+    def close(self) -> None:
+        for run in self.runs:
+            self.engine.delete(run, force=True)
+        self.store.close()
+
+
+def shell(script: str) -> tuple[str, ...]:
+    return ("sh", "-c", script)
+
+
+def python(script: str) -> tuple[str, ...]:
+    return ("python", "-c", script)
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """The first true value of `condition`, or an AssertionError."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        time.sleep(0.01)
+    raise AssertionError("it did not happen")
+
+
+def processes_of(run: Run) -> list[int]:
+    """Live processes that were given an output folder of this run, however deep or orphaned."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            environment = Path(f"/proc/{name}/environ").read_bytes()
+            state = Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()[0]
+        except OSError:
+            continue
+        if f"MLBENCH_OUTPUT_DIR={run.folder}/output/".encode() in environment and state not in b"ZX":
+            found.append(int(name))
+    return found
+
+
+def client(home: Path, script: str, **options: Any) -> "subprocess.Popen[str]":
+    """Another process that knows the same store: `script` finds `lab` in it."""
+    prelude = (
+        "import sys; from pathlib import Path; from tests.contract.local_runs import *; "
+        "from mlbench_cli import supervise; lab = Lab(Path(sys.argv[1]))\n"
+    )
+    words = [sys.executable, "-c", prelude + script, str(home)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **options)

@@ -1,0 +1,300 @@
+"""However a local run ends: it is noticed, it is named, and no process of it is left."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.engines.base import Finding
+from mlbench_cli.engines.local import LocalEngine
+from mlbench_cli.errors import UsageError
+from mlbench_cli.spec import Run
+from tests.contract.local_runs import SLEEP, Lab, client, processes_of, python, shell, until
+
+# Ignores TERM, and so do its children: one in its group, one that left it, one that lost its parent.
+STUBBORN = shell(
+    "trap '' TERM; sh -c 'trap \"\" TERM; sleep 600; true' & setsid sh -c 'trap \"\" TERM; sleep 600; true' & "
+    "(setsid sleep 600 &) ; echo ready; while true; do sleep 1; done"
+)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    lab = Lab(tmp_path)
+    yield lab
+    lab.close()
+
+
+def state_of(run: Run) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads((run.folder / ".state/state.json").read_bytes())
+    return state
+
+
+def change_state(run: Run, **changes: Any) -> None:
+    (run.folder / ".state/state.json").write_text(json.dumps({**state_of(run), **changes}))
+
+
+def finding(findings: tuple[Finding, ...], code: str) -> Finding:
+    (found,) = [found for found in findings if found.code == code]
+    return found
+
+
+# --- a rank ends --------------------------------------------------------------------------------------------------
+
+
+def test_a_dead_rank_ends_the_run_and_is_named(lab: Lab) -> None:
+    script = "if [ $RANK = 2 ]; then seq 1 30; printf 'no newline'; exit 3; fi; exec sleep 600"
+    run = lab.start(shell(script), workers=4)
+    end = lab.end(run)
+    assert (end.ended, end.first_failed) == ("failed", 2)
+    assert [worker.exit_code for worker in end.workers] == [143, 143, 3, 143]
+    assert end.workers[2].reason == "exited with 3"
+    assert end.workers[0].reason == "stopped: rank 2 failed"
+    found = finding(end.findings, "rank_crashed")
+    assert "Rank 2 exited with 3" in found.summary
+    assert found.evidence["log"] == [*map(str, range(22, 31)), "no newline"]
+    assert processes_of(run) == []
+
+
+def test_the_first_to_fail_is_known_even_to_a_late_supervisor(lab: Lab) -> None:
+    gate = str(lab.store.folder / "gate")
+    run = lab.start(shell(f"while [ ! -e {gate}-$RANK ]; do sleep 0.01; done; exit 4"), workers=3)
+    state = state_of(run)
+    os.kill(state["pid"], signal.SIGSTOP)
+    for rank in (1, 2, 0):
+        Path(f"{gate}-{rank}").touch()
+        stat = Path(f"/proc/{state['ranks'][rank]['pid']}/stat")
+        until(lambda stat=stat: stat.read_text().rpartition(")")[2].split()[0] == "Z")  # type: ignore[misc]
+    os.kill(state["pid"], signal.SIGCONT)
+    assert lab.end(run).first_failed == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "finding_code", "words"),
+    [
+        ("exit 64", 64, "usage", "refused its arguments"),
+        ("exit 75", 75, "retryable", "may pass"),
+        ("exit 78", 78, "bad_environment", "environment"),
+        ("no-such-command-in-here", 127, "command_not_found", "127"),
+        ("kill -SEGV $$", 139, "rank_crashed", "SIGSEGV"),
+        ("kill -KILL $$", 137, "rank_crashed", "SIGKILL"),
+        ("exit 255", 255, "rank_crashed", "255"),
+    ],
+)
+def test_exit_codes_pass_through_and_are_explained(
+    lab: Lab, script: str, code: int, finding_code: str, words: str
+) -> None:
+    end = lab.end(lab.start(shell(script)))
+    assert (end.ended, end.workers[0].exit_code) == ("failed", code)
+    found = finding(end.findings, finding_code)
+    assert words in found.summary
+    assert found.retryable == (code == 75)
+
+
+@pytest.mark.parametrize(("program", "code"), [("no-such-program", 127), ("/etc/passwd", 126)])
+def test_a_program_that_cannot_be_started_is_named(lab: Lab, program: str, code: int) -> None:
+    end = lab.end(lab.start((program, "x"), workers=2))
+    assert (end.ended, end.first_failed, end.workers[0].exit_code) == ("failed", 0, code)
+    assert program in finding(end.findings, "command_not_found").summary
+
+
+def test_what_a_rank_leaves_behind_ends_with_it(lab: Lab) -> None:
+    run = lab.start(shell("sleep 600 & setsid sleep 600 & (setsid setsid sleep 600 &) ; exit 0"))
+    assert lab.end(run).ended == "exited"
+    assert processes_of(run) == []
+
+
+# --- the run is ended ---------------------------------------------------------------------------------------------
+
+
+def test_cancel_is_graceful_and_idempotent(lab: Lab) -> None:
+    run = lab.start(shell("trap 'echo saved; exit 0' TERM; echo ready; while true; do sleep 0.05; done"), workers=2)
+    until(lambda: all((run.folder / f"logs/rank-{rank}.log").read_bytes() == b"ready\n" for rank in (0, 1)))
+    LocalEngine().cancel(run)
+    lab.engine.cancel(run)
+    end = lab.end(run)
+    assert (end.ended, end.first_failed, end.findings) == ("cancelled", None, ())
+    assert [lab.log(run, rank) for rank in (0, 1)] == [b"ready\nsaved\n"] * 2
+    lab.engine.cancel(run)
+
+
+def test_who_ignores_term_is_killed_with_all_descendants(lab: Lab) -> None:
+    run = lab.start(STUBBORN)
+    until(lambda: (run.folder / "logs/rank-0.log").read_bytes() == b"ready\n")
+    assert len(until(lambda: (found := processes_of(run)) and len(found) >= 5 and found)) >= 5
+    os.kill(state_of(run)["pid"], signal.SIGTERM)
+    end = lab.end(run)
+    assert (end.ended, end.workers[0].exit_code, end.workers[0].reason) == ("cancelled", 137, "stopped: cancelled")
+    assert processes_of(run) == []
+
+
+def test_the_deadline_ends_the_run(lab: Lab) -> None:
+    run = lab.start(SLEEP, workers=2, timeout=0.3)
+    end = lab.end(run)
+    assert (end.ended, end.first_failed) == ("deadline", None)
+    assert "0.3 s" in finding(end.findings, "deadline").summary
+    assert processes_of(run) == []
+
+
+# --- the client dies ----------------------------------------------------------------------------------------------
+
+
+def test_an_attached_run_dies_with_its_client(lab: Lab, tmp_path: Path) -> None:
+    script = f"lab.start({STUBBORN!r}, name='theirs', workers=2); print('up', flush=True); time.sleep(600)"
+    with client(tmp_path, script) as other:
+        assert other.stdout
+        assert other.stdout.readline() == "up\n"
+        run = lab.store.run("theirs").run
+        until(lambda: len(processes_of(run)) >= 10)
+        # Children of the client that outlive it must not hold the run's life in their hands.
+        other.kill()
+        end = lab.end(run)
+    assert end.ended == "client_lost"
+    assert "--detach" in str(finding(end.findings, "client_lost").hint)
+    assert processes_of(run) == []
+
+
+def test_a_child_of_the_client_does_not_keep_the_run_alive(lab: Lab, tmp_path: Path) -> None:
+    script = (
+        f"import subprocess; lab.start({SLEEP!r}, name='theirs')\n"
+        "child = subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL, close_fds=False)\n"
+        "print(child.pid, flush=True); time.sleep(600)"
+    )
+    with client(tmp_path, script) as other:
+        assert other.stdout
+        child = int(other.stdout.readline())
+        try:
+            other.kill()
+            assert lab.end(lab.store.run("theirs").run).ended == "client_lost"
+            os.kill(child, 0)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_detached_run_outlives_its_client_and_is_found_by_another(lab: Lab, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    script = f"while [ ! -e {gate} ]; do sleep 0.01; done; echo done"
+    with client(tmp_path, f"lab.start({shell(script)!r}, name='theirs', detach=True); os._exit(0)") as other:
+        assert other.wait() == 0
+    run = lab.store.run("theirs").run
+    seen = next(lab.engine.observe(run))
+    assert (seen.ended, seen.workers[0].phase) == (None, "running")
+    gate.touch()
+    assert lab.end(run).ended == "exited"
+    assert lab.log(run) == b"done\n"
+
+
+# --- the supervisor dies ------------------------------------------------------------------------------------------
+
+
+def test_a_killed_supervisor_takes_its_ranks_along_and_is_noticed(lab: Lab) -> None:
+    run = lab.start(STUBBORN, workers=2, detach=True)
+    until(lambda: len(processes_of(run)) >= 10)
+    ranks = [rank["pid"] for rank in state_of(run)["ranks"]]
+    os.kill(state_of(run)["pid"], signal.SIGKILL)
+    end = lab.end(run)
+    assert (end.ended, [worker.phase for worker in end.workers]) == ("lost", ["lost", "lost"])
+    assert finding(end.findings, "supervisor_lost").hint
+    until(lambda: not set(ranks) & set(processes_of(run)))
+    lab.engine.fetch(run)
+    until(lambda: not processes_of(run))
+
+
+@pytest.mark.parametrize("change", ["start_time", "boot_id"])
+def test_another_process_with_the_same_number_is_not_the_supervisor(lab: Lab, change: str) -> None:
+    run = lab.start(SLEEP, detach=True)
+    real = state_of(run)["pid"]
+    with subprocess.Popen(["sleep", "600"]) as bystander:
+        try:
+            if change == "start_time":
+                change_state(run, pid=bystander.pid)
+            else:
+                change_state(run, boot_id="another boot")
+            assert lab.end(run).ended == "lost"
+            lab.engine.cancel(run)
+            lab.engine.delete(run, force=True)
+            assert bystander.poll() is None
+        finally:
+            bystander.kill()
+            os.kill(real, signal.SIGKILL)
+
+
+def test_a_recorded_run_that_nobody_started_is_told_in_time(lab: Lab) -> None:
+    fresh = lab.record(SLEEP)
+    assert next(lab.engine.observe(fresh)).ended is None
+    stale = Run(fresh.id, fresh.spec, fresh.folder, "2020-01-01T00:00:00Z")
+    end = lab.end(stale)
+    assert end.ended == "never_started"
+    assert finding(end.findings, "not_started")
+    assert list(lab.engine.logs(stale, 0, follow=True)) == []
+
+
+# --- the disk is full ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 1 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(place)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a small disk cannot be mounted here: it needs root")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.parametrize("careful", [True, False], ids=["task dies of it", "task does not notice"])
+def test_a_full_disk_fails_the_run_and_keeps_what_was_written(lab: Lab, small_disk: Path, careful: bool) -> None:
+    write = "os.write(1, b'%07d\\n' % number)"
+    script = f"import os, time\nfor number in range(1000000):\n  try: {write}\n  except OSError:\n    "
+    script += "raise" if careful else "time.sleep(0.01)"
+    planned = lab.record(python(script))
+    run = Run(planned.id, planned.spec, small_disk / "run", planned.created)
+    lab.engine.submit(run, lab.engine.render(run.spec))
+    end = lab.end(run)
+    assert end.ended == "failed"
+    assert finding(end.findings, "disk_full").hint
+    log = (run.folder / "logs/rank-0.log").read_bytes()
+    lines = log.split(b"\n")
+    assert lines[:1000] == [b"%07d" % number for number in range(1000)]
+    assert b"Traceback" not in (run.folder / ".state/supervisor.log").read_bytes()
+    for line in (run.folder / "resources.jsonl").read_text().splitlines():
+        json.loads(line)
+
+
+def test_a_disk_that_is_full_from_the_start_is_a_usage_error(lab: Lab, small_disk: Path) -> None:
+    planned = lab.record(SLEEP)
+    run = Run(planned.id, planned.spec, small_disk / "run", planned.created)
+    with open(small_disk / "ballast", "wb") as file:
+        file.write(b"\0" * ((1 << 20) - 32768))
+    with pytest.raises(UsageError, match="No space left") as caught:
+        lab.engine.submit(run, lab.engine.render(run.spec))
+    assert caught.value.hint
+    assert processes_of(run) == []
+
+
+# --- ranks that talk to each other --------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not shutil.which("true"), reason="needs coreutils")
+def test_two_ranks_of_torch_meet_over_gloo(lab: Lab) -> None:
+    pytest.importorskip("torch")
+    script = (
+        "import torch, torch.distributed as dist; dist.init_process_group('gloo')\n"
+        "value = torch.tensor([dist.get_rank() + 1.0]); dist.all_reduce(value); print(value.item())\n"
+        "dist.destroy_process_group()"
+    )
+    begun = time.monotonic()
+    run = lab.start(python(script), workers=2, timeout=100.0)
+    end = lab.end(run)
+    assert end.ended == "exited", (lab.log(run), lab.log(run, 1), time.monotonic() - begun, sys.version)
+    assert [lab.log(run, rank) for rank in (0, 1)] == [b"3.0\n"] * 2

@@ -1,0 +1,213 @@
+"""The local engine's way in: what ranks are given, where it is written, and what is refused."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.engines.base import Cursor
+from mlbench_cli.engines.local import LocalEngine
+from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.spec import Run, RunSpec, canonical_json
+from tests.contract.local_runs import SLEEP, Lab, processes_of, python, shell, until
+
+REPORT = python(
+    "import json, os, sys; open(os.environ['MLBENCH_OUTPUT_DIR'] + '/seen.json', 'w').write(json.dumps("
+    "{'env': dict(os.environ), 'argv': sys.argv, 'python': sys.executable, 'cwd': os.getcwd()}))"
+)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    lab = Lab(tmp_path)
+    yield lab
+    lab.close()
+
+
+def seen_by(run: Run, rank: int) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((run.folder / f"output/rank-{rank}/seen.json").read_bytes())
+    return document
+
+
+def test_ranks_get_the_contract_and_their_command(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "99")
+    monkeypatch.setenv("OF_THE_USER", "kept")
+    run = lab.start(
+        (*REPORT, "{rank}/{run_id}", "{hosts}", "{backend}", "{other}", "a b"),
+        workers=2,
+        processes_per_worker=2,
+        parameters={"batch_size": 3},
+        seed=7,
+        data_dir="/data",
+        goal="light",
+    )
+    assert lab.end(run).ended == "exited"
+    ports = set()
+    for rank in range(4):
+        seen = seen_by(run, rank)
+        env = seen["env"]
+        expected = {
+            "RANK": str(rank),
+            "WORLD_SIZE": "4",
+            "LOCAL_RANK": str(rank % 2),
+            "LOCAL_WORLD_SIZE": "2",
+            "NODE_RANK": str(rank // 2),
+            "MASTER_ADDR": "127.0.0.1",
+            "MLBENCH_RUN_ID": run.name,
+            "MLBENCH_BACKEND": "gloo",
+            "MLBENCH_HOSTS": "localhost,localhost",
+            "MLBENCH_DEVICE": "cpu",
+            "MLBENCH_GOAL": "light",
+            "MLBENCH_OUTPUT_DIR": str(run.folder / f"output/rank-{rank}"),
+            "MLBENCH_DATA_DIR": "/data",
+            "MLBENCH_SEED": "7",
+            "MLBENCH_PARAMETERS": '{"batch_size":3}',
+            "OF_THE_USER": "kept",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "PYTHONUNBUFFERED": "1",
+        }
+        assert {key: env.get(key) for key in expected} == expected
+        assert seen["argv"][1:] == [f"{rank}/{run.name}", "localhost,localhost", "gloo", "{other}", "a b"]
+        assert Path(seen["python"]).samefile(os.sys.executable)  # type: ignore[attr-defined]
+        assert seen["cwd"] == os.getcwd()
+        ports.add(int(env["MASTER_PORT"]))
+    (port,) = ports
+    assert 1024 < port < 32768
+
+
+def test_threads_follow_cpus_and_the_user(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def threads(**options: Any) -> str:
+        run = lab.start(REPORT, **options)
+        lab.end(run)
+        return str(seen_by(run, 0)["env"]["OMP_NUM_THREADS"])
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert threads(workers=2) == str(max(1, len(os.sched_getaffinity(0)) // 2))
+    assert threads(workers=1, cpus=3.0) == "3"
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert threads(workers=1) == "5"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    run = lab.start(REPORT)
+    lab.end(run)
+    assert seen_by(run, 0)["env"]["GLOO_SOCKET_IFNAME"] == "eth7"
+
+
+def test_only_rank_0_runs_the_command(lab: Lab) -> None:
+    run = lab.start(shell("echo $RANK"), workers=3, run_on_all=False)
+    end = lab.end(run)
+    assert end.ended == "exited"
+    assert [(worker.phase, worker.exit_code) for worker in end.workers] == [("succeeded", 0)] * 3
+    assert [lab.log(run, rank) for rank in range(3)] == [b"0\n", b"", b""]
+
+
+def test_render_is_pure_and_says_what_will_run(tmp_path: Path) -> None:
+    spec = RunSpec("r-2", "local", "local", "custom", "custom", ("prog", "{rank}"), "gloo", 2)
+    (plan,) = LocalEngine().render(spec).documents
+    assert canonical_json(plan) == canonical_json(LocalEngine().render(spec).documents[0])
+    assert plan["environment"]["MASTER_PORT"] == "chosen at start"
+    assert [rank["argv"] for rank in plan["ranks"]] == [["prog", "0"], ["prog", "1"]]
+    assert not list(tmp_path.iterdir())
+
+
+def test_run_json_is_written_at_submission(lab: Lab) -> None:
+    run = lab.start(SLEEP)
+    document = json.loads((run.folder / "run.json").read_bytes())
+    assert document["schema_version"] == 1
+    assert (document["id"], document["name"], document["spec_hash"]) == (run.id, run.name, run.spec.hash)
+    assert RunSpec.from_dict(document["spec"]) == run.spec
+
+
+def test_secrets_do_not_leave_the_environment(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "hunter2-in-the-clear")
+    run = lab.start(("true",))
+    lab.end(run)
+    held = [path for path in run.folder.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
+    assert held == []
+
+
+def test_submitting_again_adopts_and_another_spec_is_refused(lab: Lab) -> None:
+    run = lab.start(SLEEP)
+    (before,) = processes_of(run)
+    LocalEngine().submit(run, lab.engine.render(run.spec))
+    assert processes_of(run) == [before]
+    other = Run(
+        run.id, RunSpec("other-1", "local", "local", "custom", "custom", ("true",), "gloo", 1), run.folder, run.created
+    )
+    with pytest.raises(UsageError, match="holds another run"):
+        lab.engine.submit(other, lab.engine.render(other.spec))
+
+
+def test_two_runs_at_once_have_ports_of_their_own(lab: Lab) -> None:
+    runs = [lab.start(shell("echo $MASTER_PORT; exec sleep 600")) for _ in range(2)]
+    ports = {until(lambda run=run: (run.folder / "logs/rank-0.log").read_bytes()) for run in runs}  # type: ignore[misc]
+    assert len(ports) == 2
+
+
+@pytest.mark.parametrize("obstacle", ["file", "read-only"])
+def test_a_folder_that_cannot_be_made_is_a_usage_error(lab: Lab, obstacle: str) -> None:
+    run = lab.record(("true",))
+    folder = Path("/proc/sys/mlbench") if obstacle == "read-only" else run.folder
+    if obstacle == "file":
+        folder.parent.mkdir()
+        folder.write_text("in the way")
+    with pytest.raises(UsageError, match="cannot be made") as caught:
+        lab.engine.submit(Run(run.id, run.spec, folder, run.created), lab.engine.render(run.spec))
+    assert caught.value.hint
+    assert "MLBENCH_HOME" in caught.value.hint
+
+
+def test_delete_refuses_a_running_run_and_is_idempotent(lab: Lab) -> None:
+    run = lab.start(SLEEP)
+    with pytest.raises(UsageError, match="still running") as caught:
+        lab.engine.delete(run)
+    assert caught.value.hint
+    assert f"mlbench cancel {run.name}" in caught.value.hint
+    lab.engine.delete(run, force=True)
+    assert not run.folder.exists()
+    assert processes_of(run) == []
+    lab.engine.delete(run)
+    lab.engine.cancel(run)
+    assert list(run.folder.parent.iterdir()) == []
+
+
+def test_delete_after_the_end_needs_no_force(lab: Lab) -> None:
+    run = lab.start(("true",))
+    lab.end(run)
+    lab.engine.delete(run)
+    assert not run.folder.exists()
+
+
+def test_resources_are_written_per_rank_with_their_children(lab: Lab) -> None:
+    burn = "import time; block = bytearray(40_000_000)\nwhile time.process_time() < 0.3: pass\ntime.sleep(1.2)"
+    run = lab.start(shell(f"if [ $RANK = 0 ]; then python -c '{burn}'; exit 0; fi"), workers=2)
+    lab.end(run)
+    lines = [json.loads(line) for line in (run.folder / "resources.jsonl").read_text().splitlines()]
+    mine = [line for line in lines if line["rank"] == 0]
+    assert {line["rank"] for line in lines} == {0, 1}
+    assert len(mine) >= 3
+    assert max(line["rss_bytes"] for line in mine) > 40_000_000
+    assert mine[-1]["cpu_seconds"] >= 0.3
+    assert mine[-1]["peak_rss_bytes"] > 40_000_000
+    assert [line["cpu_seconds"] for line in mine] == sorted(line["cpu_seconds"] for line in mine)
+
+
+def test_an_unknown_rank_is_named(lab: Lab) -> None:
+    run = lab.start(("true",), workers=2)
+    with pytest.raises(NotFoundError, match="no rank 2, only 0 to 1"):
+        next(lab.engine.logs(run, 2))
+
+
+def test_a_log_is_resumed_at_its_cursor_and_unfinished_lines_wait(lab: Lab) -> None:
+    gate = lab.store.folder / "gate"
+    script = f"printf 'one\\ntwo\\nthr'; while [ ! -e {gate} ]; do sleep 0.01; done; printf 'ee\\nlast'"
+    run = lab.start(shell(script))
+    until(lambda: (run.folder / "logs/rank-0.log").read_bytes() == b"one\ntwo\nthr")
+    lines = list(lab.engine.logs(run, 0))
+    assert [line.text for line in lines] == [b"one\n", b"two\n"]
+    gate.touch()
+    lab.end(run)
+    assert [line.text for line in lab.engine.logs(run, 0, lines[0].cursor)] == [b"two\n", b"three\n", b"last"]
+    assert [line.text for line in lab.engine.logs(run, 0, Cursor(14))] == [b"last"]

@@ -1,0 +1,66 @@
+"""A log holds what the rank has written, byte for byte, and is read back the same."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.contract.local_runs import Lab, python
+
+WRITE = python(
+    "import os, sys\n"
+    "data = open(sys.argv[1] + os.environ['RANK'], 'rb').read()\n"
+    "cuts = sorted({0, len(data), *(int(cut) % (len(data) + 1) for cut in sys.argv[2].split(','))})\n"
+    "for begin, end in zip(cuts, cuts[1:]):\n"
+    "    rest = data[begin:end]\n"
+    "    while rest: rest = rest[os.write(1 + begin % 2, rest):]\n"
+)
+NASTY = {
+    "a line of a megabyte": b"short\n" + b"x" * (1 << 20) + b"\nafter\n",
+    "no line end": b"first\nand the last",
+    "carriage returns": b" 1%\r 50%\r100%\r\ndone\r",
+    "not UTF-8": b"\xff\xfe\x00 \xc3\n\xe2\x82\n",
+}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    lab = Lab(tmp_path_factory.mktemp("logs"))
+    yield lab
+    lab.close()
+
+
+def check(lab: Lab, contents: tuple[bytes, bytes], cuts: str = "0") -> None:
+    """Two ranks write their contents in pieces, to standard output and error by turns."""
+    base = lab.store.folder / f"content-{len(lab.runs)}-"
+    for rank, content in enumerate(contents):
+        Path(f"{base}{rank}").write_bytes(content)
+    run = lab.start((*WRITE, str(base), cuts), workers=2)
+    for rank, content in enumerate(contents):
+        lines = list(lab.engine.logs(run, rank, follow=True))
+        assert b"".join(line.text for line in lines) == content
+        assert (run.folder / f"logs/rank-{rank}.log").read_bytes() == content
+        assert all(line.text.count(b"\n") == 1 and line.text[-1:] == b"\n" for line in lines[:-1])
+        position = 0
+        for line in lines:
+            position += len(line.text)
+            assert (line.rank, line.cursor.offset) == (rank, position)
+
+
+@pytest.mark.parametrize("case", NASTY)
+def test_nasty_output_is_exact(lab: Lab, case: str) -> None:
+    check(lab, (NASTY[case], b"other\n" + NASTY[case]))
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.tuples(
+        *[st.lists(st.sampled_from([b"\n", b"\r", b"\0", b"a", b"\xff", b"@mlbench {", b"z" * 70_000])).map(b"".join)]
+        * 2
+    ),
+    st.lists(st.integers(0, 1 << 18), min_size=1, max_size=6),
+)
+def test_any_bytes_are_exact(lab: Lab, contents: tuple[bytes, bytes], cuts: list[int]) -> None:
+    check(lab, contents, ",".join(map(str, cuts)))

@@ -1,0 +1,286 @@
+"""Following local runs to a sealed archive, by one client or several, interrupted or not."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli import supervise
+from mlbench_cli.engines.base import Finding, Observation, WorkerState
+from mlbench_cli.engines.local import LocalEngine
+from mlbench_cli.errors import DeadlineError, NotFoundError
+from mlbench_cli.results.archive import is_sealed
+from mlbench_cli.results.verify import verify
+from mlbench_cli.spec import Run
+from task_images.contract import format_event
+from tests.contract.local_runs import SLEEP, Lab, client, processes_of, python, shell, until
+
+GOAL = {"metric": "Prec@1", "comparison": ">=", "threshold": 80, "kind": "full", "value": 81.5}
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    lab = Lab(tmp_path)
+    yield lab
+    lab.close()
+
+
+def event(kind: str, **fields: Any) -> str:
+    return format_event({"v": 1, "event": kind, "rank": 0, "time": 1.5, **fields})
+
+
+def task(outcome: str = "goal_reached", code: int = 0, rank: int = 0) -> tuple[str, ...]:
+    """A task whose rank 0 reports a metric and a result; `rank` ends with `code`."""
+    lines = [
+        event("phase", phase="training", epoch=1, epochs=2),
+        event("metric", name="val_global_Prec@1", value=81.5),
+        event("result", outcome=outcome, goal=GOAL, wall_seconds=2.5, training_seconds=2.0),
+    ]
+    script = f"import os, sys\nrank = os.environ['RANK']\nif rank == '0': print({chr(10).join(lines)!r})\n"
+    return python(script + f"sys.exit({code} if rank == '{rank}' else 0)")
+
+
+def follow(lab: Lab, run: Run, **options: Any) -> supervise.Outcome:
+    return supervise.follow(run, lab.engine, lab.store, **options)
+
+
+def result_of(run: Run) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((run.folder / "result.json").read_bytes())
+    return result
+
+
+def assert_sound(run: Run) -> None:
+    assert verify(run.folder) == []
+
+
+def test_a_reached_goal_is_followed_to_a_verified_archive(lab: Lab) -> None:
+    run = lab.start(task(), workers=2)
+    reports: list[supervise.Progress] = []
+    outcome = follow(lab, run, report=reports.append)
+    assert (outcome.word, outcome.exit_code, outcome.sealed) == ("goal_reached", 0, True)
+    assert outcome.summary == f"{run.name} reached its goal: Prec@1 81.5 (>= 80) after 2.5 s."
+    assert reports[-1].observation.ended == "exited"
+    assert (reports[-1].epoch, reports[-1].epochs) == (1, 2)
+    row = lab.store.run(run.name)
+    assert (row.state, row.outcome) == ("finished", "goal_reached")
+    assert result_of(run)["outcome"] == "goal_reached"
+    assert_sound(run)
+
+
+@pytest.mark.parametrize(
+    ("argv", "word", "code"),
+    [
+        (task(code=3, rank=1), "failed", 7),
+        (task(outcome="goal_missed"), "goal_missed", 0),
+        (("true",), "completed", 0),
+        (shell("exit 9"), "failed", 7),
+    ],
+)
+def test_what_a_task_says_never_outweighs_an_exit_code(lab: Lab, argv: tuple[str, ...], word: str, code: int) -> None:
+    run = lab.start(argv, workers=2)
+    outcome = follow(lab, run)
+    assert (outcome.word, outcome.exit_code) == (word, code)
+    assert result_of(run)["outcome"] == word == lab.store.run(run.name).outcome
+    assert_sound(run)
+
+
+def test_the_state_in_the_store_goes_from_created_to_running_to_finished(lab: Lab) -> None:
+    run = lab.record(SLEEP)
+    assert lab.store.run(run.name).state == "created"
+    lab.engine.submit(run, lab.engine.render(run.spec))
+    with pytest.raises(DeadlineError, match=r"1 running.*It goes on") as caught:
+        follow(lab, run, timeout=0.05)
+    assert (caught.value.exit_code, f"mlbench wait {run.name}" in str(caught.value.hint)) == (124, True)
+    assert lab.store.run(run.name).state == "running"
+    assert len(processes_of(run)) == 1
+    assert supervise.settle(run, lab.engine, lab.store) is None
+    outcome = supervise.cancel(run, lab.engine, lab.store)
+    assert outcome
+    assert (outcome.word, outcome.exit_code) == ("cancelled", 7)
+    assert (lab.store.run(run.name).state, result_of(run)["outcome"]) == ("finished", "cancelled")
+    assert_sound(run)
+
+
+def test_partial_results_are_kept_when_a_run_is_cancelled(lab: Lab) -> None:
+    run = lab.start(shell('echo half > "$MLBENCH_OUTPUT_DIR/model"; echo up; exec sleep 600'), workers=2)
+    until(lambda: (run.folder / "logs/rank-1.log").read_bytes() == b"up\n")
+    supervise.cancel(run, lab.engine, lab.store)
+    assert (run.folder / "output/rank-1/model").read_text() == "half\n"
+    assert_sound(run)
+    again = supervise.cancel(run, lab.engine, lab.store)
+    assert again
+    assert again.word == "cancelled"
+
+
+def test_whoever_looks_first_completes_a_detached_run_and_once_only(lab: Lab, tmp_path: Path) -> None:
+    run = lab.start(task(), workers=2, detach=True)
+    lab.end(run)
+    script = (
+        "sys.stdin.readline(); row = lab.store.run('run-0')\n"
+        "outcome = supervise.settle(row.run, lab.engine, lab.store)\n"
+        "print(outcome.word, outcome.summary, flush=True); os._exit(0)"
+    )
+    others = [client(tmp_path, "import os\n" + script, stdin=subprocess.PIPE) for _ in range(2)]
+    for other in others:
+        assert other.stdin
+        other.stdin.write("go\n")
+        other.stdin.flush()
+    answers = {other.communicate()[0] for other in others}
+    assert answers == {f"goal_reached {run.name} reached its goal: Prec@1 81.5 (>= 80) after 2.5 s.\n"}
+    sealed = (run.folder / "SHA256SUMS").stat().st_mtime_ns
+    assert_sound(run)
+    assert follow(lab, run).word == "goal_reached"
+    assert (run.folder / "SHA256SUMS").stat().st_mtime_ns == sealed
+
+
+def test_a_client_killed_between_seal_and_store_leaves_nothing_undone(lab: Lab) -> None:
+    run = lab.start(task(), workers=2)
+    follow(lab, run)
+    lab.store.update_run(run, "running")
+    assert supervise.settle(run, lab.engine, lab.store)
+    assert lab.store.run(run.name).state == "finished"
+    (run.folder / ".state/outcome.json").unlink()
+    lab.store.update_run(run, "running")
+    outcome = supervise.settle(run, lab.engine, lab.store)
+    assert outcome
+    assert outcome.word == lab.store.run(run.name).outcome == "goal_reached"
+    assert_sound(run)
+
+
+def test_an_interrupt_cancels_in_order(lab: Lab, tmp_path: Path) -> None:
+    script = (
+        f"run = lab.start({SLEEP!r}, name='theirs', workers=2); print('up', flush=True)\n"
+        "try:\n  supervise.follow(run, lab.engine, lab.store)\n"
+        "except KeyboardInterrupt:\n  print(supervise.cancel(run, lab.engine, lab.store).word, flush=True)\n"
+        "  import os; os._exit(130)"
+    )
+    with client(tmp_path, script) as other:
+        assert other.stdout
+        assert other.stdout.readline() == "up\n"
+        run = lab.store.run("theirs").run
+        until(lambda: lab.store.run("theirs").state == "running")
+        other.send_signal(signal.SIGINT)
+        assert other.stdout.read() == "cancelled\n"
+        assert other.wait() == 130
+    assert processes_of(run) == []
+    assert lab.store.run("theirs").outcome == "cancelled"
+    assert_sound(run)
+
+
+def test_a_lost_run_is_sealed_as_lost_with_what_there_is(lab: Lab) -> None:
+    run = lab.start(shell("echo up; exec sleep 600"), detach=True)
+    until(lambda: (run.folder / "logs/rank-0.log").read_bytes() == b"up\n")
+    os.kill(json.loads((run.folder / ".state/state.json").read_bytes())["pid"], signal.SIGKILL)
+    outcome = follow(lab, run)
+    assert (outcome.word, outcome.exit_code) == ("lost", 7)
+    assert [found.code for found in outcome.findings] == ["supervisor_lost"]
+    assert_sound(run)
+
+
+def test_a_run_deleted_while_it_is_followed_is_an_error_and_not_an_archive(lab: Lab) -> None:
+    run = lab.start(SLEEP)
+    seen = threading.Event()
+    caught: list[Exception] = []
+
+    def other() -> None:
+        theirs = Lab(lab.store.folder)
+        try:
+            supervise.follow(run, theirs.engine, theirs.store, report=lambda _: seen.set())
+        except NotFoundError as error:
+            caught.append(error)
+        theirs.close()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert seen.wait(30)
+    lab.store.forget_run(run)
+    LocalEngine().delete(run, force=True)
+    thread.join(30)
+    assert "was deleted meanwhile" in str(caught[0])
+    assert not is_sealed(run.folder)
+
+
+def test_snapshot_while_running_and_after(lab: Lab) -> None:
+    gate = lab.store.folder / "gate"
+    lines = [
+        event("phase", phase="training", epoch=2, epochs=5, goal={**GOAL, "value": None}),
+        event("metric", name="val_global_Prec@1", value=70.0),
+        event("metric", name="train_loss", value=0.5),
+    ]
+    wait = f"while [ ! -e {gate} ]; do sleep 0.01; done"
+    run = lab.start(shell(f"echo '{chr(10).join(lines)}'; {wait}; exit $RANK"), workers=2)
+    until(lambda: (run.folder / "logs/rank-0.log").read_bytes().count(b"\n") == 3)
+    now = supervise.snapshot(lab.store.run(run.name), lab.engine)
+    assert (now["outcome"], now["ended"]) == (None, None)
+    assert [rank["phase"] for rank in now["ranks"]] == ["running", "running"]
+    assert now["metrics"] == {"val_global_Prec@1": 70.0, "train_loss": 0.5}
+    assert (now["progress"]["epoch"], now["progress"]["loss"]) == (2, 0.5)
+    assert (now["goal"]["best"], now["goal"]["distance"]) == (70.0, 10.0)
+    gate.touch()
+    follow(lab, run)
+    shutil.rmtree(run.folder / "logs")
+    later = supervise.snapshot(lab.store.run(run.name), lab.engine)
+    assert (later["state"], later["outcome"], later["first_failed"]) == ("finished", "failed", 1)
+    assert later["ranks"][1]["exit_code"] == 1
+    assert (later["goal"], later["metrics"]) == (now["goal"], now["metrics"])
+    assert later["findings"][0]["code"] == "rank_crashed"
+    json.dumps(later, allow_nan=False)
+
+
+def test_a_full_disk_leaves_the_run_to_be_sealed_later(lab: Lab, tmp_path: Path) -> None:
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(place)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a small disk cannot be mounted here: it needs root")
+    try:
+        planned = lab.record(task(), workers=2)
+        run = replace(planned, folder=place / "run")
+        lab.engine.submit(run, lab.engine.render(run.spec))
+        lab.end(run)
+        ballast = place / "ballast"
+        with open(ballast, "wb", buffering=0) as file:
+            while (room := os.statvfs(place).f_bfree) > 0:
+                file.write(b"\0" * 4096 * room)
+        outcome = follow(lab, run)
+        assert (outcome.word, outcome.exit_code, outcome.sealed) == ("goal_reached", 8, False)
+        assert outcome.findings[-1].code == "archive_unfinished"
+        assert lab.store.run(run.name).state != "finished"
+        ballast.unlink()
+        outcome = follow(lab, run)
+        assert (outcome.word, outcome.exit_code, outcome.sealed) == ("goal_reached", 0, True)
+        assert_sound(run)
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+class Unwilling(LocalEngine):
+    """A cluster on which nothing can start until it is told to give up."""
+
+    dies_with_client = False
+    cancelled = False
+    finding = Finding("image_not_found", "The image no/such:1 does not exist.", permanent=True)
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        while not self.cancelled:
+            yield Observation(1.0, (WorkerState(0, "pending"),), (self.finding,))
+        yield Observation(2.0, (WorkerState(0, "lost"),), (), "cancelled")
+
+    def cancel(self, run: Run) -> None:
+        self.cancelled = True
+
+
+def test_waiting_is_given_up_where_it_cannot_help(lab: Lab) -> None:
+    run = lab.record(("prog",))
+    outcome = supervise.follow(run, Unwilling(), lab.store)
+    assert (outcome.word, outcome.exit_code) == ("never_started", 6)
+    assert outcome.summary == f"{run.name} never started. The image no/such:1 does not exist."
+    assert_sound(run)
