@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.results import layout
 from mlbench_cli.results.archive import Archive
-from mlbench_cli.results.series import Group, Point, Series, collect, describe
+from mlbench_cli.results.series import Group, Point, Series, collect, describe, shorten
 from mlbench_cli.results.verify import open_verified
 from mlbench_cli.spec import Run
 
@@ -101,6 +101,8 @@ def _write(plot: Callable[[Series], "Figure"], series: Series, stem: Path) -> li
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)  # type: ignore[arg-type,unused-ignore]
         figure = plot(series)
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # the same places in both formats, found once
         for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None, "Creator": None})):
             with layout.replacing(stem.with_suffix(suffix)) as file:
                 figure.savefig(file, format=suffix[1:], metadata=metadata)
@@ -112,8 +114,10 @@ def _write(plot: Callable[[Series], "Figure"], series: Series, stem: Path) -> li
 
 def _total_time(series: Series) -> "Figure":
     """Bars by number of workers, one colour per group, one panel per task."""
-    figure, panels = _panels(series, "Time to the goal", series.tasks, 3.6)
     looks = _looks(series)
+    legend = [(label, color) for label, (color, _, _) in looks.items()] if len(looks) > 1 else []
+    title = "Total time to the goal" if all(group.facts["goal"] for group in series.groups) else "Total time"
+    figure, panels = _panels(series, title, _titles(series, series.tasks), 3.5, legend)
     for task, axes in zip(series.tasks, panels, strict=True):
         groups = [group for group in series.groups if group.task == task]
         counts = sorted({point.workers for group in groups for point in group.points})
@@ -125,10 +129,6 @@ def _total_time(series: Series) -> "Figure":
                 _bar(axes, x, width * 0.92, point, looks[group.label][0])
                 _note(axes, x, point, f"{_short(point.seconds.mean)}" if labelled else "", narrow=not labelled)
         _count_axis(axes, counts)
-        axes.set_ylabel(_measure(groups))
-        if len(series.tasks) > 1:
-            axes.set_title(task)
-    _legend(figure, [(label, color) for label, (color, _, _) in looks.items()])
     return figure
 
 
@@ -136,56 +136,33 @@ def _speedup(series: Series) -> "Figure":
     """Lines over the number of workers against the ideal, one panel per task."""
     tasks = [task for task in series.tasks if any(group.has_speedup for group in series.groups if group.task == task)]
     if not tasks:
-        figure, (axes,) = _panels(series, "Speed-up", [""], 3.2)
+        figure, (axes,) = _panels(series, "Speed-up", [""], 1.6)
         axes.set_axis_off()
-        message = (
-            "A speed-up needs good runs with at least two numbers of workers.\n\nmlbench run NAME 1 2 4 --task TASK"
-        )
-        axes.text(0.5, 0.55, message, ha="center", va="center", fontsize=11, transform=axes.transAxes)
+        message = "A speed-up needs successful runs with at least two numbers of workers:\n\nmlbench run NAME 1 2 4 --task TASK"
+        axes.text(0.5, 0.5, message, ha="center", va="center", fontsize=11, transform=axes.transAxes)
         return figure
-    figure, panels = _panels(series, "Speed-up", tasks, 4.4)
+    figure, panels = _panels(series, "Speed-up", _titles(series, tasks), 4.4)
     looks = _looks(series)
     for task, axes in zip(tasks, panels, strict=True):
         groups = [group for group in series.groups if group.task == task and group.has_speedup]
         counts = sorted({point.workers for group in groups for point in group.points if point.good})
-        wide = counts[-1] >= 8 * counts[0]
-        if wide:
-            axes.set_xscale("log", base=2)
-            axes.set_yscale("log", base=2)
+        _speedup_axes(axes, counts)
         for first in sorted({group.baseline.workers for group in groups if group.baseline}):
-            ideal = [count for count in counts if count >= first]
-            axes.plot(
-                ideal, [count / first for count in ideal], color="#888888", linestyle=(0, (1, 1.5)), linewidth=1.4
-            )
-            axes.annotate(
-                "ideal" if first == counts[0] else f"ideal from {first}",
-                (ideal[-1], ideal[-1] / first),
-                xytext=(-4, 2),
-                textcoords="offset points",
-                ha="right",
-                va="bottom",
-                color="#666666",
-            )
+            _ideal(axes, [count for count in counts if count >= first], named=first != counts[0])
         for group in groups:
             _line(axes, group, *looks[group.label])
-        axes.set_xticks(counts, [str(count) for count in counts], minor=False)
-        axes.set_xticks([], minor=True)
-        axes.set_xlabel("workers")
-        axes.set_ylabel("speed-up (times faster than the baseline)")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        if not wide:
-            axes.set_ylim(bottom=0)
-        axes.grid(True, axis="both")
-        axes.legend(loc="upper left", fontsize=8, handlelength=2.6)
-        if len(tasks) > 1:
-            axes.set_title(task)
+        axes.legend(loc="upper left", bbox_to_anchor=(-0.02, -0.13), fontsize=8.5, handlelength=2.6)
     return figure
 
 
 def _phases(series: Series) -> "Figure":
     """Stacked bars that add up to the total, one panel per group."""
-    figure, panels = _panels(series, "Time for all phases", [*series.groups], 3.3)
     used = [name for name in _PHASES if any(point.parts[name] > 0 for group in series.groups for point in group.points)]
+    names = {"data_wait": "data wait", "optimizer": "optimiser"}
+    titles = [_group_title(series, group) for group in series.groups]
+    figure, panels = _panels(
+        series, "Time for all phases", titles, 3.2, [(names.get(name, name), _PHASES[name]) for name in used]
+    )
     for group, axes in zip(series.groups, panels, strict=True):
         counts = [point.workers for point in group.points]
         for x, point in enumerate(group.points):
@@ -198,57 +175,98 @@ def _phases(series: Series) -> "Figure":
             _whiskers(axes, x, point)
             _note(axes, x, point, _short(bottom), narrow=len(counts) > 8)
         _count_axis(axes, counts)
-        axes.set_ylabel(_measure([group]) if len(series.groups) == 1 else "seconds")
-        if len(series.groups) > 1:
-            name = f"{group.task}: {group.label}" if len(series.tasks) > 1 else group.label
-            axes.set_title(textwrap.fill(name, 46), fontsize=9)
-    names = {"data_wait": "data wait", "optimizer": "optimiser"}
-    _legend(figure, [(names.get(name, name), _PHASES[name]) for name in used])
     return figure
 
 
 # --- their pieces -------------------------------------------------------------------------------------------------
 
 
-def _panels(series: Series, title: str, panels: Sequence[Any], height: float) -> tuple["Figure", list["Axes"]]:
-    """A figure with title, subtitle and footnote, and one panel for each of `panels`, in rows of up to three."""
+def _panels(
+    series: Series, title: str, titles: Sequence[str], height: float, legend: Sequence[tuple[str, str]] = ()
+) -> tuple["Figure", list["Axes"]]:
+    """A figure with title, subtitle, legend and footnote, and a panel for each of `titles`, in rows of up to three."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    columns = {1: 1, 2: 2, 4: 2}.get(len(panels), 3)
-    rows = -(-len(panels) // columns)
+    columns = {1: 1, 2: 2, 4: 2}.get(len(titles), 3)
+    rows = -(-len(titles) // columns)
     width = {1: 7.5, 2: 10.5, 3: 13.5}[columns]
     subtitle = textwrap.wrap(_subtitle(series), int(width * 13.5))
-    footnote = textwrap.wrap(_footnote(series), int(width * 15))
-    head, foot = 0.42 + 0.18 * len(subtitle), 0.08 + 0.16 * len(footnote)
-    total = height * rows + head + foot
-    # What the layout engine arranges, panels and legend, stays between head and foot.
-    rectangle = (0.0, foot / total, 1.0, 1 - (head + foot) / total)
+    footnote = textwrap.wrap(_footnote(series), int(width * 16))
+    legend_columns = max(1, int(width * 12 / (max((len(label) for label, _ in legend), default=0) + 6)))
+    legend_rows = -(-len(legend) // legend_columns)
+    head, foot, keys = 0.42 + 0.18 * len(subtitle), 0.1 + 0.15 * len(footnote), 0.21 * legend_rows
+    total = height * rows + head + keys + foot
+    # The layout engine arranges the panels; what is above and below them is laid out here, in inches.
+    rectangle = (0.0, (foot + keys) / total, 1.0, 1 - (head + keys + foot) / total)
     figure = Figure(figsize=(width, total), layout=ConstrainedLayoutEngine(rect=rectangle, w_pad=0.12, h_pad=0.08))
-    figure.text(0.12 / width, 1 - 0.1 / total, title, va="top", fontsize=13, fontweight="bold")
-    figure.text(0.12 / width, 1 - 0.38 / total, "\n".join(subtitle), va="top", color="#444444")
-    figure.text(0.12 / width, 0.07 / total, "\n".join(footnote), va="bottom", fontsize=8, color="#444444")
+    left = 0.12 / width
+    _title(figure, series, title, left, 1 - 0.1 / total)
+    figure.text(left, 1 - 0.38 / total, "\n".join(subtitle), va="top", color="#444444")
+    figure.text(left, 0.08 / total, "\n".join(footnote), va="bottom", fontsize=8, color="#444444")
+    if legend:
+        _legend(figure, legend, legend_columns, (left, (foot + keys) / total))
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for empty in axes[len(panels) :]:
+    for text, panel in zip(titles, axes, strict=False):
+        if text:
+            panel.set_title(text)
+    for empty in axes[len(titles) :]:
         empty.set_axis_off()
-    return figure, axes[: len(panels)]
+    return figure, axes[: len(titles)]
+
+
+def _title(figure: "Figure", series: Series, title: str, x: float, y: float) -> None:
+    """The title, and in a colour of its own that data were synthetic."""
+    synthetic = [bool(group.facts["synthetic"]) for group in series.groups]
+    shown = figure.text(x, y, title, va="top", fontsize=13, fontweight="bold")
+    if any(synthetic):
+        warning = "   SYNTHETIC DATA" if all(synthetic) else "   PARTLY SYNTHETIC DATA"
+        width = shown.get_window_extent().width / figure.bbox.width
+        figure.text(x + width, y, warning, va="top", fontsize=13, fontweight="bold", color="#D55E00")
 
 
 def _subtitle(series: Series) -> str:
-    """What all groups share; that data were synthetic stands out."""
-    common = dict(series.common)
-    first = "SYNTHETIC DATA" if common.pop("synthetic", "") else ""
-    told = [name for name in common if not name.startswith("parameter ") and name not in ("engine", "measure")]
-    hidden = {"processes_per_worker": "1", "gpus_per_worker": "0"}
-    words = [describe(name, common[name]) for name in told if common[name] != hidden.get(name)]
-    return " · ".join(filter(None, [first, *words]))
+    """What all groups share, as far as it tells something."""
+    silent = {"processes_per_worker": "1", "gpus_per_worker": "0"}
+    told = ("task", "backend", "device", "preset", "command", "goal", "processes_per_worker", "gpus_per_worker", "cpus")
+    common = {name: series.common.get(name, "") for name in told}
+    return " · ".join(filter(None, (describe(name, common[name]) for name in told if common[name] != silent.get(name))))
+
+
+def _titles(series: Series, tasks: Sequence[str]) -> list[str]:
+    """The panels' titles: task, and its goal where that is not said above. A single panel has none."""
+    if len(series.tasks) == 1:
+        return [""]
+    goals = {task: {group.facts["goal"] for group in series.groups if group.task == task} for task in tasks}
+    return ["\n".join(filter(None, (task, *(_goal(series, goals[task]))))) for task in tasks]
+
+
+def _group_title(series: Series, group: Group) -> str:
+    if len(series.groups) == 1:
+        return ""
+    if len(series.tasks) == 1:
+        return textwrap.fill(shorten(group.label, 150), 52)
+    alone = len({other.label for other in series.groups}) == 1
+    name = group.task if alone else f"{group.task}: {group.label}"
+    goals = {other.facts["goal"] for other in series.groups if other.task == group.task}
+    return "\n".join((textwrap.fill(shorten(name, 150), 52), *_goal(series, goals)))
+
+
+def _goal(series: Series, goals: set[str]) -> list[str]:
+    """A task's goal, if it has just one and the subtitle does not say it."""
+    return [] if "goal" in series.common or len(goals) > 1 or goals == {""} else [f"goal {next(iter(goals))}"]
 
 
 def _footnote(series: Series) -> str:
-    """What a reader must know: whiskers, and which runs do not count."""
+    """What a reader must know: what was measured, whiskers, and which runs do not count."""
+    shown = [run for group in series.groups for point in group.points for run in point.shown]
     notes = []
+    if not all(run.whole_run for run in shown):
+        notes.append("Seconds count from the first training step to the goal or the end, validation included.")
+    if any(run.whole_run for run in shown):
+        notes.append("Runs that report no result are shown with the seconds of the whole run.")
     if any(len(point.shown) > 1 for group in series.groups for point in group.points):
-        notes.append("Bars and points are means of repeats, whiskers the fastest and slowest.")
+        notes.append("Repeats are averaged, whiskers show the fastest and the slowest.")
     if series.bad:
         names = [f"{run.name} ({_BAD.get(run.outcome, run.outcome)})" for run in series.bad]
         more = f" and {len(names) - 8} more" if len(names) > 8 else ""
@@ -283,7 +301,7 @@ def _note(axes: "Axes", x: float, point: Point, figure: str, *, narrow: bool) ->
     """Above a bar: its figure, and what became of runs that do not count."""
     trouble = ""
     if point.bad and point.good:
-        trouble = f"{len(point.good)} of {len(point.good) + len(point.bad)}"
+        trouble = f"{len(point.good)} of {len(point.good) + len(point.bad)} ok"
     elif point.bad:
         outcomes = sorted({_BAD.get(run.outcome, run.outcome) for run in point.bad})
         trouble = "/".join(outcomes)
@@ -303,57 +321,69 @@ def _note(axes: "Axes", x: float, point: Point, figure: str, *, narrow: bool) ->
     )
 
 
+def _speedup_axes(axes: "Axes", counts: Sequence[int]) -> None:
+    wide = counts[-1] >= 8 * counts[0]
+    if wide:
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+    else:
+        axes.set_ylim(bottom=0)
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel("workers")
+    axes.set_ylabel("speed-up, times the baseline")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.grid(True, axis="both")
+
+
+def _ideal(axes: "Axes", counts: Sequence[int], *, named: bool) -> None:
+    axes.plot(counts, [count / counts[0] for count in counts], color="#888888", linestyle=(0, (1, 1.5)), linewidth=1.4)
+    axes.annotate(
+        f"ideal from {counts[0]}" if named else "ideal",
+        (counts[-1], counts[-1] / counts[0]),
+        xytext=(-6, 1),
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        color="#666666",
+    )
+
+
 def _line(axes: "Axes", group: Group, color: str, marker: str, style: str) -> None:
     found = [(point, speedup) for point in group.points if (speedup := group.speedup(point))]
-    counts = [point.workers for point, _ in found]
-    means = [speedup.mean for _, speedup in found]
-    below = [speedup.mean - speedup.low for _, speedup in found]
-    above = [speedup.high - speedup.mean for _, speedup in found]
-    assert group.baseline is not None  # it has a speed-up
-    workers = f"{group.baseline.workers} worker{'s' if group.baseline.workers > 1 else ''}"
-    label = textwrap.fill(f"{group.label} (1 = {_short(group.baseline.seconds.mean)} s with {workers})", 60)
-    axes.errorbar(
-        counts,
-        means,
-        [below, above],
-        color=color,
-        marker=marker,
-        linestyle=style,
-        label=label,
-        capsize=2.5,
-        markersize=5,
+    baseline = found[0][0]
+    workers = f"{baseline.workers} worker{'s' if baseline.workers > 1 else ''}"
+    label = textwrap.fill(
+        f"{shorten(group.label, 150)} (baseline: {_short(baseline.seconds.mean)} s with {workers})", 66
     )
+    counts, means = [point.workers for point, _ in found], [speedup.mean for _, speedup in found]
+    axes.plot(counts, means, color=color, marker=marker, linestyle=style, label=label, markersize=5)
+    for (point, speedup), count, mean in zip(found, counts, means, strict=True):
+        if len(point.good) > 1:
+            spread = [[mean - speedup.low], [speedup.high - mean]]
+            axes.errorbar(count, mean, spread, color=color, capsize=2.5, linewidth=1)
 
 
 def _count_axis(axes: "Axes", counts: Sequence[int]) -> None:
     axes.set_xticks(range(len(counts)), [str(count) for count in counts])
     axes.set_xlim(-0.6, len(counts) - 0.4)
     axes.set_xlabel("workers")
+    axes.set_ylabel("seconds")
     axes.tick_params(axis="x", length=0)
     axes.margins(y=0.18)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
 
 
-def _measure(groups: Sequence[Group]) -> str:
-    whole = {run.whole_run for group in groups for point in group.points for run in point.shown}
-    if whole == {True}:
-        return "seconds of the whole run"
-    if whole == {False} and all(group.facts["goal"] for group in groups):
-        return "seconds from the first step to the goal"
-    return "seconds"
-
-
-def _legend(figure: "Figure", entries: Sequence[tuple[str, str]]) -> None:
-    """Below the panels, in as many columns as fit."""
+def _legend(figure: "Figure", entries: Sequence[tuple[str, str]], columns: int, corner: tuple[float, float]) -> None:
     from matplotlib.patches import Patch
 
-    longest = max(len(label) for label, _ in entries)
-    columns = max(1, min(len(entries), int(figure.get_figwidth() * 12 / (longest + 6))))
-    handles = [Patch(facecolor=color, label=textwrap.fill(label, 90)) for label, color in entries]
-    figure.legend(handles=handles, loc="outside lower left", ncols=columns)
+    handles = [Patch(facecolor=color, label=shorten(label, 95)) for label, color in entries]
+    figure.legend(
+        handles=handles, loc="upper left", bbox_to_anchor=corner, ncols=columns, borderaxespad=0, borderpad=0.1
+    )
 
 
 def _short(seconds: float) -> str:
     """Three digits that matter, never in powers of ten."""
-    return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}" if seconds >= 0.001 else "0"
+    return f"{seconds:,.0f}" if seconds >= 99.95 else f"{seconds:#.3g}" if seconds >= 0.001 else "0"

@@ -8,7 +8,7 @@ so that below 1 more workers pay.
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -35,8 +35,12 @@ class Measurement:
     outcome: str
     seconds: float
     parts: Mapping[str, float]
-    facts: Mapping[str, str]
-    whole_run: bool
+    facts: dict[str, str]
+    reported: dict[str, str]
+
+    @property
+    def whole_run(self) -> bool:
+        return bool(self.reported["measure"])
 
     @property
     def good(self) -> bool:
@@ -83,7 +87,7 @@ class Group:
 
     @cached_property
     def baseline(self) -> Point | None:
-        return next((point for point in self.points if point.good), None)
+        return next((point for point in self.points if point.good and point.seconds.low > 0), None)
 
     def speedup(self, point: Point) -> Spread | None:
         """How many times faster than the baseline; None for a point without a good run."""
@@ -94,7 +98,7 @@ class Group:
 
     @property
     def has_speedup(self) -> bool:
-        return sum(bool(point.good) for point in self.points) > 1
+        return sum(self.speedup(point) is not None for point in self.points) > 1
 
 
 @dataclass(frozen=True)
@@ -124,11 +128,16 @@ class Series:
 def collect(archives: Iterable[Archive]) -> Series:
     """The series of verified archives."""
     cells: dict[tuple[tuple[str, str], ...], list[Measurement]] = {}
-    for archive in archives:
-        run = measure(archive)
-        cells.setdefault(tuple(run.facts.items()), []).append(run)
-    common, varying = _split([dict(key) for key in cells])
-    groups = [_group(dict(key), varying, runs) for key, runs in cells.items()]
+    # A run that failed early did not report its goal or data; it joins those with its settings that did.
+    for run in sorted(map(measure, archives), key=lambda run: (run.whole_run, run.name, run.source)):
+        kin = (key for key in cells if not run.good and run.whole_run and run.facts.items() <= dict(key).items())
+        key = next(kin, tuple((run.facts | run.reported).items()))
+        cells.setdefault(key, []).append(run)
+    facts = [dict(key) for key in cells]
+    tasks = {fact["task"] for fact in facts}
+    varying = {name for task in tasks for name in _varying([fact for fact in facts if fact["task"] == task])}
+    groups = [_group(fact, varying, runs) for fact, runs in zip(facts, cells.values(), strict=True)]
+    common = {name: facts[0][name] for name in facts[0] if name not in _varying(facts)} if facts else {}
     return Series(tuple(sorted(groups, key=lambda group: (group.task, group.label))), common)
 
 
@@ -147,8 +156,8 @@ def measure(archive: Archive) -> Measurement:
         _outcome(result),
         seconds,
         parts,
-        _facts(spec, result, whole_run),
-        whole_run,
+        _facts(spec),
+        _reported(result, whole_run),
     )
 
 
@@ -159,37 +168,35 @@ def _outcome(result: Mapping[str, Any]) -> str:
     return str(result["outcome"])
 
 
-def _facts(spec: Mapping[str, Any], result: Mapping[str, Any], whole_run: bool) -> dict[str, str]:
-    goal = result["goal"]
-    # A run that failed before it loaded its data does not know them; it still belongs to its group.
-    synthetic = "synthetic data" if result["synthetic"] else ""
+def _facts(spec: Mapping[str, Any]) -> dict[str, str]:
     facts = {name: _text(spec.get(name)) for name in _SPEC_FACTS}
-    facts["goal"] = goal["wording"] if goal else ""
-    facts["synthetic"] = synthetic
-    facts["measure"] = "whole run" if whole_run else ""
-    if spec["task"] == "custom":
-        facts["command"] = " ".join(map(str, spec.get("argv") or ()))
+    facts["command"] = shorten(" ".join(map(str, spec.get("argv") or ())), 80) if spec["task"] == "custom" else ""
     parameters = spec.get("parameters") or {}
     return facts | {f"parameter {name}": _text(parameters[name]) for name in sorted(parameters)}
 
 
-def _split(keys: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], list[str]]:
-    names = list(dict.fromkeys(name for key in keys for name in key))
-    varying = [name for name in names if len({key.get(name, "") for key in keys}) > 1]
-    common = {name: keys[0].get(name, "") for name in names if name not in varying} if keys else {}
-    return common, varying
+def _reported(result: Mapping[str, Any], whole_run: bool) -> dict[str, str]:
+    return {
+        "goal": result["goal"]["wording"] if result["goal"] else "",
+        "synthetic": "synthetic data" if result["synthetic"] else "",
+        "measure": "whole run" if whole_run else "",
+    }
 
 
-def _group(facts: Mapping[str, str], varying: Sequence[str], runs: Sequence[Measurement]) -> Group:
-    told = [name for name in varying if name != "task"]
-    if "backend" not in told:
-        told.insert(0, "backend")
+def _varying(facts: Sequence[Mapping[str, str]]) -> list[str]:
+    names = dict.fromkeys(name for fact in facts for name in fact)
+    return [name for name in names if len({fact.get(name, "") for fact in facts}) > 1]
+
+
+def _group(facts: Mapping[str, str], varying: Container[str], runs: Sequence[Measurement]) -> Group:
+    told = [name for name in facts if name != "task" and (name in varying or name == "backend")]
     points = []
     for workers in sorted({run.workers for run in runs}):
-        here = sorted((run for run in runs if run.workers == workers), key=lambda run: (run.name, run.source))
-        good = tuple(run for run in here if run.good)
-        points.append(Point(workers, good, tuple(run for run in here if not run.good)))
-    label = ", ".join(filter(None, (describe(name, facts.get(name, "")) for name in told)))
+        here = [run for run in runs if run.workers == workers]
+        points.append(
+            Point(workers, tuple(run for run in here if run.good), tuple(run for run in here if not run.good))
+        )
+    label = ", ".join(filter(None, (describe(name, facts[name]) for name in told)))
     return Group(facts["task"], label, facts, tuple(points))
 
 
@@ -210,11 +217,15 @@ def describe(name: str, value: str) -> str:
     return words.get(name, value)
 
 
+def shorten(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
 def _text(value: Any) -> str:
     if value is None:
         return ""
     text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 40 else f"{text[:39]}…"
+    return shorten(text, 40)
 
 
 def _mean(values: Sequence[float]) -> float:
