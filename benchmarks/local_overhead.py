@@ -1,0 +1,82 @@
+"""What a local run costs over the task's own process: record, start, follow, seal. Budget: 0.3 s, all in all.
+
+    python benchmarks/local_overhead.py [--repeats 15]
+
+The task is a process that does nothing (`true`). Each repeat takes the three ways by turns, so that whatever else the
+machine does meets all of them; medians are compared.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+BUDGET = 0.3
+
+
+def by_hand(number: int) -> None:
+    subprocess.run(["true"], check=True)
+
+
+def in_process(home: Path) -> Callable[[int], None]:
+    """A client that is up already: engine and supervise alone."""
+    from mlbench_cli import supervise
+    from mlbench_cli.engines.local import LocalEngine
+    from mlbench_cli.results import archive  # noqa: F401  (its import is the command line's cost)
+    from mlbench_cli.spec import RunSpec
+    from mlbench_cli.store import Store
+
+    store, engine = Store(home), LocalEngine()
+
+    def run(number: int) -> None:
+        spec = RunSpec(f"engine-{number}", "local", "local", "custom", "custom", ("true",), "gloo", 1)
+        recorded = store.record_run(spec)
+        engine.submit(recorded, engine.render(spec))
+        outcome = supervise.follow(recorded, engine, store)
+        if outcome.word != "completed":
+            raise SystemExit(f"the run is not completed but {outcome.word}: {outcome.summary}")
+
+    return run
+
+
+def command_line(home: Path) -> Callable[[int], None]:
+    environment = {**os.environ, "MLBENCH_HOME": str(home)}
+
+    def run(number: int) -> None:
+        words = [sys.executable, "-m", "mlbench_cli", "run", f"command-{number}", "1", "--command", "true", "--yes"]
+        subprocess.run(words, check=True, env=environment, capture_output=True)
+
+    return run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--repeats", type=int, default=15)
+    repeats = parser.parse_args().repeats
+    with tempfile.TemporaryDirectory() as home:
+        ways = {
+            "by hand": by_hand,
+            "engine + supervise": in_process(Path(home)),
+            "mlbench run": command_line(Path(home)),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        for number in range(repeats + 1):
+            for name, way in ways.items():
+                begun = time.perf_counter()
+                way(number)
+                seconds[name].append(time.perf_counter() - begun)
+    medians = {name: statistics.median(values[1:]) for name, values in seconds.items()}  # the first one warms up
+    print(f"{'':20} {'median':>8} {'fastest':>8} {'overhead':>9}  of the budget of {BUDGET} s")
+    for name, median in medians.items():
+        overhead = median - medians["by hand"]
+        share = "" if name == "by hand" else f"{overhead / BUDGET:6.2f}x"
+        print(f"{name:20} {median:7.3f}s {min(seconds[name][1:]):7.3f}s {overhead:8.3f}s  {share}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Endings that are hard to bring about, from their facts alone; and one that the kernel brings about."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.engines.local_findings import diagnose, last_lines
+from mlbench_cli.engines.local_machine import free_port, gpus_of_worker, memory_kills, risen, visible_gpus
+from tests.contract.local_runs import Lab, python
+
+
+def facts(rank: int = 0, **changes: Any) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "exit_code": 137,
+        "signal": 9,
+        "stopped": False,
+        "out_of_memory": None,
+        "start_error": None,
+        **changes,
+    }
+
+
+def told(state: dict[str, Any], **options: Any) -> list[tuple[str, str]]:
+    document = {"name": "r-1", "ended": "failed", "first_failed": None, "ranks": [], **state}
+    found = diagnose(document, lambda rank: [f"last line of {rank}"], timeout=60, **options)
+    return [(finding.code, finding.summary) for finding in found]
+
+
+def test_memory_is_blamed_as_surely_as_it_was_seen() -> None:
+    for counted, words in (("cgroup", "system, out of memory"), ("machine", "system, likely out of memory")):
+        ((code, summary),) = told({"first_failed": 0, "ranks": [facts(out_of_memory=counted)]})
+        assert code == "out_of_memory"
+        assert words in summary
+    ((code, summary),) = told({"first_failed": 0, "ranks": [facts()]})
+    assert code == "rank_crashed"
+    assert "SIGKILL, perhaps for want of memory, or by somebody" in summary
+
+
+def test_all_reasons_are_given_the_failed_rank_first() -> None:
+    ranks = [facts(), facts(1, exit_code=1, signal=None)]
+    found = told({"first_failed": 1, "ranks": ranks, "disk_full": True})
+    assert [code for code, _ in found] == ["rank_crashed", "disk_full"]
+    assert told({"ended": None, "stopping": "deadline"}) == [
+        ("deadline", "The run was stopped at its deadline of 60 s.")
+    ]
+    assert [code for code, _ in told({"ended": None}, gone=True)] == ["supervisor_lost"]
+    assert told({"ended": "exited"}) == told({"ended": "cancelled"}) == []
+    ((code, summary),) = told({"ended": "never_started", "start_problem": "no more processes"})
+    assert (code, "no more processes" in summary) == ("not_started", True)
+
+
+def test_evidence_is_the_last_readable_lines() -> None:
+    event = b'@mlbench {"v":1,"event":"metric","rank":0,"time":1,"name":"a","value":1}'
+    log = b"".join(b"line %d\n" % number for number in range(20)) + event + b"\n\n\xff\x1b[31mred\n" + b"z" * 1000
+    lines = last_lines(log)
+    assert len(lines) == 10
+    assert lines[0] == "line 12"
+    assert lines[-2] == "� [31mred"
+    assert lines[-1] == "z" * 300
+
+
+def test_counts_of_memory_kills() -> None:
+    assert all(count >= 0 for count in memory_kills().values())
+    assert risen({"cgroup": 1, "machine": 1}, {"cgroup": 2, "machine": 2}) == "cgroup"
+    assert risen({"machine": 1}, {"machine": 2}) == "machine"
+    assert risen({"cgroup": 1, "machine": 1}, {"cgroup": 1, "machine": 1}) is None
+    assert risen({}, {}) is None
+
+
+def test_workers_share_gpus_only_where_there_are_too_few() -> None:
+    assert [gpus_of_worker(worker, 2, ["0", "1", "2", "3"]) for worker in (0, 1)] == [["0", "1"], ["2", "3"]]
+    assert [gpus_of_worker(worker, 1, ["5"]) for worker in (0, 1)] == [["5"], ["5"]]
+    assert gpus_of_worker(0, 2, ["5"]) == ["5"]
+    assert gpus_of_worker(0, 1, []) == []
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "3,GPU-abc"}) == ["3", "GPU-abc"]
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
+
+
+def test_ports_are_free_and_not_those_of_outgoing_connections() -> None:
+    ports = {free_port() for _ in range(50)}
+    assert len(ports) > 40
+    assert all(1024 < port < 32768 for port in ports)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    lab = Lab(tmp_path)
+    yield lab
+    lab.close()
+
+
+@pytest.fixture
+def small_memory() -> Iterator[Path]:
+    """A control group of 32 MiB; its file of members."""
+    for root, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        group = Path(root) / f"mlbench-test-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / limit).write_text(str(32 << 20))
+            yield group / "cgroup.procs"
+            return
+        except OSError:
+            continue
+        finally:
+            group.rmdir()
+    pytest.skip("no control group can be made here: it needs root and the memory controller")
+
+
+def test_a_rank_that_the_kernel_kills_for_memory_is_told_as_such(lab: Lab, small_memory: Path) -> None:
+    script = f"import os; open({str(small_memory)!r}, 'w').write(str(os.getpid())); bytearray(256 << 20)"
+    run = lab.start(python(script))
+    end = lab.end(run)
+    assert end.workers[0].exit_code == 137
+    assert [found.code for found in end.findings] == ["out_of_memory"], end.findings
