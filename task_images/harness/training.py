@@ -27,6 +27,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 LOSS_EVERY = 25
 
 
+def _unchanged(outputs: Tensor) -> Tensor:
+    return outputs
+
+
 @dataclass
 class Trainer:
     """All that a training needs.
@@ -35,6 +39,7 @@ class Trainer:
     loss        (outputs, targets) -> mean over the batch, a scalar
     optimizer   its groups' rates are set before every update
     metrics     of the validation set; among them the goal's, by name
+    scores      from the model's outputs what the metrics want (probabilities from logits, say)
     goal        None: train all epochs
     """
 
@@ -49,6 +54,7 @@ class Trainer:
     goal: GoalWatch | None
     report: Reporter
     epochs: int
+    scores: Callable[[Tensor], Tensor] = _unchanged
     details: dict[str, Any] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -128,8 +134,9 @@ class Trainer:
                 inputs, targets = self.data.prepare(batch, training=False)
                 outputs = self.model(inputs)
                 mean.add_mean(self.loss(outputs, targets), batch.size)
+                scores = self.scores(outputs)
                 for metric in self.metrics:
-                    metric.update(outputs, targets)
+                    metric.update(scores, targets)
         return collect(self.world, [mean, *self.metrics])
 
     def _report_epoch(self, epoch: int, training_loss: float, values: dict[str, float]) -> None:

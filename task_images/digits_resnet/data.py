@@ -1,0 +1,80 @@
+"""The 1797 handwritten digits that come with scikit-learn (8x8 pixels, 17 shades, 10 classes)."""
+
+import gzip
+import importlib.util
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from task_images.harness.data import Prepare
+from task_images.harness.errors import EnvironmentUnfitError
+from task_images.harness.seeds import numpy_generator
+
+FILE = "datasets/data/digits.csv.gz"
+SIDE = 8
+CHANNELS = 3
+
+Floats = npt.NDArray[np.float32]
+Labels = npt.NDArray[np.int64]
+
+
+class Split(NamedTuple):
+    """Images [n, 8, 8] with mean 0 and deviation 1 over the training images; labels [n] from 0 to 9."""
+
+    training: tuple[Floats, Labels]
+    validation: tuple[Floats, Labels]
+
+
+def load_split(seed: int, validation_share: float) -> Split:
+    """The digits, cut by `seed` so that every class gives `validation_share` of its images to the validation set."""
+    images, labels = _load()
+    generator = numpy_generator(seed, "split")
+    held_out = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        members = generator.permutation(np.flatnonzero(labels == label))
+        held_out[members[: round(validation_share * len(members))]] = True
+    mean, deviation = images[~held_out].mean(), images[~held_out].std()
+    images = (images - mean) / deviation
+    return Split((images[~held_out], labels[~held_out]), (images[held_out], labels[held_out]))
+
+
+def _load() -> tuple[Floats, Labels]:
+    # What sklearn.datasets.load_digits reads too; but importing scikit-learn takes a second, and the file 50 ms.
+    found = importlib.util.find_spec("sklearn")
+    path = Path(found.submodule_search_locations[0], FILE) if found and found.submodule_search_locations else None
+    if path is None or not path.is_file():
+        raise EnvironmentUnfitError(
+            "the digits are not here: they come with scikit-learn", 'Install it: pip install "scikit-learn>=1.4,<2"'
+        )
+    with gzip.open(path, "rt") as file:
+        table = np.loadtxt(file, delimiter=",", dtype=np.float32)
+    return table[:, :-1].reshape(-1, SIDE, SIDE), table[:, -1].astype(np.int64)
+
+
+def as_channels(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Images [n, 8, 8] -> [n, 3, 8, 8], thrice the same grey, for a model of colour images."""
+    return images.unsqueeze(1).expand(-1, CHANNELS, -1, -1), labels
+
+
+def shifted(pixels: int, generator: torch.Generator) -> Prepare:
+    """Augmentation: move every image by up to `pixels` in both directions, the background moving in.
+
+    Digits are no digits any more when they are mirrored, and at 8x8 a crop would lose strokes.
+    """
+
+    def prepare(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        number, width = len(images), 2 * pixels + 1
+        background = float(images.min())
+        padded = torch.nn.functional.pad(images, (pixels,) * 4, value=background)
+        offset = torch.randint(width, (2, number, 1), generator=generator)
+        rows = offset[0] + torch.arange(SIDE)
+        columns = offset[1] + torch.arange(SIDE)
+        sample = torch.arange(number)
+        moved = padded[sample[:, None, None], rows[:, :, None], columns[:, None, :]]
+        return as_channels(moved, labels)
+
+    return prepare

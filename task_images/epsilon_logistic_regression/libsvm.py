@@ -1,0 +1,202 @@
+"""LIBSVM's text format, read once into a memory-mapped matrix that all ranks of a machine share.
+
+A line is `LABEL INDEX:VALUE INDEX:VALUE ...`, indices from 1 and ascending, what is missing is 0, `#` begins a comment.
+https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary.html
+"""
+
+import bz2
+import fcntl
+import io
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from task_images.harness.errors import EnvironmentUnfitError
+
+Floats = npt.NDArray[np.float32]
+
+FORMAT = 1
+_LABELS = {-1.0: 0.0, 0.0: 0.0, 1.0: 1.0}
+_LINE_LIMIT = 1 << 26
+_BLOCK_BYTES = 1 << 24
+_SHAPE = re.compile(rb"\s*[^\s:]+(\s+\d+:[^\s:]+)*\s*")
+_TOKEN = re.compile(rb"\S+")
+
+
+class Dense(NamedTuple):
+    """rows [n, features], mapped read-only; labels [n], 0 or 1."""
+
+    rows: Floats
+    labels: Floats
+
+
+def load(source: Path, features: int) -> Dense:
+    """The data set in the text file `source` (plain, or compressed if its name ends in .bz2).
+
+    The first caller converts it into a folder beside it (float32, 4 x features bytes a row); callers that come
+    meanwhile wait for it, later ones map it. A changed source is converted anew. Needs memory for one block of rows.
+    Raises EnvironmentUnfitError naming line and column of what is wrong with the text.
+    """
+    cache = source.with_name(source.name + ".cache")
+    try:
+        with _locked(source.with_name(source.name + ".lock")):
+            if not _is_current(cache, source, features):
+                _convert(source, cache, features)
+            return _map(cache, features)
+    except OSError as error:
+        if error.filename is None:
+            raise EnvironmentUnfitError(f"{source} cannot be read: {error}") from None
+        raise EnvironmentUnfitError(
+            f"{error.filename}: {error.strerror}",
+            f"The data folder {source.parent} must be writable, with room for it.",
+        ) from None
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with open(path, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _is_current(cache: Path, source: Path, features: int) -> bool:
+    try:
+        facts = json.loads((cache / "facts.json").read_text())
+    except (FileNotFoundError, ValueError):
+        return False
+    return bool(facts.get("source") == _identity(source) and facts.get("features") == features)
+
+
+def _identity(source: Path) -> dict[str, int]:
+    status = source.stat()
+    return {"format": FORMAT, "bytes": status.st_size, "modified_ns": status.st_mtime_ns}
+
+
+def _convert(source: Path, cache: Path, features: int) -> None:
+    """Write the cache folder under another name and rename it when it is whole."""
+    partial = cache.with_name(f"{cache.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    identity = _identity(source)
+    count = 0
+    with open(partial / "rows.f32", "wb") as rows, open(partial / "labels.f32", "wb") as labels:
+        for block in read_blocks(source, features):
+            block.rows.tofile(rows)
+            block.labels.tofile(labels)
+            count += len(block.labels)
+        for file in (rows, labels):
+            file.flush()
+            os.fsync(file.fileno())
+    if not count:
+        raise EnvironmentUnfitError(f"{source} holds no sample")
+    facts = {"source": identity, "features": features, "rows": count}
+    (partial / "facts.json").write_text(json.dumps(facts))
+    shutil.rmtree(cache, ignore_errors=True)
+    partial.rename(cache)
+
+
+def _map(cache: Path, features: int) -> Dense:
+    rows = np.memmap(cache / "rows.f32", np.float32, "r").reshape(-1, features)
+    labels = np.fromfile(cache / "labels.f32", np.float32)
+    return Dense(np.asarray(rows), labels)
+
+
+def read_blocks(source: Path, features: int) -> Iterator[Dense]:
+    """The samples of `source` in its order, in blocks of some megabytes. Errors as `load`."""
+    size = max(1, _BLOCK_BYTES // (4 * features))
+    rows, labels, filled = np.zeros((size, features), np.float32), np.zeros(size, np.float32), 0
+    with bz2.open(source) if source.suffix == ".bz2" else open(source, "rb") as file:
+        for number, line in _lines(source, file):
+            labels[filled] = _parse(source, number, line, rows[filled])
+            filled += 1
+            if filled == size:
+                yield Dense(rows, labels)
+                rows[:] = 0
+                filled = 0
+    if filled:
+        yield Dense(rows[:filled], labels[:filled])
+
+
+def _lines(source: Path, file: bz2.BZ2File | io.BufferedReader) -> Iterator[tuple[int, bytes]]:
+    """Line number and line, without comments and empty lines."""
+    number = 0
+    while True:
+        try:
+            line = file.readline(_LINE_LIMIT)
+        except (EOFError, OSError) as error:
+            raise EnvironmentUnfitError(f"{source} is damaged after line {number}: {error}") from None
+        if not line:
+            return
+        number += 1
+        if len(line) >= _LINE_LIMIT:
+            raise EnvironmentUnfitError(f"{source}, line {number} is longer than {_LINE_LIMIT} bytes")
+        line = line.partition(b"#")[0]
+        if line.strip():
+            yield number, line
+
+
+def _parse(source: Path, number: int, line: bytes, row: Floats) -> float:
+    """Write the line's values into `row`, which is zero, and return its label (0 or 1)."""
+    numbers = _numbers(line) if _SHAPE.fullmatch(line) else None
+    # A text whose form is right has an odd count of numbers; one that is no number makes them fewer.
+    if numbers is None or len(numbers) != 2 * line.count(b":") + 1 or numbers[0] not in _LABELS:
+        raise EnvironmentUnfitError(_complaint(source, number, line, len(row)))
+    places, values = numbers[1::2].astype(np.int64), numbers[2::2]
+    in_order = len(places) == 0 or (places[0] >= 1 and places[-1] <= len(row) and bool((np.diff(places) > 0).all()))
+    if not in_order or not np.isfinite(values).all():
+        raise EnvironmentUnfitError(_complaint(source, number, line, len(row)))
+    row[places - 1] = values
+    return _LABELS[float(numbers[0])]
+
+
+def _numbers(line: bytes) -> npt.NDArray[np.float64] | None:
+    """All numbers of the line; None, or too few, where something is not a number."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            return np.fromstring(line.replace(b":", b" ").decode("ascii"), np.float64, sep=" ")
+        except ValueError:
+            return None
+
+
+def _complaint(source: Path, number: int, line: bytes, features: int) -> str:
+    """What is wrong with a line that did not parse, with the column (from 1) where it begins."""
+    last = 0
+    for order, match in enumerate(_TOKEN.finditer(line)):
+        text = match.group().decode("utf-8", "replace")
+        where = f"{source}, line {number}, column {match.start() + 1}: "
+        if order == 0:
+            if _float(text) not in _LABELS:
+                return where + f"the label is {_short(text)}, not -1, 0 or 1"
+            continue
+        index, colon, value = text.partition(":")
+        if not colon or not index.isdecimal():
+            return where + f"{_short(text)} is not of the form INDEX:VALUE"
+        if not 1 <= int(index) <= features:
+            return where + f"the index is {_short(index)}, not from 1 to {features}"
+        if int(index) <= last:
+            return where + f"the index {index} follows {last}; they must ascend"
+        if not np.isfinite(_float(value)):
+            return where + f"{_short(value)} is not a finite number"
+        last = int(index)
+    return f"{source}, line {number} cannot be read"
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return np.nan
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:40] + "...")

@@ -1,0 +1,129 @@
+"""Logistic regression with synchronous SGD to a validation accuracy."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from task_images.comm.allreduce import GradientAllReduce, WeightAllReduce
+from task_images.comm.base import Strategy
+from task_images.contract import Contract
+from task_images.epsilon_logistic_regression.data import FEATURES, find_files, generate, read
+from task_images.harness.data import ArrayData
+from task_images.harness.distributed import open_world
+from task_images.harness.errors import TaskUsageError
+from task_images.harness.goals import GoalWatch
+from task_images.harness.metrics import F1, Dice, TopK
+from task_images.harness.parameters import read_parameters
+from task_images.harness.report import Reporter
+from task_images.harness.schedules import InverseSqrt, PerUpdate, Plateau, Schedule
+from task_images.harness.seeds import seed_all
+from task_images.harness.training import Loss, Trainer
+
+# The rate over sqrt(t), tuned per number of workers in the 2018 specification.
+ALPHA_2018 = {1: 200.0, 2: 400.0, 4: 600.0, 8: 700.0, 16: 800.0}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The parameters of task.yaml; the defaults are the preset `spec`."""
+
+    data: str = "libsvm"
+    training_rows: int = 20000
+    validation_rows: int = 5000
+    batch_size: int = 128
+    epochs: int = 164
+    schedule: str = "plateau"
+    rate: float = 4.0
+    scale_limit: int = 0
+    plateau_factor: float = 0.75
+    plateau_patience: int = 1
+    plateau_threshold: float = 0.01
+    alpha: float = 0.0
+    average: str = "gradients"
+    l1: float = 0.0
+    l2: float = 2.5e-6
+    goal_full: float = 89.0
+    goal_light: float = 80.0
+
+
+def main(contract: Contract) -> None:
+    settings = read_parameters(Settings, contract.parameters)
+    _check(settings)
+    synthetic = settings.data == "synthetic"
+    files = None if synthetic else find_files(contract.data_dir)
+    world = open_world(contract)
+    report = Reporter(world, data="epsilon, generated" if synthetic else "epsilon", synthetic=synthetic)
+    report.environment()
+    report.phase("loading")
+    if files is None:
+        training = generate(settings.training_rows, contract.seed, "training")
+        validation = generate(settings.validation_rows, contract.seed, "validation")
+    else:
+        training, validation = read(files)
+
+    seed_all(contract.seed)
+    model = nn.Sequential(nn.Linear(FEATURES, 1, bias=False), nn.Flatten(0)).to(world.device)
+    Trainer(
+        world=world,
+        model=model,
+        loss=regularised(model, settings.l1, settings.l2),
+        optimizer=torch.optim.SGD(model.parameters(), lr=settings.rate),
+        schedule=make_schedule(settings, world.size),
+        strategy=_strategy(settings),
+        data=ArrayData(world, training, validation, settings.batch_size, contract.seed),
+        metrics=[TopK(1), F1(), Dice()],
+        goal=GoalWatch("Prec@1", ">=", settings.goal_full, settings.goal_light, contract.goal),
+        report=report,
+        epochs=settings.epochs,
+        scores=torch.sigmoid,
+        details={"parameters": FEATURES, "rows": [len(training.labels), len(validation.labels)]},
+    ).run()
+    world.close()
+
+
+def regularised(model: nn.Module, l1: float, l2: float) -> Loss:
+    """Mean binary cross-entropy (on logits, which is the same as on probabilities but cannot saturate), plus
+    l1 sum |w| + l2/2 sum w^2 over all parameters."""
+    parameters = list(model.parameters())
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        value = binary_cross_entropy_with_logits(outputs, targets)
+        for parameter in parameters:
+            if l2:
+                value = value + l2 / 2 * parameter.square().sum()
+            if l1:
+                value = value + l1 * parameter.abs().sum()
+        return value
+
+    return loss
+
+
+def make_schedule(settings: Settings, workers: int) -> Schedule:
+    """Plateau from rate x workers (at most scale_limit of them), or alpha / sqrt(t) with t from 1."""
+    if settings.schedule == "sqrt":
+        alpha = settings.alpha or ALPHA_2018[max(tuned for tuned in ALPHA_2018 if tuned <= workers)]
+        decay = InverseSqrt(alpha)
+        return PerUpdate(lambda update: decay(update + 1))
+    scaled = settings.rate * min(workers, settings.scale_limit or workers)
+    return Plateau(
+        start=scaled,
+        target=scaled,
+        warmup=0,
+        factor=settings.plateau_factor,
+        patience=settings.plateau_patience,
+        threshold=settings.plateau_threshold,
+        floor=settings.rate,
+    )
+
+
+def _strategy(settings: Settings) -> Strategy:
+    return WeightAllReduce() if settings.average == "weights" else GradientAllReduce()
+
+
+def _check(settings: Settings) -> None:
+    allowed = {"data": ("libsvm", "synthetic"), "schedule": ("plateau", "sqrt"), "average": ("gradients", "weights")}
+    for name, choices in allowed.items():
+        if getattr(settings, name) not in choices:
+            raise TaskUsageError(f'the parameter "{name}" is {getattr(settings, name)!r}, not {" or ".join(choices)}')
