@@ -47,10 +47,13 @@ def execute(
         connection = api.websocket(f"/api/v1/namespaces/{namespace}/pods/{pod}/exec", query, PROTOCOLS)
     output, errors = bytearray(), bytearray()
     take = sink or output.extend
+    connection.settimeout(idle_seconds)
     try:
-        connection.settimeout(idle_seconds)
         while True:
-            opcode, data = connection.recv_data()
+            try:
+                opcode, data = connection.recv_data()
+            except (websocket.WebSocketException, OSError) as error:
+                raise ExecBroken(f"The connection to the pod {pod} broke: {error}") from None
             if opcode == websocket.ABNF.OPCODE_CLOSE:
                 raise ExecBroken(f"The connection to the pod {pod} was closed before the command had ended.")
             channel, payload = data[0] if data else 0, data[1:]
@@ -60,8 +63,6 @@ def execute(
                 errors += payload[: STDERR_BYTES - len(errors)]
             elif channel == STATUS:
                 return Executed(_exit_code(payload), bytes(output), errors.decode("utf-8", "replace"))
-    except (websocket.WebSocketException, OSError) as error:
-        raise ExecBroken(f"The connection to the pod {pod} broke: {error}") from None
     finally:
         connection.shutdown()  # type: ignore[no-untyped-call]
 

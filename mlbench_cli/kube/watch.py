@@ -39,6 +39,7 @@ class PodWatch:
         self._pods: dict[str, dict[str, Any]] = {}
         self._changed = threading.Condition()
         self._version = 0
+        self.listed = float("-inf")  # when the last complete list was asked for, on the monotonic clock
         self._closed = False
         self._answer: urllib3.BaseHTTPResponse | None = None
         self._trouble_since: float | None = None
@@ -105,7 +106,7 @@ class PodWatch:
     def _list(self) -> str:
         """All pods, page by page. Returns the resource version to watch from."""
         pods: dict[str, dict[str, Any]] = {}
-        token = None
+        token, asked = None, time.monotonic()
         while True:
             params = {"labelSelector": self._selector, "limit": PAGE, "continue": token}
             page = self._api.request("GET", self._path, params=params, retry_seconds=0)
@@ -115,6 +116,7 @@ class PodWatch:
                 break
         self._trouble_since = None
         with self._changed:
+            self.listed = asked
             for name in self._pods.keys() - pods.keys():
                 pods[name] = {**self._pods[name], GONE: True}
             if pods != self._pods or not self._version:

@@ -1,0 +1,115 @@
+"""What a worker's exit code and last words mean."""
+
+import re
+import signal
+from collections.abc import Callable
+
+from mlbench_cli.engines.base import Finding
+from task_images import contract
+
+EVIDENCE_LINES = 40
+EVIDENCE_WIDTH = 300
+
+GPU_MEMORY = re.compile(r"CUDA out of memory|torch\.(cuda\.)?OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED")
+SHARED_MEMORY = re.compile(
+    r"unable to (write to|open|mmap \d+ bytes from) (the )?(file|shared memory)[^\n]*torch_"
+    r"|insufficient shared memory|/dev/shm[^\n]*No space left|No space left[^\n]*/dev/shm"
+)
+ARCHITECTURE = re.compile(r"exec format error", re.IGNORECASE)
+DRIVER = re.compile(r"CUDA driver version is insufficient|NVIDIA driver on your system is too old|no NVIDIA driver")
+GPU_FAULT = re.compile(
+    r"\bXid\b|uncorrectable ECC|GPU has fallen off the bus|CUDA error: (unspecified launch|an illegal)"
+)
+NOT_FOUND = re.compile(r"executable file not found|no such file or directory", re.IGNORECASE)
+DISK = re.compile(r"No space left on device|Disk quota exceeded")
+
+
+def crash(name: str, worker: int, code: int, reason: str, message: str, log: str) -> Finding:
+    """The finding on a worker whose command ended badly.
+
+    `reason` and `message` are the container's; `log` is the end of the worker's log, where it is at hand.
+    """
+    lines = _lines(log or message)
+    evidence = {"worker": worker, "exit_code": code, "reason": reason or None, "log": lines}
+    text = f"{message}\n{log}"
+    logs = f"mlbench logs {name} --rank {worker}"
+
+    def finding(kind: str, summary: str, hint: str, *, retryable: bool = False) -> Finding:
+        return Finding(kind, summary, hint, retryable=retryable, evidence=evidence)
+
+    if reason == "OOMKilled":
+        return finding(
+            "out_of_memory",
+            f"Worker {worker} used more memory than its limit and was killed.",
+            "Give it more with --memory (/dev/shm counts), or use smaller batches.",
+        )
+    if reason in ("StartError", "ContainerCannotRun") or code in (126, 127, 128):
+        if ARCHITECTURE.search(text):
+            return _architecture(finding, worker)
+        words = message.strip().splitlines()[-1][:EVIDENCE_WIDTH] if message.strip() else f"exit code {code}"
+        return finding("command_not_found", f"The command of worker {worker} could not be started: {words}", logs)
+    if ARCHITECTURE.search(text):
+        return _architecture(finding, worker)
+    if GPU_MEMORY.search(text):
+        return finding("gpu_out_of_memory", f"Worker {worker} ran out of GPU memory.", "Use a smaller batch.")
+    if code == 128 + signal.SIGBUS or SHARED_MEMORY.search(text):
+        return finding(
+            "shm_exhausted", f"Worker {worker} ran out of shared memory (/dev/shm).", "Give it more with --shm."
+        )
+    if DRIVER.search(text):
+        return finding(
+            "driver_mismatch",
+            f"The NVIDIA driver of worker {worker}'s node is missing or too old for the image.",
+            "Use nodes with a newer driver, or an image for an older CUDA.",
+        )
+    if GPU_FAULT.search(text):
+        return finding(
+            "gpu_fault", f"Worker {worker} met a fault of its GPU.", f"Run again on other nodes. {logs}", retryable=True
+        )
+    if DISK.search(text):
+        return finding("disk_full", f"Worker {worker} ran out of disk.", f"Write less to the output folder. {logs}")
+    if code == contract.EXIT_USAGE:
+        return finding("usage", f"Worker {worker} refused its arguments (exit code {code}).", logs)
+    if code == contract.EXIT_ENVIRONMENT:
+        return finding("bad_environment", f"Worker {worker} cannot run in this environment (exit code {code}).", logs)
+    if code == contract.EXIT_RETRYABLE:
+        return finding(
+            "retryable",
+            f"Worker {worker} met a trouble that may pass (exit code {code}).",
+            f"Run it again. {logs}",
+            retryable=True,
+        )
+    if code == 128 + signal.SIGKILL:
+        return finding(
+            "rank_crashed", f"Worker {worker} was killed by SIGKILL, perhaps for want of memory, or by somebody.", logs
+        )
+    return finding("rank_crashed", f"Worker {worker} {_how(code)}.", logs)
+
+
+def _architecture(finding: Callable[..., Finding], worker: int) -> Finding:
+    return finding(
+        "wrong_architecture",
+        f"The image of worker {worker} is for another processor than its node has.",
+        "Build the image for the nodes' platform, or choose other nodes with --node-selector.",
+    )
+
+
+def _how(code: int) -> str:
+    if code < 128:
+        return f"exited with {code}"
+    try:
+        return f"was killed by {signal.Signals(code - 128).name}"
+    except ValueError:
+        return f"exited with {code}"
+
+
+def _lines(text: str) -> list[str]:
+    """The last lines as evidence: no events, no control characters, of bounded width."""
+    lines = []
+    for line in text.splitlines():
+        if contract.parse_event(line) is not None:
+            continue
+        clean = "".join(char if char.isprintable() else " " for char in line).strip()
+        if clean:
+            lines.append(clean[:EVIDENCE_WIDTH])
+    return lines[-EVIDENCE_LINES:]

@@ -1,0 +1,66 @@
+"""Why a run does not go on, or ended as it did: `diagnose`, a pure function of what the API server says.
+
+Typed fields decide; the text of messages and events only where Kubernetes has no field for it. What concerns many
+workers alike is one finding. `permanent` means that waiting cannot help; whoever acts on that confirms it first.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mlbench_cli.engines.base import Finding
+from mlbench_cli.kube.facts import Facts, Object
+from mlbench_cli.kube.failures import deadline, failures
+from mlbench_cli.kube.pending import blocked, held_up, not_created, waiting
+from mlbench_cli.kube.scheduling import unschedulable
+from mlbench_cli.kube.workers import Pod, Summary, by_worker, condition, is_true
+
+LISTED = 100  # workers that evidence names at most
+
+
+def diagnose(
+    job: Object | None,
+    pods: Iterable[Pod],
+    events: Sequence[Object] = (),
+    nodes: Sequence[Object] = (),
+    *,
+    now: float,
+    summaries: Mapping[int, Summary] | None = None,
+    logs: Mapping[int, str] | None = None,
+) -> list[Finding]:
+    """The findings, the most telling first.
+
+    `now` is in seconds since 1970, `summaries` are the workers' own last words, `logs` the last lines of their logs.
+    """
+    facts = Facts(job or {}, by_worker(pods), events, nodes, now, summaries or {}, logs or {})
+    found = _merged(failures(facts))
+    if _passed_deadline(facts) and "deadline" not in {finding.code for finding in found}:
+        found.append(deadline(facts))
+    if found:
+        return found
+    pending = waiting(facts)
+    without_node = blocked(facts, pending)
+    with_node = {worker: pod for worker, pod in pending.items() if worker not in dict(without_node)}
+    return not_created(facts) + unschedulable(facts, without_node) + _merged(held_up(facts, with_node))
+
+
+def _passed_deadline(facts: Facts) -> bool:
+    failed = condition(facts.job, "Failed") or condition(facts.job, "FailureTarget")
+    return is_true(failed) and failed.get("reason") == "DeadlineExceeded"
+
+
+def _merged(found: Iterable[tuple[int, Finding]]) -> list[Finding]:
+    """One finding for each code, that of the first worker; it names the others that it concerns."""
+    groups: dict[str, list[tuple[int, Finding]]] = {}
+    for worker, finding in found:
+        groups.setdefault(finding.code, []).append((worker, finding))
+    return [_together(group) for group in groups.values()]
+
+
+def _together(group: Sequence[tuple[int, Finding]]) -> Finding:
+    finding = group[0][1]
+    if len(group) == 1:
+        return finding
+    evidence: dict[str, Any] = {**finding.evidence, "workers": [worker for worker, _ in group][:LISTED]}
+    others = f"{len(group) - 1} other worker{'s' if len(group) > 2 else ''}"
+    return replace(finding, summary=f"{finding.summary} (And {others} likewise.)", evidence=evidence)

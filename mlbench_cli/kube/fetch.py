@@ -1,0 +1,212 @@
+"""Brings a held worker's results home: in chunks by exec, each checked for length and status, the whole by SHA-256.
+
+A killed or cut fetch goes on where it was. Nothing is acknowledged here: the caller does that when all is on disk.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tarfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlbench_cli.errors import MlbenchError
+from mlbench_cli.kube.access import Access
+from mlbench_cli.kube.api import ApiError
+from mlbench_cli.kube.execute import ExecBroken, execute
+
+WORK_DIR = "/results"
+BLOCK = 1 << 20  # what dd counts in; a cut chunk goes on behind the last whole block
+CHUNK_BLOCKS = 64
+PATIENCE_SECONDS = 90.0  # without a single block
+PAUSE_SECONDS = 0.5
+ACK_TRIES = 5
+
+
+class FetchError(MlbenchError):
+    """The results are there, and could not be brought home whole. The worker is still held."""
+
+    code = "fetch_failed"
+
+
+@dataclass(frozen=True)
+class Held:
+    """What worker.sh holds: size in bytes and hex SHA-256 of its archive."""
+
+    size: int
+    sha256: str
+
+
+def held(summary: Mapping[str, Any] | None) -> Held | None:
+    """What a worker's last word says that it holds, if anything."""
+    archive = (summary or {}).get("archive")
+    if not isinstance(archive, dict) or not (summary or {}).get("held"):
+        return None
+    return Held(int(archive["size"]), str(archive["sha256"]))
+
+
+def read_summary(access: Access, namespace: str, pod: str) -> dict[str, Any] | None:
+    """A worker's last word from its own file; None while it has not spoken it. Raises ApiError where exec fails."""
+    done = execute(access, namespace, pod, ["cat", f"{WORK_DIR}/summary.json"])
+    if done.code:
+        return None
+    try:
+        summary = json.loads(done.stdout)
+    except ValueError:
+        return None
+    return summary if isinstance(summary, dict) else None
+
+
+def download(access: Access, namespace: str, pod: str, what: Held, part: Path) -> None:
+    """Bring the archive into the file `part`, which may hold a beginning of it. On disk and verified when this returns.
+
+    Raises FetchError, or ApiError where the container has ended.
+    """
+    part.parent.mkdir(parents=True, exist_ok=True)
+    _check_room(part, what.size)
+    for attempt in (1, 2):
+        _receive(access, namespace, pod, what.size, part)
+        with open(part, "rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() == what.sha256:
+                os.fsync(file.fileno())
+                return
+        part.unlink()
+        if attempt == 2:
+            break
+    raise FetchError(
+        f"The results of the pod {pod} arrived damaged twice: their SHA-256 is not {what.sha256[:16]}….",
+        hint="Fetch them again; the worker still holds them.",
+    )
+
+
+def acknowledge(access: Access, namespace: str, pod: str) -> None:
+    """Let the worker go. A worker that is gone already is fine. Raises FetchError where it cannot be reached."""
+    for attempt in range(1, ACK_TRIES + 1):
+        try:
+            done = execute(access, namespace, pod, ["touch", f"{WORK_DIR}/ack"])
+            if done.code == 0:
+                return
+            trouble = done.stderr
+        except ApiError as error:
+            if error.status in (400, 404) or "not running" in error.message or "not found" in error.message:
+                return
+            trouble = error.message
+        time.sleep(PAUSE_SECONDS * attempt)
+    raise FetchError(f"The worker in the pod {pod} could not be told that its results are fetched: {trouble}")
+
+
+def unpack(part: Path, output: Path, resources: Path) -> tuple[int, int]:
+    """Replace the folder `output` and the file `resources` by what the archive holds; on disk when this returns.
+
+    Returns the number of files and of bytes. What could escape the folder, or is no file, is left out.
+    """
+    fresh = part.with_suffix(".unpacked")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir()
+    with tarfile.open(part, "r:") as archive:
+        archive.extractall(fresh, filter=_harmless)
+    files, size = _sync(fresh)
+    (fresh / "output").mkdir(exist_ok=True)
+    if (fresh / "resources.jsonl").exists():
+        os.replace(fresh / "resources.jsonl", resources)
+        files -= 1
+    if output.exists():
+        shutil.rmtree(output)
+    output.parent.mkdir(exist_ok=True)
+    os.replace(fresh / "output", output)
+    _sync_folder(output.parent)
+    shutil.rmtree(fresh, ignore_errors=True)
+    return files, size
+
+
+def _receive(access: Access, namespace: str, pod: str, size: int, part: Path) -> None:
+    last_progress = time.monotonic()
+    trouble = ""
+    with open(part, "ab") as file:
+        while True:
+            begun = file.seek(0, os.SEEK_END)
+            if begun >= size:
+                file.truncate(size)
+                break
+            begun -= begun % BLOCK
+            file.truncate(begun)
+            file.seek(begun)
+            expected = min(CHUNK_BLOCKS * BLOCK, size - begun)
+            command = [
+                "dd",
+                f"if={WORK_DIR}/archive.tar",
+                f"bs={BLOCK}",
+                f"skip={begun // BLOCK}",
+                f"count={CHUNK_BLOCKS}",
+            ]
+            try:
+                done = execute(access, namespace, pod, command, sink=file.write)
+                if done.code == 0 and file.tell() - begun == expected:
+                    last_progress = time.monotonic()
+                    continue
+                # The command's end was told, and yet the length is wrong: nothing of it is to be trusted.
+                trouble = done.stderr or f"{file.tell() - begun} of {expected} bytes came"
+                file.truncate(begun)
+            except ExecBroken as error:
+                trouble = error.message
+                if file.tell() - begun >= BLOCK:
+                    last_progress = time.monotonic()
+            except ApiError as error:
+                if error.status in (400, 401, 403, 404):
+                    raise
+                trouble = error.message
+            if time.monotonic() - last_progress > PATIENCE_SECONDS:
+                raise FetchError(
+                    f"The results of the pod {pod} do not come: {trouble}", hint="Fetch again; it goes on where it was."
+                )
+            time.sleep(PAUSE_SECONDS)
+        file.flush()
+
+
+def _check_room(part: Path, size: int) -> None:
+    have = part.stat().st_size if part.exists() else 0
+    # Once as the archive, once unpacked.
+    needed = 2 * size - have
+    free = shutil.disk_usage(part.parent).free
+    if free < needed:
+        raise FetchError(
+            f"The results need {needed >> 20} MiB, and {part.parent} has {free >> 20} MiB free.",
+            hint="Make room, or set MLBENCH_HOME to another folder; the worker holds the results meanwhile.",
+        )
+
+
+def _harmless(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+    inside = member.name in ("output", "resources.jsonl") or member.name.startswith("output/")
+    if not inside or not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
+        return None
+    try:
+        return tarfile.data_filter(member, folder)
+    except tarfile.FilterError:
+        return None
+
+
+def _sync(folder: Path) -> tuple[int, int]:
+    """Write every file to disk; returns their number and bytes."""
+    files = size = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = Path(parent, name)
+            if path.is_symlink():
+                continue
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+                files, size = files + 1, size + os.fstat(file.fileno()).st_size
+        _sync_folder(Path(parent))
+    return files, size
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,270 @@
+"""Copies a container's log into a file, and knows after any interruption exactly where to go on.
+
+The server can resume from a second only, and gives the lines whose time stamp is not before it. Of the lines already
+copied as many have such a time stamp as the state says; they are a beginning of what comes, so exactly that many are
+skipped. No line is lost or doubled, also where several share a time stamp or the two output streams are out of order.
+"""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlbench_cli.kube.api import Api
+
+if TYPE_CHECKING:
+    import urllib3
+
+MARKER = b"@mlbench-worker {"
+SAVE_SECONDS = 0.5
+SILENT_SECONDS = 60.0  # a follow that gave nothing for so long is opened anew
+DISORDER = timedelta(seconds=0.5)  # by how much time stamps of stdout and stderr may be out of order
+CHUNK = 1 << 18
+SECOND = 19  # length of "2026-01-02T03:04:05"
+
+
+class LogGap(Exception):
+    """The server no longer has the lines that were copied before (the log was rotated)."""
+
+
+@dataclass
+class Position:
+    """How far a log is copied. `counts`: lines by the second of their time stamp, for the last few seconds."""
+
+    offset: int = 0  # of the local file; what is behind it is copied again
+    pod: str = ""  # uid
+    last: str = ""  # time stamp of the last line
+    newest: str = ""  # the greatest time stamp, from which to resume
+    counts: dict[str, int] = field(default_factory=dict)
+    complete: bool = False
+    gap: bool = False
+    summary: dict[str, Any] | None = None  # what worker.sh said at its end
+
+
+class LogFile:
+    """The local copy of one worker's log: `logs/rank-N.log` in the run's folder, its position in `.state/`.
+
+    N is the worker's first rank.
+    """
+
+    def __init__(self, folder: Path, worker: int, rank: int) -> None:
+        self.worker = worker
+        self.path = folder / "logs" / f"rank-{rank}.log"
+        self.state = position_file(folder, rank)
+        self.position = read_position(self.state) or Position()
+        self._saved = 0.0
+        for path in (self.path, self.state):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists() and self.path.stat().st_size < self.position.offset:
+            self.position = Position()  # somebody removed the copy: start anew
+        self._file = open(self.path, "ab")  # noqa: SIM115
+        self._file.truncate(self.position.offset)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def save(self, force: bool = True) -> None:
+        if not force and time.monotonic() < self._saved + SAVE_SECONDS:
+            return
+        self._file.flush()
+        self._saved = time.monotonic()
+        temporary = self.state.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(asdict(self.position)), "utf-8")
+        os.replace(temporary, self.state)
+
+    def finish(self) -> None:
+        """Nothing more will come. On disk when this returns."""
+        self.position.complete = True
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.save()
+
+    def start(self, pod: str) -> None:
+        """Read from this pod from now on; another one than before has a log of its own, which is appended."""
+        position = self.position
+        if position.pod != pod:
+            position.pod, position.last, position.newest, position.counts = pod, "", "", {}
+
+    def resume(self, exact: bool) -> tuple[str | None, int, str]:
+        """From which second to read, how many lines to skip there, and up to which time stamp (not `exact` only)."""
+        position = self.position
+        if not position.last:
+            return None, 0, ""
+        second, zone = position.newest[:SECOND], position.newest[SECOND:].lstrip(".0123456789")
+        if exact:
+            fraction = position.newest[SECOND:].removesuffix(zone) or ".0"
+            moment = datetime.fromisoformat(second + fraction[:7]) - DISORDER
+            second = moment.isoformat(timespec="seconds")
+        skip = sum(count for key, count in position.counts.items() if key >= second)
+        return second + zone, skip if exact else 0, "" if exact else position.newest
+
+    def take(self, stamp: str, text: bytes, end: bytes = b"\n") -> None:
+        """Append one line."""
+        position = self.position
+        if MARKER in text:
+            text, end = self._summary(text, end)
+        if text or end:
+            self._file.write(text + end)
+            position.offset += len(text) + len(end)
+        second = stamp[:SECOND]
+        if second not in position.counts and len(position.counts) > 3:
+            for key in sorted(position.counts)[:-3]:
+                del position.counts[key]
+        position.counts[second] = position.counts.get(second, 0) + 1
+        position.last = stamp
+        position.newest = max(position.newest, stamp)
+
+    def _summary(self, text: bytes, end: bytes) -> tuple[bytes, bytes]:
+        """Take the worker's last word out of the line: what stands before it is the task's own, without a line end."""
+        own, _, said = text.rpartition(MARKER)
+        try:
+            summary = json.loads(b"{" + said)
+        except ValueError:
+            return text, end
+        if not isinstance(summary, dict) or summary.get("worker") != self.worker or "exit_code" not in summary:
+            return text, end
+        self.position.summary = summary
+        return own, b""
+
+
+def position_file(folder: Path, rank: int) -> Path:
+    return folder / ".state" / f"log-{rank}.json"
+
+
+def read_position(path: Path) -> Position | None:
+    try:
+        return Position(**json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+class Copying:
+    """One reading of one container's log; `stop` ends it from another thread."""
+
+    def __init__(self, api: Api, namespace: str, container: str = "main") -> None:
+        self._api = api
+        self._namespace = namespace
+        self._container = container
+        self._answer: urllib3.BaseHTTPResponse | None = None
+        self.stopped = False
+
+    def stop(self) -> None:
+        self.stopped = True
+        answer = self._answer
+        if answer is not None:
+            with contextlib.suppress(ValueError, OSError):
+                answer.shutdown()
+
+    def run(self, pod: str, log: LogFile, follow: bool) -> None:
+        """Copy until the server ends the stream, or the worker has said its last word.
+
+        Raises what a broken connection raises, and ApiError.
+        """
+        try:
+            self._copy(pod, log, follow, exact=True)
+        except LogGap:
+            log.position.gap = True
+            self._copy(pod, log, follow, exact=False)
+
+    def _copy(self, pod: str, log: LogFile, follow: bool, exact: bool) -> None:
+        since, skip, known = log.resume(exact)
+        last = log.position.last
+        answer = self._api.stream(
+            f"/api/v1/namespaces/{self._namespace}/pods/{pod}/log",
+            read_seconds=SILENT_SECONDS,
+            container=self._container,
+            timestamps=True,
+            follow=follow or None,
+            sinceTime=since,
+        )
+        self._answer = answer
+        rest = b""
+        try:
+            for chunk in answer.stream(CHUNK):
+                lines = (rest + chunk).split(b"\n")
+                rest = lines.pop()
+                for line in lines:
+                    stamp, text = _split(line)
+                    if not stamp or (known and stamp <= known):
+                        continue  # the rest of a line from before `since`, or the kubelet's own words
+                    if not skip:
+                        log.take(stamp, text)
+                        continue
+                    skip -= 1
+                    if not skip and stamp != last:
+                        raise LogGap
+                log.save(force=False)
+                if log.position.summary:
+                    return
+            if skip and not follow:
+                raise LogGap
+            stamp, text = _split(rest)
+            if stamp and not follow and not skip and not (known and stamp <= known):
+                log.take(stamp, text, b"")
+        finally:
+            self._answer = None
+            answer.close()
+            log.save()
+
+
+def tail(
+    path: Path, offset: int, ended: Callable[[], bool], wait: Callable[[], object] | None = None
+) -> Iterator[tuple[bytes, int]]:
+    """The lines of a growing file from `offset`, each with the offset behind it, until `ended` and all is read.
+
+    `wait` is called where there is nothing new; without it, that is the end. A line without its end is given only where
+    it is the last for good.
+    """
+    rest = b""
+    while True:
+        over = ended()
+        found = False
+        for chunk in _chunks(path, offset + len(rest)):
+            found = True
+            lines = (rest + chunk).split(b"\n")
+            rest = lines.pop()
+            for line in lines:
+                offset += len(line) + 1
+                yield line + b"\n", offset
+        if found:
+            continue
+        if over or wait is None:
+            break
+        wait()
+    if rest and over:
+        yield rest, offset + len(rest)
+
+
+def last_lines(path: Path, count: int = 40, limit: int = 1 << 16) -> str:
+    """The end of a log, as text."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - limit))
+            data = file.read()
+    except OSError:
+        return ""
+    return "\n".join(data.decode("utf-8", "replace").splitlines()[-count:])
+
+
+def _chunks(path: Path, offset: int) -> Iterator[bytes]:
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            while chunk := file.read(CHUNK):
+                yield chunk
+    except FileNotFoundError:
+        return
+
+
+def _split(line: bytes) -> tuple[str, bytes]:
+    """Time stamp (fixed width, so that it can be compared as text) and text; no time stamp where the line has none."""
+    stamp, _, text = line.partition(b" ")
+    if len(stamp) < 20 or stamp[10:11] != b"T" or not stamp[:4].isdigit():
+        return "", line
+    return stamp.decode("ascii", "replace"), text

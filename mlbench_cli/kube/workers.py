@@ -1,0 +1,171 @@
+"""Pods -> what each worker does. Pure functions on the objects that the API gives."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from mlbench_cli.engines.base import WorkerState
+from mlbench_cli.kube.watch import GONE
+
+INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+Pod = Mapping[str, Any]
+Summary = Mapping[str, Any]
+
+
+def by_worker(pods: Iterable[Pod]) -> dict[int, Pod]:
+    """The newest pod of each completion index."""
+    found: dict[int, Pod] = {}
+    for pod in sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", ""))):
+        index = pod["metadata"].get("labels", {}).get(INDEX_LABEL, "")
+        if index.isdigit():
+            found[int(index)] = pod
+    return found
+
+
+def worker_states(
+    workers: int, pods: Mapping[int, Pod], summaries: Mapping[int, Summary], run_on_all: bool = True
+) -> tuple[WorkerState, ...]:
+    """The state of every worker. A summary, a worker's own last word, counts before its pod's status."""
+    states = [worker_state(index, pods.get(index), summaries.get(index)) for index in range(workers)]
+    if not run_on_all and states[0].exit_code is not None:
+        # The others only waited for worker 0, and end when it does.
+        states[1:] = [_waited(state) for state in states[1:]]
+    return tuple(states)
+
+
+def worker_state(index: int, pod: Pod | None, summary: Summary | None = None) -> WorkerState:
+    if pod is None:
+        return _told(WorkerState(index), summary)
+    status, container = pod.get("status", {}), main_status(pod)
+    state = container.get("state", {})
+    ended = state.get("terminated") or {}
+    running = state.get("running") or {}
+    return _told(
+        WorkerState(
+            rank=index,
+            phase=_phase(pod, container, ended),
+            reason=reason(pod),
+            node=pod.get("spec", {}).get("nodeName"),
+            exit_code=ended.get("exitCode"),
+            started=seconds(ended.get("startedAt") or running.get("startedAt")),
+            finished=seconds(ended.get("finishedAt")) if ended or status.get("phase") == "Failed" else None,
+            restarts=int(container.get("restartCount", 0)),
+        ),
+        summary,
+    )
+
+
+def main_status(pod: Pod) -> Mapping[str, Any]:
+    """Status of the container that runs the command; empty where the kubelet has not reported one."""
+    statuses: Sequence[Mapping[str, Any]] = pod.get("status", {}).get("containerStatuses") or ()
+    return next((item for item in statuses if item.get("name") == "main"), {})
+
+
+def terminated(pod: Pod) -> Mapping[str, Any]:
+    """How the container ended; empty while it has not."""
+    return main_status(pod).get("state", {}).get("terminated") or {}
+
+
+def condition(owner: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """The condition of that type in a Job's, pod's or node's status; empty where there is none."""
+    conditions: Sequence[Mapping[str, Any]] = owner.get("status", {}).get("conditions") or ()
+    return next((item for item in conditions if item.get("type") == kind), {})
+
+
+def is_true(item: Mapping[str, Any]) -> bool:
+    return item.get("status") == "True"
+
+
+def has_ended(pod: Pod) -> bool:
+    """Nothing more will come from this pod."""
+    return bool(pod.get(GONE)) or bool(terminated(pod)) or pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+
+
+def has_started(pod: Pod) -> bool:
+    state = main_status(pod).get("state", {})
+    return bool(state.get("running") or state.get("terminated"))
+
+
+def reason(pod: Pod) -> str | None:
+    """Why a pod is not simply running, in Kubernetes' word."""
+    state = main_status(pod).get("state", {})
+    scheduled = condition(pod, "PodScheduled")
+    for word in (
+        (state.get("terminated") or {}).get("reason"),
+        pod.get("status", {}).get("reason"),
+        "Deleted" if pod.get(GONE) else None,
+        "Terminating" if pod["metadata"].get("deletionTimestamp") else None,
+        (state.get("waiting") or {}).get("reason"),
+        scheduled.get("reason") if scheduled.get("status") == "False" else None,
+    ):
+        if word and word != "Completed":
+            return str(word)
+    return None
+
+
+def first_failed(
+    states: Iterable[WorkerState], pods: Mapping[int, Pod], summaries: Mapping[int, Summary]
+) -> int | None:
+    """The worker that failed first; those that were stopped because of it do not count."""
+    failed = [
+        (state.finished or float("inf"), state.rank)
+        for state in states
+        if state.phase in ("failed", "lost") and not was_stopped(pods.get(state.rank), summaries.get(state.rank))
+    ]
+    return min(failed)[1] if failed else None
+
+
+def was_stopped(pod: Pod | None, summary: Summary | None) -> bool:
+    """Whether the worker ended because somebody told it to."""
+    if summary:
+        return summary.get("reason") == "terminated"
+    if pod is None:
+        return False
+    if terminated(pod).get("reason") == "OOMKilled" or is_true(condition(pod, "DisruptionTarget")):
+        return False
+    return bool(pod["metadata"].get("deletionTimestamp")) or bool(pod.get(GONE))
+
+
+def seconds(moment: str | None) -> float | None:
+    """RFC 3339 -> seconds since 1970."""
+    if not moment:
+        return None
+    try:
+        return datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        return None
+
+
+def _phase(pod: Pod, container: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
+    phase = pod.get("status", {}).get("phase")
+    if ended:
+        return "failed" if ended.get("exitCode") else "succeeded"
+    if phase in ("Succeeded", "Failed"):
+        return str(phase).lower()
+    if pod.get(GONE):
+        return "lost"
+    if container.get("state", {}).get("running"):
+        return "running"
+    return "starting" if is_true(condition(pod, "PodScheduled")) else "pending"
+
+
+def _told(state: WorkerState, summary: Summary | None) -> WorkerState:
+    if not summary:
+        return state
+    from dataclasses import replace
+
+    code = int(summary["exit_code"])
+    ended = summary.get("ended")
+    return replace(
+        state,
+        phase="failed" if code else "succeeded",
+        exit_code=code,
+        finished=float(ended) if isinstance(ended, int | float) else state.finished,
+        reason=None if summary.get("reason") == "exited" and not code else state.reason,
+    )
+
+
+def _waited(state: WorkerState) -> WorkerState:
+    from dataclasses import replace
+
+    return state if state.exit_code is not None else replace(state, phase="succeeded", exit_code=0, reason=None)
