@@ -10,10 +10,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import pairwise
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import CompletionItem, TyperCommand, TyperGroup  # type: ignore[attr-defined]
 from typer.main import get_command
 
 from mlbench_cli import __version__, commands, console
@@ -54,6 +55,10 @@ class LazyGroup(TyperGroup):
             function, target = target, typer.Typer(rich_markup_mode=None, add_completion=False)
             target.command(cls=PanelCommand, context_settings=HELP_NAMES)(function)
         return get_command(target)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
+        found = ((name, entry) for panel in commands.PANELS.values() for name, entry in panel.items())
+        return [CompletionItem(name, help=entry.help) for name, entry in found if name.startswith(incomplete)]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if not args[0].startswith("-") and commands.find(args[0]) is None:
@@ -137,10 +142,9 @@ def _wants_json(argv: Sequence[str]) -> bool:
     """Whether errors are to be JSON, found without parsing, since parsing may be what fails."""
     if argv and argv[0] == "download":  # its --output is a file
         return False
-    pairs = zip(argv, [*argv[1:], ""], strict=True)
     return any(
-        word in ("-ojson", "-o=json", "--output=json") or (word in ("-o", "--output") and following == "json")
-        for word, following in pairs
+        word in ("-ojson", "--output=json") or (word in ("-o", "--output") and following == "json")
+        for word, following in pairwise([*argv, ""])
     )
 
 

@@ -254,8 +254,10 @@ def short(value: Any) -> str:
     """A value of foreign text for a message, at bounded length: YAML's aliases can make a giant of ten lines."""
     import reprlib
 
+    shortener = reprlib.Repr()
+    shortener.maxlevel = 2
     try:
-        return reprlib.repr(value)
+        return shortener.repr(value)
     except ValueError:  # Python refuses to write integers of more than 4300 digits
         return "a giant number"
 

@@ -64,7 +64,7 @@ def format_table(
     Where `width` does not suffice, the `droppable` columns go first, in that order, then the widest are cut.
     """
     columns = [[header, *(_cell(row[index]) for row in rows)] for index, header in enumerate(headers)]
-    numeric = [bool(rows) and all(isinstance(row[index], int | float) for row in rows) for index in range(len(headers))]
+    numeric = [_is_numeric([row[index] for row in rows]) for index in range(len(headers))]
     keep = list(range(len(headers)))
     widths = [max(map(display_width, column)) for column in columns]
 
@@ -111,6 +111,11 @@ def clean(text: str, *, keep: str = "") -> str:
     )
 
 
+def _is_numeric(values: Sequence[object]) -> bool:
+    kinds = {type(value) for value in values if value is not None}
+    return bool(kinds) and kinds <= {int, float}
+
+
 def _cell(value: object) -> str:
     if value is None:
         return "-"
@@ -122,7 +127,7 @@ def _cell(value: object) -> str:
 
 
 def _padded(text: str, width: int, right: bool, colour: bool) -> str:
-    text = _cut(text, width)
+    text = cut(text, width)
     padding = " " * (width - display_width(text))
     if colour and text in CELL_COLOURS:
         text = _painted(text, CELL_COLOURS[text])
@@ -167,7 +172,7 @@ class ProgressLine:
     def update(self, text: str) -> None:
         now = time.monotonic()
         if self._live:
-            text = _cut(clean(text), terminal_width(self._stream) - 1)
+            text = cut(clean(text), terminal_width(self._stream) - 1)
             rest = " " * max(0, display_width(self._shown) - display_width(text))
             if text != self._shown:
                 self._stream.write(f"\r{text}{rest}")
@@ -197,7 +202,11 @@ def ask(question: str) -> str:
     """The line that a person answers. Raises InterruptedError_ at the end of input (Ctrl-D)."""
     sys.stderr.write(clean(question, keep="\n"))
     sys.stderr.flush()
-    line = sys.stdin.readline()
+    try:
+        line = sys.stdin.readline()
+    except KeyboardInterrupt:
+        sys.stderr.write("\n")
+        raise
     if not line:
         sys.stderr.write("\n")
         raise InterruptedError_("No answer was given; nothing was done.")
@@ -283,7 +292,8 @@ def _painted(text: str, colour: str) -> str:
     return f"\x1b[{COLOURS[colour]}m{text}\x1b[0m"
 
 
-def _cut(text: str, width: int) -> str:
+def cut(text: str, width: int) -> str:
+    """`text` in at most `width` columns; an ellipsis stands for what is left out."""
     if display_width(text) <= width:
         return text
     while text and display_width(text) > width - 1:

@@ -4,20 +4,19 @@ The order is the original's: benchmark, image and command, backend, whether to r
 """
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from mlbench_cli import console, settings
-from mlbench_cli.catalog import BACKENDS, Task, load_catalog
+from mlbench_cli.catalog import BACKENDS, load_catalog, load_task
 from mlbench_cli.errors import UsageError
 from mlbench_cli.request import Request
 from mlbench_cli.spec import CUSTOM
 from mlbench_cli.store import write_atomically
 
-CUSTOM_TITLE = "Custom Image"
-CUSTOM_BACKEND = "Custom Backend"
 T = TypeVar("T")
 REMEMBERED = ("task", "image", "command", "backend", "custom_backend", "run_on_all")
 
@@ -43,9 +42,11 @@ def complete(request: Request, *, local: bool) -> Request:
 
 
 def _ask_benchmark(request: Request, memory: Mapping[str, Any], local: bool) -> Request:
-    tasks = list(load_catalog().values())
-    names = [*(task.name for task in tasks), CUSTOM]
-    lines = [*(_task_line(task) for task in tasks), "Custom Command" if local else CUSTOM_TITLE]
+    tasks = load_catalog()
+    names = [*tasks, CUSTOM]
+    longest = max(map(len, names))
+    lines = [f"{task.name:<{longest}}  {task.title}" for task in tasks.values()]
+    lines.append(f"{CUSTOM:<{longest}}  {'a command of your own' if local else 'an image and a command of your own'}")
     choice = CUSTOM if request.image else names[_choose("Benchmark", lines, names, memory.get("task"))]
     if choice != CUSTOM:
         return replace(request, task=choice)
@@ -53,30 +54,27 @@ def _ask_benchmark(request: Request, memory: Mapping[str, Any], local: bool) -> 
     return replace(request, image=image, command=_ask_text("Command", memory.get("command")))
 
 
-def _task_line(task: Task) -> str:
-    return f"{task.title} ({task.name})"
-
-
 def _ask_backend(request: Request, memory: Mapping[str, Any]) -> Request:
-    own_command = request.task is None
-    known = list(BACKENDS) if request.task is None else list(load_catalog()[request.task].backends)
-    if not request.gpu:
-        known = [backend for backend in known if backend != "nccl"]
-    names = [*known, CUSTOM] if own_command else known
-    lines = [*(backend.upper() for backend in known), *([CUSTOM_BACKEND] if own_command else [])]
-    choice = names[_choose("Backend", lines, names, memory.get("backend"))]
+    known = BACKENDS if request.task is None else load_task(request.task).backends
+    names = [*(backend for backend in known if backend != "nccl" or request.gpu), CUSTOM]
+    choice = names[_choose("Backend", [*names[:-1], "another one"], names, memory.get("backend"))]
     if choice != CUSTOM:
         return replace(request, backend=choice)
-    request = replace(request, custom_backend=_ask_text("Backend", memory.get("custom_backend")))
-    if request.run_on_all is not None:
+    request = replace(request, custom_backend=_ask_text("Name of the backend", memory.get("custom_backend")))
+    if request.task is not None or request.run_on_all is not None:
         return request
-    return replace(request, run_on_all=_ask_switch("Run command on all nodes (otherwise just first node)", memory))
+    return replace(
+        request, run_on_all=_ask_switch("Run the command on all workers (otherwise on the first only)", memory)
+    )
 
 
 def _choose(title: str, lines: Sequence[str], names: Sequence[str], remembered: Any) -> int:
     """The index of the line that is chosen, by number or by name; Enter takes the remembered one, or the first."""
     default = names.index(remembered) if remembered in names else 0
-    console.note(f"{title}:\n\n" + "\n".join(f"[{index}]\t{line}" for index, line in enumerate(lines)) + "\n")
+    console.note(f"{title}:\n")
+    for index, line in enumerate(lines):
+        console.note(console.cut(f"[{index}]  {line}", console.terminal_width(sys.stderr)))
+    console.note("")
 
     def read(answer: str) -> int | None:
         if answer in names:

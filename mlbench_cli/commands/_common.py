@@ -24,7 +24,18 @@ class Format(StrEnum):
 Output = Annotated[Format, typer.Option("--output", "-o", help="text, or one JSON document")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="ask nothing")]
 RequireGoal = Annotated[bool, typer.Option("--require-goal", help="exit with 7 where the goal is not reached")]
-RunName = Annotated[str, typer.Argument(metavar="NAME", help="name of the run, as mlbench status shows it")]
+RunName = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="name of the run, as mlbench status shows it",
+        autocompletion=lambda incomplete: [name for name in _run_names() if name.startswith(incomplete)],
+    ),
+]
+
+
+def _run_names() -> list[str]:
+    return [row.run.name for row in Store().runs()]
 
 
 # --- engines --------------------------------------------------------------------------------------------------------
@@ -180,7 +191,7 @@ def _row(ended: Ended) -> list[object]:
         ended.run.spec.workers,
         ended.outcome.word,
         _goal(result.get("goal")),
-        None if seconds is None else f"{seconds:.1f}",
+        None if seconds is None else round(seconds, 2),
         console.duration(result.get("wall_seconds")),
         ended.exit_code,
     ]

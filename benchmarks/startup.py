@@ -1,0 +1,70 @@
+"""How long the tool takes to start, as a ratio to `python -c pass`, measured side by side.
+
+    python benchmarks/startup.py [ROUNDS]
+
+Each round runs every command once, so that whatever else the machine does meets all of them alike; the figure is the
+median over rounds. The store holds 20 finished runs.
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from mlbench_cli.spec import RunSpec
+from mlbench_cli.store import Store
+
+RUNS = 20
+BARE = "python -c pass"
+BUDGETS = {  # ratio that the command may take; None: reported only
+    "--version": 2.0,
+    "--help": 7.0,
+    "run --help": None,
+    "status": 9.0,
+    "status run-1": None,
+    "list-clusters": 9.0,
+    "tasks": None,
+}
+
+
+def main() -> None:
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 15
+    with tempfile.TemporaryDirectory() as home:
+        fill(Path(home))
+        environment = {**os.environ, "MLBENCH_HOME": home}
+        tool = str(Path(sys.executable).with_name("mlbench"))
+        commands = {BARE: [sys.executable, "-c", "pass"], **{name: [tool, *name.split()] for name in BUDGETS}}
+        seconds: dict[str, list[float]] = {name: [] for name in commands}
+        for number in range(rounds + 1):
+            for name, command in commands.items():
+                taken = measure(command, environment)
+                if number:  # the first round warms the caches
+                    seconds[name].append(taken)
+    bare = statistics.median(seconds[BARE])
+    print(f"{'COMMAND':<16}{'MEDIAN MS':>10}{'RATIO':>8}{'BUDGET':>8}")
+    for name, values in seconds.items():
+        median = statistics.median(values)
+        budget = BUDGETS.get(name)
+        print(f"{name:<16}{median * 1000:>10.1f}{median / bare:>8.2f}{budget if budget else '-':>8}")
+
+
+def fill(home: Path) -> None:
+    store = Store(home)
+    for number in range(RUNS):
+        spec = RunSpec(f"run-{number}", "local", "local", "custom", "custom", ("true",), "gloo", 1)
+        run = store.record_run(spec)
+        store.update_run(run, "finished", "completed")
+    store.close()
+
+
+def measure(command: list[str], environment: dict[str, str]) -> float:
+    begun = time.perf_counter()
+    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    return time.perf_counter() - begun
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""What a person and a program are shown: tables, words, errors, progress."""
+
+import io
+import json
+import os
+
+import pytest
+
+from mlbench_cli import console
+from mlbench_cli.errors import CapacityError, InterruptedError_, MlbenchError, UsageError, did_you_mean
+
+ROWS = [["demo-1", 1, "goal_reached", 0.61234, None], ["demo-16", 16, "failed", 123.0, True]]
+HEADERS = ["RUN", "WORKERS", "OUTCOME", "SECONDS", "KEPT"]
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def sixty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_table() -> None:
+    assert console.format_table(HEADERS, ROWS).splitlines() == [
+        "RUN      WORKERS  OUTCOME       SECONDS  KEPT",
+        "demo-1         1  goal_reached   0.6123  -",
+        "demo-16       16  failed            123  yes",
+    ]
+
+
+def test_columns_are_dropped_then_cut() -> None:
+    narrow = console.format_table(HEADERS, ROWS, width=40, droppable=["KEPT", "SECONDS"])
+    assert narrow.splitlines()[0] == "RUN      WORKERS  OUTCOME       SECONDS"
+    narrower = console.format_table(HEADERS, ROWS, width=28, droppable=["KEPT", "SECONDS"])
+    assert narrower.splitlines()[1] == "demo-1         1  goal_reac…"
+    assert max(map(len, narrower.splitlines())) <= 28
+
+
+def test_nothing_is_cut_in_a_pipe() -> None:
+    assert "x" * 500 in console.format_table(["A"], [["x" * 500]])
+
+
+def test_foreign_text_stays_text() -> None:
+    evil = "[red]x[/red]\x1b[2J\r\nroot\u202e"
+    line = console.format_table(["A"], [[evil]]).splitlines()[1]
+    assert line == "[red]x[/red]�[2J  root�"
+
+
+def test_wide_characters_take_two_columns() -> None:
+    lines = console.format_table(["A", "B"], [["日本", "x"], ["ab", "y"]]).splitlines()
+    assert lines == ["A     B", "日本  x", "ab    y"]
+
+
+def test_colours_only_where_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    painted = console.format_table(HEADERS, ROWS, colour=True)
+    assert "\x1b[32mgoal_reached\x1b[0m" in painted
+    assert "\x1b[31mfailed" in painted
+    assert "\x1b" not in console.format_table(HEADERS, ROWS)
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    console.show_error(UsageError("no"))
+    monkeypatch.setenv("NO_COLOR", "1")
+    console.show_error(UsageError("no"))
+    assert terminal.getvalue() == "\x1b[31mError:\x1b[0m no\nError: no\n"
+
+
+# --- words -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (None, "-"),
+        (0.05, "50 ms"),
+        (12.34, "12.3 s"),
+        (59.99, "1 min"),
+        (65, "1 min 5 s"),
+        (3599.9, "1 h"),
+        (7800, "2 h 10 min"),
+        (86400, "1 d"),
+        (100_000, "1 d 4 h"),
+    ],
+)
+def test_durations(seconds: float | None, words: str) -> None:
+    assert console.duration(seconds) == words
+
+
+def test_sizes() -> None:
+    assert [console.size(count) for count in (980, 1536, 5 << 30, 3 << 40)] == [
+        "980 B",
+        "1.5 KiB",
+        "5.0 GiB",
+        "3.0 TiB",
+    ]
+
+
+def test_moments() -> None:
+    assert console.ago("2020-01-01T00:00:00.000Z").endswith(" d ago")
+    assert console.ago("2999-01-01T00:00:00.000Z") == "just now"
+
+
+def test_near_words() -> None:
+    assert did_you_mean("glo", ("gloo", "nccl")) == ' Did you mean "gloo"?'
+    assert did_you_mean("xyz", ("gloo", "nccl")) == ""
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_is_one_paragraph(capsys: pytest.CaptureFixture[str]) -> None:
+    console.show_error(UsageError("Wrong.\x1b[2J", hint="mlbench --help"))
+    assert capsys.readouterr() == ("", "Error: Wrong.�[2J\nNext: mlbench --help\n")
+
+
+def test_an_error_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    console.show_error(CapacityError("No GPUs.", hint="later", details={"quota": 0}), as_json=True)
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert json.loads(out) == {
+        "error": {"code": "capacity", "message": "No GPUs.", "hint": "later", "details": {"quota": 0}},
+        "schema_version": 1,
+    }
+
+
+def test_the_exception_tree_is_the_table_of_exit_codes() -> None:
+    from mlbench_cli.commands import EXIT_CODES
+
+    tree = {kind.exit_code: kind.code for kind in [MlbenchError, *MlbenchError.__subclasses__()]}
+    assert set(tree) | {0} == set(EXIT_CODES)
+    assert len(tree) == len(set(tree.values())) == 11
+
+
+def test_json_has_a_version(capsys: pytest.CaptureFixture[str]) -> None:
+    console.out_json({"runs": []})
+    assert json.loads(capsys.readouterr().out) == {"schema_version": 1, "runs": []}
+
+
+# --- progress --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("sixty_columns")
+def test_progress_on_a_terminal_is_one_line() -> None:
+    terminal = Terminal()
+    line = console.ProgressLine(terminal)
+    line.update("training, loss 0.5")
+    line.update("done\n[bold]")
+    line.update("x" * 100)
+    line.close()
+    line.close()
+    written = terminal.getvalue()
+    assert "\n" not in written
+    assert written.startswith("\rtraining, loss 0.5\rdone [bold]       ")
+    assert "x" * 58 + "…" in written
+    assert "x" * 60 not in written
+    assert written.endswith(f"\r{' ' * 59}\r")
+
+
+def test_progress_in_a_pipe_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    line = console.ProgressLine(interval=3600)
+    line.update("one")
+    line.update("two")
+    line.close()
+    assert capsys.readouterr().err == "one\n"
+    line = console.ProgressLine(interval=0)
+    line.update("one")
+    line.update("two")
+    assert capsys.readouterr().err == "one\ntwo\n"
+
+
+# --- questions -------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    console.confirm("Remove it?", yes=True)
+    with pytest.raises(UsageError, match="no terminal to ask on") as caught:
+        console.confirm("Remove it?", yes=False)
+    assert caught.value.hint == "Add --yes to agree beforehand."
+
+
+@pytest.mark.parametrize(
+    ("answer", "agreed"), [("y\n", True), ("YES\n", True), ("\n", False), ("no\n", False), ("", False)]
+)
+def test_the_default_is_no(answer: str, agreed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal(answer))
+    monkeypatch.setattr("sys.stderr", Terminal())
+    if agreed:
+        console.confirm("Remove it?", yes=False)
+        return
+    with pytest.raises(InterruptedError_, match="nothing was done"):
+        console.confirm("Remove it?", yes=False)
+
+
+# --- terminals -------------------------------------------------------------------------------------------------------
+
+
+def test_the_width_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "123")
+    assert console.terminal_width(io.StringIO()) == 123
+    monkeypatch.setenv("COLUMNS", "wide")
+    assert console.terminal_width(io.StringIO()) == console.DEFAULT_WIDTH
+    leader, follower = os.openpty()
+    with os.fdopen(follower, "w") as stream:
+        assert console.is_terminal(stream)
+        assert console.terminal_width(stream) == console.DEFAULT_WIDTH  # a new one says 0
+    os.close(leader)
+    assert not console.is_terminal(stream)

@@ -1,0 +1,98 @@
+"""The contract between tool and tasks: variables in, events out."""
+
+import io
+import json
+
+import pytest
+
+from task_images import contract
+from task_images.contract import Contract, ContractError, emit, format_event, parse_event
+
+EVENT = {"v": 1, "event": "metric", "rank": 3, "time": 1.5, "name": "loss", "value": 0.25}
+
+
+def test_an_event_is_one_line() -> None:
+    line = format_event(EVENT)
+    assert line.startswith("@mlbench {")
+    assert "\n" not in line
+    assert parse_event(line) == parse_event(line.encode() + b"\n") == EVENT
+
+
+def test_what_json_cannot_hold_becomes_text() -> None:
+    event = parse_event(format_event({**EVENT, "value": float("nan"), "more": [float("inf"), {"a": -float("inf")}]}))
+    assert event is not None
+    assert (event["value"], event["more"]) == ("nan", ["inf", {"a": "-inf"}])
+
+
+def test_an_event_behind_an_unfinished_line() -> None:
+    assert parse_event("\r 40%|###  | " + format_event(EVENT)) == EVENT
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "@mlbench",
+        "@mlbench {",
+        "@mlbench []",
+        "@mlbench {}",
+        "epoch 3 @mlbench",
+        *(
+            contract.PREFIX + json.dumps({**EVENT, **change})
+            for change in (
+                {"v": 2},
+                {"event": "rumour"},
+                {"rank": -1},
+                {"rank": True},
+                {"rank": "0"},
+                {"time": "now"},
+                {"time": True},
+                {"time": float("nan")},
+            )
+        ),
+    ],
+)
+def test_no_events(line: str) -> None:
+    assert parse_event(line) is None
+    assert parse_event(line.encode()) is None
+
+
+def test_emit_writes_once_and_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "2")
+    stream = io.StringIO()
+    emit("phase", stream=stream, phase="training", epoch=1)
+    event = parse_event(stream.getvalue())
+    assert event is not None
+    assert (event["rank"], event["phase"], event["epoch"]) == (2, "training", 1)
+
+
+def test_variables() -> None:
+    given = Contract(
+        {
+            "RANK": "1",
+            "WORLD_SIZE": "2",
+            "MASTER_PORT": "1234",
+            "MLBENCH_HOSTS": "a,b",
+            "MLBENCH_PARAMETERS": '{"rate": 0.1}',
+            "MLBENCH_DATA_DIR": "",
+        }
+    )
+    assert (given.rank, given.world_size, given.master_port, given.hosts) == (1, 2, 1234, ["a", "b"])
+    assert (given.parameters, given.data_dir, given.backend, given.seed) == ({"rate": 0.1}, None, "gloo", 42)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("RANK", "one"),
+        ("RANK", "1"),
+        ("MASTER_PORT", "x"),
+        ("MLBENCH_DEVICE", "tpu"),
+        ("MLBENCH_GOAL", "best"),
+        ("MLBENCH_PARAMETERS", "{"),
+        ("MLBENCH_PARAMETERS", "[]"),
+    ],
+)
+def test_wrong_variables_are_named(name: str, value: str) -> None:
+    with pytest.raises(ContractError, match=name):
+        Contract({name: value})

@@ -1,0 +1,328 @@
+"""Request + cluster -> run specs: what is resolved how, and that every wrong combination is refused in words."""
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.catalog import load_catalog
+from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
+from mlbench_cli.launch import Machine, check_names, local_machine, resolve
+from mlbench_cli.request import Request, equivalent_command, merge, parse_file, read_file
+from mlbench_cli.spec import RunSpec
+from mlbench_cli.store import LOCAL, Cluster
+
+MACHINE = Machine(cores=4, gpus=0)
+WITH_GPUS = Machine(cores=4, gpus=2)
+REMOTE = Cluster("far", "kind")
+DIGITS = Request(name="run", workers=(1, 2), task="digits_resnet")
+COMMAND = Request(name="run", workers=(2,), command="python train.py --rank {rank} 'two words'")
+
+
+def one(request: Request, cluster: Cluster = LOCAL, machine: Machine = MACHINE, **changes: Any) -> RunSpec:
+    changes = {"workers": request.workers[:1], **changes}
+    return resolve(replace(request, **changes), cluster, machine)[0]
+
+
+def refusal(request: Request, cluster: Cluster = LOCAL, machine: Machine = MACHINE, **changes: Any) -> MlbenchError:
+    with pytest.raises((UsageError, NotFoundError)) as caught:
+        resolve(replace(request, **changes), cluster, machine)
+    return caught.value
+
+
+# --- what is resolved how --------------------------------------------------------------------------------------------
+
+
+def test_a_task_with_its_defaults() -> None:
+    first, second = resolve(DIGITS, LOCAL, MACHINE)
+    task = load_catalog()["digits_resnet"]
+    assert (first.name, second.name) == ("run-1", "run-2")
+    assert (first.workers, second.workers) == (1, 2)
+    assert (first.engine, first.cluster, first.backend, first.device) == ("local", "local", "gloo", "cpu")
+    assert (first.preset, first.argv, first.goal, first.seed) == ("spec", task.command, "full", 42)
+    assert first.parameters == task.resolve("spec")
+    assert first.timeout == 86400
+    assert first.cpus is None
+
+
+def test_what_is_said_counts() -> None:
+    spec = one(
+        DIGITS, preset="tiny", set={"rate": "1e-3", "epochs": 3}, light=True, seed=7, timeout="1h30m", num_cpus=4
+    )
+    assert spec.parameters["rate"] == 0.001
+    assert spec.parameters["epochs"] == 3
+    assert spec.parameters["depth"] == 8
+    assert (spec.goal, spec.seed, spec.timeout) == ("light", 7, 5400)
+
+
+@pytest.mark.parametrize(("asked", "given"), [(4, 3.0), (2, 1.0), (1, 1.0)])
+def test_one_cpu_is_left_to_the_system(asked: int, given: float) -> None:
+    assert one(DIGITS, num_cpus=asked).cpus == given
+
+
+def test_a_command_is_split_once() -> None:
+    spec = one(COMMAND, set={"lr": "0.1", "name": "a b", "list": "[1, 2]"})
+    assert spec.argv == ("python", "train.py", "--rank", "{rank}", "two words")
+    assert (spec.task, spec.preset, spec.image) == ("custom", "custom", None)
+    assert spec.parameters == {"lr": 0.1, "name": "a b", "list": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "backend", "on_all"),
+    [
+        ({}, "gloo", True),
+        ({"backend": "MPI"}, "mpi", False),
+        ({"backend": "mpi", "run_on_all": True}, "mpi", True),
+        ({"backend": "custom:ucc"}, "ucc", False),
+        ({"custom_backend": "ucc", "run_on_all": True}, "ucc", True),
+        ({"backend": "custom", "custom_backend": "ucc"}, "ucc", False),
+        ({"run_on_all": False}, "gloo", False),
+    ],
+)
+def test_backends_of_a_command(changes: dict[str, Any], backend: str, on_all: bool) -> None:
+    spec = one(COMMAND, **changes)
+    assert (spec.backend, spec.run_on_all) == (backend, on_all)
+
+
+def test_a_task_takes_a_custom_backend() -> None:
+    assert one(DIGITS, custom_backend="ucc").backend == "ucc"
+    assert one(DIGITS, custom_backend="ucc", run_on_all=True).run_on_all
+
+
+def test_gpus() -> None:
+    spec = one(DIGITS, machine=WITH_GPUS, gpu=True)
+    assert (spec.device, spec.backend, spec.gpus_per_worker, spec.processes_per_worker) == ("gpu", "nccl", 1, 1)
+    spec = one(DIGITS, REMOTE, gpu=True, gpus_per_worker=8)
+    assert (spec.gpus_per_worker, spec.processes_per_worker, spec.world_size) == (8, 8, 8)
+    shared = one(DIGITS, machine=WITH_GPUS, workers=(4,), gpu=True, backend="gloo")
+    assert shared.backend == "gloo"
+
+
+def test_a_cluster_gets_its_options(tmp_path: Path) -> None:
+    spec = one(
+        COMMAND,
+        REMOTE,
+        image="me/train:1",
+        namespace="team",
+        memory="8Gi",
+        node_selector={"disk": "ssd"},
+        toleration=("gpu=yes:NoSchedule", "spot"),
+        hold="30m",
+        collect="all",
+        env={"LEVEL": "info"},
+        template_dir=str(tmp_path),
+        spread=False,
+        registry="ghcr.io/me/",
+    )
+    options = spec.kubernetes
+    assert (spec.engine, spec.cluster, spec.image) == ("kubernetes", "far", "me/train:1")
+    assert (options.namespace, options.memory, options.shm, options.hold_seconds) == ("team", "8Gi", "1Gi", 1800)
+    assert (options.tolerations, options.env) == (("gpu=yes:NoSchedule", "spot"), {"LEVEL": "info"})
+    assert (options.collect, options.spread, options.registry) == ("all", False, "ghcr.io/me")
+    assert options.template_dir == str(tmp_path)
+
+
+def test_the_data_folder_is_named_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert one(DIGITS, data_dir="data").data_dir == str(tmp_path / "data")
+    assert one(DIGITS, REMOTE, data_dir="/datasets").data_dir == "/datasets"
+
+
+def test_this_machine_is_seen() -> None:
+    assert local_machine().cores >= 1
+
+
+def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert local_machine().gpus == 0
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
+    assert local_machine().gpus == 2
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("request_", "changes", "words"),
+    [
+        (DIGITS, {"name": None}, "no name"),
+        (DIGITS, {"workers": ()}, "No number of workers"),
+        (DIGITS, {"workers": (2, 4, 2)}, "asked for twice"),
+        (DIGITS, {"workers": (0,)}, "from 1 to 4096"),
+        (DIGITS, {"workers": (-1,)}, "from 1 to 4096"),
+        (DIGITS, {"workers": (10_000,)}, "from 1 to 4096"),
+        (DIGITS, {"workers": (65,)}, "64 at most"),
+        (DIGITS, {"workers": (33,), "processes_per_worker": 2}, "66 ranks"),
+        (DIGITS, {"name": "My_Run"}, "not a DNS label"),
+        (DIGITS, {"name": "9lives"}, "not a DNS label"),
+        (DIGITS, {"name": "a" * 39}, "41 characters"),
+        (DIGITS, {"task": "digits_resne"}, 'Did you mean "digits_resnet"?'),
+        (DIGITS, {"preset": "tinny"}, 'Did you mean "tiny"?'),
+        (DIGITS, {"set": {"epoch": "3"}}, 'Did you mean "epochs"?'),
+        (DIGITS, {"set": {"epochs": "many"}}, "not of type int"),
+        (DIGITS, {"set": {"epochs": "0"}}, "the least is 1"),
+        (DIGITS, {"set": {"momentum": "1.5"}}, "the most is 1"),
+        (DIGITS, {"backend": "glo"}, 'Did you mean "gloo"?'),
+        (DIGITS, {"backend": "mpi"}, "has no backend mpi"),
+        (DIGITS, {"backend": "nccl"}, "works on GPUs only"),
+        (DIGITS, {"backend": "custom"}, "its name is missing"),
+        (DIGITS, {"backend": "custom:a b"}, "is not a word"),
+        (DIGITS, {"backend": "gloo", "custom_backend": "x"}, "exclude each other"),
+        (DIGITS, {"gpu": True}, "no NVIDIA GPU"),
+        (DIGITS, {"gpus_per_worker": 2}, "needs --gpu"),
+        (DIGITS, {"gpu": True, "gpus_per_worker": 0}, "the least is 1"),
+        (DIGITS, {"num_cpus": 0}, "the least is 1"),
+        (DIGITS, {"processes_per_worker": 0}, "from 1 to 64"),
+        (DIGITS, {"seed": -1}, "The seed"),
+        (DIGITS, {"timeout": "soon"}, "is no duration"),
+        (DIGITS, {"timeout": "0s"}, "above 0"),
+        (DIGITS, {"timeout": "31d"}, "at most 30 days"),
+        (DIGITS, {"run_on_all": False}, "always runs on all workers"),
+        (DIGITS, {"image": "me/train"}, "no meaning on the local cluster"),
+        (DIGITS, {"memory": "8Gi"}, "no meaning on the local cluster"),
+        (DIGITS, {"env": {"A": "1"}}, "no meaning on the local cluster"),
+        (DIGITS, {"spread": False}, "no meaning on the local cluster"),
+        (DIGITS, {"command": "true"}, "exclude each other"),
+        (DIGITS, {"data_dir": "/no/such/folder"}, "there is no folder"),
+        (Request(name="allreduce", workers=(1,), task="allreduce"), {"light": True}, "has no goal"),
+        (COMMAND, {"command": None}, "--task, or --command is missing"),
+        (COMMAND, {"command": "unclosed 'quote"}, "cannot be split"),
+        (COMMAND, {"command": "''"}, "is empty"),
+        (COMMAND, {"command": ""}, "is empty"),
+        (COMMAND, {"command": "python \0"}, "zero byte"),
+        (COMMAND, {"preset": "tiny"}, "--preset is for a task"),
+        (COMMAND, {"set": {"a": {1, 2}}}, "JSON cannot hold"),
+    ],
+)
+def test_refused_on_this_machine(request_: Request, changes: dict[str, Any], words: str) -> None:
+    assert words in refusal(request_, **changes).message
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"image": None}, "--image is missing"),
+        ({"memory": "8GB"}, "not a Kubernetes quantity"),
+        ({"shm": "lots"}, "not a Kubernetes quantity"),
+        ({"namespace": "Team"}, "not a Kubernetes name"),
+        ({"hold": "-5m"}, "is no duration"),
+        ({"collect": "some"}, "neither rank0 nor all"),
+        ({"toleration": ("gpu:NoScedule",)}, 'Did you mean "NoSchedule"?'),
+        ({"toleration": ("=x",)}, "not of the form"),
+        ({"node_selector": {"a key": "x"}}, "not the key of a label"),
+        ({"env": {"1A": "x"}}, "not the name of a variable"),
+        ({"env": {"RANK": "0"}}, "set by mlbench itself"),
+        ({"env": {"MLBENCH_GOAL": "0"}}, "set by mlbench itself"),
+        ({"env": {"HF_TOKEN": "x"}}, "looks like a secret"),
+        ({"template_dir": "/no/such/folder"}, "there is no folder"),
+    ],
+)
+def test_refused_on_a_cluster(changes: dict[str, Any], words: str) -> None:
+    request = replace(COMMAND, image="me/train:1")
+    assert words in refusal(request, REMOTE, **changes).message
+
+
+def test_refused_without_enough_gpus() -> None:
+    assert "one GPU per rank" in refusal(DIGITS, machine=WITH_GPUS, workers=(3,), gpu=True).message
+    no_gpus = Cluster("far", "kind", details={"gpus_per_node": 0})
+    assert "has no GPUs" in refusal(DIGITS, no_gpus, gpu=True).message
+
+
+def test_nothing_is_resolved_where_one_size_is_wrong() -> None:
+    refusal(DIGITS, workers=(1, 2, 65))
+
+
+def test_names_of_other_runs_are_taken() -> None:
+    check_names(DIGITS, taken=["run-3"])
+    with pytest.raises(UsageError, match='already a run "run-2"'):
+        check_names(DIGITS, taken=["run-2"])
+
+
+# --- spec files and equivalent commands ------------------------------------------------------------------------------
+
+SPEC_FILE = """
+name: run
+workers: [1, 2]
+task: digits_resnet
+preset: tiny
+set: {epochs: 3, rate: 1e-3}
+num-cpus: 2
+light: true
+timeout: 90
+"""
+
+
+def test_a_spec_file_says_the_same_as_flags() -> None:
+    flags = replace(DIGITS, preset="tiny", set={"epochs": "3", "rate": "1e-3"}, num_cpus=2, light=True, timeout="90s")
+    from_file, from_flags = (resolve(request, LOCAL, MACHINE) for request in (parse_file(SPEC_FILE), flags))
+    assert [spec.hash for spec in from_file] == [spec.hash for spec in from_flags]
+
+
+def test_flags_go_before_the_file() -> None:
+    top = Request(workers=(4,), set={"epochs": "9"}, light=False)
+    merged = merge(parse_file(SPEC_FILE), top)
+    assert (merged.name, merged.workers, merged.light) == ("run", (4,), False)
+    assert merged.set == {"epochs": "9", "rate": "1e-3"}
+    assert merge(merged, Request()) == merged
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tasks: digits_resnet", 'Unknown key "tasks". Did you mean "task"?'),
+        ("num-cpu: 3", 'Did you mean "num-cpus"?'),
+        ("workers: many", "not a number or a list"),
+        ("workers: [1, true]", "not a number or a list"),
+        ("num-cpus: many", "not a whole number"),
+        ("gpu: 1", "not true or false"),
+        ("backend: no", "not a text"),
+        ("timeout: 2020-01-01", "not a text"),
+        ("set: [epochs]", "not a mapping"),
+        ("num-cpus: 1\nnum_cpus: 2", "given twice"),
+        ("[1, 2]", "not a mapping"),
+        ("a: [", "Not valid YAML"),
+        ("a: !!python/object/apply:os.system ['true']", "Not valid YAML"),
+        ("", "not a mapping"),
+    ],
+)
+def test_wrong_spec_files(text: str, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_file(text)
+    assert words in caught.value.message
+
+
+def test_a_command_may_be_a_list() -> None:
+    assert parse_file("command: [python, 'a b.py']").command == "python 'a b.py'"
+
+
+def test_the_file_is_named_in_the_error(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    with pytest.raises(NotFoundError, match=r"no file .*spec\.yaml"):
+        read_file(path)
+    path.write_text("tsk: x")
+    with pytest.raises(UsageError, match=r"spec\.yaml: Unknown key"):
+        read_file(path)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_file(path)
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_file(tmp_path)
+
+
+def test_the_equivalent_command() -> None:
+    request = replace(
+        COMMAND,
+        image="me/train:1",
+        light=True,
+        gpu=False,
+        set={"a": [1, 2]},
+        env={"LEVEL": "x y"},
+        toleration=("spot",),
+    )
+    words = shlex.split(equivalent_command(request))
+    assert words[:4] == ["mlbench", "run", "run", "2"]
+    assert words[words.index("--command") + 1] == request.command
+    assert {"--light", "--no-gpu", "a=1,2", "LEVEL=x y", "spot"} <= set(words)
