@@ -188,6 +188,8 @@ class Container(Protocol):
 
     def open(self, name: str) -> BinaryIO: ...
 
+    def size(self, name: str) -> int: ...
+
     def close(self) -> None: ...
 
 
@@ -198,6 +200,9 @@ class Folder:
 
     def open(self, name: str) -> BinaryIO:
         return open(self._path / name, "rb")
+
+    def size(self, name: str) -> int:
+        return (self._path / name).stat().st_size
 
     def close(self) -> None:
         pass
@@ -213,6 +218,9 @@ class Zip:
 
     def open(self, name: str) -> BinaryIO:
         return cast(BinaryIO, io.BufferedReader(_EntryReader(self.file, self.entries[name]), 1 << 16))
+
+    def size(self, name: str) -> int:
+        return self.entries[name].size
 
     def close(self) -> None:
         self.file.close()
@@ -309,12 +317,11 @@ class Archive:
         """The content of a file of at most `limit` bytes."""
         with self.open_file(name) as file:
             try:
-                data = file.read(limit + 1)
+                if self._container.size(name) > limit:
+                    raise DamagedArchive(self.path, name, f"it has more than {limit} bytes", problem="too_large")
+                return file.read(limit)
             except (OSError, ZipDamage) as error:
                 raise DamagedArchive(self.path, name, f"it cannot be read: {error}", problem="unreadable") from None
-        if len(data) > limit:
-            raise DamagedArchive(self.path, name, f"it has more than {limit} bytes", problem="too_large")
-        return data
 
     def document(self, name: str) -> dict[str, Any]:
         """A JSON document of this schema version."""

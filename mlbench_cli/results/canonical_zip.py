@@ -183,6 +183,8 @@ def _read_local(file: BinaryIO, offset: int, total: int) -> Entry:
     raw = file.read(name_length)
     extra = file.read(extra_length)
     name = raw.decode("utf-8", "replace")
+    if len(raw) < name_length or len(extra) < extra_length:
+        raise ZipDamage("truncated", name, f"it ends within a header, at byte {total}")
     if flags & _ENCRYPTED_FLAG:
         raise ZipDamage("encrypted", name, "it is encrypted")
     if method:

@@ -5,7 +5,7 @@ give the same bytes with the same matplotlib.
 """
 
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,20 +77,15 @@ def draw(archives: Iterable[Archive | Run | Path], folder: Path) -> list[Path]:
     series = collect(opened)
     for archive in opened:
         archive.close()
-    figures = {"total_time": _total_time, "speedup": _speedup, "time_for_all_phases": _phases}
     with layout.told(folder, "written"):
         folder.mkdir(parents=True, exist_ok=True)
-        written = [path for name, plot in figures.items() for path in _write(plot, series, folder / name)]
+        written = [path for name, figure in figures(series) for path in _write(figure, folder / name)]
         layout.replace(folder / "summary.csv", series.to_csv().encode())
     return [*written, folder / "summary.csv"]
 
 
-def _verified(item: Archive | Run | Path) -> Archive:
-    path = item if isinstance(item, Path) else Path(item.path) if isinstance(item, Archive) else item.folder
-    return open_verified(path)
-
-
-def _write(plot: Callable[[Series], "Figure"], series: Series, stem: Path) -> list[Path]:
+def figures(series: Series) -> Iterator[tuple[str, "Figure"]]:
+    """Name and figure, one after the other; each is to be used before the next is asked for. The style ends with it."""
     try:
         import matplotlib
     except ImportError:
@@ -100,12 +95,22 @@ def _write(plot: Callable[[Series], "Figure"], series: Series, stem: Path) -> li
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)  # type: ignore[arg-type,unused-ignore]
-        figure = plot(series)
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # the same places in both formats, found once
-        for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None, "Creator": None})):
-            with layout.replacing(stem.with_suffix(suffix)) as file:
-                figure.savefig(file, format=suffix[1:], metadata=metadata)
+        for name, plot in (("total_time", _total_time), ("speedup", _speedup), ("time_for_all_phases", _phases)):
+            figure = plot(series)
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")  # the same places in both formats, found once
+            yield name, figure
+
+
+def _verified(item: Archive | Run | Path) -> Archive:
+    path = item if isinstance(item, Path) else Path(item.path) if isinstance(item, Archive) else item.folder
+    return open_verified(path)
+
+
+def _write(figure: "Figure", stem: Path) -> list[Path]:
+    for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None, "Creator": None})):
+        with layout.replacing(stem.with_suffix(suffix)) as file:
+            figure.savefig(file, format=suffix[1:], metadata=metadata)
     return [stem.with_suffix(".png"), stem.with_suffix(".svg")]
 
 
@@ -138,7 +143,7 @@ def _speedup(series: Series) -> "Figure":
     if not tasks:
         figure, (axes,) = _panels(series, "Speed-up", [""], 1.6)
         axes.set_axis_off()
-        message = "A speed-up needs successful runs with at least two numbers of workers:\n\nmlbench run NAME 1 2 4 --task TASK"
+        message = "A speed-up needs successful runs with two numbers of workers:\n\nmlbench run NAME 1 2 4 --task TASK"
         axes.text(0.5, 0.5, message, ha="center", va="center", fontsize=11, transform=axes.transAxes)
         return figure
     figure, panels = _panels(series, "Speed-up", _titles(series, tasks), 4.4)

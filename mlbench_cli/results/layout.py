@@ -34,7 +34,7 @@ MAX_FILES = 250_000
 MAX_NAME_BYTES = 1024
 MAX_PART_BYTES = 255
 MAX_DOCUMENT_BYTES = 16 << 20  # one JSON document, or one line of a .jsonl file
-MAX_SUMS_BYTES = 128 << 20
+MAX_SUMS_BYTES = 64 << 20
 CHUNK = 1 << 20
 
 

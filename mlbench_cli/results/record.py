@@ -1,7 +1,6 @@
 """The documents of an archive, computed from a run, what the engine saw, and what the task reported."""
 
 import json
-import math
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -216,7 +215,7 @@ def _same_goal(asked: Mapping[str, Any], reported: Mapping[str, Any]) -> bool:
     return (
         reported["metric"] == asked["metric"]
         and reported["comparison"] == asked["comparison"]
-        and math.isclose(reported["threshold"], asked["threshold"], rel_tol=1e-9)
+        and reported["threshold"] == asked["threshold"]
         and reported["kind"] in (None, asked["kind"])
     )
 

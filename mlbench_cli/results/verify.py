@@ -238,6 +238,11 @@ def _against_logs(archive: Archive) -> Iterator[tuple[str, str]]:
     for key in ("timings", "updates", "samples", "epochs", "synthetic", "data", "details"):
         if result[key] != told.get(key):
             yield layout.RESULT, f"{key} is not what rank 0 reported in its log"
+    goal, claimed = result["goal"], told.get("goal")
+    if goal and goal["value"] is not None:
+        for key in ("metric", "comparison", "threshold", "value"):
+            if not claimed or goal[key] != claimed[key]:
+                yield layout.RESULT, f"goal.{key} is not what rank 0 reported in its log"
     for key in ("wall", "training"):
         if result["task_seconds"][key] != told.get(f"{key}_seconds"):
             yield layout.RESULT, f"task_seconds.{key} is not what rank 0 reported in its log"

@@ -30,8 +30,8 @@ def event(kind: str, rank: int = 0, at: float = 0.0, **fields: Any) -> str:
 
 def timings(seconds: float, shares: Mapping[str, float] = SHARES) -> dict[str, dict[str, float]]:
     return {
-        name: {"min": 0.9 * share * seconds, "mean": share * seconds, "max": 1.1 * share * seconds, "rank0": share * seconds}
-        for name, share in shares.items()
+        name: {"min": 0.9 * own, "mean": own, "max": 1.1 * own, "rank0": own}
+        for name, own in ((name, share * seconds) for name, share in shares.items())
     }
 
 
@@ -57,18 +57,20 @@ def result_event(seconds: float = 100.0, outcome: str = "goal_reached", **change
 
 def training_log(rank: int = 0, seconds: float = 100.0, outcome: str = "goal_reached", **changes: Any) -> list[str]:
     """The log of a rank that trains for three epochs."""
+    variables = {"OMP_NUM_THREADS": "1", "REGISTRY_TOKEN": "hush"}
     lines = [
         "loading the data",
-        event("environment", rank, framework="torch", version="2.15.0", threads=1, env={"OMP_NUM_THREADS": "1", "TOKEN": "x"}),
+        event("environment", rank, framework="torch", version="2.15.0", threads=1, env=variables),
         event("phase", rank, 0.5, phase="training", epoch=0, epochs=3),
     ]
     last = 80.5 if outcome == "goal_reached" else 61.25
     for epoch, accuracy in enumerate((40.0, 60.0, last)):
         at = seconds * (epoch + 1) / 3
+        loss = 2.0 / (epoch + 1)
         lines += [
             f"epoch {epoch} of 3",
-            event("metric", rank, at, name="train_loss", value=2.0 / (epoch + 1), epoch=epoch, step=10 * epoch, seconds=at),
-            event("metric", rank, at, name="val_loss", value=1.5 / (epoch + 1), epoch=epoch, seconds=at),
+            event("metric", rank, at, name="train_loss", value=loss, epoch=epoch, step=10 * epoch, seconds=at),
+            event("metric", rank, at, name="val_loss", value=0.75 * loss, epoch=epoch, seconds=at),
         ]
         if rank == 0:
             lines.append(event("metric", at=at, name="val_Prec@1", value=accuracy, epoch=epoch, seconds=at, unit="%"))
@@ -92,7 +94,9 @@ def spec(name: str = "demo-2", workers: int = 2, **changes: Any) -> RunSpec:
     return RunSpec(**{**fields, **changes})
 
 
-def observed(workers: int = 2, seconds: float = 103.0, exit_codes: Iterable[int | None] = (), **changes: Any) -> Observation:
+def observed(
+    workers: int = 2, seconds: float = 103.0, exit_codes: Iterable[int | None] = (), **changes: Any
+) -> Observation:
     codes = list(exit_codes) or [0] * workers
     states = tuple(
         WorkerState(rank, "succeeded" if code == 0 else "failed", None, "this-host", code, START, START + seconds)
@@ -114,13 +118,16 @@ def new_run(folder: Path, run_spec: RunSpec | None = None, logs: Mapping[int, It
 
 
 def sealed_run(folder: Path, outcome: str = "goal_reached", **changes: Any) -> Path:
-    """The folder of a sealed run. `changes`: seconds, those of a result event, and of a spec."""
+    """The folder of a sealed run. `changes`: seconds, fields of the result event, and of the spec."""
     seconds = changes.pop("seconds", 100.0)
-    result = {key: changes.pop(key) for key in ("synthetic", "data", "timings", "goal", "training_seconds") if key in changes}
+    result = {key: changes.pop(key) for key in ("synthetic", "data", "timings", "goal") if key in changes}
     run_spec = spec(**{"name": f"run-{changes.get('workers', 2)}", **changes})
-    logs = {rank: training_log(rank, seconds, outcome, **result) for rank in range(min(run_spec.workers, 4))}
-    run = new_run(folder, run_spec, logs)
+    ranks = range(run_spec.workers)
     failed = outcome == "failed"
-    seen = observed(run_spec.workers, seconds + 3, [1 if failed and rank == 0 else 0 for rank in range(run_spec.workers)])
+    logs = {rank: training_log(rank, seconds, outcome, **result) for rank in ranks}
+    if failed:
+        logs[0] = [*logs[0][:-1], "Traceback (most recent call last):"]
+    run = new_run(folder, run_spec, logs)
+    seen = observed(run_spec.workers, seconds + 3, [int(failed and rank == 0) for rank in ranks])
     seal(run, outcome=outcome, exit_code=7 if failed else 0, observation=seen)
     return folder

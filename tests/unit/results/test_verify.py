@@ -1,0 +1,410 @@
+"""Verification: every change is found and told, none ends in a traceback, and memory stays bounded."""
+
+import io
+import json
+import os
+import random
+import stat
+import struct
+import zipfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.results import layout
+from mlbench_cli.results.archive import Archive, pack, unpack
+from mlbench_cli.results.layout import DamagedArchive
+from mlbench_cli.results.verify import open_verified, verify, verify_zip
+from tests.unit.results.runs import new_run, sealed_run
+from tests.unit.results.test_canonical_zip import packed
+from tests.unit.results.test_seal import _within
+
+
+@cache
+def golden() -> bytes:
+    """A small archive, as a zip."""
+    folder = Path(mkdtemp())
+    (folder / "run").mkdir()
+    sealed = sealed_run(folder / "run" / "x")
+    pack(sealed, folder / "x.zip")
+    return (folder / "x.zip").read_bytes()
+
+
+@cache
+def contents() -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(golden())) as zipped:
+        return {name: zipped.read(name) for name in zipped.namelist()}
+
+
+def codes(data: bytes) -> list[str]:
+    return [problem.code for problem in verify_zip(io.BytesIO(data))]
+
+
+def resealed(**changes: bytes | None) -> bytes:
+    """The golden archive with files replaced, added or (None) dropped, and with sums and headers that are right."""
+    files = {**contents(), **changes}
+    import hashlib
+
+    kept = {name: data for name, data in files.items() if data is not None and name != "SHA256SUMS"}
+    kept["SHA256SUMS"] = layout.format_sums({name: hashlib.sha256(data).hexdigest() for name, data in kept.items()})
+    return packed(sorted(kept.items())).getvalue()
+
+
+def edited(name: str, change: Callable[[dict[str, Any]], Any]) -> bytes:
+    """The golden archive with one JSON document changed, and everything else right."""
+    document = json.loads(contents()[name])
+    change(document)
+    return resealed(**{name: json.dumps(document).encode()})
+
+
+def test_the_golden_archive_is_right() -> None:
+    assert codes(golden()) == []
+    assert resealed() == golden()
+
+
+def test_flipped_bits_are_found() -> None:
+    """A sample; benchmarks/bit_flips.py tries all of them."""
+    data = golden()
+    chance = random.Random(1)
+    for position in chance.sample(range(8 * len(data)), 400):
+        flipped = bytearray(data)
+        flipped[position // 8] ^= 1 << position % 8
+        assert codes(bytes(flipped)), f"bit {position}"
+
+
+def test_bits_of_headers_are_found() -> None:
+    data = golden()
+    end = data.index(b"PK\x01\x02")
+    for position in [*range(8 * 50), *range(8 * end, 8 * (end + 60)), *range(8 * (len(data) - 22), 8 * len(data))]:
+        flipped = bytearray(data)
+        flipped[position // 8] ^= 1 << position % 8
+        assert codes(bytes(flipped)), f"bit {position}"
+
+
+MUTATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(("set", "insert", "delete", "cut", "repeat")), st.integers(0, 1 << 16), st.binary(max_size=40)
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def mutated(data: bytes, mutations: list[tuple[str, int, bytes]]) -> bytes:
+    for kind, number, payload in mutations:
+        at = number % (len(data) + 1)
+        if kind == "set":
+            data = data[:at] + payload + data[at + len(payload) :]
+        elif kind == "insert":
+            data = data[:at] + payload + data[at:]
+        elif kind == "delete":
+            data = data[:at] + data[at + len(payload) :]
+        elif kind == "cut":
+            data = data[:at]
+        else:
+            data = data[:at] + data[max(0, at - 200) : at] + data[at:]
+    return data
+
+
+@settings(max_examples=400, deadline=None)
+@given(MUTATIONS)
+def test_every_mutation_of_a_zip_is_found(mutations: list[tuple[str, int, bytes]]) -> None:
+    data = mutated(golden(), mutations)
+    assert bool(codes(data)) == (data != golden())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(sorted(contents())), MUTATIONS)
+def test_no_mutation_of_a_file_with_right_sums_ends_in_a_traceback(
+    name: str, mutations: list[tuple[str, int, bytes]]
+) -> None:
+    data = mutated(contents()[name], mutations)
+    found = codes(resealed(**{name: data}))
+    if name in ("metrics.jsonl", "official_result.txt") and data != contents()[name]:
+        assert found
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=300) | st.binary(max_size=300).map(lambda data: b"PK\x03\x04" + data))
+def test_no_bytes_at_all_end_in_a_traceback(data: bytes) -> None:
+    assert codes(data)
+
+
+# --- zips that others made ----------------------------------------------------------------------------------------
+
+
+def test_truncated_zips() -> None:
+    data = golden()
+    for length in (0, 1, 3, 20, 29, 31, len(data) // 2, len(data) - 100, len(data) - 22, len(data) - 1):
+        assert codes(data[:length]) == ["not_an_archive" if length < 4 else "truncated"], length
+
+
+def test_what_follows_the_end_is_found() -> None:
+    assert codes(golden() + b"\0") == ["trailing_data"]
+
+
+@pytest.mark.parametrize(
+    "name", ["../evil", "/etc/passwd", "output/../../evil", "output//x", "a\\b", "out\nput", ".hidden", "./x", "x/"]
+)
+def test_unsafe_names(name: str, tmp_path: Path) -> None:
+    assert codes(packed(sorted({**contents(), name: b"x"}.items())).getvalue()) == ["unsafe_name"]
+    if "\n" not in name:
+        assert codes(_with_sums(f"{'0' * 64}  {name}\n")) == ["unsafe_name"]
+    path = tmp_path / "evil.zip"
+    path.write_bytes(packed([(name, b"x")]).getvalue())
+    with pytest.raises(DamagedArchive):
+        unpack(path, tmp_path / "target")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["evil.zip"]
+
+
+def _with_sums(text: str) -> bytes:
+    return packed(sorted({**contents(), "SHA256SUMS": text.encode()}.items())).getvalue()
+
+
+def repacked(change: Callable[[zipfile.ZipFile, str, bytes], None]) -> bytes:
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as zipped:
+        for name, data in contents().items():
+            change(zipped, name, data)
+    return target.getvalue()
+
+
+def _info(name: str, mode: int = stat.S_IFREG | 0o644) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(name)
+    info.create_system, info.external_attr = 3, mode << 16
+    return info
+
+
+def test_compressed_dated_linked_and_encrypted_entries() -> None:
+    deflated = repacked(lambda zipped, name, data: zipped.writestr(_info(name), data, zipfile.ZIP_DEFLATED))
+    dated = repacked(lambda zipped, name, data: zipped.writestr(zipfile.ZipInfo(name, (2024, 2, 2, 0, 0, 0)), data))
+    linked = repacked(lambda zipped, name, data: zipped.writestr(_info(name, stat.S_IFLNK | 0o777), data))
+    encrypted = bytearray(golden())
+    encrypted[6] |= 1
+    assert codes(repacked(lambda zipped, name, data: zipped.writestr(_info(name), data))) == []
+    assert [codes(deflated), codes(dated), codes(linked), codes(bytes(encrypted))] == [
+        ["compressed"],
+        ["header"],
+        ["link"],
+        ["encrypted"],
+    ]
+
+
+def test_duplicates_and_disorder() -> None:
+    files = sorted(contents().items())
+    assert codes(packed([*files, files[-1]]).getvalue()) == ["duplicate"]
+    assert codes(packed(reversed(files)).getvalue()) == ["order"]
+
+
+def test_a_foreign_zip_is_no_archive() -> None:
+    assert codes(packed([("photo.jpg", b"x")]).getvalue()) == ["not_an_archive"]
+
+
+def test_declared_sizes_cost_no_memory(tmp_path: Path) -> None:
+    declared = bytearray(golden())
+    struct.pack_into("<II", declared, 18, 0xFFFFFFF0, 0xFFFFFFF0)
+    assert codes(bytes(declared)) == ["truncated"]
+    path = tmp_path / "holes.zip"
+    from mlbench_cli.results import canonical_zip
+
+    names = ["SHA256SUMS", "metrics.jsonl", "run.json"]
+    with open(path, "w+b") as file:
+        entries, at = [], 0
+        for name in names:
+            entry = canonical_zip.Entry(name, 150 << 20, 0, at)
+            file.seek(at)
+            file.write(canonical_zip.local_header(entry))
+            at = entry.data_offset + entry.size
+            entries.append(entry)
+        file.seek(at)
+        file.writelines(canonical_zip.directory(entries, at))
+
+    def check() -> None:
+        assert [problem.code for problem in verify(path)] == ["too_large"]
+
+    assert _within(60 << 20, check)
+
+
+def test_deep_nesting_and_huge_numbers() -> None:
+    for data in (b"[" * 100_000, b'{"a":' * 100_000, b'{"schema_version":' + b"9" * 5000 + b"}", b'{"a":NaN}', b"\xff"):
+        assert codes(resealed(**{"result.json": data})) == ["schema"]
+        assert codes(resealed(**{"resources.jsonl": data})) == ["schema"]
+
+
+# --- sums ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("  ", " *"),
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: text[:-1],
+        lambda text: "\n" + text,
+        lambda text: text.replace("run.json", "run.json "),
+        lambda text: text.upper(),
+        lambda text: "".join(sorted(text.splitlines(keepends=True), reverse=True)),
+        lambda text: text + text.splitlines(keepends=True)[0],
+        lambda text: "",
+        lambda text: "\ufeff" + text,
+    ],
+)
+def test_sums_have_one_form(change: Callable[[str], str]) -> None:
+    assert codes(_with_sums(change(contents()["SHA256SUMS"].decode())))
+
+
+# --- folders ------------------------------------------------------------------------------------------------------
+
+
+def test_changes_of_a_folder_are_found_and_named(tmp_path: Path) -> None:
+    folder = sealed_run(tmp_path / "run")
+    log = folder / "logs" / "rank-1.log"
+    log.write_bytes(log.read_bytes() + b"\n")
+    (folder / "metrics.jsonl").unlink()
+    (folder / "output").mkdir()
+    (folder / "output" / "more.bin").write_bytes(b"")
+    (folder / "run.json").rename(tmp_path / "run.json")
+    (folder / "run.json").symlink_to(tmp_path / "run.json")
+    os.mkfifo(folder / "pipe")
+    found = {(problem.code, problem.file) for problem in verify(folder)}
+    assert found == {
+        ("changed", "logs/rank-1.log"),
+        ("missing", "metrics.jsonl"),
+        ("extra", "output/more.bin"),
+        ("link", "run.json"),
+        ("missing", "run.json"),
+        ("special", "pipe"),
+    }
+
+
+def test_files_of_the_tool_are_no_part_of_an_archive(tmp_path: Path) -> None:
+    folder = sealed_run(tmp_path / "run")
+    (folder / ".state" / "anything").write_text("x")
+    (folder / "logs" / ".rank-0.log.tmp").write_text("x")
+    assert verify(folder) == []
+
+
+def test_what_is_no_archive(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty.zip").touch()
+    os.mkfifo(tmp_path / "pipe")
+    run = new_run(tmp_path / "running")
+    assert [problem.code for problem in verify(tmp_path / "empty")] == ["not_an_archive"]
+    assert [problem.code for problem in verify(tmp_path / "empty.zip")] == ["not_an_archive"]
+    assert [problem.code for problem in verify(tmp_path / "pipe")] == ["not_an_archive"]
+    assert [problem.code for problem in verify(run.folder)] == ["unsealed"]
+    with pytest.raises(NotFoundError):
+        verify(tmp_path / "nowhere")
+    with pytest.raises(NotFoundError):
+        Archive.open(tmp_path / "nowhere")
+    with pytest.raises(DamagedArchive, match=r"empty\.zip"):
+        open_verified(tmp_path / "empty.zip")
+
+
+# --- contents -----------------------------------------------------------------------------------------------------
+
+
+def _set(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(document: dict[str, Any]) -> None:
+        *parents, last = path.split(".")
+        for key in parents:
+            document = document[key]
+        document[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("goal.value", 99.0),
+        ("goal.value", 10.0),
+        ("goal.threshold", 70.0),
+        ("goal.reached", False),
+        ("goal.seconds.training", 1.0),
+        ("task_seconds.wall", 1.0),
+        ("timings.forward.rank0", 0.5),
+        ("official_line", None),
+        ("official_line", "80% reached in 0.001 seconds"),
+        ("run", "another"),
+        ("workers", 64),
+        ("backend", "nccl"),
+        ("synthetic", True),
+        ("outcome", "completed"),
+        ("worker_states", [{"rank": 0, "phase": "failed", "exit_code": 1}]),
+    ],
+)
+def test_a_result_that_contradicts_the_rest_is_found(path: str, value: Any) -> None:
+    assert set(codes(edited("result.json", _set(path, value)))) == {"inconsistent"}
+
+
+@pytest.mark.parametrize(
+    ("file", "path", "value"),
+    [
+        ("result.json", "schema_version", 2),
+        ("result.json", "schema_version", True),
+        ("result.json", "outcome", "splendid"),
+        ("result.json", "finished", "yesterday"),
+        ("result.json", "timings", {"forward": {"min": 1}}),
+        ("result.json", "goal", {"metric": 1}),
+        ("result.json", "goal.seconds", None),
+        ("result.json", "worker_states", None),
+        ("result.json", "exit_code", "0"),
+        ("run.json", "spec", []),
+        ("run.json", "name", None),
+        ("findings.json", "findings", [1]),
+        ("environment.json", "ranks", {"0": 1}),
+    ],
+)
+def test_schema_errors_are_found(file: str, path: str, value: Any) -> None:
+    assert set(codes(edited(file, _set(path, value)))) == {"schema"}
+
+
+def test_a_missing_field_is_named() -> None:
+    (problem,) = verify_zip(io.BytesIO(edited("result.json", lambda document: document.pop("updates"))))
+    assert str(problem) == 'result.json: "updates" is missing'
+
+
+def test_a_run_spec_with_another_hash_is_found() -> None:
+    assert codes(edited("run.json", _set("spec.seed", 43))) == ["inconsistent"]
+
+
+def test_metrics_must_follow_from_the_logs() -> None:
+    metrics = contents()["metrics.jsonl"]
+    assert codes(resealed(**{"metrics.jsonl": metrics.replace(b"60.0", b"81.0")})) == ["inconsistent"]
+    assert codes(resealed(**{"metrics.jsonl": metrics + metrics.splitlines(keepends=True)[0]})) == ["inconsistent"]
+    assert codes(resealed(**{"logs/rank-0.log": None})) == ["inconsistent"]
+
+
+def test_every_required_file_is_missed() -> None:
+    for name in layout.REQUIRED:
+        assert codes(resealed(**{name: None})) == ["missing"]
+
+
+def test_unpacking_gives_the_folder_back(tmp_path: Path) -> None:
+    path = tmp_path / "run.zip"
+    path.write_bytes(golden())
+    unpack(path, tmp_path / "new" / "run")
+    assert verify(tmp_path / "new" / "run") == []
+    assert Archive.open(tmp_path / "new" / "run").result == Archive.open(path).result
+    with pytest.raises(UsageError, match="not empty"):
+        unpack(path, tmp_path / "new" / "run")
+    path.write_bytes(golden()[:-1])
+    with pytest.raises(DamagedArchive):
+        unpack(path, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_two_entries_of_a_zip_can_be_read_in_turns(tmp_path: Path) -> None:
+    path = tmp_path / "run.zip"
+    path.write_bytes(golden())
+    with Archive.open(path) as archive:
+        pairs = list(zip(archive.lines("metrics.jsonl"), archive.lines("logs/rank-1.log"), strict=False))
+    assert [first for first, _ in pairs] == contents()["metrics.jsonl"].splitlines(keepends=True)[: len(pairs)]
