@@ -17,18 +17,13 @@ class Pattern:
     """
 
     def __init__(self, rank: int, ranks: int, dtype: torch.dtype, device: torch.device) -> None:
-        own, total = torch.zeros(_PERIOD), torch.zeros(_PERIOD)
-        place = torch.arange(_PERIOD)
-        for other in range(ranks):
-            if (_PERIOD - 1) * ranks <= _EXACT:
-                values = (place + 3 * other) % _PERIOD
-            else:
-                values = ((place + other) % max(_PERIOD, -(-ranks // _EXACT)) == 0).long()
-            total += values
-            if other == rank:
-                own += values
-        self._own = own.repeat(_TILE // _PERIOD).to(device, dtype)
-        self._total = total.repeat(_TILE // _PERIOD).to(device, dtype)
+        place, everyone = torch.arange(_PERIOD), torch.arange(ranks).unsqueeze(1)
+        if (_PERIOD - 1) * ranks <= _EXACT:
+            values = (place + 3 * everyone) % _PERIOD
+        else:
+            values = ((place + everyone) % max(_PERIOD, -(-ranks // _EXACT)) == 0).long()
+        self._own = values[rank].repeat(_TILE // _PERIOD).to(device, dtype)
+        self._total = values.sum(0).repeat(_TILE // _PERIOD).to(device, dtype)
 
     def fill(self, buffer: Tensor) -> None:
         """Write this rank's values into `buffer` (1-D)."""

@@ -1,0 +1,140 @@
+"""The LIBSVM reader: exact values, plain and compressed, re-use and renewal of the cache, errors with their place."""
+
+import bz2
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from task_images.epsilon_logistic_regression.libsvm import load, read_blocks
+from task_images.harness.errors import EnvironmentUnfitError
+
+TEXT = b"""-1 1:0.5 2:-2.5e-3 4:1
++1 3:7
+
+# a comment
+1 1:1 2:2 3:3 4:4 # another
+0
+"""
+ROWS = [[0.5, -2.5e-3, 0, 1], [0, 0, 7, 0], [1, 2, 3, 4], [0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_small_file(tmp_path: Path, compressed: bool) -> None:
+    source = tmp_path / ("data.bz2" if compressed else "data")
+    source.write_bytes(bz2.compress(TEXT) if compressed else TEXT)
+
+    rows, labels = load(source, 4)
+
+    assert np.array_equal(rows, np.array(ROWS, np.float32))
+    assert labels.tolist() == [0, 1, 1, 0]
+    assert not rows.flags.writeable
+
+
+def test_the_cache_is_used_until_the_file_changes(tmp_path: Path) -> None:
+    source = tmp_path / "data"
+    source.write_bytes(TEXT)
+    load(source, 4)
+    made = (tmp_path / "data.cache" / "rows.f32").stat().st_ino
+    load(source, 4)
+    assert (tmp_path / "data.cache" / "rows.f32").stat().st_ino == made
+
+    source.write_bytes(b"1 1:9\n")
+    assert load(source, 4).rows.tolist() == [[9, 0, 0, 0]]
+    assert load(source, 2).rows.tolist() == [[9, 0]]
+
+
+def test_what_a_killed_conversion_left_is_not_taken_for_data(tmp_path: Path) -> None:
+    source = tmp_path / "data"
+    source.write_bytes(TEXT)
+    partial = tmp_path / "data.cache.partial"
+    partial.mkdir()
+    (partial / "rows.f32").write_bytes(b"\0" * 1600)
+    assert len(load(source, 4).labels) == 4
+    assert not partial.exists()
+
+
+def test_processes_that_come_together_convert_once(tmp_path: Path) -> None:
+    source = tmp_path / "data"
+    source.write_bytes(b"1 1:1 2:2\n-1 1:3\n" * 20000)
+    script = (
+        "import sys; from pathlib import Path; from task_images.epsilon_logistic_regression.libsvm import load;"
+        "rows, labels = load(Path(sys.argv[1]), 2);"
+        "print(len(rows), rows.sum(), Path(sys.argv[1] + '.cache/rows.f32').stat().st_ino)"
+    )
+    both = [
+        subprocess.Popen([sys.executable, "-c", script, str(source)], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    said = [process.communicate(timeout=60)[0] for process in both]
+    assert said[0] == said[1]
+    assert said[0].startswith("40000 120000.0 ")
+
+
+@given(st.data())
+def test_any_matrix_survives_being_written_and_read(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    features = data.draw(st.integers(1, 6))
+    number = st.floats(-(2.0**100), 2.0**100, width=32)
+    matrix = data.draw(st.lists(st.lists(number, min_size=features, max_size=features), min_size=1, max_size=5))
+    text = "".join(
+        "1 " + " ".join(f"{place}:{value!r}" for place, value in enumerate(row, 1) if value) + "\n" for row in matrix
+    )
+    source = tmp_path_factory.mktemp("libsvm") / "data"
+    source.write_text(text)
+    read = np.concatenate([block.rows.copy() for block in read_blocks(source, features)])
+    assert np.array_equal(read, np.array(matrix, np.float32))
+
+
+def test_blocks_bound_the_memory(tmp_path: Path) -> None:
+    source = tmp_path / "data"
+    features = 1 << 20  # four megabytes a row, four rows a block
+    source.write_bytes(b"".join(b"1 %d:1\n" % (place + 1) for place in range(9)))
+    sizes, places = [], []
+    for block in read_blocks(source, features):
+        sizes.append(len(block.rows))
+        places += [int(row.argmax()) for row in block.rows]
+        assert all(np.count_nonzero(row) == 1 for row in block.rows)
+    assert sizes == [4, 4, 1]
+    assert places == list(range(9))
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        (b"2 1:1", r"line 2, column 1: the label is '2'"),
+        (b"spam 1:1", r"line 2, column 1: the label is 'spam'"),
+        (b"1 1:1 x:2", r"line 2, column 7: 'x:2' is not of the form INDEX:VALUE"),
+        (b"1 1:1 2", r"line 2, column 7: '2' is not of the form"),
+        (b"1 1 1:2", r"line 2, column 3: '1' is not of the form"),
+        (b"1 1:0.5:3 4", r"line 2, column 3: '0.5:3' is not a finite number"),
+        (b"1 1:1 2:1.5x", r"line 2, column 7: '1.5x' is not a finite number"),
+        (b"1 1:nan", r"line 2, column 3: 'nan' is not a finite number"),
+        (b"1 0:1", r"line 2, column 3: the index is '0', not from 1 to 4"),
+        (b"1 5:1", r"line 2, column 3: the index is '5', not from 1 to 4"),
+        (b"1 2:1 2:1", r"line 2, column 7: the index 2 follows 2"),
+        (b"1 3:1 2:1", r"line 2, column 7: the index 2 follows 3"),
+        (b"1 1:\xff", r"line 2, column 3"),
+        (b"qid:3 1:1", r"line 2, column 1"),
+    ],
+)
+def test_a_bad_line_is_named_with_its_column(tmp_path: Path, line: bytes, complaint: str) -> None:
+    source = tmp_path / "data"
+    source.write_bytes(b"1 1:1\n" + line + b"\n1 1:1\n")
+    with pytest.raises(EnvironmentUnfitError, match=complaint):
+        load(source, 4)
+    assert not (tmp_path / "data.cache").exists()
+
+
+def test_a_cut_off_archive_and_an_empty_file_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "cut.bz2").write_bytes(bz2.compress(TEXT * 1000)[:-20])
+    with pytest.raises(EnvironmentUnfitError, match="damaged"):
+        load(tmp_path / "cut.bz2", 4)
+    (tmp_path / "empty").write_bytes(b"\n# nothing\n")
+    with pytest.raises(EnvironmentUnfitError, match="no sample"):
+        load(tmp_path / "empty", 4)
