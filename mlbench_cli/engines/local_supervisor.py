@@ -279,7 +279,6 @@ class Supervisor:
             self.state["first_failed"] = rank.number
             if number == signal.SIGKILL:
                 rank.facts["out_of_memory"] = machine.risen(self.out_of_memory_before, machine.memory_kills())
-            self._check_space()
             self._stop("failed", GRACE)
         self._write_state()
 
@@ -348,11 +347,6 @@ class Supervisor:
             os.replace(f"{path}.tmp", path)
         except OSError as error:
             self._on_write_error(error)
-            if last and machine.is_full(error):
-                # Not even the reserve was enough; the blocks of the old state are there.
-                with contextlib.suppress(OSError), open(path, "r+b") as file:
-                    file.write(data)
-                    file.truncate()
 
     def _sample(self) -> None:
         self.next_sample = time.monotonic() + SAMPLE

@@ -257,7 +257,7 @@ def test_a_full_disk_fails_the_run_and_keeps_what_was_written(lab: Lab, small_di
     write = "os.write(1, b'%07d\\n' % number)"
     script = f"import os, time\nfor number in range(1000000):\n  try: {write}\n  except OSError:\n    "
     script += "raise" if careful else "time.sleep(0.01)"
-    planned = lab.record(python(script))
+    planned = lab.record(python(script), timeout=20.0)
     run = Run(planned.id, planned.spec, small_disk / "run", planned.created)
     lab.engine.submit(run, lab.engine.render(run.spec))
     end = lab.end(run)

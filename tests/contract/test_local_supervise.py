@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli import supervise
-from mlbench_cli.engines.base import Finding, Observation, WorkerState
+from mlbench_cli.engines.base import Fetched, Finding, Observation, WorkerState
 from mlbench_cli.engines.local import LocalEngine
 from mlbench_cli.errors import DeadlineError, NotFoundError
 from mlbench_cli.results.archive import is_sealed
@@ -139,6 +140,36 @@ def test_whoever_looks_first_completes_a_detached_run_and_once_only(lab: Lab, tm
     assert_sound(run)
     assert follow(lab, run).word == "goal_reached"
     assert (run.folder / "SHA256SUMS").stat().st_mtime_ns == sealed
+
+
+class Counting(LocalEngine):
+    """A cluster from which results take a while to come."""
+
+    fetches = 0
+
+    def fetch(self, run: Run) -> Fetched:
+        Counting.fetches += 1
+        time.sleep(0.2)
+        return super().fetch(run)
+
+
+def test_results_are_fetched_by_one_client_at_a_time(lab: Lab) -> None:
+    run = lab.start(task(), workers=2)
+    lab.end(run)
+    words: list[str] = []
+
+    def settle() -> None:
+        theirs = Lab(lab.store.folder)
+        outcome = supervise.settle(run, Counting(), theirs.store)
+        words.append(outcome.word if outcome else "")
+        theirs.close()
+
+    threads = [threading.Thread(target=settle) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert (words, Counting.fetches) == (["goal_reached"] * 3, 1)
 
 
 def test_a_client_killed_between_seal_and_store_leaves_nothing_undone(lab: Lab) -> None:
