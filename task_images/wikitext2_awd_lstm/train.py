@@ -31,7 +31,6 @@ from task_images.wikitext2_awd_lstm.model import AwdLstm, Dropout, State, regula
 from task_images.wikitext2_awd_lstm.sample import write_sample
 
 NAME = "wikitext2_awd_lstm"
-LOSS_EVERY = 25  # updates between two looks at the global training loss
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,7 @@ class Parameters:
     clip: float = 0.25
     precision: str = "fp32"
     validation_streams: int = 10
+    report_every: int = 25
     checkpoint_every: int = 0
     resume: str = ""
     goal_full: float = 70.0
@@ -194,7 +194,7 @@ class Training:
             with tracker.section("metrics"):
                 recent.add(loss, length)
                 whole.add_mean(loss, length)
-                if step % LOSS_EVERY == 0 or step == len(lengths):
+                if step % p.report_every == 0 or step == len(lengths):
                     value = recent.collect(self.world, epoch, step)
                     self.report.metric("train_loss", value, epoch=epoch, step=self.position.total)
             self.report.step(step, len(lengths), epoch=epoch, epochs=p.epochs)

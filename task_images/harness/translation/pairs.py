@@ -56,6 +56,10 @@ class Side:
         found: list[int] = self.numbers[start : start + self.lengths[index]].tolist()
         return found
 
+    def without_first(self) -> "Side":
+        """Every sentence without its first number, a start mark."""
+        return Side(self.numbers, self.starts + 1, self.lengths - 1)
+
     def cut(self, keep: npt.NDArray[np.bool_]) -> "Side":
         """Only the sentences where `keep` is true."""
         return Side(self.numbers, self.starts[keep], self.lengths[keep])
@@ -127,7 +131,7 @@ def read_indexed(prefix: Path) -> Side:
 
 
 def read_prepacked(path: Path, vocabulary: int) -> Pairs:
-    """The pairs in a prepacked file, whose targets begin with a start mark that is skipped here.
+    """The pairs in a prepacked file, with start and end marks on both sides.
 
     Raises EnvironmentUnfitError if the file is damaged or was made with a vocabulary of another size.
     """
@@ -148,7 +152,7 @@ def read_prepacked(path: Path, vocabulary: int) -> Pairs:
     if count and (min(source.min(), target.min()) < 1 or max(source.max(), target.max()) > width):
         raise EnvironmentUnfitError(f"{path} has lengths outside of 1 ... {width}", "Prepare the data again.")
     rows = np.arange(count, dtype=np.int64) * (2 * width)
-    return Pairs(Side(numbers, rows, source), Side(numbers, rows + width + 1, target - 1))
+    return Pairs(Side(numbers, rows, source), Side(numbers, rows + width, target))
 
 
 class IndexedWriter:

@@ -1,0 +1,138 @@
+"""Byte pair encoding in subword-nmt's file format: learning merges, applying them, undoing them.
+
+Source: Sennrich, Haddow, Birch 2016 (arXiv 1508.07909). A codes file has one merge a line, best first, behind the line
+`#version: 0.2`; `</w>` marks the end of a word. Applied, every subword but the last of a word ends in `@@`.
+"""
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+
+from task_images.harness.errors import EnvironmentUnfitError
+from task_images.harness.translation.pairs import lines
+
+HEADER = "#version: 0.2"
+SEPARATOR = "@@"
+_END = "</w>"
+
+Merge = tuple[str, str]
+
+
+class BytePairs:
+    """Cuts words into subwords by `merges`, best first."""
+
+    def __init__(self, merges: Iterable[Merge]) -> None:
+        self._ranks = {merge: rank for rank, merge in reversed(list(enumerate(merges)))}
+        self._cut = lru_cache(maxsize=1 << 18)(self._cut_new_word)
+
+    def apply(self, line: str) -> str:
+        """`line`, words parted by blanks, as subwords parted by blanks."""
+        return " ".join(subword for word in line.split() for subword in self._cut(word))
+
+    def _cut_new_word(self, word: str) -> tuple[str, ...]:
+        symbols = _symbols(word)
+        while len(symbols) > 1:
+            best = min(pairwise(symbols), key=lambda pair: self._ranks.get(pair, len(self._ranks)))
+            if best not in self._ranks:
+                break
+            symbols = _merged(symbols, best)
+        symbols[-1] = symbols[-1].removesuffix(_END)
+        return (*(f"{symbol}{SEPARATOR}" for symbol in symbols[:-1]), symbols[-1])
+
+
+def undo(line: str) -> str:
+    """Subwords parted by blanks back to words."""
+    return f"{line} ".replace(f"{SEPARATOR} ", "").rstrip()
+
+
+def read_codes(path: Path) -> BytePairs:
+    """The merges in a codes file. Raises EnvironmentUnfitError naming a line that is none."""
+    merges = []
+    for number, line in enumerate(lines(path), start=1):
+        if number == 1:
+            if line != HEADER:
+                raise EnvironmentUnfitError(
+                    f"{path} does not begin with {HEADER!r}: no codes of subword-nmt 0.2 or later"
+                )
+            continue
+        parts = line.split(" ")
+        if len(parts) != 2:
+            raise EnvironmentUnfitError(f"line {number} of {path} is not a merge of two symbols: {line[:40]!r}")
+        merges.append((parts[0], parts[1]))
+    return BytePairs(merges)
+
+
+def write_codes(path: Path, merges: Iterable[Merge]) -> None:
+    path.write_text("".join(f"{line}\n" for line in [HEADER, *map(" ".join, merges)]), encoding="utf-8")
+
+
+def learn(counts: Mapping[str, int], number: int, least: int = 2) -> list[Merge]:
+    """At most `number` merges of the most frequent neighbours in the words of `counts`, none rarer than `least`.
+
+    Of equally frequent pairs the greatest one in the order of characters goes first, as in subword-nmt.
+    """
+    words = [(_symbols(word), count) for word, count in counts.items()]
+    pairs: Counter[Merge] = Counter()
+    places: defaultdict[Merge, set[int]] = defaultdict(set)
+    for place, (symbols, count) in enumerate(words):
+        for pair in pairwise(symbols):
+            pairs[pair] += count
+            places[pair].add(place)
+    queue = [_Candidate(count, pair) for pair, count in pairs.items()]
+    heapq.heapify(queue)
+    merges: list[Merge] = []
+    while queue and len(merges) < number:
+        best = heapq.heappop(queue)
+        if best.count != pairs[best.pair]:
+            continue  # an entry from before the count changed; the newer one is in the queue
+        if best.count < least:
+            break
+        merges.append(best.pair)
+        changed: set[Merge] = set()
+        for place in places.pop(best.pair):
+            symbols, count = words[place]
+            after = _merged(symbols, best.pair)
+            words[place] = (after, count)
+            for pair in pairwise(symbols):
+                pairs[pair] -= count
+            for pair in pairwise(after):
+                pairs[pair] += count
+                places[pair].add(place)
+            changed.update(pairwise(symbols), pairwise(after))
+        for pair in changed:
+            heapq.heappush(queue, _Candidate(pairs[pair], pair))
+    return merges
+
+
+class _Candidate:
+    """Orders pairs for a heap: the most frequent first, then the greatest."""
+
+    __slots__ = ("count", "pair")
+
+    def __init__(self, count: int, pair: Merge) -> None:
+        self.count = count
+        self.pair = pair
+
+    def __lt__(self, other: "_Candidate") -> bool:
+        return (self.count, self.pair) > (other.count, other.pair)
+
+
+def _symbols(word: str) -> list[str]:
+    return [*word[:-1], word[-1] + _END]
+
+
+def _merged(symbols: list[str], pair: Merge) -> list[str]:
+    """`symbols` with every occurrence of `pair` joined, from left to right."""
+    joined: list[str] = []
+    place = 0
+    while place < len(symbols):
+        if place + 1 < len(symbols) and (symbols[place], symbols[place + 1]) == pair:
+            joined.append(pair[0] + pair[1])
+            place += 2
+        else:
+            joined.append(symbols[place])
+            place += 1
+    return joined

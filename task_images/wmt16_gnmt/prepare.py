@@ -1,0 +1,110 @@
+"""From raw parallel text to what the task reads: Moses tokenisation, cleaning, joint byte pair encoding, vocabulary.
+
+    python -m task_images.wmt16_gnmt.prepare RAW OUT [--merges 32000] [--codes FILE]
+
+RAW holds train.en, train.de, newstest2014.en, newstest2014.de: one sentence a line on both sides. OUT gets
+train.tok.clean.bpe.32000.{en,de}, newstest2014.tok.bpe.32000.{en,de}, newstest2014.de, bpe.32000 and
+vocab.bpe.32000. Nothing but counts of words and the line at hand is in memory.
+"""
+
+import argparse
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+from task_images.harness.errors import TaskError
+from task_images.harness.translation.pairs import lines, parallel_lines
+from task_images.wmt16_gnmt.bpe import BytePairs, learn, read_codes, write_codes
+
+LANGUAGES = ("en", "de")
+TRAIN, TEST = "train.tok.clean.bpe.32000", "newstest2014.tok.bpe.32000"
+CODES, VOCABULARY, REFERENCE = "bpe.32000", "vocab.bpe.32000", "newstest2014.de"
+LONGEST = 80  # words of a training sentence, before they are cut into subwords
+
+
+def prepare(raw: Path, out: Path, merges: int, codes: Path | None = None) -> dict[str, int]:
+    """Make the files in `out` from those in `raw`; returns how many training pairs were kept and left out.
+
+    A training pair is left out if a side is empty, has more than 80 words, or holds a character beyond latin-1. The
+    test set keeps every line.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out) as name:
+        work = Path(name)
+        kept = _tokenize(raw, "train", work, clean=True)
+        test = _tokenize(raw, "newstest2014", work, clean=False)
+        if codes is None:
+            counts = Counter(
+                word for language in LANGUAGES for line in lines(work / f"train.{language}") for word in line.split()
+            )
+            write_codes(out / CODES, learn(counts, merges))
+        else:
+            shutil.copyfile(codes, out / CODES)
+        pairs = read_codes(out / CODES)
+        vocabulary: Counter[str] = Counter()
+        for language in LANGUAGES:
+            vocabulary.update(_encode(pairs, work / f"train.{language}", out / f"{TRAIN}.{language}"))
+            _encode(pairs, work / f"newstest2014.{language}", out / f"{TEST}.{language}")
+    words = sorted(vocabulary, key=lambda word: (-vocabulary[word], word))
+    (out / VOCABULARY).write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+    (out / REFERENCE).write_text("".join(f"{line}\n" for line in lines(raw / REFERENCE)), encoding="utf-8")
+    return {**kept, "test pairs": test["kept"], "vocabulary": len(words)}
+
+
+def _tokenize(raw: Path, name: str, work: Path, clean: bool) -> dict[str, int]:
+    from sacremoses import MosesTokenizer
+
+    tokenizers = [MosesTokenizer(language) for language in LANGUAGES]
+    counts = {"kept": 0, "left out": 0}
+    with ExitStack() as stack:
+        files = [
+            stack.enter_context((work / f"{name}.{language}").open("w", encoding="utf-8")) for language in LANGUAGES
+        ]
+        for pair in parallel_lines(*(raw / f"{name}.{language}" for language in LANGUAGES)):
+            texts = [
+                tokenizer.tokenize(line, return_str=True) for tokenizer, line in zip(tokenizers, pair, strict=True)
+            ]
+            if clean and not all(_is_clean(text) for text in texts):
+                counts["left out"] += 1
+                continue
+            counts["kept"] += 1
+            for file, text in zip(files, texts, strict=True):
+                file.write(f"{text}\n")
+    return counts
+
+
+def _is_clean(text: str) -> bool:
+    return 1 <= len(text.split()) <= LONGEST and all(ord(char) < 256 for char in text)
+
+
+def _encode(pairs: BytePairs, source: Path, target: Path) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    with target.open("w", encoding="utf-8") as file:
+        for line in lines(source):
+            encoded = pairs.apply(line)
+            counts.update(encoded.split())
+            file.write(f"{encoded}\n")
+    return counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m task_images.wmt16_gnmt.prepare", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("raw", type=Path, help="folder with train.{en,de} and newstest2014.{en,de}")
+    parser.add_argument("out", type=Path, help="folder for the prepared files")
+    parser.add_argument("--merges", type=int, default=32000, help="merges to learn (default 32000)")
+    parser.add_argument("--codes", type=Path, help="codes file to apply instead of learning one")
+    given = parser.parse_args()
+    try:
+        counts = prepare(given.raw, given.out, given.merges, given.codes)
+    except TaskError as error:
+        sys.exit(f"{error}\n{error.hint or ''}".rstrip())
+    print(", ".join(f"{name}: {count}" for name, count in counts.items()))
+
+
+if __name__ == "__main__":
+    main()

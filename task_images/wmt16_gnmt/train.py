@@ -1,0 +1,178 @@
+"""GNMT's parameters and how the shared translation loop is put together from them."""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from task_images.contract import Contract
+from task_images.harness.accumulation import plan_passes
+from task_images.harness.distributed import World, open_world
+from task_images.harness.errors import EnvironmentUnfitError
+from task_images.harness.goals import GoalWatch
+from task_images.harness.parameters import read_parameters
+from task_images.harness.precision import LossScale
+from task_images.harness.report import Reporter
+from task_images.harness.schedules import ExponentialWarmupMultiStep
+from task_images.harness.seeds import seed_all
+from task_images.harness.translation.batches import SentenceBatches
+from task_images.harness.translation.beam import Search
+from task_images.harness.translation.bleu import international_bleu, mean_of_batches
+from task_images.harness.translation.cache import Cache
+from task_images.harness.translation.sample import write_sample
+from task_images.harness.translation.training import TranslationTask, TranslationTraining
+from task_images.wmt16_gnmt.data import Corpus, read_corpus
+from task_images.wmt16_gnmt.model import Gnmt, Size
+from task_images.wmt16_gnmt.prepare import prepare
+from task_images.wmt16_gnmt.text import END, PADDING, START
+
+NAME = "wmt16_gnmt"
+SAMPLE_MERGES = 600
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """As in task.yaml, with the preset `spec` as defaults."""
+
+    data: str = "wmt16"
+    longest: int = 75
+    longest_test: int = 0
+    global_batch: int = 2048
+    largest_pass: int = 128
+    reshuffle: bool = True
+    epochs: int = 8
+    width: int = 1024
+    layers: int = 4
+    dropout: float = 0.2
+    initial_range: float = 0.1
+    label_smoothing: float = 0.1
+    learning_rate: float = 2e-3
+    warmup_updates: int = 200
+    warmup_start: float = 0.0
+    decay_from: float = 0.4
+    decay_every: float = 0.05
+    decays: int = 4
+    decay_factor: float = 0.5
+    gradient_mean: str = "global"
+    clip: float = 5.0
+    precision: str = "fp16"
+    loss_scale: float = 2.0**10
+    loss_scale_window: int = 128
+    largest_loss_scale: float = 2.0**13
+    beam: int = 5
+    length_power: float = 0.6
+    coverage: float = 0.1
+    longest_translation: int = 150
+    validation_share: float = 0.3
+    evaluation_batch: int = 64
+    report_every: int = 25
+    checkpoint_every: int = 0
+    resume: str = ""
+    goal_full: float = 24.0
+    goal_light: float = 20.0
+
+
+def main(contract: Contract) -> None:
+    parameters = read_parameters(Parameters, contract.parameters)
+    world = open_world(contract)
+    made_up = parameters.data == "sample"
+    report = Reporter(world, "made-up English-German" if made_up else "WMT16 English-German", synthetic=made_up)
+    report.environment()
+    report.phase("loading")
+    corpus = load(parameters, contract, world)
+    seed_all(contract.seed)
+    goal = GoalWatch("BLEU-Score", ">=", parameters.goal_full, parameters.goal_light, contract.goal)
+    TranslationTraining(contract, world, report, make_task(parameters, contract, world, corpus), goal).run()
+    world.close()
+
+
+def load(p: Parameters, contract: Contract, world: World) -> Corpus:
+    """The corpus that the parameters ask for. Raises EnvironmentUnfitError where it is not to be had."""
+    if p.data == "sample":
+        with tempfile.TemporaryDirectory() as name:
+            own = Path(name)
+            write_sample(own, train=4000, test=100, seed=contract.seed)
+            for language in ("en", "de"):
+                (own / f"test.{language}").rename(own / f"newstest2014.{language}")
+            prepare(own, own / "prepared", SAMPLE_MERGES)
+            return read_corpus(own / "prepared", Cache([own / "cache"]), p.longest, p.longest_test)
+    if contract.data_dir is None:
+        raise EnvironmentUnfitError(
+            "no folder with WMT16 was given",
+            "Run with --data-dir FOLDER, or choose the preset tiny, which makes its own data.",
+        )
+    folder = Path(contract.data_dir)
+    cache = Cache([folder / ".mlbench-cache", Path(tempfile.gettempdir()) / "mlbench-cache"], world)
+    return read_corpus(folder, cache, p.longest, p.longest_test)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Exponential warm-up from `start` (a share of the target; 0: from nothing, along 100^t), then stepped decay."""
+
+    steps: ExponentialWarmupMultiStep
+    warmup: int
+    start: float
+
+    def __call__(self, update: float) -> float:
+        if update >= self.warmup:
+            return self.steps(update)
+        share = update / self.warmup
+        grown: float = self.start ** (1 - share) if self.start else (100**share - 1) / 99
+        return self.steps.target * grown
+
+
+def make_rate(p: Parameters, updates: int) -> Rate:
+    """The rate of a training of `updates` updates."""
+    warmup = min(p.warmup_updates, int(p.decay_from * updates))
+    steps = ExponentialWarmupMultiStep(
+        p.learning_rate, updates, warmup, p.decay_from, p.decays, p.decay_factor, p.decay_every
+    )
+    return Rate(steps, warmup, p.warmup_start)
+
+
+def make_task(p: Parameters, contract: Contract, world: World, corpus: Corpus) -> TranslationTask:
+    vocabulary = corpus.vocabulary
+    model = Gnmt(vocabulary.size, Size(p.width, p.layers, p.dropout, p.initial_range), PADDING).to(world.device)
+    passes = plan_passes(p.global_batch, p.largest_pass, world.size)
+    batches = SentenceBatches(corpus.train, passes, world.size, world.rank, contract.seed, p.reshuffle)
+
+    def legacy_bleu(found: Sequence[list[int]]) -> float:
+        return mean_of_batches(
+            international_bleu, [vocabulary.text(words) for words in found], corpus.texts, p.evaluation_batch
+        )
+
+    def limit(lengths: Tensor) -> Tensor:
+        return torch.full_like(lengths, p.longest_translation)
+
+    return TranslationTask(
+        name=NAME,
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.0, betas=(0.9, 0.999), eps=1e-8, fused=True),
+        train=corpus.train,
+        test=corpus.test,
+        batches=batches,
+        padding=PADDING,
+        search=Search(p.beam, START, END, p.length_power, p.coverage, never=(PADDING, START)),
+        rate=make_rate(p, batches.steps * p.epochs),
+        divide_by="sentences" if p.gradient_mean == "global" else "own_sentences",
+        limit=limit,
+        text=vocabulary.text,
+        references=corpus.references,
+        reference=corpus.reference,
+        legacy_bleu=legacy_bleu,
+        epochs=p.epochs,
+        label_smoothing=p.label_smoothing,
+        clip=p.clip,
+        precision=p.precision,
+        loss_scale=LossScale(p.loss_scale, window=p.loss_scale_window, largest=p.largest_loss_scale),
+        validation_share=p.validation_share,
+        evaluation_batch=p.evaluation_batch,
+        report_every=p.report_every,
+        checkpoint_every=p.checkpoint_every,
+        resume=p.resume,
+        identity={"vocabulary": vocabulary.size, "model": [p.width, p.layers], "global_batch": p.global_batch},
+    )
