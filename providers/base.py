@@ -39,6 +39,7 @@ class Found:
     state: str  # in the cloud's own words
     ours: bool = True  # marked as this cluster's; if not, it is never touched
     deleting: bool = False  # on its way out
+    busy: str | None = None  # why it cannot be removed yet, though it will be possible: wait
     broken: str | None = None  # why it will never be ready: it is made anew
     differs: str | None = None  # how it differs from what is asked for: it is refused
     kept: str | None = None  # why it stays when the cluster goes: shared with others
@@ -121,6 +122,8 @@ class Provider(Protocol):
 
     functional_only  True where timings on the cluster mean nothing
     nodes            how many machines it has
+    gpus_per_node    of the machines that work
+    options          the provider's options, by name
     expires          seconds since 1970, when `gc --expired` may remove it; absent: never
     owner            who made it
     plan             Plan.to_dict() as it was when the cluster was made
@@ -160,11 +163,27 @@ def option(default: Any, *flags: str, help: str) -> Any:
     return field(default=default, metadata={"flags": flags, "help": help})
 
 
-def options_from(cls: type[Any], details: Mapping[str, Any]) -> Any:
-    """The options that `details` holds under their names; what is missing has its default."""
+def options_of(cluster: Cluster, cls: type[Any]) -> Any:
+    """The options that a cluster was described with; what its record does not have is at its default."""
     known = {item.name for item in fields(cls)}
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in details.items() if key in known}
-    return cls(**values)
+    kept = cluster.details.get("options", {})
+    return cls(
+        **{key: tuple(value) if isinstance(value, list) else value for key, value in kept.items() if key in known}
+    )
+
+
+def marks(cluster: Cluster) -> dict[str, str]:
+    """What is put on everything that is made for `cluster`."""
+    found = {MARK: cluster.name, MARK_OWNER: cluster.details.get("owner"), MARK_EXPIRES: cluster.details.get("expires")}
+    return {key: str(value) for key, value in found.items() if value is not None}
+
+
+def from_marks(found: Mapping[str, str]) -> dict[str, Any]:
+    """The details of a cluster that its marks tell: owner, and expires where it has an end."""
+    details: dict[str, Any] = {"owner": found.get(MARK_OWNER)}
+    if (expires := found.get(MARK_EXPIRES, "")).isdecimal():
+        details["expires"] = int(expires)
+    return details
 
 
 def foreign(resource: Resource) -> UsageError:

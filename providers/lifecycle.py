@@ -112,6 +112,7 @@ class _Task:
     asked: bool = False  # this process has sent a request for it, answered or not
     accepted: bool = False  # it exists: the request was accepted, or it was adopted
     adopted: bool = False
+    was_there: bool = False
     done: bool = False
     failed: str | None = None  # why it could not be removed
     accepted_after: float = 0.0
@@ -295,11 +296,12 @@ class _Removing(_Work):
             if found is None or not found.ours or found.kept:
                 self._end(task, found)
                 return
-            if not found.deleting:
-                self._ask(task, found)
+            task.was_there = True
+            if found.deleting or found.busy:
+                task.trouble = None
+                self.say(task, "deleting", found.busy or found.state, resource.delete_seconds)
             else:
-                task.asked, task.trouble = True, None
-                self.say(task, "deleting", found.state, resource.delete_seconds)
+                self._ask(task, found)
         except TransientError as error:
             if self.troubled(task, error.message):
                 self._fail(task, error.message)
@@ -311,7 +313,8 @@ class _Removing(_Work):
             self._fail(task, error.message)
         else:
             if task.seconds() > resource.delete_seconds:
-                self._fail(task, f"it was still there after {resource.delete_seconds:.0f} s ({found.state})")
+                reason = found.busy or found.state
+                self._fail(task, f"it was still there after {resource.delete_seconds:.0f} s: {reason}")
 
     def _ask(self, task: _Task, found: Found) -> None:
         """Ask for the removal; again where it was asked for and does not go, until patience ends."""
@@ -334,7 +337,7 @@ class _Removing(_Work):
             self.say(task, "foreign", found.state)
         elif found is not None:
             self.say(task, "kept", found.kept or "")
-        elif task.asked:
+        elif task.was_there:
             self.note(task, "deleted", seconds=round(task.seconds(), 3))
             self.say(task, "deleted")
 
@@ -421,7 +424,9 @@ def _explained(error: BaseException, making: _Making) -> BaseException:
     hint = f"{_delete_command(cluster)}   removes it; the same create-cluster command goes on with it"
     if error.hint:
         hint = f"{error.hint}\n{hint}"
-    return type(error)(message, hint=hint, details={**error.details, "exists": there})
+    error.message, error.hint, error.details = message, hint, {**error.details, "exists": there}
+    error.args = (message,)
+    return error
 
 
 def _delete_command(cluster: Cluster) -> str:

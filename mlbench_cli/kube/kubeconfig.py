@@ -48,6 +48,11 @@ def contexts(path: str | Path | None = None) -> list[str]:
     return list(_merge(_files(path))["contexts"])
 
 
+def current_context(path: str | Path | None = None) -> str | None:
+    """The name of the current context, None where there is none."""
+    return _merge(_files(path))["current-context"] or None
+
+
 def _files(path: str | Path | None) -> list[Path]:
     if path is not None:
         return [Path(path).expanduser()]

@@ -16,7 +16,7 @@ from typing import Any
 from mlbench_cli.errors import CapacityError, MlbenchError
 from providers.base import Found, Progress, Resource, TransientError
 
-LOOKS = 4
+LOOKS = 3
 
 
 class ToyCloud:
@@ -26,8 +26,10 @@ class ToyCloud:
             path.write_text(json.dumps({"things": {}, "log": [], "trouble": {}}))
 
     def order(self, request: int | str, trouble: str) -> None:
-        """Trouble at the request of that number, from 0, or at all of that verb: kill-before, kill-after, busy-before, busy-after, refuse, lie
-        (done, yet answered with an error)."""
+        """Trouble at the request of that number (from 0), or at all of that verb, or of that verb and name.
+
+        kill-before kill-after stop-after (Ctrl-C) busy-before busy-after, refuse, lie (done, yet answered by an error).
+        """
         with self._state() as state:
             state["trouble"][str(request)] = trouble
 
@@ -47,7 +49,8 @@ class ToyCloud:
 
     def request(self, verb: str, name: str, **more: Any) -> Any:
         with self._state() as state:
-            trouble = state["trouble"].get(str(len(state["log"])), state["trouble"].get(verb, ""))
+            asked = [str(len(state["log"])), verb, f"{verb} {name}"]
+            trouble = next((state["trouble"][key] for key in asked if key in state["trouble"]), "")
             state["log"].append(f"{verb} {name}")
             if trouble != "refuse" and not trouble.endswith("-before"):
                 answer = getattr(self, f"_{verb}")(state["things"], name, **more)

@@ -209,10 +209,10 @@ def test_what_is_never_ready_ends_with_its_deadline(cloud: ToyCloud, store: Stor
 
 
 def test_ctrl_c_stops_and_says_what_there_is(cloud: ToyCloud, store: Store) -> None:
-    cloud.order(5, "stop-after")
+    cloud.order("create demo-plane", "stop-after")
     with pytest.raises(InterruptedError_) as caught:
         up(CLUSTER, toy_resources(cloud, "demo"), store)
-    assert "thing demo-network (ready)" in caught.value.message
+    assert "thing demo-network (ready), thing demo-plane (perhaps)" in caught.value.message
     assert "goes on with it" in (caught.value.hint or "")
     assert store.cluster("demo").state == "failed"
 

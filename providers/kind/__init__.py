@@ -1,0 +1,194 @@
+"""KIND: Kubernetes in Docker containers on this machine. For trying things out: its timings mean nothing."""
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mlbench_cli import settings
+from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
+from mlbench_cli.kube.access import Access
+from mlbench_cli.store import Cluster
+from providers.base import Plan, PlanLine, Resource, from_marks, option, options_of
+from providers.kind.resources import (
+    MARK_NODES,
+    MARK_REGISTRY,
+    KindCluster,
+    LoadedImage,
+    Mark,
+    Registry,
+    RegistryEntry,
+    control_plane_of,
+    marked_clusters,
+    nodes_of,
+    platform_of,
+)
+from providers.kind.tools import call, check_tools, inspect
+
+MOST_NODES = 50
+# The Kubernetes of the node image that each release of kind was published with; others want a full X.Y.Z.
+PUBLISHED = {"1.32": "1.32.2", "1.33": "1.33.1", "1.34": "1.34.0", "1.35": "1.35.0", "1.36": "1.36.1"}
+INOTIFY_INSTANCES = 512  # what kind's documentation asks for; the usual 128 is used up by three nodes
+
+
+@dataclass(frozen=True)
+class KindOptions:
+    image: str | None = option(None, "--image", help="node image; kind's own unless told")
+    kubernetes_version: str | None = option(
+        None, "--kubernetes-version", "-k", help="Kubernetes X.Y or X.Y.Z, by the node image that kind published for it"
+    )
+    load: tuple[str, ...] = option((), "--load", help="image of this machine's Docker to put on every node; repeatable")
+    registry_port: int | None = option(
+        None, "--registry-port", "--registry_port", "-p", help="run a registry on 127.0.0.1 at this port"
+    )
+    registry_name: str = option(
+        "kind-registry", "--registry-name", "--registry_name", "-r", help="its container's name"
+    )
+    registry_image: str = option("registry:2", "--registry-image", help="its image")
+    num_gpus: int = option(0, "--num-gpus", "-g", help="GPUs of each worker; KIND has none")
+
+
+class KindProvider:
+    name = "kind"
+    options = KindOptions
+
+    def describe(self, name: str, nodes: int, options: KindOptions) -> Cluster:
+        if not 1 <= nodes <= MOST_NODES:
+            raise UsageError(f"{nodes} nodes: a KIND cluster has from 1 to {MOST_NODES}, all on this machine.")
+        if options.num_gpus:
+            raise UsageError(
+                "KIND clusters have no GPUs: kind does not support them.",
+                hint="Leave out --num-gpus, or use a cluster of gke or eks.",
+            )
+        if options.image and options.kubernetes_version:
+            raise UsageError(
+                "--image and --kubernetes-version both name the node image.", hint="Leave out one of them."
+            )
+        if options.registry_port is not None and not 1 <= options.registry_port <= 65535:
+            raise UsageError(f"--registry-port {options.registry_port}: a port is from 1 to 65535.")
+        image_of(options)
+        details = {"nodes": nodes, "gpus_per_node": 0, "functional_only": True, "options": asdict(options)}
+        return Cluster(name, self.name, "creating", details=details)
+
+    def plan(self, cluster: Cluster) -> Plan:
+        version = check_tools()
+        options = options_of(cluster, KindOptions)
+        for image in options.load:
+            platform_of(image)
+        if options.registry_port is not None:
+            _check_registry(options)
+        nodes = cluster.details["nodes"]
+        line = PlanLine(f"node container ({image_of(options) or 'the node image of kind ' + version})", nodes, 0.0)
+        return Plan((line,), location="this machine", warnings=tuple(_warnings(options, nodes)))
+
+    def resources(self, cluster: Cluster) -> Sequence[Resource]:
+        options = options_of(cluster, KindOptions)
+        port = options.registry_port
+        mark = Mark(cluster, options.registry_name if port is not None else None)
+        nodes = KindCluster(cluster, mark, kubeconfig_of(cluster), image_of(options))
+        found: list[Resource] = [mark, nodes]
+        if port is not None:
+            registry = Registry(cluster, mark, options.registry_name, port, options.registry_image)
+            found += [registry, RegistryEntry(nodes, registry)]
+        for image in options.load:
+            found.append(LoadedImage(nodes, image, needs=tuple(found[2:])))
+        return found
+
+    def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
+        return [_discovered(name, labels) for name, labels in marked_clusters().items()]
+
+    def connect(self, cluster: Cluster) -> Access:
+        path = kubeconfig_of(cluster)
+        if not path.exists():
+            _write_privately(path, _kubeconfig(cluster))
+        return Access.from_kubeconfig(path)
+
+    def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
+        raise UsageError(
+            "The nodes of a KIND cluster are fixed when it is made.",
+            hint=f"mlbench delete-cluster kind {cluster.name}, then mlbench create-cluster kind {nodes} NAME",
+        )
+
+
+def kubeconfig_of(cluster: Cluster) -> Path:
+    return settings.data_dir() / "clusters" / cluster.name / "kubeconfig"
+
+
+def image_of(options: KindOptions) -> str | None:
+    """The node image that is asked for; None stands for the one that kind takes by itself."""
+    if options.image or options.kubernetes_version is None:
+        return options.image
+    version = options.kubernetes_version.removeprefix("v")
+    parts = version.split(".")
+    if not all(part.isdecimal() for part in parts) or len(parts) not in (2, 3):
+        raise UsageError(f'--kubernetes-version "{options.kubernetes_version}" is not of the form X.Y or X.Y.Z.')
+    if len(parts) == 2 and version not in PUBLISHED:
+        raise UsageError(
+            f"It is not known which node image kind published for Kubernetes {version}; known are "
+            f"{', '.join(PUBLISHED)}.",
+            hint="Give the version as X.Y.Z, or the node image with --image: https://github.com/kubernetes-sigs/kind/releases",
+        )
+    return f"kindest/node:v{PUBLISHED.get(version, version)}"
+
+
+def _check_registry(options: KindOptions) -> None:
+    """Refuse a port that something other than the registry has."""
+    if inspect("container", options.registry_name) is not None:
+        return  # the life-cycle looks at whether it fits
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", options.registry_port or 0))
+        except OSError as error:
+            raise UsageError(
+                f"The registry cannot listen on 127.0.0.1:{options.registry_port}: {error.strerror}.",
+                hint="Choose another --registry-port.",
+            ) from None
+
+
+def _warnings(options: KindOptions, nodes: int) -> list[str]:
+    warnings = ["Timings on KIND mean nothing: all nodes share this machine."]
+    image = image_of(options)
+    if image is not None and inspect("image", image) is None:
+        warnings.append(f"The node image {image} is not on this machine and will be pulled.")
+    if options.registry_port is not None and inspect("image", options.registry_image) is None:
+        warnings.append(f"The registry's image {options.registry_image} is not on this machine and will be pulled.")
+    instances = Path("/proc/sys/fs/inotify/max_user_instances")
+    if nodes > 3 and instances.exists() and int(instances.read_text()) < INOTIFY_INSTANCES:
+        warnings.append(
+            f"{nodes} nodes may use up the inotify instances of this machine: "
+            f"sudo sysctl fs.inotify.max_user_instances={INOTIFY_INSTANCES}"
+        )
+    return warnings
+
+
+def _discovered(name: str, labels: Mapping[str, str]) -> Cluster:
+    nodes = int(labels.get(MARK_NODES, "1"))
+    states = list(nodes_of(name).values())
+    ready = len(states) == nodes and set(states) == {"running"}
+    options: dict[str, object] = {}
+    if MARK_REGISTRY in labels:
+        options = {"registry_name": labels[MARK_REGISTRY], "registry_port": 0}
+    details = {"nodes": nodes, "gpus_per_node": 0, "functional_only": True, "options": options, **from_marks(labels)}
+    return Cluster(name, "kind", "ready" if ready else "failed", labels["created"], details)
+
+
+def _kubeconfig(cluster: Cluster) -> str:
+    try:
+        return call(["kind", "get", "kubeconfig", "--name", cluster.name])
+    except UsageError:
+        raise
+    except MlbenchError as error:
+        raise NotFoundError(
+            f'The KIND cluster "{cluster.name}" does not run (no {control_plane_of(cluster.name)}): {error.message}',
+            hint=f"mlbench delete-cluster kind {cluster.name}",
+        ) from None
+
+
+def _write_privately(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+    os.replace(temporary, path)

@@ -1,0 +1,339 @@
+"""What a KIND cluster consists of. All of it is found by names and labels in Docker, from any data directory."""
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from mlbench_cli.errors import MlbenchError, UsageError
+from mlbench_cli.store import Cluster
+from providers.base import MARK, Found, Progress, Resource, TransientError, marks
+from providers.kind.tools import KIND_LABEL, call, creation_lock, inspect, lines, succeeds
+
+MARK_NODES = "mlbench-nodes"
+MARK_REGISTRY = "mlbench-registry"
+CREATE_SECONDS = 900.0  # of which most may be the pull of the node image
+LOAD_SECONDS = 900.0
+KUBECTL = "kubectl --kubeconfig=/etc/kubernetes/admin.conf --request-timeout=10s"
+# Exit code 44 where kubeadm has not come far enough to leave an admin.conf.
+ASK_NODES = f"test -f /etc/kubernetes/admin.conf || exit 44; {KUBECTL} get nodes --no-headers"
+ASK_DNS = f"{KUBECTL} -n kube-system get deployment coredns -o 'jsonpath={{.status.readyReplicas}}'"
+REGISTRY_PORT = 5000  # inside the registry's container
+
+
+class Mark(Resource):
+    """An empty Docker volume that says whose the cluster of that name is, since kind puts no labels of ours on nodes.
+
+    It is made first and removed last: nodes without it are somebody else's.
+    """
+
+    kind = "Docker volume"
+    create_seconds = delete_seconds = 120.0
+
+    def __init__(self, cluster: Cluster, registry: str | None = None) -> None:
+        self.cluster = cluster
+        self.name = volume_of(cluster.name)
+        self.labels = {**marks(cluster), MARK_NODES: str(cluster.details.get("nodes", 1))}
+        if registry:
+            self.labels[MARK_REGISTRY] = registry
+        self.remove_command = f"docker volume rm {self.name}"
+
+    def find(self) -> Found | None:
+        volume: Any = inspect("volume", self.name)
+        if volume is None:
+            # Without the mark a cluster of this name is not ours, and must not become ours by our marking it.
+            return Found("running", ours=False) if nodes_of(self.cluster.name) else None
+        found = volume.get("Labels") or {}
+        asked, has = self.labels[MARK_NODES], found.get(MARK_NODES)
+        return Found(
+            "there",
+            ours=found.get(MARK) == self.cluster.name,
+            differs=f"{has} nodes instead of {asked}" if has != asked else None,
+        )
+
+    def create(self) -> None:
+        flags = [part for key, value in self.labels.items() for part in ("--label", f"{key}={value}")]
+        call(["docker", "volume", "create", *flags, self.name])
+
+    def poll(self) -> Progress:
+        return Progress(self.find() is not None)
+
+    def delete(self) -> None:
+        call(["docker", "volume", "rm", "--force", self.name])
+
+
+class KindCluster(Resource):
+    """The nodes: containers that kind makes."""
+
+    kind = "KIND cluster"
+    create_seconds = CREATE_SECONDS
+    # Long enough to wait for a `kind create` whose client was killed.
+    delete_seconds = CREATE_SECONDS
+
+    def __init__(self, cluster: Cluster, mark: Mark, kubeconfig: Path, image: str | None = None) -> None:
+        self.name = cluster.name
+        self.nodes = int(cluster.details.get("nodes", 1))
+        self.mark = mark
+        self.needs = (mark,)
+        self.kubeconfig = kubeconfig
+        self.image = image
+        self.remove_command = f"kind delete cluster --name {self.name}"
+
+    def find(self) -> Found | None:
+        nodes = nodes_of(self.name)
+        if not nodes:
+            return None
+        ours = inspect("volume", self.mark.name) is not None
+        with creation_lock(self.name) as lock:
+            if lock is None:
+                return Found("being made", ours=ours, busy="another process is still making or removing it")
+        stopped = sorted(name for name, state in nodes.items() if state != "running")
+        if stopped:
+            return Found("stopped", ours=ours, differs=f"nodes are stopped (docker start {' '.join(stopped)})")
+        return Found("running", ours=ours, broken=self._missing(nodes))
+
+    def create(self) -> None:
+        from templates import render
+
+        config = render("kind/cluster.yaml.j2", {"name": self.name, "workers": self.nodes - 1})
+        command = ["kind", "create", "cluster", "--name", self.name, "--config", "-"]
+        command += ["--kubeconfig", str(self.kubeconfig)]
+        if self.image:
+            command += ["--image", self.image]
+        self.kubeconfig.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with creation_lock(self.name) as lock:
+            if lock is None:
+                raise TransientError(f'Another process is still at work on the KIND cluster "{self.name}".')
+            # Whatever is left of an earlier cluster must not be merged into this one's.
+            self.kubeconfig.unlink(missing_ok=True)
+            call(command, seconds=CREATE_SECONDS, text=config, keep_open=[lock])
+
+    def poll(self) -> Progress:
+        nodes = nodes_of(self.name)
+        with creation_lock(self.name) as lock:
+            if lock is None:
+                return Progress(False, "another process is still making it")
+        if not nodes:
+            raise MlbenchError(f'The containers of the KIND cluster "{self.name}" have gone.')
+        try:
+            listed = [line.split() for line in lines(self._exec(ASK_NODES))]
+        except UsageError:
+            raise
+        except MlbenchError as error:
+            return Progress(False, f"the API server does not answer: {error.message}")
+        ready = sum(1 for node in listed if len(node) > 1 and node[1] == "Ready")
+        if ready < self.nodes:
+            return Progress(False, f"{ready} of {self.nodes} nodes are ready")
+        return Progress(call(self._exec(ASK_DNS)).strip() not in ("", "0"), "DNS is starting")
+
+    def delete(self) -> None:
+        with creation_lock(self.name) as lock:
+            if lock is None:
+                return  # find() calls it busy until it is not
+            command = ["kind", "delete", "cluster", "--name", self.name, "--kubeconfig", str(self.kubeconfig)]
+            call(command, keep_open=[lock])
+            shutil.rmtree(self.kubeconfig.parent, ignore_errors=True)
+
+    def _missing(self, nodes: dict[str, str]) -> str | None:
+        """Why nobody will ever finish this cluster, which nobody is making now; None where it looks whole."""
+        if len(nodes) < self.nodes:
+            return f"{len(nodes)} of {self.nodes} nodes were made"
+        try:
+            joined = len(lines(self._exec(ASK_NODES)))
+        except MlbenchError as error:
+            # Only a sure sign counts: an API server that does not answer may be a busy machine.
+            return "the control plane was never finished" if "exit code 44" in error.message else None
+        return f"{joined} of {self.nodes} nodes have joined" if joined < self.nodes else None
+
+    def _exec(self, script: str) -> list[str]:
+        return ["docker", "exec", control_plane_of(self.name), "sh", "-c", script]
+
+
+class Registry(Resource):
+    """A container that keeps images for all KIND clusters of this machine. One that a person made is used as it is."""
+
+    kind = "registry"
+    create_seconds = 600.0
+    delete_seconds = 120.0
+
+    def __init__(self, cluster: Cluster, mark: Mark, name: str, port: int, image: str) -> None:
+        self.cluster = cluster
+        self.needs = (mark,)
+        self.name = name
+        self.port = port
+        self.image = image
+        self.remove_command = f"docker rm -f -v {name}"
+
+    def find(self) -> Found | None:
+        container: Any = inspect("container", self.name)
+        if container is None:
+            return None
+        state = container["State"]["Status"]
+        bindings = (container["HostConfig"].get("PortBindings") or {}).get(f"{REGISTRY_PORT}/tcp") or []
+        ports = [binding["HostPort"] for binding in bindings]
+        ours = MARK_REGISTRY in (container["Config"].get("Labels") or {})
+        return Found(
+            state,
+            broken="it is stopped" if ours and state != "running" else None,
+            differs=self._difference(state, ports, ours),
+            kept=self._kept(ours),
+        )
+
+    def create(self) -> None:
+        publish = f"127.0.0.1:{self.port}:{REGISTRY_PORT}"
+        options = ["--detach", "--restart", "always", "--publish", publish, "--label", f"{MARK_REGISTRY}={self.name}"]
+        call(["docker", "run", *options, "--name", self.name, self.image], seconds=self.create_seconds)
+
+    def poll(self) -> Progress:
+        return Progress(self.find() is not None)
+
+    def delete(self) -> None:
+        call(["docker", "rm", "--force", "--volumes", self.name])
+
+    def _difference(self, state: str, ports: list[str], ours: bool) -> str | None:
+        if not ours and state != "running":
+            return f"it is stopped (docker start {self.name})"
+        if str(self.port) not in ports:
+            return f"it is published on port {', '.join(ports) or 'none'} instead of {self.port}"
+        return None
+
+    def _kept(self, ours: bool) -> str | None:
+        if not ours:
+            return "it was not made by mlbench"
+        others = [name for name in marked_clusters(f"{MARK_REGISTRY}={self.name}") if name != self.cluster.name]
+        return f"used by {', '.join(others)}" if others else None
+
+
+class RegistryEntry(Resource):
+    """What tells the nodes, and tools, of the registry: containerd's certs.d, the network, a ConfigMap."""
+
+    kind = "registry entry"
+    create_seconds = 120.0
+
+    def __init__(self, nodes: KindCluster, registry: Registry) -> None:
+        self.name = f"{nodes.name}/localhost:{registry.port}"
+        self.goes_with = nodes
+        self.needs = (nodes, registry)
+        self.nodes = nodes
+        self.registry = registry
+        self.network = os.environ.get("KIND_EXPERIMENTAL_DOCKER_NETWORK", "kind")
+        self.file = f"/etc/containerd/certs.d/localhost:{registry.port}/hosts.toml"
+        self.text = f'[host."http://{registry.name}:{REGISTRY_PORT}"]\n'
+
+    def find(self) -> Found | None:
+        nodes = nodes_of(self.nodes.name)
+        if not nodes or not self._connected():
+            return None
+        told = [succeeds(["docker", "exec", node, "grep", "-qxF", self.text.strip(), self.file]) for node in nodes]
+        return Found("there") if all(told) else None
+
+    def create(self) -> None:
+        from templates import render
+
+        if not self._connected():
+            call(["docker", "network", "connect", self.network, self.registry.name])
+        for node in nodes_of(self.nodes.name):
+            script = f"mkdir -p '{os.path.dirname(self.file)}' && cat >'{self.file}'"
+            call(["docker", "exec", "--interactive", node, "sh", "-c", script], text=self.text)
+        hosting = render("kind/registry-hosting.yaml.j2", {"host": f"localhost:{self.registry.port}"})
+        apply = ["docker", "exec", "--interactive", control_plane_of(self.nodes.name), "sh", "-c"]
+        call([*apply, f"{KUBECTL} apply -f -"], text=hosting)
+
+    def poll(self) -> Progress:
+        return Progress(self.find() is not None)
+
+    def delete(self) -> None:
+        return
+
+    def _connected(self) -> bool:
+        container: Any = inspect("container", self.registry.name)
+        return container is not None and self.network in container["NetworkSettings"]["Networks"]
+
+
+class LoadedImage(Resource):
+    """An image of this machine's Docker on every node."""
+
+    kind = "image"
+    create_seconds = LOAD_SECONDS
+
+    def __init__(self, nodes: KindCluster, image: str, needs: tuple[Resource, ...] = ()) -> None:
+        self.name = image
+        self.goes_with = nodes
+        # One at a time, since all go through the same disk.
+        self.needs = (nodes, *needs)
+        self.nodes = nodes
+
+    def find(self) -> Found | None:
+        nodes = nodes_of(self.nodes.name)
+        image: Any = inspect("image", self.name)
+        if not nodes or image is None:
+            return None
+        # The image's own ID, so that one that was built anew under the same name is loaded again.
+        return Found("there") if all(self._on(node, image["Id"]) for node in nodes) else None
+
+    def create(self) -> None:
+        """Through an archive, since `kind load docker-image` fails where Docker keeps images in containerd's store."""
+        with tempfile.TemporaryDirectory(prefix="mlbench-image-") as folder:
+            archive = str(Path(folder) / "image.tar")
+            save = ["docker", "save", "--output", archive]
+            if keeps_images_in_containerd():
+                # Of an image for several platforms only this machine's is there: without its name the save fails.
+                save += ["--platform", platform_of(self.name)]
+            call([*save, self.name], seconds=LOAD_SECONDS)
+            call(["kind", "load", "image-archive", archive, "--name", self.nodes.name], seconds=LOAD_SECONDS)
+
+    def poll(self) -> Progress:
+        nodes = nodes_of(self.nodes.name)
+        missing = [node for node in nodes if not self._on(node, self.name)]
+        return Progress(not missing, f"it is not yet on {', '.join(missing)}")
+
+    def delete(self) -> None:
+        return
+
+    def _on(self, node: str, image: str) -> bool:
+        return succeeds(["docker", "exec", node, "crictl", "inspecti", image])
+
+
+def volume_of(cluster: str) -> str:
+    return f"mlbench-{cluster}"
+
+
+def control_plane_of(cluster: str) -> str:
+    return f"{cluster}-control-plane"
+
+
+def nodes_of(cluster: str) -> dict[str, str]:
+    """The node containers of a KIND cluster, with their states."""
+    found = {}
+    form = "{{.Names}}\t{{.State}}"
+    for line in lines(["docker", "ps", "--all", "--filter", f"label={KIND_LABEL}={cluster}", "--format", form]):
+        name, state = line.split("\t")
+        found[name] = state
+    return found
+
+
+def marked_clusters(label: str = MARK) -> dict[str, dict[str, str]]:
+    """The labels of every mark that has `label`, by cluster."""
+    names = lines(["docker", "volume", "ls", "--quiet", "--filter", f"label={label}"])
+    if not names:
+        return {}
+    volumes = json.loads(call(["docker", "volume", "inspect", *names]))
+    found = {volume["Labels"].get(MARK): volume for volume in volumes}
+    return {name: {**volume["Labels"], "created": volume["CreatedAt"]} for name, volume in found.items() if name}
+
+
+def keeps_images_in_containerd() -> bool:
+    """Whether Docker uses containerd's image store (the default since Docker 29)."""
+    return "io.containerd.snapshotter" in call(["docker", "info", "--format", "{{json .DriverStatus}}"])
+
+
+def platform_of(image: str) -> str:
+    """ "linux/amd64" of an image of this machine's Docker. Raises UsageError where there is no such image."""
+    found: Any = inspect("image", image)
+    if found is None:
+        raise UsageError(
+            f'Docker has no image "{image}" on this machine.', hint=f"docker pull {image}   or build it, then repeat"
+        )
+    return f"{found['Os']}/{found['Architecture']}"

@@ -1,0 +1,125 @@
+"""Calls of `docker` and `kind`: each with a deadline, without a shell, its complaint quoted."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, UsageError
+from providers.base import TransientError
+
+CALL_SECONDS = 60.0
+KIND_LABEL = "io.x-k8s.kind.cluster"
+INSTALL = {
+    "docker": "Install Docker: https://docs.docker.com/engine/install/",
+    "kind": "Install kind: https://kind.sigs.k8s.io/docs/user/quick-start/#installation",
+}
+# What the tools say, and what helps.
+HINTS = (
+    ("Cannot connect to the Docker daemon", UsageError, "Start Docker (systemctl start docker), then: docker info"),
+    ("failed to connect to the docker API", UsageError, "Start Docker (systemctl start docker), then: docker info"),
+    (
+        "permission denied while trying to connect to the Docker",
+        CredentialError,
+        "Join the group docker (sudo usermod -aG docker $USER) and log in anew, then: docker info",
+    ),
+    (
+        "too many open files",
+        CapacityError,
+        "sudo sysctl fs.inotify.max_user_instances=512 fs.inotify.max_user_watches=524288",
+    ),
+    ("no space left on device", CapacityError, "Make room for Docker: docker system prune"),
+    ("port is already allocated", UsageError, "Choose another port, or stop what uses it: docker ps"),
+    ("address already in use", UsageError, "Choose another port, or stop what uses it: docker ps"),
+    ("failed to pull image", UsageError, "Name a node image that can be reached, or is on this machine, with --image."),
+    ("Unable to find image", UsageError, "Name an image that can be reached, or is on this machine."),
+)
+
+
+def call(argv: Sequence[str], *, seconds: float = CALL_SECONDS, text: str = "", keep_open: Sequence[int] = ()) -> str:
+    """What the command prints to stdout. `text` is its stdin. Raises an MlbenchError with the command's own words."""
+    try:
+        done = subprocess.run(
+            argv, input=text.encode(), capture_output=True, timeout=seconds, check=False, pass_fds=tuple(keep_open)
+        )
+    except FileNotFoundError:
+        raise UsageError(f"{argv[0]} is not installed, or not on the PATH.", hint=INSTALL.get(argv[0])) from None
+    except OSError as error:
+        raise UsageError(f"{argv[0]} cannot be run: {error.strerror}.", hint=INSTALL.get(argv[0])) from None
+    except subprocess.TimeoutExpired:
+        raise TransientError(f'"{" ".join(argv[:3])}" gave no answer within {seconds:.0f} s.') from None
+    if done.returncode:
+        raise complaint(argv, done.stderr.decode("utf-8", "replace"), done.returncode)
+    return done.stdout.decode("utf-8", "replace")
+
+
+def complaint(argv: Sequence[str], words: str, code: int) -> MlbenchError:
+    """The error for a command that has failed, of the kind that its words tell."""
+    quoted = words.strip()[-1500:] or f"exit code {code}"
+    message = f'"{" ".join(argv[:3])}" failed: {quoted}'
+    for phrase, error, hint in HINTS:
+        if phrase in words:
+            return error(message, hint=hint)
+    return MlbenchError(message, hint="docker info; kind version")
+
+
+def succeeds(argv: Sequence[str]) -> bool:
+    """Whether the command exits with 0. What is not there cannot answer: that raises, as in `call`."""
+    try:
+        call(argv)
+    except (UsageError, CredentialError, TransientError):
+        raise
+    except MlbenchError:
+        return False
+    return True
+
+
+def lines(argv: Sequence[str]) -> list[str]:
+    return call(argv).splitlines()
+
+
+def inspect(kind: str, name: str) -> object:
+    """What `docker KIND inspect` says of one object, parsed, or None where there is none."""
+    import json
+
+    try:
+        return json.loads(call(["docker", kind, "inspect", name]))[0]
+    except MlbenchError as error:
+        if f"o such {kind}" in error.message:  # with a capital or a small n, as the version has it
+            return None
+        raise
+
+
+def check_tools() -> str:
+    """kind's version. Raises where kind or Docker is missing, or Docker does not run."""
+    for program in ("docker", "kind"):
+        if shutil.which(program) is None:
+            raise UsageError(
+                f"KIND clusters need {program}, which is not installed, or not on the PATH.",
+                hint=f"{INSTALL[program]}\nmlbench doctor   shows all that is missing",
+            )
+    call(["docker", "info", "--format", "{{.ServerVersion}}"])
+    return call(["kind", "version"]).split()[1]
+
+
+@contextmanager
+def creation_lock(name: str) -> Iterator[int | None]:
+    """The right to work on the containers of KIND cluster `name`; None where another process has it.
+
+    A child that inherits the descriptor keeps the lock, so that `kind` holds it even when its client was killed.
+    """
+    folder = Path(tempfile.gettempdir()) / f"mlbench-kind-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise UsageError(f"{folder} belongs to somebody else.", hint="Set TMPDIR to a folder of your own.")
+    with open(folder / f"{name}.lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+            return
+        yield file.fileno()
