@@ -1,5 +1,6 @@
 """Verification: every change is found and told, none ends in a traceback, and memory stays bounded."""
 
+import hashlib
 import io
 import json
 import os
@@ -7,6 +8,7 @@ import random
 import stat
 import struct
 import zipfile
+import zlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -18,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.results import layout
+from mlbench_cli.results import canonical_zip, layout
 from mlbench_cli.results.archive import Archive, pack, unpack
 from mlbench_cli.results.layout import DamagedArchive
 from mlbench_cli.results.verify import open_verified, verify, verify_zip
@@ -50,8 +52,6 @@ def codes(data: bytes) -> list[str]:
 def resealed(**changes: bytes | None) -> bytes:
     """The golden archive with files replaced, added or (None) dropped, and with sums and headers that are right."""
     files = {**contents(), **changes}
-    import hashlib
-
     kept = {name: data for name, data in files.items() if data is not None and name != "SHA256SUMS"}
     kept["SHA256SUMS"] = layout.format_sums({name: hashlib.sha256(data).hexdigest() for name, data in kept.items()})
     return packed(sorted(kept.items())).getvalue()
@@ -140,6 +140,13 @@ def test_no_bytes_at_all_end_in_a_traceback(data: bytes) -> None:
 # --- zips that others made ----------------------------------------------------------------------------------------
 
 
+def test_a_wrong_crc_in_all_headers_is_found() -> None:
+    """Whoever unzips the file with another program must not be told that it is damaged."""
+    crc = zlib.crc32(contents()["run.json"]).to_bytes(4, "little")
+    assert golden().count(crc) == 2
+    assert codes(golden().replace(crc, b"\0\0\0\0")) == ["changed"]
+
+
 def test_truncated_zips() -> None:
     data = golden()
     for length in (0, 1, 3, 20, 29, 31, len(data) // 2, len(data) - 100, len(data) - 22, len(data) - 1):
@@ -212,8 +219,6 @@ def test_declared_sizes_cost_no_memory(tmp_path: Path) -> None:
     struct.pack_into("<II", declared, 18, 0xFFFFFFF0, 0xFFFFFFF0)
     assert codes(bytes(declared)) == ["truncated"]
     path = tmp_path / "holes.zip"
-    from mlbench_cli.results import canonical_zip
-
     names = ["SHA256SUMS", "metrics.jsonl", "run.json"]
     with open(path, "w+b") as file:
         entries, at = [], 0

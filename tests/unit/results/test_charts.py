@@ -1,0 +1,239 @@
+"""Charts: right numbers, nothing mixed silently, nothing overlapping, from any set of archives."""
+
+import csv
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.errors import UsageError
+from mlbench_cli.results.archive import Archive, pack
+from mlbench_cli.results.charts import draw, figures
+from mlbench_cli.results.layout import DamagedArchive
+from mlbench_cli.results.series import Series, collect
+from mlbench_cli.spec import Run
+from task_images.contract import CATEGORIES
+from tests.unit.results.runs import new_run, sealed_run, spec, timings
+
+NAMES = ["total_time", "speedup", "time_for_all_phases"]
+
+
+def series(folder: Path, *runs: dict[str, Any]) -> Series:
+    folders = [sealed_run(folder / str(index), **{"name": f"run-{index}", **run}) for index, run in enumerate(runs)]
+    return collect(Archive.open(path) for path in folders)
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((folder / "summary.csv").read_text().splitlines()))
+
+
+def test_figures_of_folders_zips_and_runs(tmp_path: Path) -> None:
+    one = sealed_run(tmp_path / "one", workers=1, seconds=100.0)
+    sixteen = sealed_run(tmp_path / "sixteen", workers=16, seconds=20.0)
+    two = sealed_run(tmp_path / "two", workers=2, seconds=60.0)
+    pack(sixteen, tmp_path / "sixteen.zip")
+    run = Run("0123456789ab", spec("run-2"), two, "2025-10-09T08:53:19.000Z")
+    written = draw([one, tmp_path / "sixteen.zip", run], tmp_path / "charts")
+    expected = [f"{name}{suffix}" for name in NAMES for suffix in (".png", ".svg")] + ["summary.csv"]
+    assert [path.name for path in written] == expected
+    assert sorted(path.name for path in (tmp_path / "charts").iterdir()) == sorted(expected)
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written if path.suffix == ".png")
+    found = rows(tmp_path / "charts")
+    assert [row["workers"] for row in found] == ["1", "2", "16"]
+    assert [row["speedup"] for row in found] == ["1", "1.66667", "5"]
+    assert [row["efficiency"] for row in found] == ["1", "0.833333", "0.3125"]
+    assert [row["price_index"] for row in found] == ["1", "0.72", "0.64"]
+    for row in found:
+        parts = sum(float(row[f"{name}_seconds"]) for name in CATEGORIES)
+        assert parts == pytest.approx(float(row["seconds_mean"]), rel=1e-4)
+
+
+def test_equal_archives_give_equal_bytes(tmp_path: Path) -> None:
+    folders = [sealed_run(tmp_path / str(workers), workers=workers) for workers in (1, 2)]
+    first = draw(folders, tmp_path / "first")
+    second = draw(reversed(folders), tmp_path / "second")
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_without_archives_the_next_command_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        draw([], tmp_path / "charts")
+    assert "mlbench run" in (caught.value.hint or "")
+    assert not (tmp_path / "charts").exists()
+
+
+def test_damaged_and_unfinished_archives_are_refused_by_name(tmp_path: Path) -> None:
+    good = sealed_run(tmp_path / "good")
+    damaged = sealed_run(tmp_path / "damaged")
+    (damaged / "result.json").write_text("{}")
+    for bad in (damaged, new_run(tmp_path / "unfinished").folder):
+        with pytest.raises(DamagedArchive, match=bad.name):
+            draw([good, bad], tmp_path / "charts")
+    assert not (tmp_path / "charts").exists()
+
+
+def test_runs_that_failed_or_missed_do_not_count(tmp_path: Path) -> None:
+    found = series(
+        tmp_path,
+        {"workers": 1, "seconds": 100.0},
+        {"workers": 2, "seconds": 50.0},
+        {"workers": 2, "seconds": 999.0, "outcome": "goal_missed"},
+        {"workers": 4, "outcome": "failed"},
+    )
+    (group,) = found.groups
+    assert [len(point.good) for point in group.points] == [1, 1, 0]
+    assert [speedup and speedup.mean for speedup in map(group.speedup, group.points)] == [1.0, 2.0, None]
+    assert {run.name for run in found.bad} == {"run-2", "run-3"}
+    (text,) = [text for text in texts(found)["total_time"] if "Not counted" in text]
+    assert "run-2 (goal missed)" in " ".join(text.split())
+    assert "run-3 (failed)" in " ".join(text.split())
+
+
+def test_the_baseline_is_the_fewest_workers_that_succeeded(tmp_path: Path) -> None:
+    found = series(
+        tmp_path,
+        {"workers": 1, "outcome": "failed"},
+        {"workers": 2, "seconds": 80.0},
+        {"workers": 8, "seconds": 40.0},
+    )
+    (group,) = found.groups
+    assert group.baseline is group.points[1]
+    shown = texts(found)["speedup"]
+    assert "gloo (baseline: 80.0 s with 2 workers)" in shown
+    assert "ideal" in shown
+
+
+def test_repeats_are_averaged(tmp_path: Path) -> None:
+    found = series(
+        tmp_path, *({"workers": 1, "seconds": seconds, "seed": int(seconds)} for seconds in (90.0, 100.0, 140.0))
+    )
+    ((point,),) = (group.points for group in found.groups)
+    assert (point.seconds.mean, point.seconds.low, point.seconds.high) == pytest.approx((110.0, 90.0, 140.0))
+
+
+def test_settings_that_differ_make_groups_and_labels(tmp_path: Path) -> None:
+    parameters = {"goal_full": 80.0, "goal_light": 70.0, "batch_size": 32}
+    found = series(
+        tmp_path,
+        {"backend": "gloo"},
+        {"backend": "mpi"},
+        {"backend": "gloo", "parameters": parameters},
+        {"backend": "gloo", "synthetic": True},
+        {"backend": "gloo", "cluster": "kind-3"},
+    )
+    labels = {group.label: sum(len(point.good) for point in group.points) for group in found.groups}
+    assert labels == {
+        "gloo, batch_size=128": 2,
+        "mpi, batch_size=128": 1,
+        "gloo, batch_size=32": 1,
+        "gloo, batch_size=128, synthetic data": 1,
+    }
+
+
+def test_synthetic_data_are_in_the_title(tmp_path: Path) -> None:
+    everything = series(tmp_path / "a", {"synthetic": True})
+    some = series(tmp_path / "b", {"synthetic": True}, {"synthetic": False})
+    none = series(tmp_path / "c", {})
+    for name in NAMES:
+        assert "   SYNTHETIC DATA" in texts(everything)[name]
+        assert "   PARTLY SYNTHETIC DATA" in texts(some)[name]
+        assert not [text for text in texts(none)[name] if "SYNTHETIC" in text]
+
+
+def test_one_archive_is_drawn_and_the_speedup_says_what_it_needs(tmp_path: Path) -> None:
+    shown = texts(series(tmp_path, {"workers": 4}))
+    assert "100" in shown["total_time"]
+    assert [text for text in shown["speedup"] if "mlbench run NAME 1 2 4" in text]
+
+
+def test_tasks_without_result_count_as_whole_runs(tmp_path: Path) -> None:
+    from mlbench_cli.results.archive import seal
+    from tests.unit.results.runs import observed
+
+    run = new_run(tmp_path / "run", spec(task="custom", argv=("python", "$HOME/_train_.py")), {0: ["hello"], 1: []})
+    seal(run, outcome="completed", exit_code=0, observation=observed(seconds=12.0))
+    found = collect([Archive.open(run.folder)])
+    assert found.groups[0].points[0].seconds.mean == 12.0
+    assert found.groups[0].points[0].parts["other"] == 12.0
+    assert [text for text in texts(found)["total_time"] if "the seconds of the whole run" in " ".join(text.split())]
+
+
+def test_bars_of_phases_add_up_to_the_total(tmp_path: Path) -> None:
+    found = series(tmp_path, {"workers": 1, "seconds": 90.0, "timings": timings(80.0)})
+    for name, figure in figures(found):
+        if name == "time_for_all_phases":
+            bars = [patch for container in figure.axes[0].containers for patch in container]  # type: ignore[attr-defined]
+            assert sum(bar.get_height() for bar in bars) == pytest.approx(90.0)
+            tops = sorted(bar.get_y() for bar in bars)
+            assert tops == pytest.approx([bar.get_y() for bar in bars])
+
+
+SETS: dict[str, list[dict[str, Any]]] = {
+    "one group": [{"workers": count, "seconds": 400.0 / count**0.8} for count in (1, 2, 4, 8, 16)],
+    "six groups of six": [
+        {
+            "workers": count,
+            "backend": backend,
+            "device": device,
+            "seconds": 90_000.0 / count**0.7,
+            **({"outcome": outcome} if count == 32 else {}),
+        }
+        for (backend, device), outcome in zip(
+            itertools.product(("gloo", "nccl", "mpi"), ("cpu", "gpu")),
+            ("failed", "goal_missed", "goal_reached") * 2,
+            strict=True,
+        )
+        for count in (1, 2, 4, 8, 16, 32)
+    ],
+    "six tasks": [
+        {"workers": count, "task": task, "seconds": scale / count, "synthetic": True}
+        for task, scale in (
+            ("a_task", 0.02),
+            ("digits_task_with_a_long_name", 88),
+            *((f"t{n}", 10.0**n) for n in range(4)),
+        )
+        for count in (1, 2, 4)
+    ],
+    "many parameters": [
+        {"workers": count, "parameters": {f"parameter_{n}": f"{value}{n}" for n in range(9)}}
+        for value in ("x" * 30, "y" * 30)
+        for count in (1, 2)
+    ],
+    "failed alone": [{"outcome": "failed"}],
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_no_text_overlaps_another_or_leaves_the_figure(tmp_path: Path, name: str) -> None:
+    found = series(tmp_path, *SETS[name])
+    for figure_name, figure in figures(found):
+        boxes = [(text.get_text(), text.get_window_extent()) for text in drawn(figure) if text.get_text().strip()]
+        for text, box in boxes:
+            inside = box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.width and box.y1 <= figure.bbox.height
+            assert inside, f"{figure_name}: {text!r} leaves the figure"
+        for (first, a), (second, b) in itertools.combinations(boxes, 2):
+            width, height = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
+            assert width <= 1 or height <= 1, f"{figure_name}: {first!r} and {second!r} overlap"
+
+
+def drawn(figure: Any) -> Iterator[Any]:
+    """Every text that a reader of the figure sees."""
+    yield from figure.texts
+    for legend in figure.legends:
+        yield from legend.get_texts()
+    for axes in figure.axes:
+        yield from axes.texts
+        if not axes.axison:
+            continue
+        yield from (axes.title, axes._left_title, axes.xaxis.label, axes.yaxis.label)
+        yield from axes.get_legend().get_texts() if axes.get_legend() else ()
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            yield from (tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high)
+
+
+def texts(found: Series) -> dict[str, list[str]]:
+    """Everything that is written in each figure."""
+    return {name: [text.get_text() for text in drawn(figure)] for name, figure in figures(found)}

@@ -1,0 +1,103 @@
+"""The official line in the original's words, or why there is none."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.results.archive import Archive, seal
+from mlbench_cli.results.official import goal_wording, official_line, official_text
+from tests.unit.results.runs import event, new_run, observed, result_event, sealed_run, spec
+
+
+def result(**changes: Any) -> dict[str, Any]:
+    """The fields of result.json that the line is made of, with the figures of a published archive."""
+    fields: dict[str, Any] = {
+        "outcome": "goal_reached",
+        "exit_code": 0,
+        "first_failed": None,
+        "goal": {
+            "metric": "Prec@1",
+            "comparison": ">=",
+            "threshold": 80.0,
+            "value": 80.4,
+            "reached": True,
+            "wording": "80% Top 1 Validation Accuracy",
+            "seconds": {"wall": 150.0, "training": 106.912},
+        },
+        "timings": {
+            "forward": {"rank0": 52.0},
+            "backward": {"rank0": 0.97764849662781},
+            "communication": {"rank0": 45.482877254486084},
+            "metrics": {"rank0": 1.5202581882476807},
+            "preprocessing": {"rank0": 1.0818517208099365},
+            "validation": {"rank0": 30.0},
+        },
+        "synthetic": False,
+        "data": "digits",
+    }
+    return {**fields, **changes}
+
+
+def test_the_line_is_the_original_one() -> None:
+    line = (
+        "80% Top 1 Validation Accuracy reached in 106.912 seconds, Compute: 52.97764849662781 seconds, "
+        "Communication: 45.482877254486084 seconds, Metrics Computation: 1.5202581882476807 seconds, "
+        "Pre-processing: 1.0818517208099365 seconds"
+    )
+    assert official_line(result()) == line
+    assert official_text(result()) == line + "\n"
+
+
+def test_parts_that_took_no_time_are_left_out() -> None:
+    timings = {"forward": {"rank0": 5.0}, "communication": {"rank0": 0.0}}
+    assert official_line(result(timings=timings)) == (
+        "80% Top 1 Validation Accuracy reached in 106.912 seconds, Compute: 5.0 seconds"
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "threshold", "wording"),
+    [
+        ("{threshold}% Top 1 Validation Accuracy", 80.0, "80% Top 1 Validation Accuracy"),
+        ("Validation Perplexity of {threshold}", 70, "Validation Perplexity of 70"),
+        ("Validation BLEU-Score of {threshold}", 24.5, "Validation BLEU-Score of 24.5"),
+        (None, 0.2828, "Prec@1 >= 0.2828"),
+    ],
+)
+def test_wording(template: str | None, threshold: float, wording: str) -> None:
+    assert goal_wording({"metric": "Prec@1", "comparison": ">=", "threshold": threshold}, template) == wording
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"outcome": "goal_missed"}, 'the goal "80% Top 1 Validation Accuracy" was not reached, Prec@1 came to 80.4'),
+        ({"outcome": "failed", "exit_code": 7, "first_failed": 2}, "the run failed with exit code 7, rank 2 first"),
+        ({"outcome": "failed", "exit_code": 137}, "the run failed with exit code 137"),
+        ({"outcome": "cancelled"}, "the run was cancelled"),
+        ({"outcome": "deadline"}, "the run was stopped at its deadline"),
+        ({"outcome": "never_started"}, "the workers never started"),
+        ({"outcome": "lost"}, "the run was lost: nothing of it could be observed any more"),
+        ({"outcome": "completed", "goal": None}, "the run completed, and it has no goal"),
+    ],
+)
+def test_without_a_line_the_file_says_why(changes: dict[str, Any], text: str) -> None:
+    assert official_line(result(**changes)) is None
+    assert official_text(result(**changes)) == f"No official result: {text}.\n"
+
+
+def test_synthetic_data_are_said(tmp_path: Path) -> None:
+    archive = Archive.open(sealed_run(tmp_path / "run", synthetic=True, data="generated digits"))
+    line, note = archive.read("official_result.txt").decode().splitlines()
+    assert line == archive.result["official_line"]
+    assert note == "The data were synthetic (generated digits): not comparable with figures on real data."
+
+
+def test_wording_of_the_catalogue(tmp_path: Path) -> None:
+    goal = {"metric": "Perplexity", "comparison": "<=", "threshold": 70.0, "kind": "full", "value": 69.5}
+    log = [event("metric", name="val_global_Perplexity", value=69.5), result_event(goal=goal, timings={})]
+    asked = spec(task="wikitext2_awd_lstm", parameters={"goal_full": 70.0, "goal_light": 100.0})
+    run = new_run(tmp_path / "run", asked, {0: log, 1: []})
+    assert seal(run, outcome="goal_reached", exit_code=0, observation=observed()) == "goal_reached"
+    assert Archive.open(run.folder).result["official_line"] == "Validation Perplexity of 70 reached in 86.000 seconds"
