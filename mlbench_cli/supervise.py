@@ -402,7 +402,7 @@ def _summary(run: Run, word: str, seen: Observation, result: Mapping[str, Any] |
         "goal_missed": f"{run.name} ended without reaching its goal{figures}.",
         "completed": f"{run.name} completed.",
         "cancelled": f"{run.name} was cancelled. {reason}",
-        "deadline": f"{run.name} was stopped at its deadline of {run.spec.timeout:g} s.",
+        "deadline": f"{run.name} ran out of time. {reason}",
         "never_started": f"{run.name} never started. {reason}",
         "lost": f"{run.name} was lost. {reason}",
     }[word]

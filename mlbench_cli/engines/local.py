@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import mlbench_cli
+from mlbench_cli.engines import local_machine
 from mlbench_cli.engines.base import Cursor, Fetched, LogLine, Observation, Submission
 from mlbench_cli.engines.local_state import Watch, alive, observation, read_state, tail
 from mlbench_cli.engines.local_supervisor import AT_START, main
@@ -346,15 +347,17 @@ def _signal(state: Mapping[str, Any] | None, number: int) -> None:
     if state is None:
         return
     with contextlib.suppress(ProcessLookupError):
-        if not hasattr(os, "pidfd_open"):
-            os.kill(state["pid"], number)
-            return
-        handle = os.pidfd_open(state["pid"])
+        handle = local_machine.process_handle(state["pid"])
         try:
-            if alive(state):
+            if not alive(state):
+                return
+            if handle >= 0:
                 signal.pidfd_send_signal(handle, number)
+            else:
+                os.kill(state["pid"], number)
         finally:
-            os.close(handle)
+            if handle >= 0:
+                os.close(handle)
 
 
 def _sweep(folder: Path) -> None:

@@ -138,6 +138,18 @@ def descendants(pid: int, children: Mapping[int, list[int]]) -> list[int]:
     return found
 
 
+def process_handle(pid: int) -> int:
+    """A descriptor that names the process for good and is readable once it has ended; -1 where there is no such thing:
+    another system, an old kernel, a sandbox. Raises ProcessLookupError.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except (AttributeError, OSError):
+        return -1
+
+
 def signal_group(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)

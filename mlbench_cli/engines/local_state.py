@@ -115,7 +115,11 @@ def _worker(state: Mapping[str, Any], facts: Mapping[str, Any], lost: bool) -> W
         phase, reason = "lost", "the supervisor is gone"
     elif facts["stopped"]:
         first = state["first_failed"]
-        cause = f"rank {first} failed" if first is not None else state["ended"] or state.get("stopping")
+        cause = (
+            f"rank {first} failed"
+            if first is not None
+            else str(state["ended"] or state.get("stopping")).replace("_", " ")
+        )
         reason = f"stopped: {cause}"
     elif phase == "failed":
         reason = local_findings.describe_exit(facts)

@@ -173,8 +173,8 @@ class Supervisor:
         rank.facts.update(pid=rank.pid, phase="running", started=time.time())
         with os.fdopen(reader, "rb") as file:
             rank.facts["start_error"] = file.read().decode("utf-8", "replace") or None
-        if hasattr(os, "pidfd_open"):
-            rank.pidfd = os.pidfd_open(rank.pid)
+        rank.pidfd = machine.process_handle(rank.pid)
+        if rank.pidfd >= 0:
             self.selector.register(rank.pidfd, selectors.EVENT_READ, lambda: self._on_exit(rank))
 
     def _become(self, rank: Rank, log: int, report: int, parent: int) -> None:
@@ -226,10 +226,9 @@ class Supervisor:
             # gets its turn: whoever failed first is known on a crowded machine, too.
             for key, _ in self.selector.select(max(0.0, min(moments) - time.monotonic())):
                 key.data()
-            if not hasattr(os, "pidfd_open"):
-                for rank in self.ranks:
-                    if rank.running:
-                        self._on_exit(rank)
+            for rank in self.ranks:
+                if rank.running and rank.pidfd < 0:
+                    self._on_exit(rank)
             self._reap_orphans()
             self._on_time(time.monotonic())
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def test_ranks_get_the_contract_and_their_command(lab: Lab, monkeypatch: pytest.
         }
         assert {key: env.get(key) for key in expected} == expected
         assert seen["argv"][1:] == [f"{rank}/{run.name}", "localhost,localhost", "gloo", "{other}", "a b"]
-        assert Path(seen["python"]).samefile(os.sys.executable)  # type: ignore[attr-defined]
+        assert Path(seen["python"]).samefile(sys.executable)
         assert seen["cwd"] == os.getcwd()
         ports.add(int(env["MASTER_PORT"]))
     (port,) = ports

@@ -110,6 +110,14 @@ def test_the_state_in_the_store_goes_from_created_to_running_to_finished(lab: La
     assert_sound(run)
 
 
+def test_a_run_that_runs_out_of_time(lab: Lab) -> None:
+    run = lab.start(SLEEP, timeout=0.2)
+    outcome = follow(lab, run)
+    assert (outcome.word, outcome.exit_code, result_of(run)["outcome"]) == ("deadline", 124, "deadline")
+    assert outcome.findings[0].summary in outcome.summary
+    assert_sound(run)
+
+
 def test_partial_results_are_kept_when_a_run_is_cancelled(lab: Lab) -> None:
     run = lab.start(shell('echo half > "$MLBENCH_OUTPUT_DIR/model"; echo up; exec sleep 600'), workers=2)
     until(lambda: (run.folder / "logs/rank-1.log").read_bytes() == b"up\n")
