@@ -74,10 +74,11 @@ class KubernetesEngine:
             pods = looker.pods()
             looker.refresh(pods)
             summaries = known_summaries(run, _ranks(run))
-            seen = self._seen(run, looker, pods, summaries | looker.probe(pods, summaries))
-            yield seen
+            seen = saved_look(run) or self._seen(run, looker, pods, summaries | looker.probe(pods, summaries))
             if seen.ended:
+                yield self._ended(run, seen)
                 return
+            yield seen
             if looker.job and is_unreleased(looker.job):
                 complete(api, looker.job, self.render(run.spec).documents)
             with self._following(run) as following:
@@ -99,24 +100,24 @@ class KubernetesEngine:
                 last, spoken = (version, len(summaries)), time.monotonic()
                 seen = self._seen(run, looker, pods, summaries)
                 if seen.ended:
-                    looker.refresh(pods)  # the Job may know by now why
+                    looker.refresh(pods)  # the Job may know better by now
                     seen = self._seen(run, looker, pods, summaries)
-                yield seen
                 if seen.ended:
+                    yield self._ended(run, seen)
                     return
+                yield seen
             following.watch.wait(version, TICK)
 
     def _seen(self, run: Run, looker: Looker, pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -> Observation:
-        """What is seen now; once the run has ended, what was seen then."""
-        saved = saved_look(run)
-        if saved is not None:
-            return saved
         seen = looker.observation(pods, summaries)
-        if looker.job is None:
-            seen = _without_job(run, seen)
-        if seen.ended:
+        return seen if looker.job is not None else _without_job(run, seen)
+
+    def _ended(self, run: Run, seen: Observation) -> Observation:
+        """What was seen first of a run's end: later, less may be left in the cluster to see."""
+        saved = saved_look(run)
+        if saved is None:
             save_look(run, seen)
-        return seen
+        return saved or seen
 
     def logs(self, run: Run, rank: int, since: Cursor | None = None, follow: bool = False) -> Iterator[LogLine]:
         """As the protocol says. The processes of one worker share a log, which is that of the first of them."""

@@ -60,6 +60,7 @@ class Following:
             over = True
         if over:
             self._over_since = asked
+            self.watch.relist()
         return False
 
     def summaries(self) -> dict[int, Summary]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from mlbench_cli.engines.base import Finding, Observation, WorkerState
 from mlbench_cli.engines.kubernetes_manifests import RUN_LABEL, holders
-from mlbench_cli.engines.kubernetes_outcome import ended
+from mlbench_cli.engines.kubernetes_outcome import ended, is_cancelled
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.kube.api import AccessDenied, Api, ApiError, ObjectNotFound
 from mlbench_cli.kube.diagnose import diagnose
@@ -18,7 +18,7 @@ from mlbench_cli.kube.logs import MARKER, last_lines, position_file, read_positi
 from mlbench_cli.kube.objects import collection, named
 from mlbench_cli.kube.scheduling import AUTOSCALER
 from mlbench_cli.kube.watch import pods_now
-from mlbench_cli.kube.workers import Pod, Summary, by_worker, first_failed, has_started, worker_states
+from mlbench_cli.kube.workers import Pod, Summary, by_worker, first_failed, has_started, last_words, worker_states
 from mlbench_cli.spec import Run
 from mlbench_cli.store import write_atomically
 
@@ -78,16 +78,21 @@ class Looker:
 
     def observation(self, pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -> Observation:
         now, spec, job = time.time(), self._run.spec, self.job or {}
+        summaries = last_words(pods, summaries)
         states = worker_states(spec.workers, pods, summaries, spec.run_on_all)
-        first = first_failed(states, pods, summaries)
-        found = diagnose(
-            job,
-            pods.values(),
-            self._events,
-            self._nodes,
-            now=now,
-            summaries=summaries,
-            logs=self._last_lines(states, first, pods),
+        first = first_failed(job, states, pods, summaries)
+        found = (
+            []
+            if is_cancelled(job)
+            else diagnose(
+                job,
+                pods.values(),
+                self._events,
+                self._nodes,
+                now=now,
+                summaries=summaries,
+                logs=self._last_lines(states, first, pods),
+            )
         )
         return Observation(
             time=now,

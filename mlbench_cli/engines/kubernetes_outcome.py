@@ -5,7 +5,7 @@ from typing import Any
 
 from mlbench_cli.engines.base import WorkerState
 from mlbench_cli.engines.kubernetes_manifests import CANCELLED_ANNOTATION, GRACE_SECONDS
-from mlbench_cli.kube.workers import Pod, Summary, condition, has_ended, is_true, seconds
+from mlbench_cli.kube.workers import Pod, Summary, condition, failure_of, has_ended, is_true, seconds
 from mlbench_cli.spec import RunSpec
 
 SETTLE_SECONDS = 5.0  # in which the others, too, may end on their own, so that the first to fail is known
@@ -34,7 +34,9 @@ def ended(
         return None
     if active and not _others_wait_in_vain(failed, summaries, now):
         return None
-    if _passed_deadline(job) or any(summary.get("reason") == "deadline" for summary in summaries.values()):
+    if failure_of(job) == "DeadlineExceeded" or any(
+        summary.get("reason") == "deadline" for summary in summaries.values()
+    ):
         return "deadline"
     return "failed"
 
@@ -69,7 +71,3 @@ def _never_started_in_time(spec: RunSpec, job: Mapping[str, Any], states: Sequen
         return False
     released = seconds(job.get("status", {}).get("startTime"))
     return released is not None and now - released > spec.timeout
-
-
-def _passed_deadline(job: Mapping[str, Any]) -> bool:
-    return any(condition(job, kind).get("reason") == "DeadlineExceeded" for kind in ("Failed", "FailureTarget"))

@@ -14,8 +14,9 @@ from mlbench_cli.engines.kubernetes_manifests import FETCHED_ANNOTATION, GRACE_S
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
 from mlbench_cli.kube.fetch import acknowledge, download, held, read_summary, unpack
+from mlbench_cli.kube.logs import position_file, read_position
 from mlbench_cli.kube.objects import named
-from mlbench_cli.kube.workers import Pod, Summary, has_ended
+from mlbench_cli.kube.workers import Pod, Summary, has_ended, has_started
 from mlbench_cli.spec import Run
 from mlbench_cli.store import now, write_atomically
 
@@ -57,7 +58,7 @@ class Results:
         pod, summary = self._await_summary(worker)
         what = held(summary)
         if pod is None or what is None:
-            return None
+            return None if self._has_run(worker) else (0, 0)
         rank = self._ranks[worker]
         part = self._state / f"output-{rank}-{what.sha256[:16]}.tar"
         try:
@@ -70,6 +71,11 @@ class Results:
         write_atomically(self._fetched_file(worker), json.dumps({"files": files, "bytes": size}).encode())
         part.unlink()
         return files, size
+
+    def _has_run(self, worker: int) -> bool:
+        pod = self._following.pods().get(worker)
+        log = read_position(position_file(self._run.folder, self._ranks[worker]))
+        return (log is not None and bool(log.last)) or (pod is not None and has_started(pod))
 
     def _await_summary(self, worker: int) -> tuple[Pod | None, Summary | None]:
         """The running pod of a worker that holds its results. One that is just being stopped is waited for."""

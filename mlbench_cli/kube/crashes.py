@@ -46,7 +46,7 @@ def crash(name: str, worker: int, code: int, reason: str, message: str, log: str
     if reason in ("StartError", "ContainerCannotRun") or code in (126, 127, 128):
         if ARCHITECTURE.search(text):
             return _architecture(finding, worker)
-        words = message.strip().splitlines()[-1][:EVIDENCE_WIDTH] if message.strip() else f"exit code {code}"
+        words = lines[-1] if lines else f"exit code {code}"
         return finding("command_not_found", f"The command of worker {worker} could not be started: {words}", logs)
     if ARCHITECTURE.search(text):
         return _architecture(finding, worker)

@@ -13,7 +13,7 @@ from mlbench_cli.kube.facts import Facts, Object
 from mlbench_cli.kube.failures import deadline, failures
 from mlbench_cli.kube.pending import blocked, held_up, not_created, waiting
 from mlbench_cli.kube.scheduling import unschedulable
-from mlbench_cli.kube.workers import Pod, Summary, by_worker, condition, is_true
+from mlbench_cli.kube.workers import Pod, Summary, by_worker, failure_of, last_words
 
 LISTED = 100  # workers that evidence names at most
 
@@ -32,9 +32,10 @@ def diagnose(
 
     `now` is in seconds since 1970, `summaries` are the workers' own last words, `logs` the last lines of their logs.
     """
-    facts = Facts(job or {}, by_worker(pods), events, nodes, now, summaries or {}, logs or {})
+    newest = by_worker(pods)
+    facts = Facts(job or {}, newest, events, nodes, now, last_words(newest, summaries or {}), logs or {})
     found = _merged(failures(facts))
-    if _passed_deadline(facts) and "deadline" not in {finding.code for finding in found}:
+    if failure_of(facts.job) == "DeadlineExceeded" and "deadline" not in {finding.code for finding in found}:
         found.append(deadline(facts))
     if found:
         return found
@@ -42,11 +43,6 @@ def diagnose(
     without_node = blocked(facts, pending)
     with_node = {worker: pod for worker, pod in pending.items() if worker not in dict(without_node)}
     return not_created(facts) + unschedulable(facts, without_node) + _merged(held_up(facts, with_node))
-
-
-def _passed_deadline(facts: Facts) -> bool:
-    failed = condition(facts.job, "Failed") or condition(facts.job, "FailureTarget")
-    return is_true(failed) and failed.get("reason") == "DeadlineExceeded"
 
 
 def _merged(found: Iterable[tuple[int, Finding]]) -> list[Finding]:

@@ -14,7 +14,7 @@ def failures(facts: Facts) -> list[tuple[int, Finding]]:
     What the others do when one is gone (a broken connection, a stop) is no finding.
     """
     states = worker_states(max(facts.pods, default=-1) + 1, facts.pods, facts.summaries)
-    first = first_failed(states, facts.pods, facts.summaries)
+    first = first_failed(facts.job, states, facts.pods, facts.summaries)
     if first is None:
         return []
     others = [state.rank for state in states if state.phase in ("failed", "lost") and state.rank != first]
@@ -100,7 +100,9 @@ def ending(facts: Facts, worker: int) -> Finding:
     code = int(summary["exit_code"]) if summary else int(ended.get("exitCode", -1))
     # The container's message is its worker's last word where it had time for one, else the end of its log.
     message = "" if summary else str(ended.get("message") or "")
-    return crash(facts.run, worker, code, str(ended.get("reason") or ""), message, facts.logs.get(worker, ""))
+    # Where memory is limited by process, the command is killed and worker.sh lives to tell of it.
+    reason = "OOMKilled" if summary and summary.get("memory_kills") else str(ended.get("reason") or "")
+    return crash(facts.run, worker, code, reason, message, facts.logs.get(worker, ""))
 
 
 def deadline(facts: Facts, worker: int | None = None) -> Finding:

@@ -17,6 +17,11 @@ IMAGE_PERMANENT = re.compile(
     r"|\b40[13]\b",
     re.IGNORECASE,
 )
+PULL_PREAMBLE = re.compile(
+    r'rpc error: code = \w+ desc = |failed to (pull|pull and unpack) image "[^"]*": '
+    r'|failed to resolve reference "[^"]*": ',
+    re.IGNORECASE,
+)
 CONFIG_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 STUCK_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "NetworkNotReady")
 
@@ -118,6 +123,7 @@ def _pull(facts: Facts, worker: int, pod: Pod, message: str) -> Finding:
     """An image that does not come. The back-off's own message says less than the pull's, which is an event."""
     told = [str(event.get("message", "")) for event in facts.events_of(pod, "Failed")]
     words = next((text for text in reversed(told) if "ull" in text and not text.startswith("Error:")), message)
+    words = PULL_PREAMBLE.sub("", words)
     if IMAGE_PERMANENT.search(words):
         return Finding(
             "image_not_found",

@@ -41,6 +41,7 @@ class PodWatch:
         self._version = 0
         self.listed = float("-inf")  # when the last complete list was asked for, on the monotonic clock
         self._closed = False
+        self._relist = False
         self._answer: urllib3.BaseHTTPResponse | None = None
         self._trouble_since: float | None = None
         self._failure: ApiError | None = None
@@ -51,13 +52,18 @@ class PodWatch:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            answer = self._answer
-        if answer is not None:
-            # Wakes the thread that reads from it.
-            with contextlib.suppress(ValueError, OSError):
-                answer.shutdown()
+        self.relist()  # wakes the thread
         self._thread.join(5)
         self._api.close()
+
+    def relist(self) -> None:
+        """Ask for all pods again, now."""
+        with self._changed:
+            self._relist = True
+            answer = self._answer
+        if answer is not None:
+            with contextlib.suppress(ValueError, OSError):
+                answer.shutdown()
 
     def pods(self) -> list[dict[str, Any]]:
         with self._changed:
@@ -107,6 +113,7 @@ class PodWatch:
         """All pods, page by page. Returns the resource version to watch from."""
         pods: dict[str, dict[str, Any]] = {}
         token, asked = None, time.monotonic()
+        self._relist = False
         while True:
             params = {"labelSelector": self._selector, "limit": PAGE, "continue": token}
             page = self._api.request("GET", self._path, params=params, retry_seconds=0)
@@ -139,6 +146,8 @@ class PodWatch:
         with self._changed:
             self._answer = answer
         try:
+            if self._relist:
+                return
             for line in split_lines(answer.stream(1 << 16)):
                 event = json.loads(line)
                 if event["type"] == "ERROR":

@@ -1,5 +1,6 @@
 """Pods -> what each worker does. Pure functions on the objects that the API gives."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -8,6 +9,7 @@ from mlbench_cli.engines.base import WorkerState
 from mlbench_cli.kube.watch import GONE
 
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+UNKNOWN = "ContainerStatusUnknown"  # the kubelet made the exit code up
 Pod = Mapping[str, Any]
 Summary = Mapping[str, Any]
 
@@ -46,13 +48,19 @@ def worker_state(index: int, pod: Pod | None, summary: Summary | None = None) ->
             phase=_phase(pod, container, ended),
             reason=reason(pod),
             node=pod.get("spec", {}).get("nodeName"),
-            exit_code=ended.get("exitCode"),
+            exit_code=None if ended.get("reason") == UNKNOWN else ended.get("exitCode"),
             started=seconds(ended.get("startedAt") or running.get("startedAt")),
             finished=seconds(ended.get("finishedAt")) if ended or status.get("phase") == "Failed" else None,
             restarts=int(container.get("restartCount", 0)),
         ),
         summary,
     )
+
+
+def last_words(pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -> dict[int, Summary]:
+    """The workers' summaries: those given, and those that their containers left as termination message."""
+    left = ((worker, _left(pod)) for worker, pod in pods.items() if worker not in summaries)
+    return {**{worker: summary for worker, summary in left if summary is not None}, **summaries}
 
 
 def main_status(pod: Pod) -> Mapping[str, Any]:
@@ -83,7 +91,7 @@ def has_ended(pod: Pod) -> bool:
 
 def has_started(pod: Pod) -> bool:
     state = main_status(pod).get("state", {})
-    return bool(state.get("running") or state.get("terminated"))
+    return bool(state.get("running") or (state.get("terminated") or {}).get("startedAt"))
 
 
 def reason(pod: Pod) -> str | None:
@@ -104,15 +112,30 @@ def reason(pod: Pod) -> str | None:
 
 
 def first_failed(
-    states: Iterable[WorkerState], pods: Mapping[int, Pod], summaries: Mapping[int, Summary]
+    job: Mapping[str, Any],
+    states: Iterable[WorkerState],
+    pods: Mapping[int, Pod],
+    summaries: Mapping[int, Summary],
 ) -> int | None:
-    """The worker that failed first; those that were stopped because of it do not count."""
-    failed = [
-        (state.finished or float("inf"), state.rank)
+    """The worker that failed first; those that were stopped because of it do not count.
+
+    Where all were stopped and yet the Job has failed, somebody stopped the first of them from outside.
+    """
+    failed = sorted(
+        (was_stopped(pods.get(state.rank), summaries.get(state.rank)), state.finished or float("inf"), state.rank)
         for state in states
-        if state.phase in ("failed", "lost") and not was_stopped(pods.get(state.rank), summaries.get(state.rank))
-    ]
-    return min(failed)[1] if failed else None
+        if state.phase in ("failed", "lost")
+    )
+    if not failed:
+        return None
+    stopped, _, worker = failed[0]
+    return None if stopped and failure_of(job) in (None, "DeadlineExceeded") else worker
+
+
+def failure_of(job: Mapping[str, Any]) -> str | None:
+    """Why the Job has failed, in Kubernetes' word; None where it has not."""
+    found = (condition(job, kind) for kind in ("FailureTarget", "Failed"))
+    return next((str(item.get("reason")) for item in found if is_true(item)), None)
 
 
 def was_stopped(pod: Pod | None, summary: Summary | None) -> bool:
@@ -136,8 +159,21 @@ def seconds(moment: str | None) -> float | None:
         return None
 
 
+def _left(pod: Pod) -> Summary | None:
+    message = terminated(pod).get("message")
+    if not message or not message.startswith("{"):
+        return None
+    try:
+        summary = json.loads(message)
+    except ValueError:
+        return None
+    return summary if isinstance(summary, dict) and isinstance(summary.get("exit_code"), int) else None
+
+
 def _phase(pod: Pod, container: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
     phase = pod.get("status", {}).get("phase")
+    if ended.get("reason") == UNKNOWN:
+        return "lost"
     if ended:
         return "failed" if ended.get("exitCode") else "succeeded"
     if phase in ("Succeeded", "Failed"):

@@ -84,6 +84,16 @@ memory() { # -> $rss, bytes in use that cannot be dropped at once (what the kube
   done <"$folder/memory.stat"
 }
 
+memory_kills() { # -> $kills, how often the kernel killed in this container for want of memory
+  kills=0
+  for file in /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control; do
+    [ -r "$file" ] || continue
+    while read -r key value; do
+      [ "$key" = oom_kill ] && kills=$value
+    done <"$file"
+  done
+}
+
 network() { # -> $received $sent, bytes of all interfaces but the loopback
   received=0 sent=0
   [ -r /proc/net/dev ] || return
@@ -106,7 +116,7 @@ sample() {
   memory
   network
   stamp=$((epoch_ms + ms - began_ms))
-  line=$(printf '"time":%d.%03d,"rank":%d' $((stamp / 1000)) $((stamp % 1000)) "$index")
+  line=$(printf '"time":%d.%03d,"rank":%d' $((stamp / 1000)) $((stamp % 1000)) "$RANK")
   [ -n "$cpu_us" ] && line=$line$(printf ',"cpu_seconds":%d.%06d' $((cpu_us / 1000000)) $((cpu_us % 1000000)))
   [ -n "$rss" ] && line=$line$(printf ',"rss_bytes":%d' "$rss")
   printf '{%s,"received_bytes":%d,"sent_bytes":%d}\n' "$line" "$received" "$sent"
@@ -207,8 +217,9 @@ if [ "$MLBENCH_COLLECT" = all ] || [ "$index" = 0 ]; then
   [ "$archive" != null ] && held=true
 fi
 resources=$(tail -n 1 "$work/resources.jsonl" 2>/dev/null)
-summary=$(printf '{"worker":%d,"exit_code":%d,"reason":"%s","ended":%s,"held":%s,"archive":%s,"resources":%s}' \
-  "$index" "$code" "$reason" "$ended" "$held" "$archive" "${resources:-null}")
+memory_kills
+summary=$(printf '{"worker":%d,"exit_code":%d,"reason":"%s","ended":%s,"memory_kills":%d,"held":%s,"archive":%s,"resources":%s}' \
+  "$index" "$code" "$reason" "$ended" "$kills" "$held" "$archive" "${resources:-null}")
 printf '%s\n' "$summary" >"$work/summary.part" && mv "$work/summary.part" "$work/summary.json"
 printf '%s' "$summary" >"$termination_log" 2>/dev/null
 # The client takes this line out of the log again, wherever in a line it stands.
