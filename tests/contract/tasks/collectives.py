@@ -1,0 +1,152 @@
+"""A program for test_collectives.py: checks on three ranks, each printing OK when it holds."""
+
+import pytest
+import torch
+from torch import nn
+
+from task_images.comm.allreduce import GradientAllReduce, WeightAllReduce
+from task_images.contract import CATEGORIES, Contract
+from task_images.harness.distributed import World, open_world
+from task_images.harness.entry import run
+from task_images.harness.errors import DivergedError
+from task_images.harness.metrics import TrainingLoss
+from task_images.harness.replicas import average_buffers, broadcast_state, check_identical
+from task_images.harness.tracker import Snapshot, gather_timings
+
+
+def make_model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2, bias=False))
+
+
+def set_gradients(model: nn.Module, value: float) -> None:
+    for number, parameter in enumerate(model.parameters()):
+        parameter.grad = torch.full_like(parameter, value + number)
+
+
+def gradients_become_the_weighted_mean(world: World) -> None:
+    # Ranks hold 1, 2 and 5 samples with gradients 10, 20, 30: mean (10 + 40 + 150) / 8 = 25, exactly.
+    weight = [1, 2, 5][world.rank]
+    for by_layer in (False, True):
+        for total in (8, None):
+            strategy, model = GradientAllReduce(by_layer=by_layer, probe_every=1), make_model()
+            broadcast_state(world, model)
+            strategy.attach(world, model)
+            for _ in range(2):  # the second time in the buffers of the first
+                set_gradients(model, 10.0 * (world.rank + 1))
+                strategy.before_update(weight, total)
+                for number, parameter in enumerate(model.parameters()):
+                    assert parameter.grad is not None
+                    assert torch.equal(parameter.grad, torch.full_like(parameter, 25.0 + number)), parameter.grad
+            stats = strategy.stats()
+            assert stats["messages"] == (10 if by_layer else 2), stats
+            assert stats["bytes"] == 2 * 4 * sum(parameter.numel() for parameter in model.parameters()), stats
+            assert stats["probes"] == 2, stats
+
+
+def gradients_accumulate_in_the_buffer_without_copies(world: World) -> None:
+    strategy, model = GradientAllReduce(), make_model()
+    broadcast_state(world, model)
+    strategy.attach(world, model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    places = [parameter.grad.data_ptr() for parameter in model.parameters() if parameter.grad is not None]
+    for _ in range(3):
+        model(torch.randn(5, 3)).sum().backward()
+        strategy.before_update(5, 15)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    assert places == [parameter.grad.data_ptr() for parameter in model.parameters() if parameter.grad is not None]
+    check_identical(world, model)
+
+
+def a_missing_gradient_counts_as_zeros(world: World) -> None:
+    strategy, model = GradientAllReduce(), nn.Linear(2, 1, bias=False)
+    broadcast_state(world, model)
+    strategy.attach(world, model)
+    model.weight.grad = torch.full((1, 2), 6.0) if world.rank == 1 else None
+    strategy.before_update(1, 3)
+    assert model.weight.grad is not None
+    assert model.weight.grad.tolist() == [[2.0, 2.0]]
+
+
+def weights_become_their_mean(world: World) -> None:
+    strategy, model = WeightAllReduce(), make_model()
+    strategy.attach(world, model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float(3 * world.rank))
+    strategy.before_update(1)
+    strategy.after_update()
+    assert all(bool((parameter == 3.0).all()) for parameter in model.parameters())
+
+
+def models_start_equal_and_differences_are_found(world: World) -> None:
+    torch.manual_seed(world.rank)
+    model = make_model()
+    with pytest.raises(DivergedError, match="rank 1, 2 differs"):
+        check_identical(world, model)
+    broadcast_state(world, model)
+    check_identical(world, model)
+    assert int(model[1].num_batches_tracked) == 0
+    with torch.no_grad():
+        model[2].weight[0, 0] += 1e-6 if world.rank == 2 else 0
+    with pytest.raises(DivergedError, match="rank 2 differs"):
+        check_identical(world, model)
+
+
+def running_statistics_become_their_mean(world: World) -> None:
+    model = make_model()
+    norm = model[1]
+    assert isinstance(norm, nn.BatchNorm1d)
+    assert norm.running_mean is not None
+    assert norm.num_batches_tracked is not None
+    norm.running_mean.fill_(float(world.rank))
+    norm.num_batches_tracked.fill_(7)
+    average_buffers(world, model)
+    assert torch.allclose(norm.running_mean, torch.ones(4))
+    assert int(norm.num_batches_tracked) == 7
+
+
+def numbers_are_summed_gathered_and_agreed_on(world: World) -> None:
+    assert world.sum([1.0, 2.0**40 + world.rank]) == [3.0, 3 * 2.0**40 + 3]
+    assert world.max([-float(world.rank)]) == [0.0]
+    assert world.gather([world.rank, 5]) == [[0, 5], [1, 5], [2, 5]]
+    assert world.agree(100.0 + world.rank) == 100.0
+
+
+def timings_are_spread_over_ranks(world: World) -> None:
+    timings = gather_timings(
+        world, Snapshot(dict.fromkeys(CATEGORIES, 0.0) | {"loss": world.rank + 1.0}, 0, 0, 0, 0, 0)
+    )
+    assert timings["loss"] == {"min": 1.0, "mean": 2.0, "max": 3.0, "rank0": 1.0}
+
+
+def one_bad_loss_stops_every_rank(world: World) -> None:
+    loss = TrainingLoss()
+    loss.add(torch.tensor(float("nan") if world.rank == 2 else 1.0), 4)
+    with pytest.raises(DivergedError, match="epoch 1, by step 25"):
+        loss.collect(world, 1, 25)
+
+
+CHECKS = [
+    gradients_become_the_weighted_mean,
+    gradients_accumulate_in_the_buffer_without_copies,
+    a_missing_gradient_counts_as_zeros,
+    weights_become_their_mean,
+    models_start_equal_and_differences_are_found,
+    running_statistics_become_their_mean,
+    numbers_are_summed_gathered_and_agreed_on,
+    timings_are_spread_over_ranks,
+    one_bad_loss_stops_every_rank,
+]
+
+
+def main(contract: Contract) -> None:
+    world = open_world(contract, rendezvous_seconds=60)
+    for check in CHECKS:
+        check(world)
+        print("OK", check.__name__, flush=True)
+    world.close()
+
+
+if __name__ == "__main__":
+    run(main)

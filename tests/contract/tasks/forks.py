@@ -1,0 +1,60 @@
+"""A program that imports torch once and forks ranks on demand: what a rank costs is then its work, not its imports.
+
+Reads one JSON object per line: {"module", "environments": [{...}, ...], "outputs": [[stdout path, stderr path], ...]}.
+Answers each with two lines: the process ids, and when all have ended their exit codes (-N for signal N).
+"""
+
+import json
+import os
+import runpy
+import sys
+import traceback
+from typing import Any
+
+# Everything heavy that a task imports; torch's optimisers import the last one when they are first used.
+import torch
+import torch._dynamo
+import torch.distributed
+
+
+def fork_rank(module: str, environment: dict[str, str], outputs: list[str]) -> int:
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        for descriptor, path in enumerate(outputs, 1):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+        os.environ.clear()
+        os.environ.update(environment)
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def answer(value: Any) -> None:
+    print(json.dumps(value), flush=True)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    answer("ready")
+    for line in sys.stdin:
+        job = json.loads(line)
+        pids = [
+            fork_rank(job["module"], environment, outputs)
+            for environment, outputs in zip(job["environments"], job["outputs"], strict=True)
+        ]
+        answer(pids)
+        answer([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids])
+
+
+if __name__ == "__main__":
+    main()
