@@ -30,6 +30,20 @@ PANELS: dict[str, dict[str, Command]] = {
         "charts": Command("mlbench_cli.commands.charts", "charts", "Draw time, speedup and phases of finished runs"),
     },
     "Clusters": {
+        "create-cluster": Command(
+            "mlbench_cli.commands.create_cluster", "create_cluster", "Make a cluster, after showing what it costs"
+        ),
+        "attach-cluster": Command(
+            "mlbench_cli.commands.attach_cluster", "attach_cluster", "Use a Kubernetes cluster that you already have"
+        ),
+        "scale-cluster": Command(
+            "mlbench_cli.commands.scale_cluster", "scale_cluster", "Change a cluster's number of machines"
+        ),
+        "delete-cluster": Command(
+            "mlbench_cli.commands.delete_cluster", "delete_cluster", "Remove a cluster and all that belongs to it"
+        ),
+        "gc": Command("mlbench_cli.commands.gc", "gc", "Remove clusters that are expired or forgotten"),
+        "kubeconfig": Command("mlbench_cli.commands.kubeconfig", "kubeconfig", "Use a cluster with kubectl"),
         "list-clusters": Command("mlbench_cli.commands.list_clusters", "list_clusters", "Show the known clusters"),
         "set-cluster": Command("mlbench_cli.commands.set_cluster", "set_cluster", "Choose the cluster to run on"),
         "get-dashboard-url": Command(

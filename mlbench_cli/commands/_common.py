@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mlbench_cli import console
 from mlbench_cli.engines.base import Engine
+from mlbench_cli.errors import UsageError
 from mlbench_cli.spec import CUSTOM, Run, RunSpec
 from mlbench_cli.store import Cluster, Store
 
@@ -47,9 +49,20 @@ def engine_of(cluster: Cluster) -> Engine:
         from mlbench_cli.engines.local import LocalEngine
 
         return LocalEngine()
+    from mlbench_cli.engines.kubernetes import KubernetesEngine
     from providers import registry
 
-    return registry.engine(cluster)
+    return KubernetesEngine(registry.load(cluster.provider).connect(cluster))
+
+
+def renderer_of(cluster: Cluster) -> Engine:
+    """An engine that renders for `cluster` and reaches nothing: --dry-run needs no network and no credentials."""
+    if cluster.provider in ("local", "attached"):  # an attached one's access is read from a file
+        return engine_of(cluster)
+    from mlbench_cli.engines.kubernetes import KubernetesEngine
+    from mlbench_cli.kube.access import Access
+
+    return KubernetesEngine(Access("https://nowhere.invalid", cluster.details.get("namespace") or "default"))
 
 
 def engine_of_run(run: Run, store: Store) -> Engine:
@@ -60,6 +73,13 @@ def engine_of_run(run: Run, store: Store) -> Engine:
 def sealed(run: Run) -> bool:
     """As results.archive.is_sealed, without the time to import that."""
     return (run.folder / "SHA256SUMS").is_file()
+
+
+def results_of(run: Run) -> Path:
+    """The folder of a run's archive. Raises UsageError where it is not complete yet."""
+    if not sealed(run):
+        raise UsageError(f'The run "{run.name}" has no results yet.', hint=f"mlbench wait {run.name}")
+    return run.folder
 
 
 # --- while it runs --------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import Yes, sealed
+from mlbench_cli.commands._common import Yes, results_of, sealed
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.spec import Run
 from mlbench_cli.store import Store
@@ -30,7 +30,7 @@ def charts(
     chosen: list[Path] = list(archives or [])
     if runs:
         store = Store()
-        chosen += [_finished(store.run(name).run).folder for name in runs]
+        chosen += [results_of(store.run(name).run) for name in runs]
     if not chosen:
         chosen = [run.folder for run in _choose(_candidates(filter), ask=not yes and console.interactive())]
     elif filter is not None:
@@ -39,12 +39,6 @@ def charts(
 
     for path in draw(chosen, folder):
         console.out(str(path))
-
-
-def _finished(run: Run) -> Run:
-    if not sealed(run):
-        raise UsageError(f'The run "{run.name}" has no results yet.', hint=f"mlbench wait {run.name}")
-    return run
 
 
 def _candidates(filter: str | None) -> list[Run]:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import Format, Output
+from mlbench_cli.commands._common import Format, Output, results_of
 from mlbench_cli.errors import TaskFailedError, UsageError
 from mlbench_cli.results.compare import Comparison
 from mlbench_cli.results.compare import compare as compare_archives
@@ -40,7 +40,7 @@ def compare(
 def _archive(word: str) -> Path:
     """A path where there is one, else the folder of the run of that name."""
     path = Path(word)
-    return path if path.exists() else Store().run(word).run.folder
+    return path if path.exists() else results_of(Store().run(word).run)
 
 
 def _show(found: Comparison) -> None:

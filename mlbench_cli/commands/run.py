@@ -17,6 +17,7 @@ from mlbench_cli.commands._common import (
     Yes,
     engine_of,
     in_words,
+    renderer_of,
     report_ended,
 )
 from mlbench_cli.engines.base import Engine
@@ -50,10 +51,10 @@ def run(
         request = wizard.complete(request, local=cluster.provider == "local")
         console.note(f"\nThe same without questions: {equivalent_command(request)} --yes\n")
     specs = launch.resolve(request, cluster)
-    engine = engine_of(cluster)
     if dry_run:
-        _print_submissions(specs, engine, output)
+        _print_submissions(specs, renderer_of(cluster), output)
         return 0
+    engine = engine_of(cluster)
     if detach and len(specs) > 1 and engine.dies_with_client:
         raise UsageError(
             f"--detach with {len(specs)} numbers of workers: on this machine they would all run at once.",

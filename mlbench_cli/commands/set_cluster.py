@@ -7,15 +7,14 @@ import typer
 from mlbench_cli import console
 from mlbench_cli.errors import UsageError
 from mlbench_cli.store import Store
-
-# The original's words for providers, which scripts still use: mlbench set-cluster gcloud NAME
-ALIASES = {"gcloud": "gke", "aws": "eks"}
+from providers.registry import ALIASES
 
 
 def set_cluster(
     words: Annotated[list[str], typer.Argument(metavar="[PROVIDER] NAME", help="a cluster of mlbench list-clusters")],
 ) -> None:
     """Choose the cluster that commands use by default; "local" is this machine."""
+    # Scripts for the original name the provider, too: mlbench set-cluster gcloud NAME
     if len(words) > 2:
         raise UsageError(f"{len(words)} words are given: a cluster's name is one.", hint="mlbench set-cluster NAME")
     store = Store()

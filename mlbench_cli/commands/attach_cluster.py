@@ -1,0 +1,69 @@
+"""`mlbench attach-cluster NAME`: use a cluster that a person already has, with rights in one namespace only."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlbench_cli import console
+from mlbench_cli.commands._clusters import document_of
+from mlbench_cli.commands._common import Format, Output
+from mlbench_cli.errors import CredentialError, UsageError
+from mlbench_cli.spec import check_name
+from mlbench_cli.store import Store
+
+
+def attach_cluster(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="what to call it here")],
+    context: Annotated[
+        str | None, typer.Option("--context", help="of the kubeconfig; default: its current one")
+    ] = None,
+    kubeconfig: Annotated[
+        Path | None, typer.Option("--kubeconfig", help="default: $KUBECONFIG, ~/.kube/config; it is only read")
+    ] = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", "-n", help="where runs go; default: the context's")
+    ] = None,
+    role: Annotated[
+        bool, typer.Option("--role", help="print the Role that runs need, for kubectl apply, and stop")
+    ] = False,
+    output: Output = Format.text,
+) -> None:
+    """Use a cluster that you already have. Its kubeconfig is only read; delete-cluster forgets the cluster again."""
+    from providers.attached import attached, check_rights
+    from providers.attached import role as role_of
+
+    if role:
+        from templates import dump
+
+        console.out(dump(role_of(namespace or "default")).rstrip())
+        return
+    check_name(name, "cluster name")
+    store = Store()
+    for known in store.clusters():
+        if known.name == name and known.provider != "attached":
+            raise UsageError(f'There is already a cluster "{name}", of {known.provider}.', hint="Choose another name.")
+    cluster = attached(name, kubeconfig, context, namespace)
+    from providers import registry
+
+    rights = check_rights(registry.load("attached").connect(cluster))
+    missing = [right for right in rights if right.needed and not right.allowed]
+    if missing:
+        raise CredentialError(
+            f"In the namespace {cluster.details['namespace']} of {cluster.details['server']} runs lack the right to "
+            f"{', '.join(right.name for right in missing)}.",
+            hint=f"Ask for this Role: mlbench attach-cluster {name} --namespace {cluster.details['namespace']} --role",
+            details={"missing": [right.name for right in missing]},
+        )
+    store.record_cluster(cluster)
+    store.choose_cluster(name)
+    if output == Format.json:
+        console.out_json({"cluster": document_of(cluster), "rights": [vars(right) for right in rights]})
+        return
+    unneeded = [right.name for right in rights if not right.allowed]
+    if unneeded:
+        console.warn(f"Not allowed, and needed only for some runs: {', '.join(unneeded)}.")
+    console.out(
+        f"The cluster {name} is {cluster.details['server']}, namespace {cluster.details['namespace']}; "
+        "commands now use it."
+    )

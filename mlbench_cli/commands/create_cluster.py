@@ -1,0 +1,210 @@
+"""`mlbench create-cluster PROVIDER N RELEASE`: plan, ask, make. Each provider's options come from its own dataclass."""
+
+import getpass
+import inspect
+import re
+import time
+from dataclasses import Field, fields, replace
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from mlbench_cli import console
+from mlbench_cli.commands._clusters import StepTeller, document_of, show_plan
+from mlbench_cli.commands._common import Format, Output, Yes
+from mlbench_cli.errors import UsageError, did_you_mean
+from mlbench_cli.request import parse_duration
+from mlbench_cli.spec import check_name
+from mlbench_cli.store import Cluster, Store
+from providers import registry
+from providers.base import Plan, Provider
+
+HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+# How long a paid cluster lives that no person has confirmed: long enough for a benchmark, short enough for a bill.
+UNATTENDED_TTL = "8h"
+KEEP = "none"
+
+
+class ProviderGroup(TyperGroup):
+    """One sub-command for each provider that makes clusters, built when it is called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(registry.CREATABLE)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        name = registry.ALIASES.get(cmd_name, cmd_name)
+        if name not in registry.CREATABLE:
+            return None
+        app = typer.Typer(rich_markup_mode=None, add_completion=False)
+        app.command(name=cmd_name, help=_help(name), context_settings=HELP_NAMES)(_function(name))
+        return get_command(app)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            known = [*registry.CREATABLE, *registry.ALIASES]
+            raise UsageError(
+                f'There is no provider "{args[0]}" that makes clusters.{did_you_mean(args[0], known)}',
+                hint="mlbench create-cluster --help; a cluster you already have: mlbench attach-cluster NAME",
+            )
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Providers"):
+            formatter.write_dl(list(registry.CREATABLE.items()))
+
+
+create_cluster = typer.Typer(
+    cls=ProviderGroup, rich_markup_mode=None, context_settings=HELP_NAMES, no_args_is_help=True, add_completion=False
+)
+
+
+@create_cluster.callback()
+def _group() -> None:
+    """Make a cluster: mlbench create-cluster PROVIDER NUM_WORKERS RELEASE."""
+
+
+def create(
+    provider: Provider,
+    nodes: int,
+    release: str,
+    options: dict[str, Any],
+    ttl: str | None,
+    dry_run: bool,
+    yes: bool,
+    output: Format,
+) -> None:
+    name = check_name(f"{release}-{nodes}", "cluster name")
+    store = Store()
+    _refuse_taken(store, name, provider)
+    cluster = provider.describe(name, nodes, provider.options(**options))
+    plan = provider.plan(cluster)
+    cluster = _completed(cluster, plan, ttl)
+    if dry_run:
+        _print_plan(cluster, plan, provider, output)
+        return
+    show_plan(cluster, plan)
+    if plan.total != 0:
+        console.confirm(f"Make the cluster {name}?", yes=yes)
+    from providers.lifecycle import up
+
+    with StepTeller() as tell:
+        ready = up(cluster, provider.resources(cluster), store, report=tell)
+    store.choose_cluster(name)
+    _report(ready, output)
+
+
+def _refuse_taken(store: Store, name: str, provider: Provider) -> None:
+    for known in store.clusters():
+        if known.name == name and known.provider != provider.name:
+            raise UsageError(
+                f'There is already a cluster "{name}", of {known.provider}.',
+                hint="Choose another RELEASE; see: mlbench list-clusters",
+            )
+
+
+def _completed(cluster: Cluster, plan: Plan, ttl: str | None) -> Cluster:
+    """The record with its owner, its end and the prices of today."""
+    details: dict[str, Any] = {**cluster.details, "owner": _owner(), "plan": plan.to_dict()}
+    if ttl is None and plan.total != 0 and not console.interactive():
+        ttl = UNATTENDED_TTL
+    if ttl is not None and ttl != KEEP:
+        details["expires"] = int(time.time() + parse_duration(ttl, "--ttl"))
+        details["ttl"] = ttl
+    return replace(cluster, details=details)
+
+
+def _owner() -> str:
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"
+    return re.sub(r"[^a-z0-9_-]", "-", name.lower())[:63]
+
+
+def _print_plan(cluster: Cluster, plan: Plan, provider: Provider, output: Format) -> None:
+    resources = [{"kind": item.kind, "name": item.name} for item in provider.resources(cluster)]
+    if output == Format.json:
+        console.out_json({"cluster": document_of(cluster), "plan": plan.to_dict(), "resources": resources})
+        return
+    show_plan(cluster, plan)
+    if ttl := cluster.details.get("ttl"):
+        console.note(f"It may be removed by `mlbench gc --expired` after {ttl}.")
+    console.out_table(["RESOURCE", "NAME"], [[item["kind"], item["name"]] for item in resources])
+
+
+def _report(cluster: Cluster, output: Format) -> None:
+    if output == Format.json:
+        console.out_json({"cluster": document_of(cluster)})
+        return
+    times = cluster.details["provisioning"]
+    console.out_table(
+        ["RESOURCE", "NAME", "BEGAN S", "READY S"],
+        [[item["kind"], item["name"], round(item["began"], 1), round(item["ready"], 1)] for item in times],
+    )
+    console.note(f"The cluster {cluster.name} is ready; commands now use it. Remove it with:")
+    console.note(f"  mlbench delete-cluster {cluster.provider} {cluster.name}")
+
+
+# --- the options are the provider's fields --------------------------------------------------------------------------
+
+
+def _function(name: str) -> Any:
+    """The function of `create-cluster NAME`, with the provider's options in its signature."""
+    provider = registry.load(name)
+    items = fields(provider.options)
+
+    def command(**given: Any) -> None:
+        options = {item.name: given.pop(item.name) for item in items}
+        options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+        create(provider, options=options, **given)
+
+    hints = get_type_hints(provider.options)
+    parameters = [*_COMMON[:2], *(_parameter(item, hints[item.name]) for item in items), *_COMMON[2:]]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return command
+
+
+def _parameter(item: "Field[Any]", kind: Any) -> inspect.Parameter:
+    """A field made by `providers.base.option` as a parameter that Typer makes an option of."""
+    default: Any = item.default
+    if get_origin(kind) is tuple:
+        kind, default = list[get_args(kind)[0]], list(default)
+    elif get_origin(kind) in (Union, UnionType):
+        kind = next(choice for choice in get_args(kind) if choice is not type(None)) | None
+    option = typer.Option(*item.metadata["flags"], help=item.metadata["help"])
+    return inspect.Parameter(
+        item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
+    )
+
+
+def _help(name: str) -> str:
+    return f"{registry.CREATABLE[name]}.\n\nThe cluster is named RELEASE-NUM_WORKERS."
+
+
+def _keyword(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+_COMMON = [
+    _keyword("nodes", Annotated[int, typer.Argument(metavar="NUM_WORKERS", help="machines of the cluster")]),
+    _keyword("release", Annotated[str, typer.Argument(metavar="RELEASE", help="first part of the cluster's name")]),
+    _keyword(
+        "ttl",
+        Annotated[
+            str | None,
+            typer.Option(
+                "--ttl",
+                help="after which `mlbench gc --expired` may remove it, as 90m, 8h, 2d, or none; default: none, "
+                f"but {UNATTENDED_TTL} for what costs money where no terminal is there",
+                metavar="DURATION",
+            ),
+        ],
+        None,
+    ),
+    _keyword("dry_run", Annotated[bool, typer.Option("--dry-run", help="print the plan and stop")], False),
+    _keyword("yes", Yes, False),
+    _keyword("output", Output, Format.text),
+]

@@ -1,0 +1,105 @@
+"""`mlbench gc`: remove clusters that nobody looks after, found by their marks, with or without a data directory."""
+
+import time
+from typing import Annotated
+
+import typer
+
+from mlbench_cli import console
+from mlbench_cli.commands._clusters import Location, Project, document_of, scope_of
+from mlbench_cli.commands._common import Format, Output, Yes
+from mlbench_cli.commands.create_cluster import _owner
+from mlbench_cli.commands.delete_cluster import remove
+from mlbench_cli.errors import CleanupError, MlbenchError, UsageError
+from mlbench_cli.store import Cluster, Store
+from providers import registry
+
+
+def gc(
+    providers: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PROVIDER]...", help="where to look; default: wherever it is possible"),
+    ] = None,
+    project: Project = None,
+    location: Location = None,
+    expired: Annotated[bool, typer.Option("--expired", help="only what has passed its --ttl")] = False,
+    everybody: Annotated[bool, typer.Option("--everybody", help="also what other owners have made")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be removed")] = False,
+    yes: Yes = False,
+    output: Output = Format.text,
+) -> None:
+    """Remove forgotten clusters: expired ones, half made ones, and whole ones that this data directory does not know.
+
+    They are found by the marks they carry, so an empty data directory will do. What costs money is never removed
+    without a question or --yes.
+    """
+    store = Store()
+    found, unseen = _found(providers, scope_of(project, location))
+    known = {cluster.name for cluster in store.clusters() if cluster.state == "ready"}
+    chosen = [
+        (cluster, why)
+        for cluster in found
+        if (everybody or cluster.details.get("owner") in (None, _owner()))
+        and (why := _reason(cluster, known, expired)) is not None
+    ]
+    if output == Format.json:
+        console.out_json({"clusters": [{**document_of(cluster), "why": why} for cluster, why in chosen]})
+    elif chosen:
+        rows = [[item.name, item.provider, item.details.get("location"), item.state, why] for item, why in chosen]
+        console.out_table(["CLUSTER", "PROVIDER", "WHERE", "STATE", "WHY"], rows)
+    else:
+        console.out("There is nothing to remove.")
+    for name, error in unseen.items():
+        console.warn(f"{name} was not searched: {error.message}")
+    if dry_run or not chosen:
+        return
+    console.confirm(f"Remove {len(chosen)} clusters and all that is on them?", yes=yes)
+    _remove_all(store, [cluster for cluster, _ in chosen])
+
+
+def _found(names: list[str] | None, scope: dict[str, str]) -> tuple[list[Cluster], dict[str, MlbenchError]]:
+    """All that is marked as ours; and which providers, of those not asked for by name, could not be asked."""
+    found: list[Cluster] = []
+    unseen: dict[str, MlbenchError] = {}
+    for name in names or registry.CREATABLE:
+        try:
+            found += registry.load(name).discover(scope)
+        except MlbenchError as error:
+            if names:
+                raise
+            unseen[name] = error
+    if unseen and len(unseen) == len(registry.CREATABLE):
+        raise UsageError(
+            "No provider can be asked: " + "; ".join(f"{name}: {error.message}" for name, error in unseen.items()),
+            hint="mlbench doctor",
+        )
+    return found, unseen
+
+
+def _reason(cluster: Cluster, known: set[str], only_expired: bool) -> str | None:
+    expires = cluster.details.get("expires")
+    if expires is not None and expires < time.time():
+        return f"expired {console.duration(time.time() - expires)} ago"
+    if only_expired:
+        return None
+    if cluster.state != "ready":
+        return f"it is {cluster.state}"
+    return None if cluster.name in known else "unknown here"
+
+
+def _remove_all(store: Store, clusters: list[Cluster]) -> None:
+    """Remove each, whatever becomes of the others. Raises CleanupError naming those that could not be removed."""
+    failed: dict[str, MlbenchError] = {}
+    for cluster in clusters:
+        try:
+            remove(store, cluster, yes=True)
+        except MlbenchError as error:
+            if error.exit_code >= 130:
+                raise
+            failed[cluster.name] = error
+    if failed:
+        raise CleanupError(
+            "\n".join(f"{name}: {error.message}" for name, error in failed.items()),
+            hint="mlbench gc   goes on",
+            details={name: error.details for name, error in failed.items()},
+        )

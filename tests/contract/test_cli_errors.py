@@ -1,0 +1,259 @@
+"""Every wrong command line: the right exit code, one paragraph or one document, a next step, and never a traceback."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli import commands
+from mlbench_cli.app import run
+from mlbench_cli.spec import RunSpec
+from mlbench_cli.store import Store
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store with two finished runs, without results."""
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.chdir(tmp_path)
+    store = Store(tmp_path / "home" if (tmp_path / "home").mkdir() is None else None)
+    for name in ("demo-1", "demo-2"):
+        spec = RunSpec(name, "local", "local", "custom", "custom", ("true",), "gloo", 1)
+        store.update_run(store.record_run(spec), "finished", "failed")
+    store.close()
+    return tmp_path / "home"
+
+
+TASK = ["--task", "digits_resnet"]
+WRONG: list[tuple[list[str], int, str]] = [
+    (["stauts"], 2, 'Did you mean "status"?'),
+    (["--verion"], 2, "--verion"),
+    (["status", "--metrc", "x"], 2, "--metrc"),
+    (["status", "demo-3"], 4, 'Did you mean "demo-'),
+    (["status", "-m", "Prec@1"], 2, "about one run"),
+    (["logs", "demo"], 4, 'no run "demo"'),
+    (["logs", "demo-1", "--rank", "1"], 4, "only 0 to 0"),
+    (["logs", "demo-1", "--rank", "-1"], 4, "only 0 to 0"),
+    (["logs", "demo-1", "--rank", "x"], 2, "'x' is not a valid int"),
+    (["logs"], 2, "Missing argument 'NAME'"),
+    (["wait", "nope"], 4, 'no run "nope"'),
+    (["wait", "demo-1", "--timeout", "soon"], 2, "is no duration"),
+    (["cancel", "nope"], 4, 'no run "nope"'),
+    (["delete", "nope", "--yes"], 4, 'no run "nope"'),
+    (["delete", "demo-1"], 2, "no terminal to ask on"),
+    (["download", "nope"], 4, 'no run "nope"'),
+    (["download", "demo-1", "--format", "tar"], 2, "'tar' is not one of"),
+    (["verify"], 2, "Missing argument"),
+    (["verify", "nope.zip"], 4, "no archive nope.zip"),
+    (["charts", "out"], 4, "no finished run"),
+    (["charts", "out", "--filter", "x"], 4, 'with "x" in its name'),
+    (["charts", "out", "--run", "demo-1"], 2, "no results yet"),
+    (["charts", "out", "nope.zip"], 4, "no archive nope.zip"),
+    (["compare", "nope", "demo-1"], 4, 'no run "nope"'),
+    (["compare", "demo-1", "demo-2"], 2, "no results yet"),
+    (["tasks", "digit_resnet"], 4, 'Did you mean "digits_resnet"?'),
+    (["set-cluster", "lokal"], 4, 'Did you mean "local"?'),
+    (["set-cluster", "gcloud", "local"], 2, "not of gcloud"),
+    (["set-cluster", "a", "b", "c"], 2, "3 words"),
+    (["get-dashboard-url"], 4, "no dashboard"),
+    (["run"], 2, "no name"),
+    (["run", "x"], 2, "No number of workers"),
+    (["run", "x", "1"], 2, "no terminal to ask on"),
+    (["run", "x", "1", "--yes"], 2, "--task, or --command is missing"),
+    (["run", "x", "two", *TASK], 2, "'two' is not a valid int"),
+    (["run", "x", "0", *TASK], 2, "from 1 to 4096"),
+    (["run", "x", "10000", *TASK], 2, "from 1 to 4096"),
+    (["run", "x", "100", *TASK], 2, "64 at most"),
+    (["run", "x", "1", "1", *TASK], 2, "asked for twice"),
+    (["run", "demo", "2", *TASK], 2, 'already a run "demo-2"'),
+    (["run", "X", "1", *TASK], 2, "not a DNS label"),
+    (["run", "x" * 39, "1", *TASK], 2, "41 characters"),
+    (["run", "x", "1", "--task", "digits"], 4, 'Did you mean "digits_resnet"?'),
+    (["run", "x", "1", *TASK, "--preset", "spce"], 2, 'Did you mean "spec"?'),
+    (["run", "x", "1", *TASK, "--set", "epoch=2"], 2, 'Did you mean "epochs"?'),
+    (["run", "x", "1", *TASK, "--set", "epochs"], 2, "not of the form KEY=VALUE"),
+    (["run", "x", "1", *TASK, "--set", "epochs=1", "--set", "epochs=2"], 2, "twice"),
+    (["run", "x", "1", *TASK, "--set", "epochs=1.5"], 2, "not of type int"),
+    (["run", "x", "1", *TASK, "--set", "momentum=2"], 2, "the most is 1"),
+    (["run", "x", "1", *TASK, "--backend", "mip"], 2, 'Did you mean "mpi"?'),
+    (["run", "x", "1", *TASK, "--backend", "mpi"], 2, "has no backend mpi"),
+    (["run", "x", "1", *TASK, "--backend", "nccl"], 2, "works on GPUs only"),
+    (["run", "x", "1", *TASK, "--cluster", "loca"], 4, 'Did you mean "local"?'),
+    (["run", "x", "1", *TASK, "--memory", "8Gi"], 2, "no meaning on the local cluster"),
+    (["run", "x", "1", *TASK, "--data-dir", "nope"], 4, "no folder nope"),
+    (["run", "x", "1", *TASK, "--timeout", "1w"], 2, "is no duration"),
+    (["run", "x", "1", "2", *TASK, "--detach"], 2, "would all run at once"),
+    (["run", "x", "1", "--command", "sh -c 'oops"], 2, "cannot be split"),
+    (["run", "x", "1", "--image", "me/train"], 2, "no terminal to ask on"),
+    (["run", "-f", "nope.yaml"], 4, "no file nope.yaml"),
+]
+if not any(Path("/dev").glob("nvidia[0-9]*")):
+    WRONG.append((["run", "x", "1", *TASK, "--gpu"], 2, "no NVIDIA GPU"))
+
+
+@pytest.mark.parametrize(("argv", "code", "words"), WRONG, ids=[" ".join(argv)[:60] for argv, _, _ in WRONG])
+def test_wrong_command_lines(argv: list[str], code: int, words: str, capsys: Captured) -> None:
+    assert run(argv) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("Error: ")
+    assert words in err
+    assert "Traceback" not in err
+    assert [run.run.name for run in Store().runs()] == ["demo-1", "demo-2"]
+
+
+WITH_JSON = [case for case in WRONG if case[0][0] in ("run", "status", "wait", "cancel", "tasks", "verify", "compare")]
+
+
+@pytest.mark.parametrize(("argv", "code", "words"), WITH_JSON, ids=[" ".join(argv)[:60] for argv, _, _ in WITH_JSON])
+def test_wrong_command_lines_as_json(argv: list[str], code: int, words: str, capsys: Captured) -> None:
+    assert run([*argv, "-o", "json"]) == code
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert err == ""
+    assert words in document["error"]["message"]
+    assert document["schema_version"] == 1
+    assert set(document["error"]) == {"code", "message", "hint", "details"}
+
+
+def test_the_next_step_is_named(capsys: Captured) -> None:
+    silent = []
+    for argv, _, _ in WRONG:
+        run(argv)
+        if "\nNext: " not in capsys.readouterr().err:
+            silent.append(argv)
+    # Where the message itself says what is allowed, there is nothing to add.
+    assert all(argv[0] in ("run", "logs", "charts", "set-cluster") for argv in silent), silent
+
+
+def test_a_spec_file_is_named_where_it_is_wrong(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "spec.yaml").write_text("name: x\nworkers: 1\ntask: digits_resnet\nepochs: 3\n")
+    assert run(["run", "-f", "spec.yaml"]) == 2
+    assert 'spec.yaml: Unknown key "epochs".' in capsys.readouterr().err
+
+
+def test_a_store_that_cannot_be_written(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    (home / "file").write_text("")
+    monkeypatch.setenv("MLBENCH_HOME", str(home / "file"))
+    for command in ("status", "list-clusters", "doctor"):
+        assert run([command]) == 2
+    assert "Set MLBENCH_HOME to a folder that you may write to." in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_store_without_permission(home: Path, capsys: Captured) -> None:
+    home.chmod(0o500)
+    assert run(["run", "x", "1", "--command", "true"]) == 2
+    home.chmod(0o700)
+    assert "cannot be used" in capsys.readouterr().err
+
+
+# --- the boundary itself ----------------------------------------------------------------------------------------------
+
+RAISING = """
+import sys
+from mlbench_cli import commands
+from mlbench_cli.app import run
+commands.PANELS["Test"] = {"fail": commands.Command("raising", "fail", "fails")}
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+def broken(tmp_path: Path, body: str, *argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The tool with one more command, whose body is given."""
+    (tmp_path / "raising.py").write_text(f"def fail(output: str = 'text') -> int:\n    {body}\n")
+    return subprocess.run(
+        [sys.executable, "-c", RAISING, "fail", *argv],
+        env={**os.environ, "PYTHONPATH": str(tmp_path), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_an_unexpected_exception(tmp_path: Path) -> None:
+    done = broken(tmp_path, "raise ValueError('odd')")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("Error: Internal error: ValueError: odd\nNext: ")
+    assert "Traceback" not in done.stderr
+    assert "Traceback" in broken(tmp_path, "raise ValueError('odd')", MLBENCH_DEBUG="1").stderr
+    document = json.loads(broken(tmp_path, "raise ValueError('odd')", "--output", "json").stdout)
+    assert document["error"]["details"] == {"type": "ValueError"}
+
+
+def test_the_exit_code_is_what_the_command_returns(tmp_path: Path) -> None:
+    assert broken(tmp_path, "return 7").returncode == 7
+    assert broken(tmp_path, "import typer; raise typer.Exit(5)").returncode == 5
+    assert broken(tmp_path, "return None").returncode == 0
+
+
+def test_interrupts(tmp_path: Path) -> None:
+    done = broken(tmp_path, "raise KeyboardInterrupt")
+    assert (done.returncode, done.stderr) == (130, "Error: Interrupted.\n")
+    done = broken(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
+    assert (done.returncode, done.stderr) == (143, "Error: Terminated (SIGTERM).\n")
+
+
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "raising.py").write_text("def fail() -> None:\n    for _ in range(100000): print('x' * 80)\n")
+    with subprocess.Popen(
+        [sys.executable, "-c", RAISING, "fail"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 141
+
+
+# --- help ------------------------------------------------------------------------------------------------------------
+
+
+def test_help_names_every_command_and_exit_code(capsys: Captured) -> None:
+    assert run(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {name} " in text for name in commands.names())
+    assert all(f"{code}  {meaning}" in text for code, meaning in commands.EXIT_CODES.items())
+    assert max(map(len, text.splitlines())) <= 80
+    assert run([]) == 0
+    assert capsys.readouterr().out == text
+
+
+@pytest.mark.parametrize("name", commands.names())
+def test_every_command_has_help(name: str, capsys: Captured) -> None:
+    assert run([name, "--help"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(f"Usage: mlbench {name}")
+    assert err == ""
+
+
+@pytest.mark.parametrize(
+    ("word", "offered"), [("sta", ["status"]), ("c", ["cancel", "charts", "compare"]), ("", commands.names())]
+)
+def test_commands_are_completed(word: str, offered: list[str], home: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mlbench_cli"],
+        env={**os.environ, "_MLBENCH_COMPLETE": "complete_bash", "COMP_WORDS": f"mlbench {word}", "COMP_CWORD": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert set(offered) <= set(done.stdout.split())
+
+
+def test_runs_are_completed(home: Path) -> None:
+    words = {"_MLBENCH_COMPLETE": "complete_bash", "COMP_WORDS": "mlbench wait d", "COMP_CWORD": "2"}
+    done = subprocess.run(
+        [sys.executable, "-m", "mlbench_cli"], env={**os.environ, **words}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["demo-1", "demo-2"]

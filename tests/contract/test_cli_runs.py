@@ -1,0 +1,297 @@
+"""The stories of the README, from run to charts, through the command line and real processes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mlbench_cli.app import run
+from mlbench_cli.engines.local import LocalEngine
+from mlbench_cli.spec import canonical_json
+from mlbench_cli.store import Store
+from task_images.contract import PREFIX
+
+Captured = pytest.CaptureFixture[str]
+EVENT = PREFIX + '{"v":1,"event":"metric","rank":0,"time":1.0,"name":"val_global_Prec@1","value":81.5}'
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+def answer(capsys: Captured, *argv: str, code: int = 0) -> Any:
+    """The JSON document that a command prints."""
+    capsys.readouterr()
+    assert run([*argv, "-o", "json"]) == code
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema_version"] == 1
+    return document
+
+
+def shell(script: str) -> list[str]:
+    return ["--command", f"sh -c '{script}'"]
+
+
+# --- the whole story -------------------------------------------------------------------------------------------------
+
+
+def test_from_run_to_charts(tmp_path: Path, capsys: Captured) -> None:
+    argv = ["run", "demo", "1", "2", "--task", "digits_resnet", "--preset", "tiny", "--yes"]
+    document = answer(capsys, *argv)
+    assert [(entry["name"], entry["outcome"], entry["exit_code"]) for entry in document["runs"]] == [
+        ("demo-1", "goal_reached", 0),
+        ("demo-2", "goal_reached", 0),
+    ]
+    assert document["runs"][1]["result"]["world_size"] == 2
+
+    assert run(["status"]) == 0
+    assert [line.split()[:4] for line in capsys.readouterr().out.splitlines()[1:]] == [
+        ["demo-1", "1", "finished", "goal_reached"],
+        ["demo-2", "2", "finished", "goal_reached"],
+    ]
+    status = answer(capsys, "status", "demo-2", "-m", "Prec@1")
+    assert status["metric"]["value"] >= 80
+    assert [rank["exit_code"] for rank in status["ranks"]] == [0, 0]
+
+    for number in (1, 2):
+        assert run(["download", f"demo-{number}", "-o", f"demo-{number}.zip"]) == 0
+    capsys.readouterr()
+    assert run(["verify", "demo-1.zip", "demo-2.zip"]) == 0
+    assert capsys.readouterr().out == "demo-1.zip: ok\ndemo-2.zip: ok\n"
+    assert run(["charts", "figures", "demo-1.zip", "demo-2.zip", "--yes"]) == 0
+    figures = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    assert {"total_time.png", "speedup.png", "time_for_all_phases.png"} <= {path.name for path in figures}
+    assert all(path.stat().st_size > 0 for path in figures)
+
+    compared = answer(capsys, "compare", "demo-1", "demo-2.zip")
+    assert compared["differences"]["workers"] == [1, 2]
+    assert answer(capsys, "compare", "demo-1", "demo-1", "--fail-above", "1.5")["ratios"]["task"] == 1
+    assert run(["compare", "demo-1", "demo-2", "--fail-above", "1e-6"]) == 7
+
+    assert run(["download", "demo-2", "-o", "old.zip", "--format", "mlbench-v3"]) == 0
+    assert run(["verify", "old.zip"]) == 2
+    assert run(["delete", "demo-2", "--yes"]) == 0
+    assert run(["status", "demo-2"]) == 4
+    assert (tmp_path / "demo-2.zip").exists()
+
+
+# --- running ---------------------------------------------------------------------------------------------------------
+
+
+def test_several_sizes_end_with_the_worst_code(capsys: Captured) -> None:
+    document = answer(capsys, "run", "x", "1", "3", "2", *shell('test "$WORLD_SIZE" != 3'), code=7)
+    assert [(entry["name"], entry["outcome"]) for entry in document["runs"]] == [
+        ("x-1", "completed"),
+        ("x-3", "failed"),
+        ("x-2", "completed"),
+    ]
+
+
+def test_what_is_said_of_a_failed_run(capsys: Captured) -> None:
+    assert run(["run", "x", "2", *shell('test $RANK = 0 || { echo "no such thing" >&2; exit 3; }; sleep 20')]) == 7
+    out, err = capsys.readouterr()
+    assert out.splitlines()[1].split()[:3] == ["x-2", "2", "failed"]
+    assert "Rank 1 exited with 3" in err
+    assert "Next: mlbench logs x-2 --rank 1" in err
+    assert answer(capsys, "status", "x-2")["first_failed"] == 1
+
+
+def test_a_goal_may_be_required(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "events").write_text(PREFIX + '{"v":1,"event":"result","rank":0,"time":1.0,"outcome":"goal_missed"}\n')
+    assert run(["run", "a", "1", "--command", "cat events"]) == 0
+    assert "goal_missed" in capsys.readouterr().out
+    assert run(["wait", "a-1", "--require-goal"]) == 7
+    assert run(["run", "b", "1", "--command", "cat events", "--require-goal"]) == 7
+
+
+def test_a_spec_file_is_enough(tmp_path: Path, capsys: Captured) -> None:
+    spec = {"name": "file", "workers": [1], "command": ["sh", "-c", "echo $MLBENCH_PARAMETERS"], "set": {"a": 1}}
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
+    assert run(["run", "-f", "spec.yaml", "--set", "b=2"]) == 0
+    capsys.readouterr()
+    assert run(["logs", "file-1"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"a": 1, "b": 2}
+
+
+def test_a_dry_run_prints_what_would_be_submitted(capsys: Captured) -> None:
+    argv = ["run", "x", "1", "2", "--command", "echo {rank} of {hosts}", "--dry-run"]
+    assert run(argv) == 0
+    first = capsys.readouterr().out
+    assert run(argv) == 0
+    assert capsys.readouterr().out == first
+    documents = list(yaml.safe_load_all(first))
+    assert [document["name"] for document in documents] == ["x-1", "x-2"]
+    assert answer(capsys, "status") == {"schema_version": 1, "runs": []}
+    shown = answer(capsys, *argv)["submissions"]
+    assert [entry["documents"][0] for entry in shown] == documents
+    # What is submitted is what was printed.
+    assert run(argv[:-1]) == 0
+    spec = Store().run("x-2").run.spec
+    assert canonical_json(LocalEngine().render(spec).documents[0]) == canonical_json(documents[1])
+
+
+def test_a_detached_run(capsys: Captured) -> None:
+    assert run(["run", "far", "2", "--detach", *shell("echo begun; until test -e go; do sleep 0.05; done")]) == 0
+    out, err = capsys.readouterr()
+    assert out == "far-2\n"
+    assert "Run started with name far-2" in err
+    assert answer(capsys, "status")["runs"][0]["state"] == "running"
+    assert run(["download", "far-2"]) == 2
+    assert "has not ended yet" in capsys.readouterr().err
+    assert run(["delete", "far-2", "--yes"]) == 2
+    assert run(["wait", "far-2", "--timeout", "0.1s"]) == 124
+    capsys.readouterr()
+    Path("go").touch()
+    assert run(["logs", "far-2", "--follow"]) == 0
+    assert sorted(capsys.readouterr().out.splitlines()) == ["[0] begun", "[1] begun"]
+    assert answer(capsys, "wait", "far-2")["runs"][0]["outcome"] == "completed"
+    assert run(["download", "far-2"]) == 0
+    assert Path("results.zip").exists()
+
+
+def test_what_ended_unseen_is_settled_by_status(capsys: Captured) -> None:
+    assert run(["run", "a", "1", "--detach", *shell("exit 5")]) == 0
+    run_ = Store().run("a-1").run
+    list(LocalEngine().observe(run_))
+    shown = answer(capsys, "status")["runs"][0]
+    assert (shown["state"], shown["outcome"]) == ("finished", "failed")
+    assert run(["verify", str(run_.folder)]) == 0
+
+
+def test_cancel_keeps_what_there_is(capsys: Captured) -> None:
+    assert run(["run", "a", "1", "--detach", *shell("echo partial; sleep 60")]) == 0
+    while "partial" not in capsys.readouterr().out:
+        assert run(["logs", "a-1"]) == 0
+    assert run(["cancel", "a-1"]) == 0
+    assert "was cancelled" in capsys.readouterr().out
+    assert run(["cancel", "a-1"]) == 0
+    assert "had ended already: cancelled" in capsys.readouterr().out
+    assert run(["wait", "a-1"]) == 7
+    capsys.readouterr()
+    assert run(["logs", "a-1"]) == 0
+    assert capsys.readouterr().out == "partial\n"
+
+
+def test_a_running_run_is_deleted_by_force(capsys: Captured) -> None:
+    assert run(["run", "a", "1", "--detach", *shell("sleep 60")]) == 0
+    folder = Store().run("a-1").run.folder
+    assert run(["delete", "a-1", "--yes", "--force"]) == 0
+    assert not folder.exists()
+    assert run(["run", "a", "1", *shell("true")]) == 0
+
+
+# --- logs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """A file with what a rank writes: an event behind a progress bar, bytes that are no text, no end of line."""
+    path = tmp_path / "written"
+    path.write_bytes(b"one\n" + EVENT.encode() + b"\n\r 50%|## " + EVENT.encode() + b"\n\xff\t@mlbench {\ntwo")
+    return path
+
+
+def test_logs(written: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert run(["run", "a", "2", "--command", f"cat {written}"]) == 0
+    capfdbinary.readouterr()
+
+    def shown(*argv: str) -> bytes:
+        assert run(["logs", "a-2", *argv]) == 0
+        return capfdbinary.readouterr().out
+
+    plain = b"one\n\r 50%|## \n\xff\t@mlbench {\ntwo"
+    assert shown("--rank", "1", "--raw") == written.read_bytes()
+    assert shown("--rank", "1") == plain
+    lines = plain.split(b"\n")
+    assert shown() == b"".join(b"[%d] %s\n" % (rank, line) for rank in (0, 1) for line in lines)
+
+
+def test_one_rank_has_no_prefix(capsys: Captured) -> None:
+    assert run(["run", "a", "1", *shell("echo x; echo y >&2")]) == 0
+    capsys.readouterr()
+    assert run(["logs", "a-1"]) == 0
+    assert capsys.readouterr().out == "x\ny\n"
+
+
+# --- results ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_download_replaces_nothing_by_accident(tmp_path: Path, capsys: Captured) -> None:
+    assert run(["run", "a", "1", *shell("true")]) == 0
+    Path("results.zip").write_text("mine")
+    assert run(["download", "a-1"]) == 2
+    assert "Add --force" in capsys.readouterr().err
+    assert Path("results.zip").read_text() == "mine"
+    assert run(["download", "a-1", "--force"]) == 0
+    assert run(["verify", "results.zip"]) == 0
+    assert run(["download", "a-1", "-o", str(tmp_path)]) == 0
+    assert (tmp_path / "a-1.zip").exists()
+
+
+def test_charts_of_one_archive_and_of_none(capsys: Captured) -> None:
+    assert run(["charts", "figures"]) == 4
+    assert run(["run", "a", "1", *shell("true")]) == 0
+    assert run(["charts", "figures"]) == 0
+    assert Path("figures/total_time.png").exists()
+    assert run(["charts", "figures", "--run", "a-1", "--filter", "a"]) == 2
+    assert "nothing to choose" in capsys.readouterr().err
+
+
+def test_damage_is_found(capsys: Captured) -> None:
+    assert run(["run", "a", "1", *shell("echo x")]) == 0
+    folder = Store().run("a-1").run.folder
+    (folder / "logs" / "rank-0.log").write_text("y\n")
+    (folder / "output" / "more").write_text("z")
+    document = answer(capsys, "verify", str(folder), code=2)
+    found = {(problem["code"], problem["file"]) for problem in document["archives"][0]["problems"]}
+    assert {("changed", "logs/rank-0.log"), ("extra", "output/more")} <= found
+    assert run(["download", "a-1"]) == 2
+    assert not Path("results.zip").exists()
+
+
+# --- the machine -----------------------------------------------------------------------------------------------------
+
+
+def test_doctor(capsys: Captured) -> None:
+    checks = {check["what"]: check for check in answer(capsys, "doctor")["checks"]}
+    assert checks["store"]["state"] == checks["torch"]["state"] == "ok"
+    assert "gloo" in checks["torch"]["found"]
+
+
+def test_tasks(capsys: Captured) -> None:
+    names = [task["name"] for task in answer(capsys, "tasks")["tasks"]]
+    assert {"digits_resnet", "allreduce"} <= set(names)
+    for name in names:
+        assert answer(capsys, "tasks", name)["presets"]["spec"]
+        assert run(["tasks", name]) == 0
+    assert "--set" in capsys.readouterr().out
+
+
+def test_clusters(capsys: Captured) -> None:
+    clusters = answer(capsys, "list-clusters")["clusters"]
+    assert [(cluster["name"], cluster["current"]) for cluster in clusters] == [("local", True)]
+    assert run(["set-cluster", "local"]) == 0
+
+
+def test_two_clients_at_once(home: Path, tmp_path: Path) -> None:
+    """Two sweeps into one store, from two processes."""
+    argv = [sys.executable, "-m", "mlbench_cli", "run"]
+    clients = [
+        subprocess.Popen([*argv, name, "1", "2", "--command", "true"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for name in ("a", "b")
+    ]
+    for client in clients:
+        _, err = client.communicate(timeout=60)
+        assert client.returncode == 0, err
+    rows = Store(home).runs()
+    assert {(row.run.name, row.outcome) for row in rows} == {
+        (f"{name}-{size}", "completed") for name in ("a", "b") for size in (1, 2)
+    }
