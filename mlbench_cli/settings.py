@@ -9,7 +9,7 @@ from mlbench_cli.errors import UsageError
 def data_dir() -> Path:
     """The folder of the store and of the runs' archives, made if need be."""
     home = os.environ.get("MLBENCH_HOME")
-    path = Path(home).expanduser() if home else _user_dir("user_data_dir")
+    path = Path(home).expanduser().absolute() if home else _user_dir("user_data_dir")
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
@@ -23,7 +23,7 @@ def data_dir() -> Path:
 def config_dir() -> Path:
     """The folder of what a person may edit: remembered answers, price table."""
     home = os.environ.get("MLBENCH_HOME")
-    return Path(home).expanduser() if home else _user_dir("user_config_dir")
+    return Path(home).expanduser().absolute() if home else _user_dir("user_config_dir")
 
 
 def runs_dir() -> Path:

@@ -307,18 +307,8 @@ def _spawn(folder: Path, leash: int, ready: int, lock: int) -> int:
     # current folder or PYTHONPATH takes the place of a module.
     code = "import sys; sys.path.append(sys.argv.pop(1)); from {0} import main; sys.exit(main(sys.argv[1:]))"
     root = Path(mlbench_cli.__file__).parents[1]
-    words = [
-        sys.executable,
-        "-I",
-        "-S",
-        "-c",
-        code.format(main.__module__),
-        str(root),
-        str(folder),
-        str(leash),
-        str(ready),
-        str(lock),
-    ]
+    arguments = [str(root), str(folder), *map(str, (leash, ready, lock))]
+    words = [sys.executable, "-I", "-S", "-c", code.format(main.__module__), *arguments]
     log = str(folder / ".state" / "supervisor.log")
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -362,7 +352,7 @@ def _signal(state: Mapping[str, Any] | None, number: int) -> None:
 
 def _sweep(folder: Path) -> None:
     """Kill every process that was given an output folder of this run: what a killed supervisor may have left."""
-    mark = f"MLBENCH_OUTPUT_DIR={folder}/output/rank-".encode()
+    mark = os.fsencode(f"MLBENCH_OUTPUT_DIR={folder}/output/rank-")
     with contextlib.suppress(FileNotFoundError):
         for name in os.listdir("/proc"):
             if not name.isdigit() or int(name) == os.getpid():

@@ -33,6 +33,18 @@ def prctl(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
+def keep_only(*descriptors: int) -> None:
+    """Close whatever else was inherited (a daemon must not hold a caller's pipes and locks), and pass nothing on."""
+    place = next((path for path in ("/proc/self/fd", "/dev/fd") if os.path.isdir(path)), None)
+    for descriptor in map(int, os.listdir(place) if place else ()):
+        if descriptor > 2 and descriptor not in descriptors:
+            with contextlib.suppress(OSError):  # the one through which the list was read
+                os.close(descriptor)
+    for descriptor in descriptors:
+        if descriptor >= 0:
+            os.set_inheritable(descriptor, False)
+
+
 def free_port() -> int:
     """A port that nobody has, below those that the system gives to outgoing connections."""
     import socket
@@ -67,7 +79,7 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
 
 def gpus_of_worker(worker: int, count: int, devices: list[str]) -> list[str]:
     """The worker's own devices; where there are too few, workers share them."""
-    chosen = [devices[(worker * count + index) % len(devices)] for index in range(count)] if devices else []
+    chosen = [devices[(worker * count + index) % len(devices)] for index in range(count)]
     return list(dict.fromkeys(chosen))
 
 

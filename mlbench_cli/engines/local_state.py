@@ -31,7 +31,8 @@ class Watch:
         changed = self._read()
         if self.state is None or self.state["ended"] or self.lost or alive(self.state):
             return changed
-        # Its last words may have come between the two looks.
+        # Its last words may have come between the two looks, or so fast that the file looks the same.
+        self._stamp = None
         self._read()
         self.lost = not self.state["ended"]
         return True
@@ -114,13 +115,8 @@ def _worker(state: Mapping[str, Any], facts: Mapping[str, Any], lost: bool) -> W
     if lost and phase not in ENDED:
         phase, reason = "lost", "the supervisor is gone"
     elif facts["stopped"]:
-        first = state["first_failed"]
-        cause = (
-            f"rank {first} failed"
-            if first is not None
-            else str(state["ended"] or state.get("stopping")).replace("_", " ")
-        )
-        reason = f"stopped: {cause}"
+        first, ending = state["first_failed"], state["ended"] or state["stopping"]
+        reason = f"stopped: rank {first} failed" if first is not None else f"stopped: {ending.replace('_', ' ')}"
     elif phase == "failed":
         reason = local_findings.describe_exit(facts)
     elif facts["pid"] is None:

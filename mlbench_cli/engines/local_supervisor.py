@@ -38,9 +38,7 @@ AT_START = "chosen at start"  # what render() says where only the start can know
 
 def main(arguments: list[str]) -> int:
     folder, leash, ready, lock = arguments[0], *map(int, arguments[1:4])
-    for descriptor in (leash, ready, lock):
-        if descriptor >= 0:
-            os.set_inheritable(descriptor, False)
+    machine.keep_only(leash, ready, lock)
     with open(f"{folder}/.state/request.json", encoding="utf-8") as file:
         request = json.load(file)
     supervisor = Supervisor(folder, request, leash)
@@ -207,11 +205,11 @@ class Supervisor:
         defaults = {key: str(threads) if value == AT_START else value for key, value in self.plan["defaults"].items()}
         environment = {**defaults, **os.environ, **own}
         environment["PATH"] = os.path.dirname(self.python) + os.pathsep + environment.get("PATH", os.defpath)
-        if self.plan["gpus_per_worker"]:
-            devices = machine.gpus_of_worker(
-                int(own["NODE_RANK"]), self.plan["gpus_per_worker"], machine.visible_gpus(os.environ)
+        count, devices = self.plan["gpus_per_worker"], machine.visible_gpus(os.environ)
+        if count and devices:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(
+                machine.gpus_of_worker(int(own["NODE_RANK"]), count, devices)
             )
-            environment.update({"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {})
         return environment
 
     # --- watch --------------------------------------------------------------------------------------------------
@@ -298,7 +296,8 @@ class Supervisor:
             if rank.running and number == signal.SIGKILL:
                 machine.signal_group(rank.pid, number)
             elif rank.running:
-                os.kill(rank.pid, number)  # not yet waited for, so the number is its own
+                with contextlib.suppress(OSError):  # it may have taken on another user's rights
+                    os.kill(rank.pid, number)  # not yet waited for, so the number is its own
 
     def _reap_orphans(self) -> None:
         """Take up the ends of processes that lost their parent, but leave the ranks to their own turn."""

@@ -192,6 +192,17 @@ def test_a_detached_run_outlives_its_client_and_is_found_by_another(lab: Lab, tm
     assert lab.log(run) == b"done\n"
 
 
+def test_a_detached_run_holds_no_descriptor_of_its_client(lab: Lab, tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    script = f"lab.start({SLEEP!r}, name='theirs', detach=True); os._exit(0)"
+    with client(tmp_path, script, pass_fds=[writer]) as other:
+        os.close(writer)
+        assert other.wait() == 0
+    assert os.read(reader, 1) == b""
+    os.close(reader)
+    lab.engine.delete(lab.store.run("theirs").run, force=True)
+
+
 # --- the supervisor dies ------------------------------------------------------------------------------------------
 
 
