@@ -46,9 +46,8 @@ def main() -> int:
     print(f"archive          {len(data)} bytes, SHA-256 {hashlib.sha256(data).hexdigest()[:16]}")
     print(f"flips tried      {len(bits)}")
     print(f"flips found      {len(bits) - len(missed)}")
-    print(
-        f"time             {seconds:.1f} s in {processes} processes, {1e3 * seconds * processes / len(bits):.3f} ms each"
-    )
+    each = 1e3 * seconds * processes / len(bits)
+    print(f"time             {seconds:.1f} s in {processes} processes, {each:.2f} ms a flip")
     print(f"whole archive    {1e3 * whole:.3f} ms to verify, {whole / hashing:.0f} times a bare SHA-256 of it")
     if missed:
         print(f"missed           bits {missed[:20]}")

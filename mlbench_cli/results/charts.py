@@ -151,11 +151,17 @@ def _speedup(series: Series) -> "Figure":
     for task, axes in zip(tasks, panels, strict=True):
         groups = [group for group in series.groups if group.task == task and group.has_speedup]
         counts = sorted({point.workers for group in groups for point in group.points if point.good})
-        _speedup_axes(axes, counts)
+        wide = counts[-1] >= 8 * counts[0]
+        if wide:
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log", base=2)
         for first in sorted({group.baseline.workers for group in groups if group.baseline}):
             _ideal(axes, [count for count in counts if count >= first], named=first != counts[0])
         for group in groups:
             _line(axes, group, *looks[group.label])
+        if not wide:
+            axes.set_ylim(bottom=0)  # after the lines, since it ends the scaling to what is drawn
+        _speedup_axes(axes, counts)
         axes.legend(loc="upper left", bbox_to_anchor=(-0.02, -0.13), fontsize=8.5, handlelength=2.6)
     return figure
 
@@ -239,11 +245,10 @@ def _subtitle(series: Series) -> str:
 
 
 def _titles(series: Series, tasks: Sequence[str]) -> list[str]:
-    """The panels' titles: task, and its goal where that is not said above. A single panel has none."""
+    """The panels' titles: each task with what only its runs share. A single panel has none."""
     if len(series.tasks) == 1:
         return [""]
-    goals = {task: {group.facts["goal"] for group in series.groups if group.task == task} for task in tasks}
-    return ["\n".join(filter(None, (task, *(_goal(series, goals[task]))))) for task in tasks]
+    return ["\n".join((task, *_shared(series, task))) for task in tasks]
 
 
 def _group_title(series: Series, group: Group) -> str:
@@ -253,13 +258,16 @@ def _group_title(series: Series, group: Group) -> str:
         return textwrap.fill(shorten(group.label, 150), 52)
     alone = len({other.label for other in series.groups}) == 1
     name = group.task if alone else f"{group.task}: {group.label}"
-    goals = {other.facts["goal"] for other in series.groups if other.task == group.task}
-    return "\n".join((textwrap.fill(shorten(name, 150), 52), *_goal(series, goals)))
+    return "\n".join((textwrap.fill(shorten(name, 150), 52), *_shared(series, group.task)))
 
 
-def _goal(series: Series, goals: set[str]) -> list[str]:
-    """A task's goal, if it has just one and the subtitle does not say it."""
-    return [] if "goal" in series.common or len(goals) > 1 or goals == {""} else [f"goal {next(iter(goals))}"]
+def _shared(series: Series, task: str) -> list[str]:
+    """What all groups of a task have in common and those of other tasks do not, as lines of a title."""
+    groups = [group.facts for group in series.groups if group.task == task]
+    told = [name for name in ("preset", "device", "command", "goal", "synthetic") if name not in series.common]
+    alike = [name for name in told if len({facts[name] for facts in groups}) == 1]
+    words = " · ".join(filter(None, (describe(name, groups[0][name]) for name in alike)))
+    return textwrap.wrap(shorten(words, 150), 50)
 
 
 def _footnote(series: Series) -> str:
@@ -327,12 +335,6 @@ def _note(axes: "Axes", x: float, point: Point, figure: str, *, narrow: bool) ->
 
 
 def _speedup_axes(axes: "Axes", counts: Sequence[int]) -> None:
-    wide = counts[-1] >= 8 * counts[0]
-    if wide:
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log", base=2)
-    else:
-        axes.set_ylim(bottom=0)
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set_xticks([], minor=True)
     axes.set_xlabel("workers")

@@ -207,7 +207,7 @@ def describe(name: str, value: str) -> str:
     if name.startswith("parameter "):
         return f"{name.removeprefix('parameter ')}={value}"
     words = {
-        "preset": f"preset {value}",
+        "preset": f"preset {value}" if value != "custom" else "",
         "engine": f"{value} engine",
         "processes_per_worker": f"{value} processes per worker",
         "gpus_per_worker": f"{value} GPUs per worker",

@@ -105,6 +105,18 @@ def test_the_baseline_is_the_fewest_workers_that_succeeded(tmp_path: Path) -> No
     assert "ideal" in shown
 
 
+@pytest.mark.parametrize("counts", [(1, 2), (2, 3, 4), (1, 2, 4, 8, 16)])
+def test_the_ideal_line_is_seen_even_where_runs_get_slower(tmp_path: Path, counts: tuple[int, ...]) -> None:
+    found = series(tmp_path, *({"workers": count, "seconds": 10.0 * count} for count in counts))
+    (axes,) = next(figure for name, figure in figures(found) if name == "speedup").axes
+    low, high = axes.get_ylim()
+    ideal, measured = (line.get_ydata() for line in axes.lines)
+    assert list(ideal) == [count / counts[0] for count in counts]
+    assert list(measured) == pytest.approx([counts[0] / count for count in counts])
+    assert low < min(measured)
+    assert max(ideal) < high
+
+
 def test_repeats_are_averaged(tmp_path: Path) -> None:
     found = series(
         tmp_path, *({"workers": 1, "seconds": seconds, "seed": int(seconds)} for seconds in (90.0, 100.0, 140.0))
