@@ -20,14 +20,14 @@ install: $(STAMP)  ## make .venv and install the project into it
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(if $(TORCH_INDEX),$(BIN)/python -m pip install --quiet "torch>=2.11,<2.16" --index-url $(TORCH_INDEX))
+	test -z "$(TORCH_INDEX)" || $(BIN)/python -m pip install --quiet "torch>=2.11,<2.16" --index-url "$(TORCH_INDEX)"
 	$(BIN)/python -m pip install --quiet --editable ".[$(EXTRAS)]"
 	$(BIN)/python -m pip check
 	touch $@
 
 demo: install  ## train on 1 and 2 workers to the goal, verify both archives, draw the charts
 	rm -rf demo
-	$(DEMO) run demo 1 2 --task digits_resnet --yes
+	$(DEMO) run demo 1 2 --task digits_resnet --num-cpus 2 --yes
 	$(DEMO) download demo-1 --output demo/demo-1.zip
 	$(DEMO) download demo-2 --output demo/demo-2.zip
 	$(DEMO) verify demo/demo-1.zip demo/demo-2.zip
