@@ -200,9 +200,9 @@ def interactive() -> bool:
 
 def ask(question: str) -> str:
     """The line that a person answers. Raises InterruptedError_ at the end of input (Ctrl-D)."""
-    sys.stderr.write(clean(question, keep="\n"))
-    sys.stderr.flush()
     try:
+        sys.stderr.write(clean(question, keep="\n"))
+        sys.stderr.flush()
         line = sys.stdin.readline()
     except KeyboardInterrupt:
         sys.stderr.write("\n")

@@ -110,7 +110,7 @@ def show_plan(cluster: Cluster, plan: Plan) -> None:
 def price(amount: float | None, currency: str) -> str:
     if amount is None:
         return "unknown"
-    return f"{amount:.2f} {currency}" if amount else "nothing"
+    return f"{amount:.2f} {currency}" if amount else "free"
 
 
 def document_of(cluster: Cluster) -> dict[str, Any]:

@@ -169,11 +169,11 @@ def _function(name: str) -> Any:
 
 def _parameter(item: "Field[Any]", kind: Any) -> inspect.Parameter:
     """A field made by `providers.base.option` as a parameter that Typer makes an option of."""
-    default: Any = item.default
+    default, choices = item.default, get_args(kind)
     if get_origin(kind) is tuple:
-        kind, default = list[get_args(kind)[0]], list(default)
+        kind, default = list.__class_getitem__(choices[0]), list(item.default)  # type: ignore[arg-type]
     elif get_origin(kind) in (Union, UnionType):
-        kind = next(choice for choice in get_args(kind) if choice is not type(None)) | None
+        kind = next(choice for choice in choices if choice is not type(None)) | None
     option = typer.Option(*item.metadata["flags"], help=item.metadata["help"])
     return inspect.Parameter(
         item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]

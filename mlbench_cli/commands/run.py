@@ -153,7 +153,11 @@ def _forget(runs: list[Run], store: Store) -> None:
 
 def _start(runs: list[Run], engine: Engine, store: Store, output: Format) -> int:
     for number, item in enumerate(runs):
-        _submit(runs, number, engine, store, detach=True)
+        try:
+            _submit(item, engine, store, detach=True)
+        except BaseException:
+            _forget(runs[number + 1 :], store)  # this one stays: it may have left something
+            raise
         console.note(f"Run started with name {item.name}")
     if output == Format.json:
         console.out_json({"runs": [{"name": item.name, "id": item.id, "folder": str(item.folder)} for item in runs]})
@@ -166,23 +170,18 @@ def _start(runs: list[Run], engine: Engine, store: Store, output: Format) -> int
     return 0
 
 
-def _submit(runs: list[Run], number: int, engine: Engine, store: Store, *, detach: bool) -> None:
-    """Start one of the runs. Where that fails, the later ones are forgotten; this one may have left something."""
-    try:
-        engine.submit(runs[number], engine.render(runs[number].spec), detach=detach)
-    except BaseException:
-        _forget(runs[number + 1 :], store)
-        raise
-    store.update_run(runs[number], "running")
+def _submit(item: Run, engine: Engine, store: Store, *, detach: bool) -> None:
+    engine.submit(item, engine.render(item.spec), detach=detach)
+    store.update_run(item, "running")
 
 
 def _follow(runs: list[Run], number: int, engine: Engine, store: Store, require_goal: bool) -> Ended:
     from mlbench_cli import supervise
 
     item, later = runs[number], runs[number + 1 :]
-    _submit(runs, number, engine, store, detach=False)
-    _announce(item, engine)
     try:
+        _submit(item, engine, store, detach=False)
+        _announce(item, engine)
         with Reporter(item) as report:
             outcome = supervise.follow(item, engine, store, report=report)
     except (KeyboardInterrupt, TerminatedError) as interrupt:
