@@ -8,7 +8,13 @@ from mlbench_cli import __version__
 
 
 def main() -> int:
-    argv = sys.argv[1:]
+    try:
+        return _main(sys.argv[1:])
+    except KeyboardInterrupt:  # while modules were still being loaded; later, app.run takes care
+        return 130
+
+
+def _main(argv: list[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # an odd file name or locale must not end in a traceback
             stream.reconfigure(errors="backslashreplace")

@@ -79,7 +79,18 @@ def refused(call: Any, *arguments: Any) -> bool:
 file_keys = st.sampled_from(
     [item.name for item in fields(Request)] + ["num-cpus", "Task", "set ", "workres", "node-selector"]
 )
-file_documents = st.dictionaries(file_keys | texts, documents, max_size=6)
+fitting = {
+    "text": texts,
+    "integer": st.integers(),
+    "switch": st.booleans(),
+    "texts": st.lists(texts, max_size=2),
+    "pairs": st.dictionaries(texts, texts | st.integers(), max_size=2),
+}
+right_keys = st.fixed_dictionaries(
+    {"name": texts, "workers": st.lists(st.integers(), max_size=3)},
+    optional={item.name: fitting[item.metadata["kind"]] for item in OPTIONS},
+)
+file_documents = st.dictionaries(file_keys | texts, documents, max_size=6) | right_keys
 
 
 @many(1000)
@@ -194,7 +205,25 @@ TASK = {
 parameter_entries = st.dictionaries(
     st.sampled_from(["type", "help", "min", "max", "choices", "other"]), scalars | st.sampled_from(TYPES), max_size=5
 )
+right_parameters = st.dictionaries(
+    texts,
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(TYPES), "help": st.text("ab", min_size=1)},
+        optional={"min": st.integers() | st.floats(), "max": st.integers() | st.floats()},
+    ),
+    max_size=3,
+)
 task_changes = st.one_of(
+    st.builds(
+        lambda parameters, value, presets: {
+            "parameters": parameters,
+            "presets": {"spec": dict.fromkeys(parameters, value), **presets},
+        },
+        right_parameters,
+        scalars,
+        st.dictionaries(texts, st.just({}), max_size=2),
+    ),
+    st.fixed_dictionaries({}, optional={"title": texts, "data": texts, "number": scalars, "legacy_name": texts}),
     st.dictionaries(st.sampled_from(TASK_KEYS), documents, max_size=3),
     st.fixed_dictionaries({"parameters": st.dictionaries(texts, parameter_entries, max_size=3)}),
     st.fixed_dictionaries({"presets": st.dictionaries(st.just("spec") | texts, documents, max_size=3)}),
