@@ -1,0 +1,304 @@
+"""The KIND provider on stand-ins of `docker` and `kind` with a world of their own (tests/e2e has the real ones)."""
+
+import os
+import re
+import shutil
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.errors import CapacityError, NotFoundError, UsageError
+from mlbench_cli.store import Cluster, Store
+from providers.kind import KindOptions, KindProvider, kubeconfig_of
+from providers.kind.resources import marked_clusters
+from providers.lifecycle import down, up
+from tests.fakes.kind_tools import World
+
+IMAGES = {"registry:2": "sha256:01", "my/task:1": "sha256:02", "node": "sha256:03"}
+FULL = KindOptions(registry_port=5001, load=("my/task:1",))
+# Calls that change the world; to be killed at another is to be killed after the last of these.
+CHANGING = re.compile(
+    r"docker (volume (create|rm)|run|rm|network connect|save|exec --interactive)|kind (create|delete|load)"
+)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World(tmp_path / "world")
+    made.change(images=IMAGES)
+    _enter(made, tmp_path / "home", monkeypatch)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    return made
+
+
+def _enter(world: World, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KIND_WORLD", str(world.path))
+    monkeypatch.setenv("PATH", f"{world.bin}{os.pathsep}/usr/bin{os.pathsep}/bin")
+    monkeypatch.setenv("MLBENCH_HOME", str(home))
+
+
+def _cluster(name: str = "demo-2", nodes: int = 2, options: KindOptions = FULL) -> Cluster:
+    described = KindProvider().describe(name, nodes, options)
+    return Cluster(name, "kind", details={**described.details, "owner": "tester", "expires": 4102444800})
+
+
+def _make(cluster: Cluster) -> Cluster:
+    return up(cluster, KindProvider().resources(cluster), Store())
+
+
+def _remove(cluster: Cluster) -> None:
+    down(cluster, KindProvider().resources(cluster), Store())
+
+
+def _remove_from_nothing() -> None:
+    """Remove all that is marked, with an empty data directory."""
+    for cluster in KindProvider().discover({}):
+        _remove(cluster)
+
+
+def _in_child(work: Callable[[], object]) -> int:
+    """The signal that ended `work` in a process of its own, or 0."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert not os.WIFEXITED(status) or os.WEXITSTATUS(status) == 0
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+
+
+def test_a_cluster_with_registry_and_images(world: World) -> None:
+    cluster = _make(_cluster())
+    state = world.state
+    nodes = {name: item for name, item in state["containers"].items() if item.get("cluster") == "demo-2"}
+    assert set(nodes) == {"demo-2-control-plane", "demo-2-worker"}
+    for node in nodes.values():
+        assert node["files"] == {
+            "/etc/containerd/certs.d/localhost:5001/hosts.toml": '[host."http://kind-registry:5000"]\n'
+        }
+        assert "my/task:1" in node["images"]
+    assert state["containers"]["kind-registry"]["port"] == 5001
+    assert state["networks"]["kind"] == ["kind-registry"]
+    assert cluster.details["functional_only"] is True
+    assert marked_clusters()["demo-2"]["mlbench-owner"] == "tester"
+    kubeconfig = kubeconfig_of(cluster)
+    assert kubeconfig.stat().st_mode & 0o777 == 0o600
+    _remove(cluster)
+    assert world.left == []
+    assert not kubeconfig.parent.exists()
+    assert [item for item in os.listdir(tempfile.gettempdir()) if item.startswith("mlbench-image")] == []
+
+
+def test_made_twice_nothing_changes(world: World) -> None:
+    _make(_cluster())
+    before = len(world.state["log"])
+    _make(_cluster())
+    assert not [call for call in world.state["log"][before:] if CHANGING.match(call)]
+
+
+def test_an_image_built_anew_is_loaded_again(world: World) -> None:
+    _make(_cluster())
+    world.change(images={**IMAGES, "my/task:1": "sha256:04"})
+    _make(_cluster())
+    assert sum(call.startswith("kind load") for call in world.state["log"]) == 2
+
+
+def test_images_of_the_containerd_store_are_saved_by_platform(world: World) -> None:
+    world.change(store="containerd")
+    _make(_cluster())
+    [save] = [call for call in world.state["log"] if call.startswith("docker save")]
+    assert "--platform linux/amd64" in save
+
+
+def _kills(world: World, work: Callable[[], object]) -> list[tuple[int, str]]:
+    """Where to kill `work`: before its first and after each changing call, by the log of one calm pass."""
+    world.change(log=[])
+    work()
+    numbers = [number for number, call in enumerate(world.state["log"]) if CHANGING.match(call)]
+    return [(numbers[0], "kill-before"), *((number, "kill-after") for number in numbers)]
+
+
+def test_killed_at_every_change_of_making_nothing_leaks(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kills = _kills(world, lambda: _make(_cluster()))
+    assert len(kills) >= 9
+    _remove(_cluster())
+    for number, when in kills:
+        world.change(log=[], trouble={str(number): when})
+        _enter(world, tmp_path / f"home-{number}-{when}", monkeypatch)
+        assert _in_child(lambda: _make(_cluster())) == signal.SIGKILL
+        killed_at = world.state["log"][-1]
+        world.change(trouble={})
+        _enter(world, tmp_path / f"empty-{number}-{when}", monkeypatch)
+        _remove_from_nothing()
+        assert world.left == [], f"{when} {killed_at}"
+
+
+def test_killed_at_every_change_of_removing_it_goes_on(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _make(_cluster())
+    full = world.state
+    kills = _kills(world, lambda: _remove(_cluster()))
+    assert len(kills) == 4
+    for number, when in kills:
+        world.change(**{**full, "log": [], "trouble": {str(number): when}})
+        _enter(world, tmp_path / f"home-{number}-{when}", monkeypatch)
+        assert _in_child(_remove_from_nothing) == signal.SIGKILL
+        world.change(trouble={})
+        _enter(world, tmp_path / f"empty-{number}-{when}", monkeypatch)
+        _remove_from_nothing()
+        assert world.left == []
+
+
+def test_a_kind_that_outlives_its_client_is_waited_for(world: World) -> None:
+    world.change(trouble={"kind create": "kill-during"})
+    assert _in_child(lambda: _make(_cluster())) == signal.SIGKILL
+    # Now kind goes on by itself. A removal must not overtake it.
+    _remove_from_nothing()
+    assert world.left == []
+    time.sleep(0.6)
+    assert world.left == []
+
+
+def test_a_cluster_that_kind_left_half_made_is_made_anew(world: World) -> None:
+    world.change(trouble={"kind create": "kill-both"})
+    assert _in_child(lambda: _make(_cluster())) == signal.SIGKILL
+    assert [name for name in world.left if name.startswith("demo-2-")] == ["demo-2-control-plane"]
+    world.change(trouble={})
+    assert _make(_cluster()).state == "ready"
+    assert "kind delete cluster --name demo-2" in "\n".join(world.state["log"])
+
+
+def test_a_failing_kind_is_quoted_and_leaves_only_its_mark(world: World) -> None:
+    world.change(trouble={"kind create": "fail"})
+    with pytest.raises(UsageError, match="no route to host") as caught:
+        _make(_cluster())
+    assert "--image" in (caught.value.hint or "")
+    assert caught.value.details["exists"] == [{"kind": "Docker volume", "name": "mlbench-demo-2", "state": "ready"}]
+    assert Store().cluster("demo-2").state == "failed"
+    _remove_from_nothing()
+    assert world.left == []
+
+
+def test_clusters_of_others_are_not_touched(world: World) -> None:
+    node = {"cluster": "demo-2", "state": "running", "files": {}, "images": [], "finished": True}
+    world.change(containers={"demo-2-control-plane": node, "demo-2-worker": node})
+    with pytest.raises(UsageError, match="not made by mlbench"):
+        _make(_cluster())
+    with pytest.raises(UsageError, match="not made by mlbench"):
+        _remove(_cluster())
+    assert KindProvider().discover({}) == []
+    assert world.left == ["demo-2-control-plane", "demo-2-worker"]
+
+
+def test_the_registry_stays_as_long_as_a_cluster_uses_it(world: World) -> None:
+    _make(_cluster())
+    _make(_cluster("other-1", 1))
+    _remove(_cluster())
+    assert "kind-registry" in world.left
+    _remove(_cluster("other-1", 1))
+    assert world.left == []
+
+
+def test_a_registry_that_a_person_made_is_used_and_stays(world: World) -> None:
+    world.change(containers={"kind-registry": {"state": "running", "port": 5001}})
+    _remove(_make(_cluster()))
+    assert world.left == ["kind-registry"]
+
+
+def test_a_registry_on_another_port_is_refused(world: World) -> None:
+    world.change(containers={"kind-registry": {"state": "running", "port": 5555}})
+    with pytest.raises(UsageError, match="port 5555 instead of 5001"):
+        _make(_cluster())
+
+
+def test_stopped_nodes_are_refused_rather_than_replaced(world: World) -> None:
+    _make(_cluster())
+    containers = world.state["containers"]
+    containers["demo-2-worker"]["state"] = "exited"
+    world.change(containers=containers)
+    with pytest.raises(UsageError, match="docker start demo-2-worker"):
+        _make(_cluster())
+    assert Store().cluster("demo-2").state == "ready"
+
+
+def test_the_kubeconfig_is_fetched_where_it_is_not_here(world: World) -> None:
+    cluster = _make(_cluster())
+    shutil.rmtree(kubeconfig_of(cluster).parent)
+    access = KindProvider().connect(cluster)
+    assert access.server == "https://127.0.0.1:6443"
+    assert kubeconfig_of(cluster).stat().st_mode & 0o777 == 0o600
+    _remove(cluster)
+    with pytest.raises(NotFoundError, match="does not run"):
+        KindProvider().connect(cluster)
+
+
+def test_discovery_tells_state_owner_and_end(world: World) -> None:
+    _make(_cluster())
+    [found] = KindProvider().discover({})
+    assert (found.name, found.state, found.details["owner"]) == ("demo-2", "ready", "tester")
+    assert found.details["expires"] == 4102444800
+    containers = world.state["containers"]
+    del containers["demo-2-worker"]
+    world.change(containers=containers)
+    assert [cluster.state for cluster in KindProvider().discover({})] == ["failed"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "values", "says"),
+    [
+        (0, {}, "from 1 to 50"),
+        (51, {}, "from 1 to 50"),
+        (2, {"num_gpus": 1}, "no GPUs"),
+        (2, {"image": "x", "kubernetes_version": "1.34"}, "both name"),
+        (2, {"registry_port": 70000}, "1 to 65535"),
+        (2, {"kubernetes_version": "1.19"}, "not known which"),
+        (2, {"kubernetes_version": "newest"}, "not of the form"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_called(nodes: int, values: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        KindProvider().describe("demo", nodes, KindOptions(**values))
+
+
+def test_the_node_image_follows_the_version(world: World) -> None:
+    _make(_cluster(options=KindOptions(kubernetes_version="v1.34")))
+    assert any("--image kindest/node:v1.34.0" in call for call in world.state["log"])
+
+
+def test_the_plan_checks_tools_and_images_and_makes_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = KindProvider()
+    plan = provider.plan(_cluster())
+    assert plan.total == 0
+    assert not [call for call in world.state["log"] if CHANGING.match(call)]
+    with pytest.raises(UsageError, match='no image "absent"'):
+        provider.plan(_cluster(options=KindOptions(load=("absent",))))
+    world.change(trouble={"docker": "down"})
+    with pytest.raises(UsageError, match="Cannot connect to the Docker daemon") as caught:
+        provider.plan(_cluster())
+    assert "Start Docker" in (caught.value.hint or "")
+    (world.bin / "kind").unlink()
+    with pytest.raises(UsageError, match="need kind, which is not installed") as caught:
+        provider.plan(_cluster())
+    assert "kind.sigs.k8s.io" in (caught.value.hint or "")
+
+
+def test_known_complaints_have_hints(world: World) -> None:
+    from providers.kind.tools import complaint
+
+    error = complaint(["kind", "create", "cluster"], "failed to create fsnotify watcher: too many open files", 1)
+    assert isinstance(error, CapacityError)
+    assert "max_user_instances" in (error.hint or "")

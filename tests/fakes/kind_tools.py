@@ -1,0 +1,323 @@
+"""`docker` and `kind` as far as the KIND provider calls them: two programs on a world that is one file.
+
+Each call is a process that acts on the world by rules of its own, as the real programs do on Docker. Run as a script
+it is either program, by the name it is called by. KIND_WORLD names the file. Only the standard library, for speed.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+KUBECONFIG = """apiVersion: v1
+kind: Config
+current-context: kind-{name}
+clusters: [{{name: kind-{name}, cluster: {{server: "https://127.0.0.1:{port}"}}}}]
+contexts: [{{name: kind-{name}, context: {{cluster: kind-{name}, user: kind-{name}}}}}]
+users: [{{name: kind-{name}, user: {{token: secret-of-{name}}}}}]
+"""
+EMPTY = {
+    "volumes": {},
+    "containers": {},
+    "images": {},
+    "networks": {"kind": []},
+    "log": [],
+    "trouble": {},
+    "store": "overlay2",
+}
+
+
+class World:
+    """The tests' side: a folder with both programs for the PATH, and the world to look at and to trouble."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / "world.json"
+        self.bin = folder / "bin"
+        if not self.path.exists():
+            self.path.write_text(json.dumps(EMPTY))
+            self.bin.mkdir()
+            for name in ("docker", "kind"):
+                (self.bin / name).write_text(f'#!/bin/sh\nexec {sys.executable} -ISE {__file__} {name} "$@"\n')
+                (self.bin / name).chmod(0o755)
+
+    @property
+    def state(self):
+        with world(self.path) as state:
+            return state
+
+    def change(self, **values):
+        with world(self.path) as state:
+            state.update(values)
+
+    @property
+    def left(self):
+        """What there is but images and networks."""
+        state = self.state
+        return sorted([*state["volumes"], *state["containers"]])
+
+
+@contextmanager
+def world(path):
+    with open(path, "r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        state = json.load(file)
+        yield state
+        file.seek(0)
+        file.truncate()
+        json.dump(state, file)
+
+
+class Refused(Exception):
+    pass
+
+
+def options(argv, *flags):
+    """The values of options, and the words that are left."""
+    found, rest, words = {}, [], list(argv)
+    while words:
+        word = words.pop(0)
+        if word in flags:
+            found.setdefault(word, []).append(words.pop(0))
+        elif word not in ("--force", "--volumes", "--detach", "--interactive", "--all", "--quiet"):
+            rest.append(word)
+    return found, rest
+
+
+# --- docker ---------------------------------------------------------------------------------------------------------
+
+
+def docker_info(state, argv):
+    if state["trouble"].get("docker") == "down":
+        raise Refused(
+            "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?"
+        )
+    return (
+        json.dumps([["driver-type", "io.containerd.snapshotter.v1"]] if state["store"] == "containerd" else [])
+        + "20.10"
+    )
+
+
+def docker_volume(state, argv):
+    verb, argv = argv[0], argv[1:]
+    given, rest = options(argv, "--label", "--filter", "--format")
+    volumes = state["volumes"]
+    if verb == "create":  # an existing one is left as it is, without a word
+        labels = dict(label.split("=", 1) for label in given.get("--label", []))
+        volumes.setdefault(rest[0], {"Labels": labels, "CreatedAt": "2026-11-01T00:00:00Z"})
+        return rest[0]
+    if verb == "ls":
+        key, _, value = given["--filter"][0].removeprefix("label=").partition("=")
+        return "\n".join(
+            name for name, volume in volumes.items() if key in volume["Labels"] and value in ("", volume["Labels"][key])
+        )
+    if verb == "rm":
+        volumes.pop(rest[0], None)
+        return rest[0]
+    if any(name not in volumes for name in rest):
+        raise Refused(f"[]\nError response from daemon: get {rest[0]}: no such volume")
+    return json.dumps([volumes[name] for name in rest])
+
+
+def docker_ps(state, argv):
+    given, _ = options(argv, "--filter", "--format")
+    cluster = given["--filter"][0].split("=", 2)[2]
+    found = {name: item for name, item in state["containers"].items() if item.get("cluster") == cluster}
+    return "\n".join(f"{name}\t{item['state']}" for name, item in found.items())
+
+
+def docker_container(state, argv):
+    name = argv[1]
+    if name not in state["containers"]:
+        raise Refused(f"[]\nError: No such container: {name}")
+    item = state["containers"][name]
+    networks = {network: {} for network, names in state["networks"].items() if name in names}
+    bindings = {"5000/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(item["port"])}]} if "port" in item else {}
+    return json.dumps(
+        [
+            {
+                "State": {"Status": item["state"]},
+                "HostConfig": {"PortBindings": bindings},
+                "Config": {"Labels": item.get("labels", {})},
+                "NetworkSettings": {"Networks": networks},
+            }
+        ]
+    )
+
+
+def docker_run(state, argv):
+    given, rest = options(argv, "--restart", "--publish", "--label", "--name")
+    name, port = given["--name"][0], int(given["--publish"][0].split(":")[1])
+    if name in state["containers"]:
+        raise Refused(f'Conflict. The container name "/{name}" is already in use')
+    if rest[0] not in state["images"]:
+        raise Refused(f"Unable to find image '{rest[0]}' locally")
+    labels = dict(label.split("=", 1) for label in given["--label"])
+    state["containers"][name] = {"state": "running", "port": port, "labels": labels}
+    return name
+
+
+def docker_rm(state, argv):
+    _, rest = options(argv)
+    for name in rest:
+        state["containers"].pop(name, None)
+        for names in state["networks"].values():
+            if name in names:
+                names.remove(name)
+    return ""
+
+
+def docker_network(state, argv):
+    _, network, name = argv
+    if name in state["networks"][network]:
+        raise Refused(f"endpoint with name {name} already exists in network {network}")
+    state["networks"][network].append(name)
+    return ""
+
+
+def docker_image(state, argv):
+    if argv[1] not in state["images"]:
+        raise Refused(f"[]\nError: No such image: {argv[1]}")
+    return json.dumps([{"Id": state["images"][argv[1]], "Os": "linux", "Architecture": "amd64"}])
+
+
+def docker_save(state, argv):
+    given, rest = options(argv, "--output", "--platform")
+    if (state["store"] == "containerd") != ("--platform" in given):
+        raise Refused("unable to create manifests file: NotFound: content digest sha256:00: not found")
+    Path(given["--output"][0]).write_text(rest[0])
+    return ""
+
+
+def docker_exec(state, argv):
+    _, rest = options(argv)
+    node = state["containers"].get(rest[0])
+    if node is None:
+        raise Refused(f"Error: No such container: {rest[0]}")
+    command = rest[1:]
+    script = command[-1]
+    if command[0] == "grep":
+        if command[2] not in node["files"].get(command[3], ""):
+            raise Refused("")
+        return ""
+    if command[0] == "crictl":
+        if script not in node["images"]:
+            raise Refused(f'no such image "{script}" present')
+        return ""
+    if script.startswith("mkdir"):
+        node["files"][script.split("'")[-2]] = sys.stdin.read()
+        return ""
+    if "apply -f -" in script:
+        assert "local-registry-hosting" in sys.stdin.read()
+        return "configmap/local-registry-hosting created"
+    if "get nodes" in script:
+        if not node["finished"]:
+            sys.exit(44)
+        names = [name for name, item in state["containers"].items() if item.get("cluster") == node["cluster"]]
+        return "\n".join(f"{name}   Ready   <none>   1s   v1.34.0" for name in names)
+    assert "coredns" in script
+    return "2"
+
+
+# --- kind -----------------------------------------------------------------------------------------------------------
+
+
+def kind_version(state, argv):
+    return "kind v0.30.0 go1.26 linux/amd64"
+
+
+def kind_create(path, argv):
+    """Nodes appear one after the other, and the control plane is finished last; not one step, as with the real one."""
+    given, _ = options(argv[1:], "--name", "--config", "--kubeconfig", "--image")
+    name, config = given["--name"][0], sys.stdin.read()
+    trouble = None
+    for number in range(config.count("role:")):
+        with world(path) as state:
+            trouble = state["trouble"].get("kind create")
+            node = f"{name}-control-plane" if number == 0 else f"{name}-worker{number if number > 1 else ''}"
+            if node in state["containers"]:
+                raise Refused(f'ERROR: node(s) already exist for a cluster with the name "{name}"')
+            state["containers"][node] = {
+                "cluster": name,
+                "state": "running",
+                "files": {},
+                "images": [],
+                "finished": False,
+            }
+        if number == 0 and trouble == "kill-during":
+            os.kill(os.getppid(), signal.SIGKILL)
+        if number == 0 and trouble == "kill-both":
+            os.kill(os.getppid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+    if trouble == "kill-during":
+        time.sleep(0.5)
+    if trouble == "fail":
+        kind_remove(path, name)
+        raise Refused('ERROR: failed to create cluster: failed to pull image "kindest/node": no route to host')
+    with world(path) as state:
+        state["containers"][f"{name}-control-plane"]["finished"] = True
+    file = Path(given["--kubeconfig"][0])
+    file.touch(0o600)
+    file.write_text(KUBECONFIG.format(name=name, port=6443))
+    return ""
+
+
+def kind_remove(path, name):
+    with world(path) as state:
+        for node in [node for node, item in state["containers"].items() if item.get("cluster") == name]:
+            del state["containers"][node]
+
+
+def kind_delete(state, argv):
+    given, _ = options(argv[1:], "--name", "--kubeconfig")
+    for node in [node for node, item in state["containers"].items() if item.get("cluster") == given["--name"][0]]:
+        del state["containers"][node]
+    return ""
+
+
+def kind_get(state, argv):
+    name = argv[argv.index("--name") + 1]
+    if f"{name}-control-plane" not in state["containers"]:
+        raise Refused(f'ERROR: could not locate any control plane nodes for cluster named "{name}"')
+    return KUBECONFIG.format(name=name, port=6443)
+
+
+def kind_load(state, argv):
+    given, rest = options(argv[1:], "--name")
+    image = Path(rest[0]).read_text()
+    for item in state["containers"].values():
+        if item.get("cluster") == given["--name"][0]:
+            item["images"] += [image, state["images"][image]]
+    return ""
+
+
+def main(program, argv):
+    path = os.environ["KIND_WORLD"]
+    with world(path) as state:
+        number = len(state["log"])
+        state["log"].append(" ".join([program, *argv]))
+        trouble = state["trouble"].get(str(number), "")
+    if trouble == "kill-before":
+        os.kill(os.getppid(), signal.SIGKILL)
+        return ""
+    function = globals()[f"{program}_{argv[0]}"]
+    if function is kind_create:
+        answer = kind_create(path, argv[1:])
+    else:
+        with world(path) as state:
+            answer = function(state, argv[1:])
+    if trouble == "kill-after":
+        os.kill(os.getppid(), signal.SIGKILL)
+    return answer
+
+
+if __name__ == "__main__":
+    try:
+        if answer := main(sys.argv[1], sys.argv[2:]):
+            print(answer)
+    except Refused as refusal:
+        sys.exit(str(refusal) or 1)
