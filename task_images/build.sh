@@ -1,0 +1,26 @@
+#!/bin/sh
+# Build the images of tasks (all of them, or those named), tagged with the tool's version.
+#
+#   task_images/build.sh [TASK...]
+#
+# BASE      image to build the base image on, with Python and pip (torch is added where it is missing)
+# INDEX     package index for torch, if not pip's own
+# REGISTRY  prefix of the images' names (mlbench); `mlbench run --registry` wants the same
+set -eu
+
+cd "$(dirname "$0")/.."
+registry=${REGISTRY:-mlbench}
+version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' mlbench_cli/__init__.py)
+# The classic builder takes a base image that exists only in the local Docker, whichever image store that has.
+export DOCKER_BUILDKIT=0
+
+[ $# -gt 0 ] || set -- $(for file in task_images/*/task.yaml; do basename "$(dirname "$file")"; done)
+
+docker build --quiet --file task_images/base/Dockerfile --tag "$registry/base:$version" \
+  ${BASE:+--build-arg "BASE=$BASE"} ${INDEX:+--build-arg "INDEX=$INDEX"} .
+for task; do
+  image=$(sed -n 's/^image: *//p' "task_images/$task/task.yaml")
+  docker build --quiet --file "task_images/$task/Dockerfile" --tag "$registry/$image:$version" \
+    --build-arg "BASE=$registry/base:$version" .
+  echo "$registry/$image:$version"
+done
