@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mlbench_cli import __version__
 from mlbench_cli.catalog import BACKENDS, Task, load_task, short
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.request import GIVEN_BY_ENGINE, KUBERNETES, OPTIONS, Request, clip, flag, parse_duration
@@ -19,6 +20,7 @@ from mlbench_cli.spec import CUSTOM, KubernetesOptions, RunSpec, check_name
 from mlbench_cli.store import Cluster
 
 MAX_LOCAL_RANKS = 64
+REGISTRY = "mlbench"  # where the catalogue's images are unless request or cluster say otherwise
 _QUANTITY = re.compile(r"\d+(?:\.\d+)?(?:[KMGTP]i|[kMGTP])?")
 _LABEL_KEY = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9./_-]*[A-Za-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -55,7 +57,7 @@ def resolve(request: Request, cluster: Cluster, machine: Machine | None = None) 
     if local:
         _refuse_cluster_options(request)
         request = replace(request, data_dir=_existing_folder(request.data_dir, "--data-dir"))
-    common = {**_program(request, local), **_placement(request), "kubernetes": _kubernetes(request)}
+    common = {**_program(request, cluster), **_placement(request), "kubernetes": _kubernetes(request)}
     specs = tuple(_spec(request, cluster, workers, common) for workers in request.workers)
     for spec in specs:
         if local:
@@ -89,8 +91,9 @@ def _spec(request: Request, cluster: Cluster, workers: int, common: Mapping[str,
 # --- what runs: task or command, its parameters, its backend --------------------------------------------------------
 
 
-def _program(request: Request, local: bool) -> dict[str, Any]:
+def _program(request: Request, cluster: Cluster) -> dict[str, Any]:
     """The fields of RunSpec that say what is run."""
+    local = cluster.provider == "local"
     if request.task is not None and request.command is not None:
         raise UsageError("--task and --command exclude each other: a task has a command of its own.")
     if request.image is not None and local:
@@ -99,7 +102,8 @@ def _program(request: Request, local: bool) -> dict[str, Any]:
             hint="Leave it out, or choose a cluster with --cluster.",
         )
     if request.task is not None:
-        return _task_program(request, load_task(request.task))
+        task = load_task(request.task)
+        return {**_task_program(request, task), "image": None if local else _image(request, task, cluster)}
     if request.command is None:
         missing = "--task, or --command" if request.image is None else "--command for the image"
         raise UsageError(
@@ -124,10 +128,14 @@ def _task_program(request: Request, task: Task) -> dict[str, Any]:
         "task": task.name,
         "preset": preset,
         "argv": task.command,
-        "image": request.image,
         "parameters": task.resolve(preset, request.set),
         "backend": _task_backend(request, task, device),
     }
+
+
+def _image(request: Request, task: Task, cluster: Cluster) -> str:
+    prefix = request.registry or cluster.details.get("registry") or REGISTRY
+    return request.image or f"{prefix.rstrip('/')}/{task.image}:{__version__}"
 
 
 def _task_backend(request: Request, task: Task, device: str) -> str:

@@ -20,7 +20,7 @@ from mlbench_cli.commands._common import (
     renderer_of,
     report_ended,
 )
-from mlbench_cli.engines.base import Engine
+from mlbench_cli.engines.base import Engine, Submission
 from mlbench_cli.errors import InterruptedError_, TerminatedError, UsageError
 from mlbench_cli.request import OPTIONS, Request, equivalent_command, flag, merge, pairs, read_file
 from mlbench_cli.spec import Run, RunSpec
@@ -51,10 +51,11 @@ def run(
         request = wizard.complete(request, local=cluster.provider == "local")
         console.note(f"\nThe same without questions: {equivalent_command(request)} --yes\n")
     specs = launch.resolve(request, cluster)
+    engine = renderer_of(cluster) if dry_run else engine_of(cluster)
+    submissions = [engine.render(spec) for spec in specs]
     if dry_run:
-        _print_submissions(specs, renderer_of(cluster), output)
+        _print_submissions(submissions, output)
         return 0
-    engine = engine_of(cluster)
     if detach and len(specs) > 1 and engine.dies_with_client:
         raise UsageError(
             f"--detach with {len(specs)} numbers of workers: on this machine they would all run at once.",
@@ -112,8 +113,7 @@ def _request(name: str | None, workers: list[int] | None, file: Path | None, opt
 # --- the way of a run -----------------------------------------------------------------------------------------------
 
 
-def _print_submissions(specs: tuple[RunSpec, ...], engine: Engine, output: Format) -> None:
-    submissions = [engine.render(spec) for spec in specs]
+def _print_submissions(submissions: list[Submission], output: Format) -> None:
     if output == Format.json:
         documents = [{"run": item.spec.name, "documents": list(item.documents)} for item in submissions]
         console.out_json({"submissions": documents})

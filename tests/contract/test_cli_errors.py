@@ -82,7 +82,6 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["run", "x", "1", *TASK, "--set", "epochs=1.5"], 2, "not of type int"),
     (["run", "x", "1", *TASK, "--set", "momentum=2"], 2, "the most is 1"),
     (["run", "x", "1", *TASK, "--backend", "mip"], 2, 'Did you mean "mpi"?'),
-    (["run", "x", "1", *TASK, "--backend", "mpi"], 2, "has no backend mpi"),
     (["run", "x", "1", *TASK, "--backend", "nccl"], 2, "works on GPUs only"),
     (["run", "x", "1", *TASK, "--cluster", "loca"], 4, 'Did you mean "local"?'),
     (["run", "x", "1", *TASK, "--memory", "8Gi"], 2, "no meaning on the local cluster"),

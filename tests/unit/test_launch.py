@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli import __version__
 from mlbench_cli.catalog import load_catalog
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
 from mlbench_cli.launch import Machine, check_names, local_machine, resolve
@@ -124,6 +125,15 @@ def test_a_cluster_gets_its_options(tmp_path: Path) -> None:
     assert options.template_dir == str(tmp_path)
 
 
+def test_the_image_of_a_task() -> None:
+    far = Cluster("far", "kind", details={"registry": "localhost:5000"})
+    assert one(DIGITS).image is None
+    assert one(DIGITS, REMOTE).image == f"mlbench/digits_resnet:{__version__}"
+    assert one(DIGITS, far).image == f"localhost:5000/digits_resnet:{__version__}"
+    assert one(DIGITS, far, registry="ghcr.io/me/").image == f"ghcr.io/me/digits_resnet:{__version__}"
+    assert one(DIGITS, far, image="mine:1").image == "mine:1"
+
+
 def test_the_data_folder_is_named_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -166,7 +176,6 @@ def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
         (DIGITS, {"set": {"epochs": "0"}}, "the least is 1"),
         (DIGITS, {"set": {"momentum": "1.5"}}, "the most is 1"),
         (DIGITS, {"backend": "glo"}, 'Did you mean "gloo"?'),
-        (DIGITS, {"backend": "mpi"}, "has no backend mpi"),
         (DIGITS, {"backend": "nccl"}, "works on GPUs only"),
         (DIGITS, {"backend": "custom"}, "its name is missing"),
         (DIGITS, {"backend": "custom:a b"}, "is not a word"),
@@ -223,6 +232,16 @@ def test_refused_on_this_machine(request_: Request, changes: dict[str, Any], wor
 def test_refused_on_a_cluster(changes: dict[str, Any], words: str) -> None:
     request = replace(COMMAND, image="me/train:1")
     assert words in refusal(request, REMOTE, **changes).message
+
+
+LACKING = [
+    (task.name, name) for task in load_catalog().values() for name in ("gloo", "mpi") if name not in task.backends
+]
+
+
+@pytest.mark.parametrize(("task", "backend"), LACKING)
+def test_refused_where_a_task_lacks_a_backend(task: str, backend: str) -> None:
+    assert f"has no backend {backend}, only " in refusal(DIGITS, task=task, backend=backend).message
 
 
 def test_refused_without_enough_gpus() -> None:
