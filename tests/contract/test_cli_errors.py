@@ -22,7 +22,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.chdir(tmp_path)
-    store = Store(tmp_path / "home" if (tmp_path / "home").mkdir() is None else None)
+    (tmp_path / "home").mkdir()
+    store = Store(tmp_path / "home")
     for name in ("demo-1", "demo-2"):
         spec = RunSpec(name, "local", "local", "custom", "custom", ("true",), "gloo", 1)
         store.update_run(store.record_run(spec), "finished", "failed")

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
+from mlbench_cli import __version__
 from mlbench_cli.app import run
 from mlbench_cli.engines.local import LocalEngine
 from mlbench_cli.spec import canonical_json
-from mlbench_cli.store import Store
+from mlbench_cli.store import Cluster, Store
 from task_images.contract import PREFIX
 
 Captured = pytest.CaptureFixture[str]
@@ -295,3 +296,15 @@ def test_two_clients_at_once(home: Path, tmp_path: Path) -> None:
     assert {(row.run.name, row.outcome) for row in rows} == {
         (f"{name}-{size}", "completed") for name in ("a", "b") for size in (1, 2)
     }
+
+
+def test_a_dry_run_for_a_cluster_reaches_nothing(home: Path, capsys: Captured) -> None:
+    home.mkdir()
+    Store(home).record_cluster(Cluster("far", "kind", details={"nodes": 2}))
+    argv = ["run", "x", "1", "2", "--task", "digits_resnet", "--cluster", "far", "--memory", "2Gi", "--dry-run"]
+    assert run(argv) == 0
+    documents = list(yaml.safe_load_all(capsys.readouterr().out))
+    jobs = [document for document in documents if document["kind"] == "Job"]
+    assert [job["metadata"]["name"] for job in jobs] == ["x-1", "x-2"]
+    assert f"mlbench/digits_resnet:{__version__}" in json.dumps(jobs[0])
+    assert answer(capsys, "status")["runs"] == []
