@@ -78,7 +78,7 @@ class AwdLstm(nn.Module):
         return [(zero, zero) for zero in zeros]
 
     def forward(self, words: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
-        """words (T, B) integers -> last layer's raw output (T, B, E), the same dropped out, the next state (detached)."""
+        """words (T, B) integers -> last layer's raw output (T, B, E), the same dropped, the next state (detached)."""
         x = F.embedding(words, self.embedding)
         x = drop_words(x, words, len(self.embedding), self.dropout.embedding, self.training)
         x = drop_locked(x, self.dropout.input, self.training)

@@ -17,10 +17,6 @@ from task_images.harness.translation.training import TranslationModel
 
 State = tuple[Tensor, Tensor]  # hidden and cell state, each (1, B x K, D)
 
-# Sums of query and key per pair of positions and unit: above this many numbers they are made in parts, and again in
-# the backward pass instead of being kept.
-SCORES_AT_ONCE = 1 << 25
-
 
 @dataclass(frozen=True)
 class Size:
@@ -132,6 +128,9 @@ class Attention(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
+        # Sums of query and key per pair of positions and unit: above this many numbers they are made in parts, and
+        # again in the backward pass instead of being kept.
+        self.at_once = 1 << 25
         self.query = nn.Linear(width, width, bias=False)
         self.key = nn.Linear(width, width, bias=False)
         self.direction = nn.Parameter(torch.empty(width).uniform_(-0.1, 0.1))
@@ -150,7 +149,7 @@ class Attention(nn.Module):
         """x (B, T, D) -> (B, T, S), summing up to 1 over the source words."""
         direction = self.scale * self.direction / self.direction.norm()
         queries = self.query(x) + self.bias
-        at_once = max(1, SCORES_AT_ONCE // keys.numel())
+        at_once = max(1, self.at_once // keys.numel())
         if queries.shape[1] <= at_once or not torch.is_grad_enabled():
             parts = [additive_scores(part, keys, direction) for part in queries.split(at_once, 1)]
         else:

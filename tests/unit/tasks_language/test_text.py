@@ -1,0 +1,222 @@
+"""Byte pair encoding, subtokens, Moses, BLEU: against the reference programs' own output."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from task_images.harness.errors import EnvironmentUnfitError
+from task_images.harness.translation.bleu import (
+    corpus_bleu,
+    international_bleu,
+    mean_of_batches,
+    split_punctuation,
+    tokenized_bleu,
+)
+from task_images.harness.translation.sample import sample_pairs, write_sample
+from task_images.wmt16_gnmt.bpe import BytePairs, learn, read_codes, undo, write_codes
+from task_images.wmt16_gnmt.prepare import prepare
+from task_images.wmt16_gnmt.text import Vocabulary, read_vocabulary
+from task_images.wmt17_transformer.subtokens import END, Subtokens, make_dictionary, read_dictionary
+
+TEXT = "low low low low low lower lower newest newest newest newest newest newest widest widest widest"
+
+# What subword-nmt 0.3.8 writes: `learn-bpe -s 10` of TEXT, then `apply-bpe` of the line below.
+CODES = """#version: 0.2
+s t</w>
+e st</w>
+l o
+w est</w>
+n e
+ne west</w>
+lo w</w>
+w i
+wi d
+wid est</w>
+"""
+LINE = "lowest newer wide slow new x"
+
+
+def test_merges_are_learned_as_subword_nmt_does(tmp_path: Path) -> None:
+    write_codes(tmp_path / "codes", learn(Counter(TEXT.split()), 10))
+    assert (tmp_path / "codes").read_text() == CODES
+
+
+def test_merges_are_applied_as_subword_nmt_does(tmp_path: Path) -> None:
+    (tmp_path / "codes").write_text(CODES)
+    pairs = read_codes(tmp_path / "codes")
+    assert pairs.apply(LINE) == "lo@@ west ne@@ w@@ e@@ r wid@@ e s@@ low ne@@ w x"
+    assert undo(pairs.apply(LINE)) == LINE
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=("Z", "C")), min_size=1), max_size=6))
+def test_byte_pairs_can_be_undone(words: list[str]) -> None:
+    words = [word for word in words if not word.endswith("@@") and len(word.split()) == 1]
+    line = " ".join(words)
+    assert undo(BytePairs(learn(Counter(line.split()), 5, least=1)).apply(line)) == line
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("e s\n", "does not begin with '#version: 0.2'"), ("#version: 0.2\ne s t\n", "line 2 of .* is not a merge")],
+)
+def test_bad_codes(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "codes").write_text(content)
+    with pytest.raises(EnvironmentUnfitError, match=message):
+        read_codes(tmp_path / "codes")
+
+
+def test_the_vocabulary_begins_with_marks_and_is_rounded_up() -> None:
+    vocabulary = Vocabulary([f"w{number}" for number in range(32_313)])
+    assert vocabulary.size == 32_320
+    assert vocabulary.encode("w0 w5 other") == [2, 4, 9, 1, 3]
+    with pytest.raises(EnvironmentUnfitError, match="holds a word twice"):
+        Vocabulary(["a", "a"])
+
+
+def test_a_vocabulary_file_has_one_word_a_line(tmp_path: Path) -> None:
+    (tmp_path / "vocab").write_text("a\nb 5\n")
+    with pytest.raises(EnvironmentUnfitError, match=r"line 2 of .* is not one word: 'b 5'"):
+        read_vocabulary(tmp_path / "vocab")
+
+
+def test_numbers_become_a_sentence_as_people_write_it() -> None:
+    vocabulary = Vocabulary(["Das", "ist", ",", "wei@@", "ß", "man", "gut", ".", "&quot;"])
+    words = vocabulary.encode("Das wei@@ ß man , &quot; ist gut . &quot;")
+    assert vocabulary.text(words) == 'Das weiß man, "ist gut."'
+    assert vocabulary.text([*words, vocabulary.size - 1]) == vocabulary.text(words)
+
+
+def test_preparation_from_raw_text(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    write_sample(raw, train=200, test=5, seed=1)
+    for language in ("en", "de"):
+        (raw / f"test.{language}").rename(raw / f"newstest2014.{language}")
+        with (raw / f"train.{language}").open("a", encoding="utf-8") as file:
+            file.write("Ελληνικά\n\n" + "word " * 81 + "\n" + "It's “quoted”?\n".replace("“", '"').replace("”", '"'))
+    counts = prepare(raw, tmp_path / "out", merges=50)
+    assert counts["kept"] == 201
+    assert counts["left out"] == 3
+    out = tmp_path / "out"
+    assert sorted(path.name for path in out.iterdir()) == [
+        "bpe.32000",
+        "newstest2014.de",
+        "newstest2014.tok.bpe.32000.de",
+        "newstest2014.tok.bpe.32000.en",
+        "train.tok.clean.bpe.32000.de",
+        "train.tok.clean.bpe.32000.en",
+        "vocab.bpe.32000",
+    ]
+    last = (out / "train.tok.clean.bpe.32000.en").read_text().splitlines()[-1]
+    assert undo(last) == "It &apos;s &quot; quoted &quot; ?"
+    vocabulary = read_vocabulary(out / "vocab.bpe.32000")
+    english = undo((out / "newstest2014.tok.bpe.32000.en").read_text().splitlines()[0])
+    assert english.replace(" .", ".") == (raw / "newstest2014.en").read_text().splitlines()[0]
+    german = (out / "newstest2014.tok.bpe.32000.de").read_text().splitlines()[0]
+    assert vocabulary.text(vocabulary.encode(german)) == (raw / "newstest2014.de").read_text().splitlines()[0]
+
+
+SUBTOKENS = ["<pad>_", "<EOS>_", *"abcdefgh", "ab", "abc_", "c_", "_", "\\", "u", ";", *"0123456789", " ", ", _"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("abc abcc", ["abc_", "ab", "c", "c_"]),
+        ("abc, abc", ["abc_", ", _", "abc_"]),
+        ("a_b", ["a", "_", "\\", "u", "_", "b", "_"]),
+        ("aß", ["a", "\\", "2", "2", "3", ";", "_"]),
+        ("", []),
+    ],
+)
+def test_text_is_cut_into_the_longest_subtokens(text: str, expected: list[str]) -> None:
+    subtokens = Subtokens(SUBTOKENS, 40)
+    numbers = [SUBTOKENS.index(piece) + 1 for piece in expected]
+    assert subtokens.encode(text) == [*numbers, END]
+    assert subtokens.decode(subtokens.encode(text)) == text
+
+
+OFFICIAL = Subtokens(make_dictionary(["Some text, to take characters from; 1.5 °C"], 60), 64)
+
+
+@given(st.text(st.characters(exclude_categories=("Cs",))))
+def test_subtokens_bring_any_text_back(text: str) -> None:
+    numbers = OFFICIAL.encode(text)
+    assert numbers[-1] == END
+    assert END not in numbers[:-1]
+    assert OFFICIAL.decode(numbers) == text
+
+
+def test_marks_written_in_a_text_stay_text() -> None:
+    assert OFFICIAL.decode(OFFICIAL.encode("<EOS>_ and <pad>_")) == "<EOS>_ and <pad>_"
+    assert not {1, 2} & set(OFFICIAL.encode("<EOS>_ and <pad>_")[:-1])
+
+
+def test_the_dictionary_file(tmp_path: Path) -> None:
+    path = tmp_path / "dict.en.txt"
+    path.write_text("".join(f"'{subtoken}'\n" for subtoken in SUBTOKENS))
+    assert read_dictionary(path).size == 33_712
+    assert read_dictionary(path).encode("abc") == [SUBTOKENS.index("abc_") + 1, END]
+    with pytest.raises(EnvironmentUnfitError, match="the model has room for 15"):
+        read_dictionary(path, 16)
+    path.write_text("'<pad>_'\n'<EOS>_'\nabc\n")
+    with pytest.raises(EnvironmentUnfitError, match=r"line 3 of .* is not a subtoken in single quotes"):
+        read_dictionary(path)
+    path.write_text("'a'\n'b'\n")
+    with pytest.raises(EnvironmentUnfitError, match="does not begin with"):
+        read_dictionary(path)
+
+
+def test_the_originals_decoding_puts_some_punctuation_back() -> None:
+    subtokens = Subtokens(make_dictionary(["Well, it 's here - now !"], 80), 80)
+    assert subtokens.decode_as_original(subtokens.encode("Well, here!")) in ("Well, here!", "Well,  here!")
+
+
+FOX = ("The quick brown fox jumped over the lazy dog", "The quick yellow fox jumps over the lazy dog")
+
+
+def test_the_originals_bleu_of_a_known_pair() -> None:
+    assert tokenized_bleu([FOX[0]], [FOX[1]], floor=0.1) == pytest.approx(36.889, abs=1e-3)
+
+
+def test_corpus_bleu_is_sacrebleus_with_its_signature() -> None:
+    bleu = corpus_bleu([FOX[0], "A dog."], [FOX[1], "A dog."])
+    assert bleu.signature.startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.")
+    # Counted by hand; hypothesis and reference are equally long.
+    assert bleu.score == pytest.approx(100 * (10 / 12 * 6 / 10 * 3 / 8 * 1 / 6) ** 0.25, abs=1e-6)
+    assert corpus_bleu(["the dog"], ["The dog"]).score < 100
+    assert international_bleu(["the dog sees a cat"], ["The dog sees a cat"]) == pytest.approx(100)
+
+
+def test_corpus_bleu_is_not_the_mean_of_batches() -> None:
+    pairs = sample_pairs(64, 1)
+    references = [german for _, german in pairs]
+    hypotheses = [german if number % 3 else pairs[number - 1][1] for number, (_, german) in enumerate(pairs)]
+    whole = corpus_bleu(hypotheses, references).score
+    parts = {size: mean_of_batches(international_bleu, hypotheses, references, size) for size in (1, 8, 64)}
+    assert len({round(score, 3) for score in (whole, *parts.values())}) > 2
+    assert parts[64] == pytest.approx(international_bleu(hypotheses, references))
+
+
+def test_punctuation_is_split_as_mteval_does() -> None:
+    assert split_punctuation("Yes, 1,000.5€ (in 2014).").split() == [
+        "Yes",
+        ",",
+        "1,000.5",
+        "€",
+        "(",
+        "in",
+        "2014",
+        ")",
+        ".",
+    ]
+
+
+def test_the_sample_is_reproducible_and_its_test_set_unseen() -> None:
+    pairs = sample_pairs(300, 5)
+    assert pairs == sample_pairs(300, 5)
+    assert pairs != sample_pairs(300, 6)
+    assert len({english for english, _ in pairs}) == 300
