@@ -1,0 +1,15 @@
+"""What all tasks share, each thing once. A task is a page: read its `task.py`, then the piece you wonder about here.
+
+entry        from the contract's variables to `main(contract)` to an exit code; errors: what can go wrong, by exit code
+parameters   MLBENCH_PARAMETERS -> the task's frozen dataclass
+distributed  `open_world`: rendezvous, device, threads; World: rank, size and the few collectives bookkeeping needs
+seeds        streams of random numbers: equal on all ranks where they must be, different where they must be
+partition    who trains on what: every sample once, equally many steps for every rank; data: batches from arrays
+training     `Trainer`, the loop from first step to goal; accumulation and precision: pieces for loops that need more
+tracker      where the time goes: sections whose categories add up to the wall time, on all ranks
+goals        full and light threshold, figures up to each; metrics: sums over the whole data set, and the NaN guard
+schedules    learning rates; replicas: broadcast, averaged buffers, the check that all ranks hold the same model
+report       events for the tool and lines for people; models: networks that more than one task trains
+
+How gradients travel is in task_images/comm: `base.Strategy` is the interface, `allreduce` the synchronous method.
+"""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from task_images.comm.base import Strategy
+from task_images.harness.accumulation import set_rate
 from task_images.harness.data import Data
 from task_images.harness.distributed import World
 from task_images.harness.goals import GoalWatch
@@ -116,9 +117,7 @@ class Trainer:
         return collect(self.world, [whole])["loss"]
 
     def _update(self) -> None:
-        rate = self.schedule.rate(self.tracker.updates)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        set_rate(self.optimizer, self.schedule.rate(self.tracker.updates))
         self.optimizer.step()
         # In place: the strategy keeps the gradients in one buffer.
         self.optimizer.zero_grad(set_to_none=False)

@@ -1,0 +1,94 @@
+"""The tracker's share of a training step of digits_resnet: at most 1 %.
+
+Direct: the cost of one step's borders, measured by themselves, against the median step. Paired: steps with and without
+a tracker in turn, on the same model, so that both see the same machine; the difference of medians is mostly noise.
+"""
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from task_images.harness.models.resnet import resnet
+from task_images.harness.tracker import Tracker
+
+BATCH = 32
+PAIRS = 150
+SECTIONS = (
+    *("preprocessing", "forward", "loss", "backward", "communication", "optimizer", "communication", "metrics"),
+)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    bare, tracked = make_step(None), make_step(Tracker())
+    for _ in range(10):
+        bare()
+        tracked()
+    times: dict[str, list[float]] = {"bare": [], "tracked": []}
+    for pair in range(PAIRS):
+        order = [("bare", bare), ("tracked", tracked)]
+        for name, step in order if pair % 2 else reversed(order):
+            begin = time.perf_counter()
+            step()
+            times[name].append(time.perf_counter() - begin)
+    step_seconds, tracked_seconds = (statistics.median(times[name]) for name in ("bare", "tracked"))
+    cost = borders_cost()
+    print(f"step of digits_resnet, batch {BATCH}:  {1e3 * step_seconds:8.3f} ms")
+    print(f"tracker's borders of one step:   {1e6 * cost:8.1f} us  = {cost / step_seconds:.3%} (budget 1 %)")
+    print(f"tracked / bare, {PAIRS} pairs:       {tracked_seconds / step_seconds:8.4f}")
+
+
+def make_step(tracker: Tracker | None) -> Callable[[], None]:
+    """One training step as harness.training makes it, with a tracker or with nothing in its place."""
+    model = resnet(20)
+    optimizer = torch.optim.SGD(model.parameters(), 0.002, momentum=0.9, nesterov=True, fused=True)
+    images, labels = torch.randn(BATCH, 3, 8, 8), torch.randint(10, (BATCH,))
+    nothing = contextlib.nullcontext()
+
+    def section(name: str) -> contextlib.AbstractContextManager[None]:
+        return tracker.section(name) if tracker else nothing
+
+    def step() -> None:
+        with section("data_wait"):
+            pass
+        with tracker.step(samples=BATCH) if tracker else nothing:
+            with section("preprocessing"):
+                inputs = images.clone()
+            with section("forward"):
+                outputs = model(inputs)
+            with section("loss"):
+                loss = cross_entropy(outputs, labels)
+            with section("backward"):
+                loss.backward()  # type: ignore[no-untyped-call]
+            with section("communication"):
+                pass
+            with section("optimizer"):
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=False)
+            with section("communication"):
+                pass
+            with section("metrics"):
+                loss.detach()
+
+    return step
+
+
+def borders_cost(repeats: int = 20000) -> float:
+    """Seconds of all the tracker's calls in one step, with nothing between them."""
+    tracker = Tracker()
+    begin = time.perf_counter()
+    for _ in tracker.waiting(range(repeats)):
+        with tracker.step(samples=BATCH):
+            for name in SECTIONS:
+                with tracker.section(name):
+                    pass
+    return (time.perf_counter() - begin) / repeats
+
+
+if __name__ == "__main__":
+    main()
