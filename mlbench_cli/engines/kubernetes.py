@@ -42,7 +42,7 @@ FIRST_LIST_SECONDS = 30.0
 QUICK_POLL = 2.0  # seconds between two looks at Job and events while workers are not yet running
 SLOW_POLL = 10.0
 GONE_SECONDS = 120.0  # in which deleted objects have gone
-OWNED = ("ConfigMap", "Service", "NetworkPolicy", "Secret")
+OWNED = ("ConfigMap", "Service", "NetworkPolicy")
 
 
 class KubernetesEngine:

@@ -20,7 +20,7 @@ DRIVER = re.compile(r"CUDA driver version is insufficient|NVIDIA driver on your 
 GPU_FAULT = re.compile(
     r"\bXid\b|uncorrectable ECC|GPU has fallen off the bus|CUDA error: (unspecified launch|an illegal)"
 )
-NOT_FOUND = re.compile(r"executable file not found|no such file or directory", re.IGNORECASE)
+RUNTIME = re.compile(r"^.*OCI runtime create failed:.*?(?=exec: )|: unknown$")
 DISK = re.compile(r"No space left on device|Disk quota exceeded")
 
 
@@ -46,7 +46,7 @@ def crash(name: str, worker: int, code: int, reason: str, message: str, log: str
     if reason in ("StartError", "ContainerCannotRun") or code in (126, 127, 128):
         if ARCHITECTURE.search(text):
             return _architecture(finding, worker)
-        words = lines[-1] if lines else f"exit code {code}"
+        words = RUNTIME.sub("", lines[-1]) if lines else f"exit code {code}"
         return finding("command_not_found", f"The command of worker {worker} could not be started: {words}", logs)
     if ARCHITECTURE.search(text):
         return _architecture(finding, worker)

@@ -1,0 +1,302 @@
+"""Every row of the table of troubles: recorded on a real cluster where it can be provoked, built by hand where not."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.engines.base import Finding
+from mlbench_cli.kube.diagnose import diagnose
+from mlbench_cli.kube.workers import INDEX_LABEL, by_worker, first_failed, last_words, worker_states
+
+RECORDED = Path(__file__).parent / "recorded"
+NOW = 1_800_000_000.0
+AGO = "2027-01-15T07:59:50Z"  # ten seconds before NOW
+LONG_AGO = "2027-01-15T07:50:00Z"
+
+
+def recorded(name: str) -> tuple[dict[str, Any], list[Finding]]:
+    facts = json.loads((RECORDED / f"{name}.json").read_text())
+    return facts, diagnose(facts["job"], facts["pods"], facts["events"], facts["nodes"], now=facts["now"])
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "permanent", "retryable", "words"),
+    [
+        ("unschedulable_cpu", "unschedulable", True, False, "each asks for 500 cpu, and the largest of 2 nodes has 2"),
+        ("unschedulable_gpu", "unschedulable", True, False, "each asks for 1 nvidia.com/gpu"),
+        ("too_few_nodes", "unschedulable", True, False, "3 workers want a node each, and 2 can take one"),
+        ("no_such_label", "unschedulable", True, False, "not one of the 3 nodes has the labels"),
+        ("registry_unreachable", "image_pull", False, True, "no such host"),
+        ("image_name_invalid", "image_name_invalid", True, False, '"A b:1" is not the name of an image'),
+        ("missing_secret", "config_error", True, False, 'secret "nosuch" not found'),
+        ("start_error", "command_not_found", False, False, 'exec: "nosuch": executable file not found in $PATH'),
+        ("out_of_memory", "out_of_memory", False, False, "more memory than its limit"),
+        ("evicted", "evicted", False, False, 'Usage of EmptyDir volume "tmp" exceeds the limit'),
+        ("crash", "rank_crashed", False, False, "Worker 1 exited with 3"),
+        ("deadline", "deadline", False, False, "stopped at its deadline"),
+        ("pod_deleted", "pod_deleted", False, True, "worker 1 was deleted from outside"),
+        ("drained", "drained", False, True, "Worker 1 had to leave"),
+        ("preempted", "preempted", False, True, "Worker 1 was removed in favour"),
+        ("device_admission", "device_admission", False, True, "didn't have enough resource: cpu"),
+        ("node_lost", "node_lost", False, True, "no longer answers"),
+        ("pod_security", "pod_security", True, False, 'violates PodSecurity "restricted:latest"'),
+        ("quota_exceeded", "quota_exceeded", False, True, "exceeded quota: q"),
+        ("quota_unsaid", "quota_exceeded", True, True, "must specify limits.memory"),
+        ("limit_range", "admission_denied", True, False, "maximum memory usage per Container is 10Mi"),
+    ],
+)
+def test_a_recorded_trouble_is_named(name: str, code: str, permanent: bool, retryable: bool, words: str) -> None:
+    _, findings = recorded(name)
+    first = findings[0]
+    assert [finding.code for finding in findings] == [code]
+    assert (first.permanent, first.retryable) == (permanent, retryable)
+    assert words in first.summary
+    assert len(first.summary) < 600
+    json.dumps(first.to_dict())
+
+
+def test_every_recording_is_in_the_table() -> None:
+    listed = {mark.args[0] for mark in _rows()}
+    assert {path.stem for path in RECORDED.glob("*.json")} == listed
+
+
+def _rows() -> list[Any]:
+    marks = test_a_recorded_trouble_is_named.pytestmark
+    return [type("Row", (), {"args": row}) for row in marks[0].args[1]]
+
+
+@pytest.mark.parametrize("name", ["pod_deleted", "drained", "preempted", "node_lost", "crash"])
+def test_the_worker_that_was_hit_is_the_first_failed(name: str) -> None:
+    facts, _ = recorded(name)
+    pods = by_worker(facts["pods"])
+    words = last_words(pods, {})
+    assert first_failed(facts["job"], worker_states(2, pods, words), pods, words) == 1
+
+
+# --- what a test cluster cannot do --------------------------------------------------------------------------------
+
+
+def a_job(workers: int = 2, suspend: bool = False, failed: str | None = None, **template: Any) -> dict[str, Any]:
+    resources = template.pop("resources", {})
+    conditions = [{"type": "Failed", "status": "True", "reason": failed}] if failed else []
+    container = {"name": "main", "image": "registry.invalid/x:1", "resources": resources}
+    return {
+        "metadata": {"name": "r", "uid": "job", "labels": {}},
+        "spec": {
+            "parallelism": workers,
+            "suspend": suspend,
+            "template": {"spec": {"containers": [container], **template}},
+        },
+        "status": {"conditions": conditions},
+    }
+
+
+def a_pod(
+    index: int = 0,
+    *,
+    created: str = AGO,
+    node: str | None = "n0",
+    state: Any = None,
+    deleted: bool = False,
+    **status: Any,
+) -> dict[str, Any]:
+    scheduled = {"type": "PodScheduled", "status": "True"}
+    status = {"phase": "Pending" if state is None or "waiting" in state else "Running", **status}
+    status["conditions"] = [*status.get("conditions", ()), *([scheduled] if node else [])]
+    if state is not None:
+        status["containerStatuses"] = [{"name": "main", "state": state, "restartCount": 0}]
+    metadata = {"name": f"r-{index}-x", "uid": f"pod{index}", "creationTimestamp": created}
+    if deleted:
+        metadata["deletionTimestamp"] = AGO
+    return {
+        "metadata": {**metadata, "labels": {INDEX_LABEL: str(index)}},
+        "spec": {"nodeName": node} if node else {},
+        "status": status,
+    }
+
+
+def waiting(reason: str, message: str = "") -> dict[str, Any]:
+    return {"waiting": {"reason": reason, "message": message}}
+
+
+def ended(code: int, reason: str = "Error", message: str = "", at: str = AGO) -> dict[str, Any]:
+    return {
+        "terminated": {"exitCode": code, "reason": reason, "message": message, "startedAt": LONG_AGO, "finishedAt": at}
+    }
+
+
+def unscheduled(
+    index: int = 0, reason: str = "Unschedulable", message: str = "0/3 nodes are available"
+) -> dict[str, Any]:
+    condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
+    return a_pod(index, node=None, conditions=[condition])
+
+
+def an_event(reason: str, message: str, uid: str = "pod0", at: str = AGO) -> dict[str, Any]:
+    return {"reason": reason, "message": message, "involvedObject": {"uid": uid}, "lastTimestamp": at}
+
+
+def a_node(name: str = "n0", labels: Any = None, ready: str = "True", **allocatable: str) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "labels": labels or {}},
+        "spec": {},
+        "status": {"allocatable": allocatable, "conditions": [{"type": "Ready", "status": ready}]},
+    }
+
+
+def disrupted(reason: str, **status: Any) -> dict[str, Any]:
+    target = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "words of the cluster"}
+    return a_pod(state=ended(143), conditions=[target], phase="Failed", **status)
+
+
+GPUS = {"limits": {"nvidia.com/gpu": "1"}}
+GKE_SPOT = a_node(labels={"cloud.google.com/gke-spot": "true"})
+EKS_SPOT = a_node(labels={"eks.amazonaws.com/capacityType": "SPOT"})
+MANIFEST = 'rpc error: code = NotFound desc = failed to pull and unpack image "x": manifest unknown'
+
+
+def case(code: str, *pods: dict[str, Any], permanent: bool = False, **facts: Any) -> tuple[str, bool, dict[str, Any]]:
+    return code, permanent, {"job": a_job(), **facts, "pods": pods}
+
+
+def from_log(code: str, log: str) -> tuple[str, bool, dict[str, Any]]:
+    return case(code, a_pod(state=ended(1)), logs={0: log})
+
+
+def told(code: str, **summary: Any) -> tuple[str, bool, dict[str, Any]]:
+    return case(code, a_pod(state={"running": {}}), summaries={0: {"worker": 0, "reason": "exited", **summary}})
+
+
+QUEUED = {**a_job(suspend=True), "metadata": {"name": "r", "labels": {"kueue.x-k8s.io/queue-name": "q"}}}
+SCALING, NO_SCALING = (
+    an_event("TriggeredScaleUp", "pool 0->1"),
+    an_event("NotTriggerScaleUp", "no group fits", at=LONG_AGO),
+)
+BACKING_OFF = [an_event("Failed", f"Failed to pull image: {MANIFEST}"), an_event("Failed", "Error: ErrImagePull")]
+GKE_GPU = a_node(labels={"cloud.google.com/gke-accelerator": "nvidia-l4"})
+SHUTDOWN = "Pod was terminated in response to imminent node shutdown."
+CREATING = a_pod(created=LONG_AGO, state=waiting("ContainerCreating"))
+
+BUILT = {
+    "kueue": case("queued", job=QUEUED),
+    "not released": case("suspended", job=a_job(suspend=True)),
+    "gate": case("queued", unscheduled(reason="SchedulingGated")),
+    "full": case("unschedulable", unscheduled()),
+    "full but large enough": case(
+        "unschedulable",
+        unscheduled(),
+        job=a_job(1, resources={"requests": {"cpu": "500m"}}),
+        nodes=[a_node(cpu="2")],
+    ),
+    "scaling up": case("scaling_up", unscheduled(), events=[SCALING], nodes=[a_node(cpu="0")]),
+    "no pool fits": case("unschedulable", unscheduled(), events=[NO_SCALING], permanent=True),
+    "scaled up after all": case("scaling_up", unscheduled(), events=[SCALING, NO_SCALING]),
+    "stock-out": case("scale_up_failed", unscheduled(), events=[an_event("FailedScaleUp", "GCE out of resources")]),
+    "driver not ready": case("driver_not_ready", unscheduled(), job=a_job(1, resources=GPUS), nodes=[GKE_GPU]),
+    "webhook": case(
+        "admission_denied",
+        events=[an_event("FailedCreate", 'admission webhook "x" denied the request: no', "job")],
+        permanent=True,
+    ),
+    "unknown refusal": case("pods_not_created", events=[an_event("FailedCreate", "etcd: timed out", "job")]),
+    "image not found": case("image_not_found", a_pod(state=waiting("ErrImagePull", MANIFEST)), permanent=True),
+    "image not found, backing off": case(
+        "image_not_found", a_pod(state=waiting("ImagePullBackOff", "Back-off")), events=BACKING_OFF, permanent=True
+    ),
+    "image forbidden": case(
+        "image_not_found", a_pod(state=waiting("ErrImagePull", "unexpected status: 403 Forbidden")), permanent=True
+    ),
+    "image never pulled": case("image_not_found", a_pod(state=waiting("ErrImageNeverPull")), permanent=True),
+    "registry away": case("image_pull", a_pod(state=waiting("ErrImagePull", "i/o timeout"))),
+    "registry away for long": case(
+        "image_pull", a_pod(created=LONG_AGO, state=waiting("ErrImagePull", "i/o timeout")), permanent=True
+    ),
+    "runs as root": case(
+        "config_error", a_pod(state=waiting("CreateContainerConfigError", "image will run as root")), permanent=True
+    ),
+    "volume": case("volume_mount", CREATING, events=[an_event("FailedMount", 'configmap "r" not found')]),
+    "sandbox": case("pod_sandbox", CREATING, events=[an_event("FailedCreatePodSandBox", "no IP addresses left")]),
+    "node silent": case("node_unreachable", a_pod(state={"running": {}}), nodes=[a_node(ready="Unknown")]),
+    "GKE spot": case("spot_lost", a_pod(phase="Failed", reason="Terminated", message=SHUTDOWN), nodes=[GKE_SPOT]),
+    "EKS spot": case("spot_lost", disrupted("EvictionByEvictionAPI"), nodes=[EKS_SPOT]),
+    "node shut down": case("node_shut_down", a_pod(phase="Failed", reason="NodeShutdown")),
+    "evicted by the kubelet": case("evicted", disrupted("TerminationByKubelet")),
+    "GPU memory": case("gpu_out_of_memory", a_pod(state=ended(1, message="CUDA out of memory."))),
+    "GPU memory, in the log": from_log("gpu_out_of_memory", "x\ntorch.OutOfMemoryError: CUDA out of memory.\n"),
+    "shm by signal": case("shm_exhausted", a_pod(state=ended(135))),
+    "shm by message": from_log("shm_exhausted", "RuntimeError: unable to write to file </torch_7_2>"),
+    "architecture": from_log("wrong_architecture", "exec /bin/sh: exec format error"),
+    "driver too old": from_log("driver_mismatch", "CUDA driver version is insufficient for CUDA"),
+    "GPU fault": from_log("gpu_fault", "NVRM: Xid (PCI:0000): 79, GPU has fallen off the bus"),
+    "disk": from_log("disk_full", "OSError: [Errno 28] No space left on device"),
+    "usage": case("usage", a_pod(state=ended(64))),
+    "may pass": case("retryable", a_pod(state=ended(75))),
+    "environment": case("bad_environment", a_pod(state=ended(78))),
+    "not found in a shell": case("command_not_found", a_pod(state=ended(127))),
+    "killed": case("rank_crashed", a_pod(state=ended(137))),
+    "memory, told by the worker": told("out_of_memory", exit_code=137, memory_kills=1),
+    "deadline, told by the worker": told("deadline", exit_code=124, reason="deadline"),
+    "deadline before any start": case("deadline", unscheduled(), job=a_job(failed="DeadlineExceeded")),
+}
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_a_built_trouble_is_named(name: str) -> None:
+    code, permanent, facts = BUILT[name]
+    findings = diagnose(**facts, now=NOW)
+    assert [finding.code for finding in findings] == [code]
+    assert findings[0].permanent is permanent
+    json.dumps(findings[0].to_dict())
+
+
+@pytest.mark.parametrize(
+    "pods",
+    [
+        [],
+        [a_pod()],
+        [a_pod(state=waiting("ContainerCreating"))],
+        [a_pod(created=LONG_AGO, state=waiting("ContainerCreating"))],  # a large image that is being pulled
+        [a_pod(state={"running": {"startedAt": AGO}})],
+        [a_pod(0, state=ended(0, "Completed"), phase="Succeeded"), a_pod(1, state={"running": {}})],
+    ],
+)
+def test_no_alarm_while_all_is_well(pods: list[dict[str, Any]]) -> None:
+    assert diagnose(a_job(), pods, [], [a_node(cpu="2")], now=NOW) == []
+
+
+def test_those_who_fail_because_of_the_first_are_no_findings() -> None:
+    pods = [
+        a_pod(0, state=ended(1, at="2027-01-15T07:59:52Z"), phase="Failed"),
+        a_pod(1, state=ended(7, at="2027-01-15T07:59:51Z"), phase="Failed"),
+        a_pod(2, state=ended(143, at="2027-01-15T07:59:50Z"), deleted=True, phase="Failed"),
+    ]
+    (finding,) = diagnose(a_job(3, failed="PodFailurePolicy"), pods, now=NOW, logs={1: "a\nb"})
+    assert finding.evidence["worker"] == 1
+    assert finding.evidence["exit_code"] == 7
+    assert finding.evidence["log"] == ["a", "b"]
+
+
+def test_a_workers_own_clock_decides_who_was_first() -> None:
+    pods = [a_pod(index, state=ended(index + 1), phase="Failed") for index in (0, 1)]
+    summaries = {
+        index: {"worker": index, "exit_code": index + 1, "reason": "exited", "ended": NOW - 10 + delay}
+        for index, delay in ((0, 0.9), (1, 0.2))
+    }
+    (finding,) = diagnose(a_job(), pods, now=NOW, summaries=summaries)
+    assert finding.evidence["exit_code"] == 2
+
+
+def test_like_troubles_are_one_finding() -> None:
+    pods = [a_pod(index, state=waiting("ErrImagePull", MANIFEST)) for index in range(300)]
+    (finding,) = diagnose(a_job(300), pods, now=NOW)
+    assert "299 other workers" in finding.summary
+    assert len(finding.evidence["workers"]) == 100
+
+
+def test_foreign_objects_do_no_harm() -> None:
+    assert diagnose(None, [], now=NOW) == []
+    assert diagnose({}, [{"metadata": {"name": "x"}, "status": {}}], [{}], [{}], now=NOW) == []
+    odd = a_pod(state=ended(1, message='{"exit_code": "no number"'))
+    assert [finding.code for finding in diagnose(a_job(), [odd], now=NOW)] == ["rank_crashed"]
