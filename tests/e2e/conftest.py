@@ -1,0 +1,59 @@
+"""One KIND cluster for all tests here, made and deleted through the command line. `make e2e` sets up what it needs."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mlbench_cli
+
+CLUSTER = "mlbench-e2e-3"  # one control plane, two machines for workers
+TASKS = ("allreduce", "digits_resnet")
+
+
+@dataclass(frozen=True)
+class Mlbench:
+    """The `mlbench` command with a data directory of its own."""
+
+    home: Path
+
+    def __call__(self, *words: str, exit_code: int = 0, timeout: float = 300) -> str:
+        """Standard output of one command line, which must end with `exit_code`."""
+        environment = {**os.environ, "MLBENCH_HOME": str(self.home)}
+        command = [sys.executable, "-m", "mlbench_cli", *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
+        assert done.returncode == exit_code, f"mlbench {' '.join(words)}\n{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stderr
+        return done.stdout
+
+    def json(self, *words: str) -> Any:
+        return json.loads(self(*words, "-o", "json"))
+
+
+@pytest.fixture(scope="session")
+def mlbench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mlbench]:
+    """The command, with a KIND cluster that is its current one and holds the images of TASKS."""
+    for tool in ("docker", "kind"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not on the path: run make e2e")
+    image = os.environ.get("MLBENCH_E2E_NODE_IMAGE")
+    command = Mlbench(tmp_path_factory.mktemp("home"))
+    words = ["create-cluster", "kind", "3", CLUSTER.removesuffix("-3"), "--yes"]
+    words += ["--image", image] if image else []
+    for task in TASKS:
+        words += ["--load", f"mlbench/{task}:{mlbench_cli.__version__}"]
+    try:
+        command(*words, timeout=900)
+        command("set-cluster", CLUSTER)
+        yield command
+    finally:
+        command("delete-cluster", "kind", CLUSTER, "--yes", "--force")
+    left = subprocess.run(["kind", "get", "clusters"], capture_output=True, text=True, check=True).stdout.split()
+    assert CLUSTER not in left
