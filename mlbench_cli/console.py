@@ -15,6 +15,7 @@ from mlbench_cli.errors import InterruptedError_, MlbenchError, UsageError
 
 SCHEMA_VERSION = 1
 DEFAULT_WIDTH = 80
+MIN_WRAPPED = 24  # columns of a wrapped column; narrower is not read with pleasure
 COLOURS = {"red": 31, "green": 32, "yellow": 33, "bold": 1}
 # How a table on a terminal paints a cell that is exactly this word.
 CELL_COLOURS = {
@@ -45,10 +46,12 @@ def out_json(document: Mapping[str, Any]) -> None:
     out(json.dumps({"schema_version": SCHEMA_VERSION, **document}, indent=2, allow_nan=False, default=str))
 
 
-def out_table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, droppable: Sequence[str] = ()) -> None:
+def out_table(
+    headers: Sequence[str], rows: Sequence[Sequence[object]], *, droppable: Sequence[str] = (), wrap: bool = False
+) -> None:
     """Print a table; on a terminal it is fitted to the width, in a pipe every cell is whole."""
-    width = terminal_width(sys.stdout) if sys.stdout.isatty() else None
-    out(format_table(headers, rows, width=width, droppable=droppable, colour=_colourful(sys.stdout)))
+    width = terminal_width(sys.stdout) if is_terminal(sys.stdout) else None
+    out(format_table(headers, rows, width=width, droppable=droppable, wrap=wrap, colour=_colourful(sys.stdout)))
 
 
 def format_table(
@@ -57,11 +60,13 @@ def format_table(
     *,
     width: int | None = None,
     droppable: Sequence[str] = (),
+    wrap: bool = False,
     colour: bool = False,
 ) -> str:
     """Columns two spaces apart, without a box; numbers to the right; None is "-".
 
-    Where `width` does not suffice, the `droppable` columns go first, in that order, then the widest are cut.
+    Where `width` does not suffice, the `droppable` columns go first, in that order; then the last column goes on in
+    further lines if it may `wrap`; then the widest are cut.
     """
     columns = [[header, *(_cell(row[index]) for row in rows)] for index, header in enumerate(headers)]
     numeric = [_is_numeric([row[index] for row in rows]) for index in range(len(headers))]
@@ -75,6 +80,8 @@ def format_table(
         if width is None or total() <= width:
             break
         keep.remove(list(headers).index(header))
+    if wrap and width is not None and total() > width:
+        widths[keep[-1]] = max(MIN_WRAPPED, widths[keep[-1]] - (total() - width))
     while width is not None and total() > width:
         widest = max(keep, key=lambda index: widths[index])
         if widths[widest] <= 8:
@@ -82,10 +89,15 @@ def format_table(
         widths[widest] = max(8, widths[widest] - (total() - width))
     lines = []
     for number in range(len(rows) + 1):
+        texts = [columns[index][number] for index in keep]
+        rest = _wrapped(texts[-1], widths[keep[-1]]) if wrap else texts[-1:]
+        texts[-1] = rest.pop(0)
         cells = [
-            _padded(columns[index][number], widths[index], numeric[index], colour and number > 0) for index in keep
+            _padded(text, widths[index], numeric[index], colour and number > 0)
+            for text, index in zip(texts, keep, strict=True)
         ]
         lines.append("  ".join(cells).rstrip())
+        lines += [" " * (total() - widths[keep[-1]]) + text for text in rest]
     return "\n".join(lines)
 
 
@@ -109,6 +121,14 @@ def clean(text: str, *, keep: str = "") -> str:
         character if character.isprintable() or character in keep else " " if character.isspace() else "�"
         for character in text
     )
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    if display_width(text) <= width:
+        return [text]
+    import textwrap
+
+    return [cut(piece, width) for piece in textwrap.wrap(text, width)] or [""]
 
 
 def _is_numeric(values: Sequence[object]) -> bool:

@@ -106,7 +106,9 @@ class Reporter:
             if finding.code not in self._told:
                 self._told.add(finding.code)
                 self._line.close()
-                console.note(f"{self._name}: {finding.summary}" + (f" {finding.hint}" if finding.hint else ""))
+                console.note(f"{self._name}: {finding.summary}")
+                if finding.hint:
+                    console.note(f"  {finding.hint}")
         self._line.update(f"{self._name}: {describe(progress)}")
 
 

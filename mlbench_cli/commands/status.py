@@ -129,6 +129,7 @@ def _show_one(run: Run, document: dict[str, Any], metric: str | None) -> None:
             for worker in document["ranks"]
         ],
         droppable=["NODE"],
+        wrap=True,
     )
     for finding in document["findings"]:
         console.out(

@@ -17,7 +17,7 @@ def tasks(
     """Show the benchmark tasks, or one of them with its parameters and presets."""
     if name is not None:
         task = load_task(name)
-        console.out_json(_document(task)) if output == Format.json else console.out(_description(task))
+        console.out_json(_document(task)) if output == Format.json else _describe(task)
         return
     found = list(load_catalog().values())
     if output == Format.json:
@@ -61,7 +61,7 @@ def _document(task: Task) -> dict[str, Any]:
     }
 
 
-def _description(task: Task) -> str:
+def _describe(task: Task) -> None:
     facts = [
         ("Title", task.title),
         ("Backends", ", ".join(task.backends)),
@@ -71,9 +71,9 @@ def _description(task: Task) -> str:
         ("Data", task.data),
         ("Presets", ", ".join(task.presets)),
     ]
-    lines = [f"{title + ':':<12}{text}" for title, text in facts if text is not None]
+    console.out("\n".join(f"{title + ':':<12}{text}" for title, text in facts if text is not None) + "\n")
     changed = [preset for preset in task.presets if preset != "spec"]
-    table = console.format_table(
+    console.out_table(
         ["PARAMETER", "SPEC", *(preset.upper() for preset in changed), "MEANING"],
         [
             [
@@ -84,8 +84,9 @@ def _description(task: Task) -> str:
             ]
             for parameter in task.parameters.values()
         ],
+        wrap=True,
     )
-    return "\n".join([*lines, "", table, "", f"Change one with --set, as: {_example(task)}"])
+    console.note(f"\nNext: mlbench run NAME 1 2 --task {task.name}{_example(task)}")
 
 
 def _goal(task: Task, preset: str, parameter: str = "goal_full") -> str | None:
@@ -114,4 +115,4 @@ def _meaning(parameter: Parameter) -> str:
 
 def _example(task: Task) -> str:
     name = next(iter(task.parameters), None)
-    return "" if name is None else f"--set {name}={entry_text(task.presets['spec'][name])}"
+    return "" if name is None else f" --set {name}={entry_text(task.presets['spec'][name])}"

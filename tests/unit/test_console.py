@@ -44,6 +44,15 @@ def test_columns_are_dropped_then_cut() -> None:
     assert max(map(len, narrower.splitlines())) <= 28
 
 
+def test_the_last_column_goes_on_below() -> None:
+    rows = [["epochs", "the longest time that is trained, in passes over the data"]]
+    assert console.format_table(["NAME", "MEANING"], rows, width=40, wrap=True).splitlines() == [
+        "NAME    MEANING",
+        "epochs  the longest time that is",
+        "        trained, in passes over the data",
+    ]
+
+
 def test_nothing_is_cut_in_a_pipe() -> None:
     assert "x" * 500 in console.format_table(["A"], [["x" * 500]])
 

@@ -315,12 +315,17 @@ def test_events_survive(kind: str, rank: int, more: dict[str, Any]) -> None:
 
 
 @many(400)
-@given(st.lists(st.tuples(scalars, scalars, scalars), max_size=5), st.integers(1, 60))
-def test_tables(rows: list[tuple[object, ...]], width: int) -> None:
-    table = console.format_table(["ONE", "TWO", "THREE"], rows, width=width, droppable=["TWO"])
-    assert len(table.split("\n")) == len(rows) + 1
+@given(
+    st.lists(st.tuples(scalars, scalars, scalars | st.text(" a日", max_size=40)), max_size=5),
+    st.integers(1, 60),
+    st.booleans(),
+)
+def test_tables(rows: list[tuple[object, ...]], width: int, wrap: bool) -> None:
+    table = console.format_table(["ONE", "TWO", "THREE"], rows, width=width, droppable=["TWO"], wrap=wrap)
+    assert len(table.split("\n")) >= len(rows) + 1
+    assert wrap or len(table.split("\n")) == len(rows) + 1
     assert table.replace("\n", "").isprintable()
-    assert all(console.display_width(line) <= max(width, 28) for line in table.split("\n"))
+    assert all(console.display_width(line) <= max(width, 36) for line in table.split("\n"))
 
 
 def test_refusals_are_seen() -> None:
