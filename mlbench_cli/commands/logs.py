@@ -1,8 +1,9 @@
 """`mlbench logs`: what the ranks have written, byte for byte."""
 
-import queue
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, BinaryIO
@@ -19,6 +20,7 @@ from task_images import contract
 
 MAX_FOLLOWED = 64  # ranks; each takes a thread, and nobody reads more at once
 WAITING_LINES = 10_000  # between the threads and a slow terminal
+LOOK_EVERY = 0.05  # seconds; a queue with locks costs more than all that is done with the lines
 _EVENT = contract.PREFIX.encode()
 
 
@@ -45,7 +47,10 @@ def logs(
     ranks = range(size) if rank is None else [rank]
     if not follow or len(ranks) == 1 or engine is None:
         for number in ranks:
-            printer.print_all(number, _lines(run, engine, number, follow), live=follow)
+            for text in _lines(run, engine, number, follow):
+                printer.write(number, text)
+                if follow:
+                    printer.flush()
         return
     if size > MAX_FOLLOWED:
         raise UsageError(
@@ -63,19 +68,17 @@ class Printer:
         self._prefixed = prefixed
         self._raw = raw
 
-    def print_all(self, rank: int, lines: Iterator[bytes], *, live: bool = False) -> None:
-        prefix = f"[{rank}] ".encode() if self._prefixed else b""
-        text = b""
-        for text in lines:
-            if not self._raw and _EVENT in text:
-                text = without_event(text)
-            if text:
-                self._stream.write(prefix + text)
-            if live:
-                self._stream.flush()
-        # The next rank's first line must not stand behind this one's last.
-        if self._prefixed and text and not text.endswith(b"\n"):
-            self._stream.write(b"\n")
+    def write(self, rank: int, text: bytes) -> None:
+        if not self._raw and _EVENT in text:
+            text = without_event(text)
+        if not text:
+            return
+        if self._prefixed:
+            # Another rank's line must not stand behind one without its end.
+            text = b"[%d] %s" % (rank, text if text.endswith(b"\n") else text + b"\n")
+        self._stream.write(text)
+
+    def flush(self) -> None:
         self._stream.flush()
 
 
@@ -102,24 +105,30 @@ def _file_lines(path: Path) -> Iterator[bytes]:
 
 def _follow_all(run: Run, engine: Engine, printer: Printer) -> None:
     """All ranks at once, whole lines in the order in which they arrive. Raises the first trouble that a rank has."""
-    arrived: queue.Queue[tuple[int, bytes | Exception | None]] = queue.Queue(WAITING_LINES)
+    arrived: deque[tuple[int, bytes | Exception | None]] = deque()
 
     def read(rank: int) -> None:
         try:
             for line in engine.logs(run, rank, follow=True):
-                arrived.put((rank, line.text))
-            arrived.put((rank, None))
+                arrived.append((rank, line.text))
+                while len(arrived) > WAITING_LINES:
+                    time.sleep(LOOK_EVERY)
+            arrived.append((rank, None))
         except Exception as error:
-            arrived.put((rank, error))
+            arrived.append((rank, error))
 
     for rank in range(run.spec.world_size):
         threading.Thread(target=read, args=(rank,), daemon=True).start()
     open_ranks = run.spec.world_size
     while open_ranks:
-        rank, item = arrived.get()
-        if isinstance(item, Exception):
-            raise item
-        if item is None:
-            open_ranks -= 1
-            continue
-        printer.print_all(rank, iter([item if item.endswith(b"\n") else item + b"\n"]), live=arrived.empty())
+        while arrived:
+            rank, item = arrived.popleft()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                open_ranks -= 1
+            else:
+                printer.write(rank, item)
+        printer.flush()
+        if open_ranks:
+            time.sleep(LOOK_EVERY)

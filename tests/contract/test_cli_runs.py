@@ -273,7 +273,7 @@ def test_tasks(capsys: Captured) -> None:
     for name in names:
         assert answer(capsys, "tasks", name)["presets"]["spec"]
         assert run(["tasks", name]) == 0
-    assert "--set" in capsys.readouterr().out
+    assert f"--task {names[-1]} --set " in capsys.readouterr().err
 
 
 def test_clusters(capsys: Captured) -> None:
