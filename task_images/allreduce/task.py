@@ -14,7 +14,7 @@ from task_images.harness.parameters import read_parameters
 from task_images.harness.report import Reporter
 from task_images.harness.tracker import Tracker
 
-# torch's MPI reduces no half precision.
+# The original measured MPI in single precision only. Today halves are converted, and the result says so.
 ONLY_FP32 = ("mpi",)
 
 
@@ -84,7 +84,8 @@ def _dtypes(settings: Settings, backend: str) -> list[str]:
             raise TaskUsageError(f'there is no data type "{name}", only {", ".join(DTYPES)}')
     if settings.protocol not in ("current", "legacy"):
         raise TaskUsageError(f'the protocol "{settings.protocol}" is neither current nor legacy')
-    kept = [name for name in DTYPES if name in settings.dtypes and (name == "fp32" or backend not in ONLY_FP32)]
+    halves = settings.protocol != "legacy" or backend not in ONLY_FP32
+    kept = [name for name in DTYPES if name in settings.dtypes and (name == "fp32" or halves)]
     if not kept:
         raise TaskUsageError(f"the backend {backend} can reduce none of the data types {', '.join(settings.dtypes)}")
     return kept

@@ -88,6 +88,14 @@ class World:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
+    def backend_facts(self) -> dict[str, Any]:
+        """What a result should say of the backend: with mpi the library, and which tensors took a detour through it."""
+        if not self._grouped or self.backend != "mpi":
+            return {}
+        from task_images.comm import mpi
+
+        return mpi.facts()
+
     def close(self) -> None:
         """Leave together: rank 0 holds the rendezvous, so it must not go first. Only after success."""
         if self._grouped:
@@ -109,14 +117,14 @@ def open_world(
     `grouped_alone` (for those who measure collectives).
     """
     device = _device(contract)
-    _check_backend(contract, device)
+    backend = _find_backend(contract, device)
     threads = _threads(contract)
     torch.set_num_threads(threads)
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     grouped = contract.world_size > 1 or grouped_alone
     if grouped:
-        _meet(contract, device, rendezvous_seconds)
+        _meet(contract, backend, device, rendezvous_seconds)
     return World(contract, device, threads, grouped)
 
 
@@ -132,8 +140,13 @@ def _device(contract: Contract) -> torch.device:
     return device
 
 
-def _check_backend(contract: Contract, device: torch.device) -> None:
+def _find_backend(contract: Contract, device: torch.device) -> str:
+    """The name that torch knows the run's backend by."""
     backend = contract.backend
+    if backend == "mpi":
+        from task_images.comm import mpi
+
+        return mpi.register()
     if backend == "nccl" and device.type != "cuda":
         raise EnvironmentUnfitError(
             "the backend nccl needs a GPU and the run's device is cpu", "Choose --backend gloo, or --device gpu."
@@ -142,6 +155,7 @@ def _check_backend(contract: Contract, device: torch.device) -> None:
         raise EnvironmentUnfitError(
             f'this build of torch has no communication backend "{backend}"', "Choose --backend gloo."
         )
+    return backend
 
 
 def _threads(contract: Contract) -> int:
@@ -153,7 +167,7 @@ def _threads(contract: Contract) -> int:
     return max(1, usable // contract.local_world_size)
 
 
-def _meet(contract: Contract, device: torch.device, seconds: float) -> None:
+def _meet(contract: Contract, backend: str, device: torch.device, seconds: float) -> None:
     rank, size = contract.rank, contract.world_size
     os.environ.setdefault("MASTER_ADDR", contract.master_addr)
     os.environ.setdefault("MASTER_PORT", str(contract.master_port))
@@ -171,7 +185,7 @@ def _meet(contract: Contract, device: torch.device, seconds: float) -> None:
         why = " ".join(str(error).split())[:300]
         raise PeerLostError(f"no rendezvous at {place} within {seconds:g} s: {why}") from None
     dist.init_process_group(
-        contract.backend,
+        backend,
         store=PrefixStore("group", store),
         rank=rank,
         world_size=size,

@@ -74,6 +74,8 @@ class Reporter:
         end = goal.passages[goal.chosen].snapshot if goal and goal.reached else tracker.snapshot()
         timings = gather_timings(self._world, end)
         details = dict(details or {})
+        if facts := self._world.backend_facts():
+            details["backend"] = facts
         if goal:
             details["goals"] = {
                 kind: _passage(goal.thresholds[kind], passage.value, passage.epoch, passage.snapshot)

@@ -1,0 +1,118 @@
+"""The communication backend mpi on stock wheels: a torch process group over mpi4py and MPICH, nothing compiled.
+
+    from task_images.comm import mpi
+    dist.init_process_group(mpi.register(), ...)      # as with any other backend, torchrun and the like included
+
+torch knows a backend of the name "mpi" itself, which only builds of torch against an MPI have; hence another name
+inside. The ranks need no mpiexec (see `pmi`); where a launcher has made them ranks of MPI already, that is respected.
+
+A rank that dies does not make MPI's collectives fail on the others: whoever started the ranks has to end them, as every
+engine here does.
+"""
+
+import atexit
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch.distributed as dist
+
+from task_images.comm.pmi import Manager, forget_shared_memory, launched, library
+from task_images.harness.errors import EnvironmentUnfitError
+
+NAME = "mlbench_mpi"
+INSTALL = "pip install mpi4py mpich"
+
+_facts: dict[str, Any] = {}
+_detours: set[str] = set()
+_manager: Manager | None = None
+_left_in_peace = False
+
+
+def register() -> str:
+    """Make the backend known to torch and return its name there.
+
+    Raises EnvironmentUnfitError where the wheels are missing or no MPI library can be loaded.
+    """
+    _mpi()
+    if NAME.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(NAME, _open_group, extended_api=True, devices=["cpu", "cuda"])
+    return NAME
+
+
+def facts() -> dict[str, Any]:
+    """What a result should say: `library`, `launcher`, and `detours`, the conversions and copies it took so far."""
+    return {**_facts, "detours": sorted(_detours)}
+
+
+def _mpi() -> Any:
+    """mpi4py's module MPI, with the library loaded but not initialised."""
+    if find_spec("mpi4py") is None:
+        raise EnvironmentUnfitError("the backend mpi needs the packages mpi4py and mpich; mpi4py is missing", INSTALL)
+    mpi4py = import_module("mpi4py")
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = False
+    try:
+        return import_module("mpi4py.MPI")
+    except (ImportError, RuntimeError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise EnvironmentUnfitError(f"mpi4py finds no MPI library: {why}", INSTALL) from None
+
+
+def _open_group(options: Any, _: Any) -> Any:
+    """What torch calls to make a process group. `options` have store, group_rank, group_size, global_ranks_in_group."""
+    from task_images.comm.mpi_group import MpiGroup
+
+    mpi = _mpi()
+    ranks = list(options.global_ranks_in_group)
+    if ranks:
+        members = mpi.COMM_WORLD.Get_group().Incl(ranks)
+        # Groups may be made at the same time, by different ranks: the tag keeps them apart.
+        communicator = mpi.COMM_WORLD.Create_group(members, tag=sum(options.group_id.encode()) % 32768)
+        return MpiGroup(mpi, communicator, _detours)
+    _start(mpi, options.store, options.group_rank, options.group_size)
+    return MpiGroup(mpi, mpi.COMM_WORLD.Dup(), _detours, _part)
+
+
+def _start(mpi: Any, store: Any, rank: int, size: int) -> None:
+    global _left_in_peace, _manager
+    version = mpi.Get_library_version().splitlines()[0].strip("\0 ")
+    if not mpi.Is_initialized():
+        if launched():
+            mpi.Init_thread(mpi.THREAD_MULTIPLE)
+            mpi.COMM_WORLD.Barrier()
+            forget_shared_memory()
+        elif version.startswith("Open MPI"):
+            raise EnvironmentUnfitError(
+                f"{version} needs mpirun to start", f"{INSTALL}, or start the task with mpirun."
+            )
+        else:
+            _manager = Manager(store, rank, size)
+            _manager.start_mpi()
+        _facts.update(library=" ".join(version.split()), launcher="external" if launched() else "none")
+        atexit.register(_finalize)
+    world = mpi.COMM_WORLD
+    world.Set_errhandler(mpi.ERRORS_RETURN)
+    if (world.Get_rank(), world.Get_size()) != (rank, size):
+        raise EnvironmentUnfitError(
+            f"MPI says rank {world.Get_rank()} of {world.Get_size()}, the run says rank {rank} of {size}",
+            "Start the task without mpirun, or with as many ranks as the run has.",
+        )
+    if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+        raise EnvironmentUnfitError(f"{version} was started without support for threads")
+    _left_in_peace = False
+
+
+def _part() -> None:
+    global _left_in_peace
+    _left_in_peace = True
+
+
+def _finalize() -> None:
+    # MPI_Finalize waits for all ranks. Where this one leaves because something failed, they will not come.
+    if not _left_in_peace:
+        return
+    if _manager:
+        _manager.end_mpi()
+    else:
+        library().MPI_Finalize()

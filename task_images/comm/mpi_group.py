@@ -1,0 +1,392 @@
+"""One MPI communicator as a torch process group.
+
+Collectives that the caller waits for anyway run in the caller's thread. Asynchronous ones (those of
+DistributedDataParallel, say) run one after another in a thread of the group, in the order of the calls, so that they
+overlap with computation. Point-to-point messages are MPI's own non-blocking ones.
+
+MPI reduces neither half-precision numbers nor bool; they are summed as float32 or int32. Tensors on a GPU pass through
+host memory. Both are noted as detours.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from task_images.comm.mpi_work import Done, Message, Thread
+
+# What MPI cannot reduce, and what it reduces instead.
+_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.int32}
+_TYPES = {
+    torch.float32: "FLOAT",
+    torch.float64: "DOUBLE",
+    torch.int8: "INT8_T",
+    torch.uint8: "UINT8_T",
+    torch.int16: "INT16_T",
+    torch.int32: "INT32_T",
+    torch.int64: "INT64_T",
+    torch.complex64: "C_FLOAT_COMPLEX",
+    torch.complex128: "C_DOUBLE_COMPLEX",
+}
+_SUM = dist.ReduceOp.SUM
+_OPS = {
+    dist.ReduceOp.SUM: "SUM",
+    dist.ReduceOp.AVG: "SUM",
+    dist.ReduceOp.PRODUCT: "PROD",
+    dist.ReduceOp.MIN: "MIN",
+    dist.ReduceOp.MAX: "MAX",
+    dist.ReduceOp.BAND: "BAND",
+    dist.ReduceOp.BOR: "BOR",
+    dist.ReduceOp.BXOR: "BXOR",
+}
+
+
+class MpiGroup(dist.ProcessGroup):
+    """One communicator as a process group. The methods are those that torch calls, by torch's names and orders."""
+
+    def __init__(
+        self, mpi: Any, communicator: Any, detours: set[str], after_shutdown: Callable[[], None] | None = None
+    ) -> None:
+        super().__init__(communicator.Get_rank(), communicator.Get_size())
+        self._mpi = mpi
+        self._comm = communicator
+        self._detours = detours
+        self._after_shutdown = after_shutdown
+        self._own = communicator.Get_rank()
+        self._ranks = communicator.Get_size()
+        self._thread = Thread()
+        self._types = {kind: getattr(mpi, name) for kind, name in _TYPES.items()}
+        self._ops = {op: getattr(mpi, name) for op, name in _OPS.items()}
+        self._address = mpi.buffer.fromaddress
+        self._byte = mpi.BYTE
+        self._in_place = mpi.IN_PLACE
+        self._sum = (mpi.SUM, False)
+        self._done = Done()
+
+    def name(self) -> str:
+        return "mpi"
+
+    getBackendName = name
+
+    # A group of torch's own keeps name and backends of each device in C++, out of the reach of a sub-class.
+
+    def _set_group_name(self, name: Any) -> None:
+        super()._set_group_name(name)
+        self._group_name = name
+
+    @property
+    def group_name(self) -> Any:
+        return self._group_name
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self
+
+    def shutdown(self) -> None:
+        self._thread.close()
+        if self._comm:
+            self._comm.Free()
+            self._comm = None
+            if self._after_shutdown:
+                self._after_shutdown()
+
+    abort = shutdown
+
+    # -- reductions: typed, by MPI's own operations
+
+    def allreduce(self, tensors: Any, opts: Any = None, *_: Any) -> dist.Work:
+        tensors = _listed(tensors)
+        op, average = self._reduction(opts)
+        if opts is None or opts.asyncOp:
+            return self._thread.submit(lambda: self._sum_up(tensors, op, average), tensors)
+        self._thread.drain()
+        self._sum_up(tensors, op, average)
+        return self._done
+
+    def _sum_up(self, tensors: list[Tensor], op: Any, average: bool) -> None:
+        for tensor in tensors:
+            kind = self._types.get(tensor.dtype)
+            # The usual case by the shortest way: at small sizes every line here counts against the bare library.
+            if kind is not None and not average and tensor.is_cpu and tensor.is_contiguous():
+                self._comm.Allreduce(self._in_place, [self._address(tensor.data_ptr(), tensor.nbytes), kind], op)
+                continue
+            buffer = self._reducible(tensor)
+            self._comm.Allreduce(self._in_place, self._typed(buffer), op)
+            self._return(buffer, tensor, average)
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
+        return self.allreduce(tensors, opts)
+
+    def reduce(self, tensors: Any, opts: Any = None, *_: Any) -> dist.Work:
+        tensors = _listed(tensors)
+        op, average = self._reduction(opts)
+        root = opts.rootRank
+
+        def call() -> None:
+            for tensor in tensors:
+                buffer = self._reducible(tensor)
+                if self._own == root:
+                    self._comm.Reduce(self._in_place, self._typed(buffer), op, root)
+                    self._return(buffer, tensor, average)
+                else:
+                    self._comm.Reduce(self._typed(buffer), None, op, root)
+
+        return self._run(call, opts, tensors)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
+        outputs, inputs = _listed(outputs), _nested(inputs)
+        op, average = self._reduction(opts)
+
+        def call() -> None:
+            for output, parts in zip(outputs, inputs, strict=True):
+                send = self._reducible(torch.cat([part.detach().reshape(-1) for part in parts]))
+                receive = torch.empty(output.shape, dtype=send.dtype)
+                counts = [part.numel() for part in parts]
+                self._comm.Reduce_scatter(self._typed(send), self._typed(receive), counts, op)
+                self._return(receive, output, average)
+
+        return self._run(call, opts, outputs)
+
+    def _reduce_scatter_base(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
+        op, average = self._reduction(opts)
+
+        def call() -> None:
+            send = self._reducible(input)
+            receive = output if self._usable(output, send.dtype) else torch.empty(output.shape, dtype=send.dtype)
+            self._comm.Reduce_scatter_block(self._typed(send), self._typed(receive), op)
+            self._return(receive, output, average)
+
+        return self._run(call, opts, [output])
+
+    reduce_scatter_single = _reduce_scatter_base  # type: ignore[assignment]
+
+    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        return self._each(self._reduce_scatter_base, outputs, inputs, opts)
+
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced  # type: ignore[assignment]
+
+    # -- moves: bytes, whatever their type
+
+    def broadcast(self, tensors: Any, opts: Any = None, *_: Any) -> dist.Work:
+        tensors = _listed(tensors)
+        root = opts.rootRank
+
+        def call() -> None:
+            for tensor in tensors:
+                buffer = self._movable(tensor)
+                self._comm.Bcast(self._bytes(buffer), root)
+                self._return(buffer, tensor)
+
+        return self._run(call, opts, tensors)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
+        outputs, inputs = _nested(outputs), _listed(inputs)
+
+        def call() -> None:
+            for parts, tensor in zip(outputs, inputs, strict=True):
+                receive, counts = self._room(parts)
+                self._comm.Allgatherv(self._bytes(self._movable(tensor)), [self._span(receive), counts, self._byte])
+                self._deal(receive, parts)
+
+        return self._run(call, opts, outputs)
+
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        return self.allgather(outputs, inputs, opts)
+
+    def _allgather_base(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
+        def call() -> None:
+            receive = self._movable(output, copy=False)
+            self._comm.Allgather(self._bytes(self._movable(input)), self._bytes(receive))
+            self._return(receive, output)
+
+        return self._run(call, opts, [output])
+
+    all_gather_single = _allgather_base
+
+    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        return self._each(self._allgather_base, outputs, inputs, opts)
+
+    all_gather_single_coalesced = allgather_into_tensor_coalesced  # type: ignore[assignment]
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
+        outputs, inputs = _nested(outputs), _listed(inputs)
+        root = opts.rootRank
+
+        def call() -> None:
+            for index, tensor in enumerate(inputs):
+                send = self._bytes(self._movable(tensor))
+                if self._own != root:
+                    self._comm.Gatherv(send, None, root)
+                    continue
+                receive, counts = self._room(outputs[index])
+                self._comm.Gatherv(send, [self._span(receive), counts, self._byte], root)
+                self._deal(receive, outputs[index])
+
+        return self._run(call, opts, outputs)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
+        outputs, inputs = _listed(outputs), _nested(inputs)
+        root = opts.rootRank
+
+        def call() -> None:
+            for index, output in enumerate(outputs):
+                receive = self._movable(output, copy=False)
+                send = None
+                if self._own == root:
+                    joined, counts = self._joined(inputs[index])
+                    send = [self._span(joined), counts, self._byte]
+                self._comm.Scatterv(send, self._bytes(receive), root)
+                self._return(receive, output)
+
+        return self._run(call, opts, outputs)
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        def call() -> None:
+            send, send_counts = self._joined(inputs)
+            receive, receive_counts = self._room(outputs)
+            self._comm.Alltoallv(
+                [self._span(send), send_counts, self._byte], [self._span(receive), receive_counts, self._byte]
+            )
+            self._deal(receive, outputs)
+
+        return self._run(call, opts, outputs)
+
+    def alltoall_base(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: Sequence[int] = (),
+        input_split_sizes: Sequence[int] = (),
+        opts: Any = None,
+    ) -> dist.Work:
+        def call() -> None:
+            send, receive = self._movable(input), self._movable(output, copy=False)
+            self._comm.Alltoallv(
+                [self._span(send), self._split(send, input_split_sizes), self._byte],
+                [self._span(receive), self._split(receive, output_split_sizes), self._byte],
+            )
+            self._return(receive, output)
+
+        return self._run(call, opts, [output])
+
+    all_to_all_single = alltoall_base  # type: ignore[assignment]
+
+    def barrier(self, opts: Any = None, *_: Any) -> dist.Work:
+        return self._run(self._comm.Barrier, opts, [])
+
+    # -- point to point
+
+    def send(self, tensors: list[Tensor], dstRank: int, tag: int = 0) -> dist.Work:
+        buffer = self._movable(tensors[0])
+        request = self._comm.Isend(self._bytes(buffer), dstRank, tag)
+        return Message(self._mpi, request, [buffer])
+
+    def recv(self, tensors: list[Tensor], srcRank: int, tag: int = 0) -> dist.Work:
+        tensor = tensors[0]
+        buffer = self._movable(tensor, copy=False)
+        request = self._comm.Irecv(self._bytes(buffer), srcRank, tag)
+        return Message(self._mpi, request, tensors, lambda: self._return(buffer, tensor))
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> dist.Work:
+        return self.recv(tensors, self._mpi.ANY_SOURCE, tag)
+
+    # -- how it is done
+
+    def _run(self, call: Callable[[], None], opts: Any, tensors: Any) -> dist.Work:
+        if opts is None or opts.asyncOp:
+            return self._thread.submit(call, tensors)
+        self._thread.drain()
+        call()
+        return self._done
+
+    def _each(self, one: Callable[..., dist.Work], outputs: Any, inputs: Any, opts: Any) -> dist.Work:
+        works = [one(output, input, opts) for output, input in zip(outputs, inputs, strict=True)]
+        return works[-1] if works else self._done
+
+    def _reduction(self, opts: Any) -> tuple[Any, bool]:
+        """MPI's operation, and whether its result is to be divided by the number of ranks."""
+        if opts is None or opts.reduceOp == _SUM:
+            return self._sum
+        op = opts.reduceOp.op
+        try:
+            return self._ops[op], op == dist.ReduceOp.AVG
+        except KeyError:
+            raise ValueError(f"the backend mpi has no reduction {op}") from None
+
+    def _usable(self, tensor: Tensor, kind: torch.dtype) -> bool:
+        return tensor.dtype is kind and tensor.is_cpu and tensor.is_contiguous()
+
+    def _reducible(self, tensor: Tensor) -> Tensor:
+        """The tensor itself where MPI can compute in it, else a copy in host memory of a type that MPI has."""
+        kind = tensor.dtype
+        if kind in self._types and tensor.is_cpu and tensor.is_contiguous():
+            return tensor
+        wider = _WIDER.get(kind, kind)
+        if wider not in self._types:
+            raise ValueError(f"the backend mpi cannot reduce tensors of type {kind}")
+        if wider is not kind:
+            self._detours.add(f"{kind} reduced as {wider}".replace("torch.", ""))
+        return self._host_copy(tensor, wider)
+
+    def _movable(self, tensor: Tensor, copy: bool = True) -> Tensor:
+        """The tensor itself where its bytes lie in a row in host memory, else a copy there (or room for one)."""
+        if tensor.is_cpu and tensor.is_contiguous():
+            return tensor
+        return self._host_copy(tensor, tensor.dtype) if copy else torch.empty(tensor.shape, dtype=tensor.dtype)
+
+    def _host_copy(self, tensor: Tensor, kind: torch.dtype) -> Tensor:
+        if not tensor.is_cpu:
+            self._detours.add("GPU tensors passed through host memory")
+        return tensor.detach().to("cpu", kind, copy=True, memory_format=torch.contiguous_format)
+
+    def _return(self, buffer: Tensor, tensor: Tensor, average: bool = False) -> None:
+        """Divide by the number of ranks where a mean is wanted, and copy the buffer back where it is a copy."""
+        if average:
+            buffer = buffer.detach()
+            if buffer.is_floating_point() or buffer.is_complex():
+                buffer.div_(self._ranks)
+            else:
+                buffer.div_(self._ranks, rounding_mode="trunc")
+        if buffer.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(buffer)
+
+    def _typed(self, tensor: Tensor) -> list[Any]:
+        return [self._span(tensor), self._types[tensor.dtype]]
+
+    def _span(self, tensor: Tensor) -> Any:
+        return self._address(tensor.data_ptr(), tensor.nbytes)
+
+    def _bytes(self, tensor: Tensor) -> list[Any]:
+        return [self._span(tensor), self._byte]
+
+    def _joined(self, parts: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
+        """The bytes of all parts in a row, and how many each has."""
+        rows = [self._movable(part).detach().reshape(-1).view(torch.uint8) for part in parts]
+        return torch.cat(rows), [len(row) for row in rows]
+
+    def _room(self, parts: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
+        counts = [part.nbytes for part in parts]
+        return torch.empty(sum(counts), dtype=torch.uint8), counts
+
+    def _deal(self, received: Tensor, parts: Sequence[Tensor]) -> None:
+        rows = torch.split(received, [part.nbytes for part in parts])
+        for part, row in zip(parts, rows, strict=True):
+            part.detach().copy_(row.view(part.dtype).view(part.shape))
+
+    def _split(self, tensor: Tensor, rows: Sequence[int]) -> list[int]:
+        """Bytes per rank of a tensor that is cut along its first dimension: into `rows`, or evenly."""
+        if not rows:
+            return [tensor.nbytes // self._ranks] * self._ranks
+        width = tensor.nbytes // max(1, tensor.shape[0])
+        return [count * width for count in rows]
+
+
+def _listed(tensors: Any) -> list[Tensor]:
+    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
+def _nested(tensors: Any) -> list[list[Tensor]]:
+    """A list of lists; torch gives a list of tensors in some forms of a call, and [] on ranks other than the root."""
+    tensors = list(tensors)
+    return [tensors] if tensors and isinstance(tensors[0], Tensor) else tensors

@@ -1,0 +1,134 @@
+"""What a collective or message of the backend mpi is to its caller: torch's Work, in three kinds, and the thread."""
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+
+class Done(dist.Work):
+    """The outcome of what has been done before the call returned."""
+
+    def __init__(self, tensors: Any = None) -> None:
+        super().__init__()
+        self._tensors = tensors
+
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def result(self) -> Any:
+        return self._tensors
+
+    def get_future(self) -> Any:
+        future: Any = Future()
+        future.set_result(self._tensors)
+        return future
+
+
+class Pending(Done):
+    """A collective that waits its turn in the group's thread."""
+
+    def __init__(self, tensors: Any) -> None:
+        super().__init__(tensors)
+        self.future: Any = Future()
+
+    def wait(self, timeout: Any = None) -> bool:
+        self.future.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        return bool(self.future.done())
+
+    def is_success(self) -> bool:
+        return self.is_completed()
+
+    def get_future(self) -> Any:
+        return self.future
+
+
+class Message(Done):
+    """A message under way. `arrive` puts what was received where it belongs."""
+
+    def __init__(self, mpi: Any, request: Any, tensors: list[Tensor], arrive: Callable[[], None] | None = None) -> None:
+        super().__init__(tensors)
+        self._status = mpi.Status()
+        self._request = request
+        self._arrive = arrive
+
+    def wait(self, timeout: Any = None) -> bool:
+        if self._request:
+            self._request.Wait(self._status)
+            self._close()
+        return True
+
+    def is_completed(self) -> bool:
+        if self._request and self._request.Test(self._status):
+            self._close()
+        return not self._request
+
+    def is_success(self) -> bool:
+        return self.is_completed()
+
+    def get_future(self) -> Any:
+        self.wait()
+        return super().get_future()
+
+    def source_rank(self) -> int:
+        return int(self._status.Get_source())
+
+    _source_rank = source_rank
+
+    def _close(self) -> None:
+        self._request = None
+        if self._arrive:
+            self._arrive()
+
+
+class Thread:
+    """Does one thing after another, in the order given. Starts with the first."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[Callable[[], None], Pending] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._last: Pending | None = None
+
+    def submit(self, call: Callable[[], None], tensors: Any) -> Pending:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="mpi", daemon=True)
+            self._thread.start()
+        self._last = Pending(tensors)
+        self._queue.put((call, self._last))
+        return self._last
+
+    def drain(self) -> None:
+        """Wait for all that was given before. A callback in the thread itself has nothing before it."""
+        last = self._last
+        if last is not None and threading.current_thread() is not self._thread:
+            last.future.wait()
+            self._last = None
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            call, work = item
+            try:
+                call()
+            except Exception as error:
+                work.future.set_exception(error)
+            else:
+                work.future.set_result(work.result())
