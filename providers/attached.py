@@ -18,13 +18,12 @@ ROLE = "mlbench"
 # What the kubernetes engine does: API group, resource, verbs, whether runs are impossible without.
 RULES: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
     ("batch", "jobs", ("create", "get", "list", "watch", "patch", "delete"), True),
-    ("", "pods", ("get", "list", "watch"), True),
+    ("", "pods", ("get", "list", "watch", "delete"), True),
     ("", "pods/log", ("get",), True),
     ("", "pods/exec", ("get", "create"), True),
     ("", "configmaps", ("create", "get", "list", "patch", "delete"), True),
     ("", "services", ("create", "get", "list", "patch", "delete"), True),
     ("networking.k8s.io", "networkpolicies", ("create", "get", "list", "patch", "delete"), True),
-    ("", "secrets", ("create", "get", "list", "patch", "delete"), False),
     ("", "events", ("get", "list"), False),
 )
 

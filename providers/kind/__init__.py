@@ -40,7 +40,11 @@ class KindOptions:
     )
     load: tuple[str, ...] = option((), "--load", help="image of this machine's Docker to put on every node; repeatable")
     registry_port: int | None = option(
-        None, "--registry-port", "--registry_port", "-p", help="run a registry on 127.0.0.1 at this port"
+        None,
+        "--registry-port",
+        "--registry_port",
+        "-p",
+        help="run a registry on 127.0.0.1 at this port; tasks' images come from it",
     )
     registry_name: str = option(
         "kind-registry", "--registry-name", "--registry_name", "-r", help="its container's name"
@@ -69,6 +73,8 @@ class KindProvider:
             raise UsageError(f"--registry-port {options.registry_port}: a port is from 1 to 65535.")
         image_of(options)
         details = {"nodes": nodes, "gpus_per_node": 0, "functional_only": True, "options": asdict(options)}
+        if options.registry_port is not None:
+            details["registry"] = f"localhost:{options.registry_port}"
         if options.registry_port is not None:
             details["registry"] = f"localhost:{options.registry_port}"  # where runs look for the catalogue's images
         return Cluster(name, self.name, "creating", details=details)

@@ -1,17 +1,16 @@
 """`docker` and `kind` as far as the KIND provider calls them: two programs on a world that is one file.
 
-Each call is a process that acts on the world by rules of its own, as the real programs do on Docker. Run as a script
-it is either program, by the name it is called by. KIND_WORLD names the file. Only the standard library, for speed.
+Each call is a process that acts on the world by rules of its own, as the real programs do on Docker. KIND_WORLD names
+the file. The programs import next to nothing, not even json, since tests start hundreds of them.
 """
 
+import _json
 import fcntl
-import json
+import marshal
 import os
 import signal
 import sys
 import time
-from contextlib import contextmanager
-from pathlib import Path
 
 KUBECONFIG = """apiVersion: v1
 kind: Config
@@ -19,6 +18,12 @@ current-context: kind-{name}
 clusters: [{{name: kind-{name}, cluster: {{server: "https://127.0.0.1:{port}"}}}}]
 contexts: [{{name: kind-{name}, context: {{cluster: kind-{name}, user: kind-{name}}}}}]
 users: [{{name: kind-{name}, user: {{token: secret-of-{name}}}}}]
+"""
+PROGRAM = """#!{python} -ISE
+import sys
+sys.path.insert(0, {folder!r})
+import kind_tools
+kind_tools.program()
 """
 EMPTY = {
     "volumes": {},
@@ -34,15 +39,15 @@ EMPTY = {
 class World:
     """The tests' side: a folder with both programs for the PATH, and the world to look at and to trouble."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / "world.json"
+        self.path = folder / "world"
         self.bin = folder / "bin"
         if not self.path.exists():
-            self.path.write_text(json.dumps(EMPTY))
+            self.path.write_bytes(marshal.dumps(EMPTY))
             self.bin.mkdir()
             for name in ("docker", "kind"):
-                (self.bin / name).write_text(f'#!/bin/sh\nexec {sys.executable} -ISE {__file__} {name} "$@"\n')
+                (self.bin / name).write_text(PROGRAM.format(python=sys.executable, folder=os.path.dirname(__file__)))
                 (self.bin / name).chmod(0o755)
 
     @property
@@ -61,19 +66,34 @@ class World:
         return sorted([*state["volumes"], *state["containers"]])
 
 
-@contextmanager
-def world(path):
-    with open(path, "r+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        state = json.load(file)
-        yield state
-        file.seek(0)
-        file.truncate()
-        json.dump(state, file)
+class world:
+    """The state in a file, held alone while it is used."""
+
+    def __init__(self, path):
+        self.file = open(path, "r+b")  # noqa: SIM115
+
+    def __enter__(self):
+        fcntl.flock(self.file, fcntl.LOCK_EX)
+        self.state = marshal.load(self.file)
+        return self.state
+
+    def __exit__(self, *_):
+        self.file.seek(0)
+        self.file.truncate()
+        marshal.dump(self.state, self.file)
+        self.file.close()
 
 
 class Refused(Exception):
     pass
+
+
+def as_json(value):
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{as_json(key)}: {as_json(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(as_json, value)) + "]"
+    return _json.encode_basestring_ascii(value) if isinstance(value, str) else str(value).lower()
 
 
 def options(argv, *flags):
@@ -97,8 +117,7 @@ def docker_info(state, argv):
             "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?"
         )
     return (
-        json.dumps([["driver-type", "io.containerd.snapshotter.v1"]] if state["store"] == "containerd" else [])
-        + "20.10"
+        as_json([["driver-type", "io.containerd.snapshotter.v1"]] if state["store"] == "containerd" else []) + "20.10"
     )
 
 
@@ -120,7 +139,7 @@ def docker_volume(state, argv):
         return rest[0]
     if any(name not in volumes for name in rest):
         raise Refused(f"[]\nError response from daemon: get {rest[0]}: no such volume")
-    return json.dumps([volumes[name] for name in rest])
+    return as_json([volumes[name] for name in rest])
 
 
 def docker_ps(state, argv):
@@ -137,7 +156,7 @@ def docker_container(state, argv):
     item = state["containers"][name]
     networks = {network: {} for network, names in state["networks"].items() if name in names}
     bindings = {"5000/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(item["port"])}]} if "port" in item else {}
-    return json.dumps(
+    return as_json(
         [
             {
                 "State": {"Status": item["state"]},
@@ -182,14 +201,15 @@ def docker_network(state, argv):
 def docker_image(state, argv):
     if argv[1] not in state["images"]:
         raise Refused(f"[]\nError: No such image: {argv[1]}")
-    return json.dumps([{"Id": state["images"][argv[1]], "Os": "linux", "Architecture": "amd64"}])
+    return as_json([{"Id": state["images"][argv[1]], "Os": "linux", "Architecture": "amd64"}])
 
 
 def docker_save(state, argv):
     given, rest = options(argv, "--output", "--platform")
     if (state["store"] == "containerd") != ("--platform" in given):
         raise Refused("unable to create manifests file: NotFound: content digest sha256:00: not found")
-    Path(given["--output"][0]).write_text(rest[0])
+    with open(given["--output"][0], "w") as file:
+        file.write(rest[0])
     return ""
 
 
@@ -260,9 +280,8 @@ def kind_create(path, argv):
         raise Refused('ERROR: failed to create cluster: failed to pull image "kindest/node": no route to host')
     with world(path) as state:
         state["containers"][f"{name}-control-plane"]["finished"] = True
-    file = Path(given["--kubeconfig"][0])
-    file.touch(0o600)
-    file.write_text(KUBECONFIG.format(name=name, port=6443))
+    with open(os.open(given["--kubeconfig"][0], os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+        file.write(KUBECONFIG.format(name=name, port=6443))
     return ""
 
 
@@ -273,6 +292,8 @@ def kind_remove(path, name):
 
 
 def kind_delete(state, argv):
+    if state["trouble"].get("kind delete") == "fail":
+        raise Refused("ERROR: failed to delete nodes: device or resource busy")
     given, _ = options(argv[1:], "--name", "--kubeconfig")
     for node in [node for node, item in state["containers"].items() if item.get("cluster") == given["--name"][0]]:
         del state["containers"][node]
@@ -288,7 +309,8 @@ def kind_get(state, argv):
 
 def kind_load(state, argv):
     given, rest = options(argv[1:], "--name")
-    image = Path(rest[0]).read_text()
+    with open(rest[0]) as file:
+        image = file.read()
     for item in state["containers"].values():
         if item.get("cluster") == given["--name"][0]:
             item["images"] += [image, state["images"][image]]
@@ -301,6 +323,11 @@ def main(program, argv):
         number = len(state["log"])
         state["log"].append(" ".join([program, *argv]))
         trouble = state["trouble"].get(str(number), "")
+        down = state["trouble"].get("docker") == "down"
+    if down and program == "docker":
+        raise Refused(
+            "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?"
+        )
     if trouble == "kill-before":
         os.kill(os.getppid(), signal.SIGKILL)
         return ""
@@ -315,9 +342,9 @@ def main(program, argv):
     return answer
 
 
-if __name__ == "__main__":
+def program():
     try:
-        if answer := main(sys.argv[1], sys.argv[2:]):
+        if answer := main(os.path.basename(sys.argv[0]), sys.argv[1:]):
             print(answer)
     except Refused as refusal:
         sys.exit(str(refusal) or 1)

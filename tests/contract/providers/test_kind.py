@@ -20,28 +20,11 @@ from providers.kind.resources import marked_clusters
 from providers.lifecycle import down, up
 from tests.fakes.kind_tools import World
 
-IMAGES = {"registry:2": "sha256:01", "my/task:1": "sha256:02", "node": "sha256:03"}
 FULL = KindOptions(registry_port=5001, load=("my/task:1",))
 # Calls that change the world; to be killed at another is to be killed after the last of these.
 CHANGING = re.compile(
     r"docker (volume (create|rm)|run|rm|network connect|save|exec --interactive)|kind (create|delete|load)"
 )
-
-
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    made = World(tmp_path / "world")
-    made.change(images=IMAGES)
-    _enter(made, tmp_path / "home", monkeypatch)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    (tmp_path / "tmp").mkdir()
-    return made
-
-
-def _enter(world: World, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KIND_WORLD", str(world.path))
-    monkeypatch.setenv("PATH", f"{world.bin}{os.pathsep}/usr/bin{os.pathsep}/bin")
-    monkeypatch.setenv("MLBENCH_HOME", str(home))
 
 
 def _cluster(name: str = "demo-2", nodes: int = 2, options: KindOptions = FULL) -> Cluster:
@@ -109,7 +92,7 @@ def test_made_twice_nothing_changes(world: World) -> None:
 
 def test_an_image_built_anew_is_loaded_again(world: World) -> None:
     _make(_cluster())
-    world.change(images={**IMAGES, "my/task:1": "sha256:04"})
+    world.change(images={**world.state["images"], "my/task:1": "sha256:04"})
     _make(_cluster())
     assert sum(call.startswith("kind load") for call in world.state["log"]) == 2
 
@@ -137,11 +120,11 @@ def test_killed_at_every_change_of_making_nothing_leaks(
     _remove(_cluster())
     for number, when in kills:
         world.change(log=[], trouble={str(number): when})
-        _enter(world, tmp_path / f"home-{number}-{when}", monkeypatch)
+        monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / f"home-{number}-{when}"))
         assert _in_child(lambda: _make(_cluster())) == signal.SIGKILL
         killed_at = world.state["log"][-1]
         world.change(trouble={})
-        _enter(world, tmp_path / f"empty-{number}-{when}", monkeypatch)
+        monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / f"empty-{number}-{when}"))
         _remove_from_nothing()
         assert world.left == [], f"{when} {killed_at}"
 
@@ -155,10 +138,10 @@ def test_killed_at_every_change_of_removing_it_goes_on(
     assert len(kills) == 4
     for number, when in kills:
         world.change(**{**full, "log": [], "trouble": {str(number): when}})
-        _enter(world, tmp_path / f"home-{number}-{when}", monkeypatch)
+        monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / f"home-{number}-{when}"))
         assert _in_child(_remove_from_nothing) == signal.SIGKILL
         world.change(trouble={})
-        _enter(world, tmp_path / f"empty-{number}-{when}", monkeypatch)
+        monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / f"empty-{number}-{when}"))
         _remove_from_nothing()
         assert world.left == []
 

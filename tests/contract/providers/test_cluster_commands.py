@@ -1,0 +1,338 @@
+"""The commands on clusters as a person types them: KIND on stand-ins, an attached cluster on a small API server."""
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mlbench_cli.app import run
+from mlbench_cli.spec import RunSpec
+from mlbench_cli.store import Store
+from tests.fakes.kind_tools import World
+
+
+class Told:
+    """What a command answered."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def mlbench(world: World, capsys: pytest.CaptureFixture[str]) -> Any:
+    def command(*words: str) -> Told:
+        code = run(list(words))
+        return Told(code, *capsys.readouterr())
+
+    return command
+
+
+# --- KIND -----------------------------------------------------------------------------------------------------------
+
+
+def test_create_shows_makes_and_chooses_the_cluster(mlbench: Any, world: World) -> None:
+    told = mlbench("create-cluster", "kind", "2", "rel", "--ttl", "2h")
+    assert told.code == 0
+    assert "mlbench delete-cluster kind rel-2" in told.err
+    assert "KIND cluster rel-2 is ready" in told.err
+    assert "Timings on KIND mean nothing" in told.err
+    store = Store()
+    assert store.current_cluster.name == "rel-2"
+    details = store.cluster("rel-2").details
+    assert details["ttl"] == "2h"
+    assert details["plan"]["price_per_hour"] == 0
+    assert [entry["name"] for entry in details["provisioning"]] == ["mlbench-rel-2", "rel-2"]
+
+
+def test_json_is_one_document_on_stdout(mlbench: Any) -> None:
+    told = mlbench("create-cluster", "kind", "1", "rel", "-o", "json")
+    assert told.json["cluster"]["name"] == "rel-1"
+    assert told.json["cluster"]["state"] == "ready"
+    told = mlbench("create-cluster", "kind", "99", "rel", "-o", "json")
+    assert told.code == 2
+    assert told.json["error"]["code"] == "usage"
+
+
+def test_dry_run_makes_nothing(mlbench: Any, world: World) -> None:
+    told = mlbench("create-cluster", "kind", "2", "rel", "--dry-run", "--registry-port", "5001", "-o", "json")
+    assert [item["kind"] for item in told.json["resources"]] == [
+        "Docker volume", "KIND cluster", "registry", "registry entry",
+    ]  # fmt: skip
+    assert world.left == []
+    assert [cluster.name for cluster in Store().clusters()] == ["local"]
+
+
+def test_the_words_of_the_original_are_taken(mlbench: Any, world: World) -> None:
+    command = ("create-cluster", "kind", "2", "rel", "-k", "1.34", "--registry_name", "reg", "-p", "5001")
+    assert mlbench(*command).code == 0
+    assert "reg" in world.left
+    assert mlbench("delete-cluster", "kind", "rel-2", "--yes").code == 0
+    assert world.left == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["create-cluster", "kindd", "2", "rel"], 2, 'Did you mean "kind"?'),
+        (["create-cluster", "local", "2", "rel"], 2, "no provider"),
+        (["create-cluster", "kind", "2"], 2, "RELEASE"),
+        (["create-cluster", "kind", "two", "rel"], 2, "two"),
+        (["create-cluster", "kind", "2", "Rel"], 2, "DNS label"),
+        (["create-cluster", "kind", "2", "x" * 60], 2, "characters"),
+        (["create-cluster", "kind", "2", "rel", "--ttl", "soon"], 2, "--ttl"),
+        (["create-cluster", "kind", "2", "rel", "--num-gpus", "1"], 2, "no GPUs"),
+        (["delete-cluster", "rel-2"], 4, "no cluster"),
+        (["delete-cluster", "kind", "rel-2"], 4, "whole or half made"),
+        (["delete-cluster", "local", "--yes"], 2, "this machine"),
+        (["delete-cluster", "a", "b", "c"], 2, "3 words"),
+        (["delete-cluster", "kindd", "rel-2"], 2, 'Did you mean "kind"?'),
+        (["scale-cluster", "rel-2", "3"], 4, "no cluster"),
+        (["scale-cluster", "local", "3"], 2, "cannot be scaled"),
+        (["kubeconfig", "export"], 2, "no Kubernetes API"),
+        (["kubeconfig", "export", "rel-2"], 4, "no cluster"),
+        (["gc", "kindd"], 2, 'Did you mean "kind"?'),
+        (["attach-cluster", "Bad_Name"], 2, "DNS label"),
+    ],
+)
+def test_bad_input_is_told_in_one_paragraph(mlbench: Any, words: Sequence[str], code: int, says: str) -> None:
+    told = mlbench(*words)
+    assert told.code == code
+    assert says in told.err
+    assert "Traceback" not in told.err
+
+
+def test_delete_asks_and_is_repeatable(mlbench: Any, world: World) -> None:
+    mlbench("create-cluster", "kind", "2", "rel")
+    told = mlbench("delete-cluster", "rel-2")
+    assert told.code == 2
+    assert "--yes" in told.err
+    assert mlbench("delete-cluster", "rel-2", "--yes").code == 0
+    assert world.left == []
+    told = mlbench("delete-cluster", "kind", "rel-2", "--yes")
+    assert (told.code, told.out) == (0, "The cluster rel-2 was deleted before; nothing of it is left.\n")
+
+
+def test_delete_refuses_to_lose_results(mlbench: Any, world: World) -> None:
+    mlbench("create-cluster", "kind", "2", "rel")
+    spec = RunSpec("a-1", "rel-2", "kubernetes", "custom", "spec", ("true",), "gloo", 1)
+    Store().record_run(spec)
+    told = mlbench("delete-cluster", "rel-2", "--yes")
+    assert told.code == 2
+    assert "a-1" in told.err
+    assert mlbench("delete-cluster", "rel-2", "--yes", "--force").code == 0
+
+
+def test_what_cannot_be_removed_is_told_with_exit_code_8(mlbench: Any, world: World) -> None:
+    mlbench("create-cluster", "kind", "2", "rel")
+    containers = world.state["containers"]
+    world.change(trouble={"kind delete": "fail"})
+    told = mlbench("delete-cluster", "rel-2", "--yes")
+    assert told.code == 8
+    assert "kind delete cluster --name rel-2" in told.err
+    assert "not tried" in told.err  # the mark, without which the rest could not be found
+    assert Store().cluster("rel-2").state == "deleting"
+    assert set(world.state["containers"]) == set(containers)
+    world.change(trouble={})
+    assert mlbench("delete-cluster", "rel-2", "--yes").code == 0
+    assert world.left == []
+
+
+def test_a_name_of_another_provider_is_taken(mlbench: Any, tmp_path: Path, api: "Server") -> None:
+    assert mlbench("attach-cluster", "rel-2", "--kubeconfig", str(api.kubeconfig)).code == 0
+    told = mlbench("create-cluster", "kind", "2", "rel")
+    assert told.code == 2
+    assert "of attached" in told.err
+    told = mlbench("delete-cluster", "kind", "rel-2")
+    assert told.code == 2
+    assert "not of kind" in told.err
+
+
+def test_gc_takes_what_is_expired_half_made_or_unknown(
+    mlbench: Any, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlbench("create-cluster", "kind", "2", "kept", "--ttl", "1h")
+    mlbench("create-cluster", "kind", "1", "old", "--ttl", "0")
+    told = mlbench("gc", "--dry-run", "-o", "json")
+    assert [(item["name"], item["why"].split()[0]) for item in told.json["clusters"]] == [("old-1", "expired")]
+    assert mlbench("gc").code == 2  # nobody to ask
+    assert mlbench("gc", "--yes").code == 0
+    assert sorted(world.left) == ["kept-2-control-plane", "kept-2-worker", "mlbench-kept-2"]
+    # Another data directory knows of none.
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "other"))
+    assert mlbench("gc", "--expired", "--yes").out == "There is nothing to remove.\n"
+    told = mlbench("gc", "--yes")
+    assert "unknown here" in told.out
+    assert world.left == []
+
+
+def test_gc_leaves_what_others_own(mlbench: Any, world: World) -> None:
+    mlbench("create-cluster", "kind", "1", "old", "--ttl", "0")
+    volumes = world.state["volumes"]
+    volumes["mlbench-old-1"]["Labels"]["mlbench-owner"] = "somebody"
+    world.change(volumes=volumes)
+    assert mlbench("gc", "--yes").out == "There is nothing to remove.\n"
+    assert "old-1" in mlbench("gc", "--yes", "--everybody").out
+    assert world.left == []
+
+
+def test_gc_says_what_it_could_not_search(mlbench: Any, world: World) -> None:
+    world.change(trouble={"docker": "down"})
+    told = mlbench("gc", "kind")
+    assert told.code == 2
+    assert "Start Docker" in told.err
+    told = mlbench("gc")
+    assert told.code == 2
+    assert "No provider can be asked" in told.err
+
+
+def test_kubeconfig_export_is_private_and_overwrites_nothing(mlbench: Any, tmp_path: Path) -> None:
+    mlbench("create-cluster", "kind", "1", "rel")
+    file = tmp_path / "kubeconfig"
+    assert mlbench("kubeconfig", "export", "-f", str(file)).code == 0
+    assert file.stat().st_mode & 0o777 == 0o600
+    document = yaml.safe_load(file.read_text())
+    assert document["current-context"] == "mlbench-rel-1"
+    assert document["users"][0]["user"]["exec"]["args"][-2:] == ["token", "rel-1"]
+    assert "secret-of-rel-1" not in file.read_text()
+    assert mlbench("kubeconfig", "export", "-f", str(file)).code == 2
+    assert mlbench("kubeconfig", "export", "-f", str(file), "--force").code == 0
+    told = mlbench("kubeconfig", "token", "rel-1")
+    assert told.json["status"]["token"] == "secret-of-rel-1"
+
+
+# --- attached -------------------------------------------------------------------------------------------------------
+
+
+class Server:
+    """An API server that answers SelfSubjectAccessReviews from a set of denied rights, and nothing else."""
+
+    def __init__(self, folder: Path) -> None:
+        self.denied: set[str] = set()
+        self.asked: list[dict[str, str]] = []
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                if self.headers.get("Authorization") != "Bearer right":
+                    self._answer(401, {"kind": "Status", "message": "Unauthorized", "reason": "Unauthorized"})
+                    return
+                assert self.path == "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                asked = body["spec"]["resourceAttributes"]
+                server.asked.append(asked)
+                right = f"{asked['verb']} {asked['resource']}"
+                self._answer(201, {**body, "status": {"allowed": right not in server.denied}})
+
+            def _answer(self, code: int, document: dict[str, Any]) -> None:
+                data = json.dumps(document).encode()
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.httpd.serve_forever, daemon=True).start()
+        self.kubeconfig = folder / "users-kubeconfig"
+        self.write("right")
+
+    def write(self, token: str) -> None:
+        cluster = {"server": f"http://127.0.0.1:{self.httpd.server_port}"}
+        contexts = [
+            {"name": name, "context": {"cluster": "c", "user": "u", "namespace": name}} for name in ("first", "second")
+        ]
+        document = {
+            "current-context": "first",
+            "clusters": [{"name": "c", "cluster": cluster}],
+            "contexts": contexts,
+            "users": [{"name": "u", "user": {"token": token}}],
+        }
+        self.kubeconfig.write_text(yaml.safe_dump(document))
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path)
+    yield server
+    server.httpd.shutdown()
+    server.httpd.server_close()
+
+
+def test_attach_reads_only_and_keeps_the_context(mlbench: Any, api: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig))
+    before = api.kubeconfig.read_bytes()
+    assert mlbench("attach-cluster", "mine").code == 0
+    assert api.kubeconfig.read_bytes() == before
+    details = Store().cluster("mine").details
+    assert (details["context"], details["namespace"]) == ("first", "first")
+    assert details["kubeconfig"] == str(api.kubeconfig)
+    assert {asked["namespace"] for asked in api.asked} == {"first"}
+    assert {"verb": "get", "resource": "pods", "subresource": "log", "group": "", "namespace": "first"} in api.asked
+    assert Store().current_cluster.name == "mine"
+    assert "right" not in (Store().folder / "mlbench.sqlite").read_bytes().decode("latin-1").split("token")[-1]
+
+
+def test_attach_takes_context_and_namespace(mlbench: Any, api: Server) -> None:
+    words = ("--kubeconfig", str(api.kubeconfig), "--context", "second", "--namespace", "bench")
+    assert mlbench("attach-cluster", "mine", *words).code == 0
+    details = Store().cluster("mine").details
+    assert (details["context"], details["namespace"]) == ("second", "bench")
+
+
+def test_missing_rights_are_named_and_the_role_is_offered(mlbench: Any, api: Server) -> None:
+    api.denied = {"create jobs", "delete pods"}
+    told = mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig), "-o", "json")
+    assert told.code == 3
+    assert told.json["error"]["details"]["missing"] == ["create jobs.batch", "delete pods"]
+    assert "--role" in told.json["error"]["hint"]
+    assert "mine" not in {cluster.name for cluster in Store().clusters()}
+
+
+def test_rights_that_only_some_runs_need_are_a_warning(mlbench: Any, api: Server) -> None:
+    api.denied = {"list events"}
+    told = mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
+    assert told.code == 0
+    assert "list events" in told.err
+
+
+def test_the_role_holds_every_right_that_is_checked(mlbench: Any, api: Server) -> None:
+    role, binding = yaml.safe_load_all(mlbench("attach-cluster", "mine", "--role", "-n", "bench").out)
+    assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "bench"
+    mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
+    granted = {(rule["resources"][0], verb) for rule in role["rules"] for verb in rule["verbs"]}
+    asked = {(f"{item['resource']}/{item.get('subresource', '')}".rstrip("/"), item["verb"]) for item in api.asked}
+    assert asked == granted
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code", "says"),
+    [
+        (lambda api: api.kubeconfig.unlink(), 4, "no kubeconfig"),
+        (lambda api: api.kubeconfig.write_text("{"), 2, "not valid YAML"),
+        (lambda api: api.write("wrong"), 3, "Unauthorized"),
+    ],
+)
+def test_a_spoilt_kubeconfig_is_told(mlbench: Any, api: Server, spoil: Any, code: int, says: str) -> None:
+    spoil(api)
+    told = mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
+    assert told.code == code
+    assert says in told.err
+
+
+def test_detaching_only_forgets(mlbench: Any, api: Server) -> None:
+    mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
+    asked = len(api.asked)
+    assert mlbench("delete-cluster", "attached", "mine").code == 0
+    assert len(api.asked) == asked
+    assert [cluster.name for cluster in Store().clusters()] == ["local"]
