@@ -204,6 +204,7 @@ def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
         (COMMAND, {"command": "python \0"}, "zero byte"),
         (COMMAND, {"preset": "tiny"}, "--preset is for a task"),
         (COMMAND, {"set": {"a": {1, 2}}}, "JSON cannot hold"),
+        (COMMAND, {"set": {"a": [float("nan")]}}, "JSON cannot hold"),
     ],
 )
 def test_refused_on_this_machine(request_: Request, changes: dict[str, Any], words: str) -> None:
@@ -299,6 +300,7 @@ def test_flags_go_before_the_file() -> None:
         ("gpu: 1", "not true or false"),
         ("backend: no", "not a text"),
         ("timeout: 2020-01-01", "not a text"),
+        ("timeout: 0x" + "f" * 4000, "a giant number, not a text"),
         ("set: [epochs]", "not a mapping"),
         ("num-cpus: 1\nnum_cpus: 2", "given twice"),
         ("[1, 2]", "not a mapping"),

@@ -42,7 +42,7 @@ MACHINE = launch.Machine(cores=4, gpus=2)
 TASKS = list(load_catalog().values())
 
 texts = st.text(max_size=12) | st.text(alphabet="ab19-._ :=,{}[]'\"\\\n\0&*!\ud800", max_size=20)
-scalars = st.none() | st.booleans() | st.integers() | st.floats() | texts
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.just(10**400) | texts
 documents = st.recursive(
     scalars,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
@@ -52,6 +52,7 @@ documents = st.recursive(
 pieces = st.sampled_from(
     ["- ", "a", ": ", "\n", "  ", "[", "]", "{", "}", "|\n", ">-\n", "'", '"', "? ", "~", "no", "1:30", "0x1f", "\x00"]
     + ["&x ", "*x", "<<: ", "1e400", ".nan", "2001-99-99", "0001-01-01T00:00:00+23:59", "\ufeff", "%YAML 9\n---\n"]
+    + ["timeout: ", "seed: ", "name: ", "0x" + "f" * 4000]
     + [f"!!{tag} " for tag in ("int", "float ''", "timestamp", "bool x", "binary x", "set", "omap", "python/name:os")]
 )
 yaml_texts = st.lists(pieces, max_size=14).map("".join) | st.text(max_size=40)
@@ -130,11 +131,14 @@ requests = st.builds(
 )
 # Alone, almost every random request is refused at its first wrong option; with few options set, many pass.
 small_requests = st.builds(
-    lambda request, names: merge(
-        Request(name="run", workers=(1, 2), task=TASKS[0].name),
-        Request(**{name: getattr(request, name) for name in names}),
-    ),
+    lambda request, base, names: merge(base, Request(**{name: getattr(request, name) for name in names})),
     requests,
+    st.sampled_from(
+        [
+            Request(name="run", workers=(1, 2), task=TASKS[0].name),
+            Request(name="run", workers=(1,), command="true", image="me/x"),
+        ]
+    ),
     st.sets(st.sampled_from([item.name for item in OPTIONS]), max_size=2),
 )
 
