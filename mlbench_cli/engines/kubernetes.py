@@ -76,7 +76,7 @@ class KubernetesEngine:
             summaries = known_summaries(run, _ranks(run))
             seen = saved_look(run) or self._seen(run, looker, pods, summaries | looker.probe(pods, summaries))
             if seen.ended:
-                yield self._ended(run, seen)
+                yield self._ended(run, looker, seen)
                 return
             yield seen
             if looker.job and is_unreleased(looker.job):
@@ -103,7 +103,7 @@ class KubernetesEngine:
                     looker.refresh(pods)  # the Job may know better by now
                     seen = self._seen(run, looker, pods, summaries)
                 if seen.ended:
-                    yield self._ended(run, seen)
+                    yield self._ended(run, looker, seen)
                     return
                 yield seen
             following.watch.wait(version, TICK)
@@ -112,10 +112,10 @@ class KubernetesEngine:
         seen = looker.observation(pods, summaries)
         return seen if looker.job is not None else _without_job(run, seen)
 
-    def _ended(self, run: Run, seen: Observation) -> Observation:
+    def _ended(self, run: Run, looker: Looker, seen: Observation) -> Observation:
         """What was seen first of a run's end: later, less may be left in the cluster to see."""
         saved = saved_look(run)
-        if saved is None:
+        if saved is None and looker.job is not None:
             save_look(run, seen)
         return saved or seen
 
@@ -265,7 +265,12 @@ def _without_job(run: Run, seen: Observation) -> Observation:
     if all(worker.exit_code == 0 for worker in seen.workers):
         return replace(seen, ended="exited")
     if not (run.folder / "manifests").exists():
-        finding = Finding("not_started", "The run was not submitted.", hint="Start it again.", retryable=True)
+        finding = Finding(
+            "not_started",
+            "The run's Job is not in the cluster: it was never submitted, or deleted since.",
+            hint="Start it again.",
+            retryable=True,
+        )
         return replace(seen, ended="never_started", findings=(finding,))
     finding = Finding("job_gone", "The run's Job is not in the cluster: it was deleted, or its time there was up.")
     return replace(seen, ended="lost", findings=(*seen.findings, finding))

@@ -131,6 +131,7 @@ class LogCollector:
                 thread.start()
             for thread in threads:
                 thread.join()
+            self._leading = False
 
     def _lock(self) -> IO[str] | None:
         path = self._folder / ".state" / "logs.lock"

@@ -67,7 +67,10 @@ def _merge(files: list[Path]) -> dict[str, Any]:
         document = _load(file)
         merged["current-context"] = merged["current-context"] or str(document.get("current-context") or "")
         for section, kind in SECTIONS.items():
-            for item in document.get(section) or ():
+            items = document.get(section) or []
+            if not isinstance(items, list):
+                raise UsageError(f'{file}: "{section}" is not a list.')
+            for item in items:
                 if not isinstance(item, dict) or not isinstance(item.get(kind) or {}, dict) or "name" not in item:
                     raise UsageError(f'{file}: an entry of "{section}" is not a mapping with "name" and "{kind}".')
                 merged[section].setdefault(str(item["name"]), {**(item.get(kind) or {}), "_folder": file.parent})

@@ -60,9 +60,9 @@ class LogFile:
         self._saved = 0.0
         for path in (self.path, self.state):
             path.parent.mkdir(parents=True, exist_ok=True)
-        if self.path.exists() and self.path.stat().st_size < self.position.offset:
-            self.position = Position()  # somebody removed the copy: start anew
         self._file = open(self.path, "ab")  # noqa: SIM115
+        if self._file.tell() < self.position.offset:
+            self.position = Position()  # somebody removed the copy: start anew
         self._file.truncate(self.position.offset)
 
     def close(self) -> None:
@@ -192,15 +192,15 @@ class Copying:
                     stamp, text = _split(line)
                     if not stamp or (known and stamp <= known):
                         continue  # the rest of a line from before `since`, or the kubelet's own words
-                    if not skip:
-                        log.take(stamp, text)
+                    if skip:
+                        skip -= 1
+                        if not skip and stamp != last:
+                            raise LogGap
                         continue
-                    skip -= 1
-                    if not skip and stamp != last:
-                        raise LogGap
+                    log.take(stamp, text)
+                    if log.position.summary:
+                        return
                 log.save(force=False)
-                if log.position.summary:
-                    return
             if skip and not follow:
                 raise LogGap
             stamp, text = _split(rest)

@@ -136,11 +136,11 @@ class PodWatch:
         period = self._period * max(1.0, len(self._pods) / PAGE)
         answer = self._api.stream(
             self._path,
-            read_seconds=period + SLACK_SECONDS,
+            read_seconds=period + min(SLACK_SECONDS, period),
             labelSelector=self._selector,
             watch=True,
             resourceVersion=version,
-            timeoutSeconds=int(period),
+            timeoutSeconds=max(1, int(period)),
             allowWatchBookmarks=True,
         )
         with self._changed:

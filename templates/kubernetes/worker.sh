@@ -200,7 +200,11 @@ fi
 
 now
 began_ms=$ms
-epoch_ms=$(date +%s)000
+epoch_ms=$(date +%s%N) # who failed first is told by milliseconds; busybox has seconds only
+case $epoch_ms in
+  *[!0-9]* | ??????????) epoch_ms=$(date +%s)000 ;;
+  *) epoch_ms=${epoch_ms%??????} ;;
+esac
 rm -f "$work/deadline" "$work/ack"
 : >"$work/resources.jsonl"
 if [ "$MLBENCH_RUN_ON_ALL" = 1 ] || [ "$index" = 0 ]; then run "$@"; else wait_for_end; fi

@@ -1,0 +1,136 @@
+"""The API client against a server that misbehaves: what may pass is tried again, the rest is told in its own words."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from mlbench_cli.errors import CapacityError, CredentialError, NotFoundError, UsageError
+from mlbench_cli.kube.access import Access
+from mlbench_cli.kube.api import ApiError, Expired
+from tests.fakes.kube_api import Fault, KubeApi
+
+PODS = "/api/v1/namespaces/default/pods"
+
+
+@pytest.fixture
+def server() -> Iterator[KubeApi]:
+    with KubeApi() as server:
+        server.put("pods", {"metadata": {"name": "a"}})
+        yield server
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(PODS, times=2, status=500),
+        Fault(PODS, times=2, status=503),
+        Fault(PODS, times=1, status=429, retry_after="0.1"),
+        Fault(PODS, times=2, cut=10),
+    ],
+)
+def test_what_passes_is_tried_again(server: KubeApi, fault: Fault) -> None:
+    times = fault.times
+    server.faults.append(fault)
+    with server.access.client() as api:
+        assert [item["metadata"]["name"] for item in api.get(PODS)["items"]] == ["a"]
+    assert server.requests[f"GET {PODS}"] == times + 1
+
+
+def test_no_longer_than_told(server: KubeApi) -> None:
+    server.faults.append(Fault(PODS, times=100, status=503))
+    with server.access.client() as api, pytest.raises(ApiError, match="as the test wants it"):
+        api.request("GET", PODS, retry_seconds=0.5)
+    server.faults[:] = [Fault(PODS, times=100, status=429, retry_after="3600")]
+    with server.access.client() as api, pytest.raises(ApiError, match="429"):
+        api.get(PODS)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (403, CredentialError),
+        (404, NotFoundError),
+        (409, UsageError),
+        (422, UsageError),
+        (410, Expired),
+        (400, UsageError),
+    ],
+)
+def test_a_refusal_is_told_once_in_the_servers_words(server: KubeApi, status: int, kind: type[Exception]) -> None:
+    server.faults.append(Fault(PODS, times=100, status=status))
+    with server.access.client() as api, pytest.raises(kind, match="as the test wants it") as caught:
+        api.get(PODS)
+    assert isinstance(caught.value, ApiError)
+    assert caught.value.status == status
+    assert server.requests[f"GET {PODS}"] == 1
+
+
+def test_a_used_up_quota_is_want_of_capacity() -> None:
+    from mlbench_cli.kube.api import error_of
+
+    words = '{"message": "pods \\"x\\" is forbidden: exceeded quota: q", "reason": "Forbidden"}'
+    assert isinstance(error_of(403, words, "POST x"), CapacityError)
+
+
+def test_answers_that_are_no_json_are_quoted_in_part() -> None:
+    from mlbench_cli.kube.api import error_of
+
+    error = error_of(502, "<html>" + "x" * 10_000, "GET x")
+    assert "<html>" in error.message
+    assert len(error.message) < 500
+
+
+def test_nobody_there() -> None:
+    with Access("http://127.0.0.1:9").client() as api, pytest.raises(ApiError, match="does not answer") as caught:
+        api.request("GET", PODS, retry_seconds=0)
+    assert caught.value.hint
+
+
+def test_a_token_that_expired_is_renewed_once_for_all() -> None:
+    valid = {"first"}
+    fetched = []
+
+    def fetch() -> tuple[str, float | None]:
+        fetched.append(1)
+        return ("first", "second", "third")[len(fetched) - 1], time.time() + 3600
+
+    with KubeApi(tokens=lambda: valid) as server:
+        api = server.access_with(fetch).client()
+        api.get(PODS)
+        valid.clear()
+        valid.add("second")
+        assert api.get(PODS)["items"] == []
+        assert len(fetched) == 2
+        valid.clear()
+        with pytest.raises(CredentialError) as caught:
+            api.get(PODS)
+        assert caught.value.exit_code == 3
+        assert len(fetched) == 3
+
+
+def test_a_token_is_renewed_before_it_ends() -> None:
+    moments = iter([1.0, 3600.0])
+    tokens = iter(["short", "long"])
+    with KubeApi(tokens=lambda: {"short", "long"}) as server:
+        access = server.access_with(lambda: (next(tokens), time.time() + next(moments)))
+        api = access.client()
+        api.get(PODS)
+        time.sleep(0.8)
+        api.get(PODS)
+        assert access.token is not None
+        assert access.token() == "long"
+
+
+def test_secrets_are_not_shown() -> None:
+    from mlbench_cli.kube.access import Token
+
+    access = Access("https://x", ca=b"PEM", token=Token(lambda: ("SECRET", None)), key=b"SECRET")
+    assert "SECRET" not in repr(access)
+    assert "PEM" not in repr(access)
+
+
+def test_delete_what_is_not_there(server: KubeApi) -> None:
+    with server.access.client() as api:
+        assert api.delete(f"{PODS}/a") is True
+        assert api.delete(f"{PODS}/a") is False

@@ -1,0 +1,287 @@
+"""The engine against a server that keeps its objects: every step may be the client's last, and may come twice."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.engines.kubernetes import KubernetesEngine, discover_runs
+from mlbench_cli.engines.kubernetes_manifests import CANCELLED_ANNOTATION, FETCHED_ANNOTATION, HASH_LABEL
+from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.kube.api import ApiError
+from mlbench_cli.kube.workers import INDEX_LABEL
+from mlbench_cli.spec import KubernetesOptions, Run, RunSpec
+from tests.fakes.kube_api import Fault, KubeApi
+
+KINDS = ("jobs", "configmaps", "services", "networkpolicies")
+
+
+@pytest.fixture
+def server() -> Iterator[KubeApi]:
+    with KubeApi() as server:
+        yield server
+
+
+def a_run(folder: Path, **changes: Any) -> Run:
+    fields: dict[str, Any] = {
+        "name": "r-2",
+        "cluster": "c",
+        "engine": "kubernetes",
+        "task": "custom",
+        "preset": "custom",
+        "argv": ("true",),
+        "backend": "gloo",
+        "workers": 2,
+        "image": "image:1",
+    }
+    return Run(folder.name, RunSpec(**{**fields, **changes}), folder, "2026-01-01T00:00:00Z")
+
+
+def submit(server: KubeApi, run: Run) -> None:
+    engine = KubernetesEngine(server.access)
+    engine.submit(run, engine.render(run.spec))
+
+
+def put_pod(server: KubeApi, index: int, **status: Any) -> None:
+    labels = {"mlbench/run": "r-2", INDEX_LABEL: str(index)}
+    server.put("pods", {"metadata": {"name": f"r-2-{index}-x", "labels": labels}, "spec": {}, "status": status})
+
+
+def ended(code: int) -> dict[str, Any]:
+    state = {
+        "terminated": {"exitCode": code, "startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:00:09Z"}
+    }
+    return {"phase": "Failed" if code else "Succeeded", "containerStatuses": [{"name": "main", "state": state}]}
+
+
+def job_of(server: KubeApi) -> dict[str, Any]:
+    return server.objects["jobs", "r-2"]
+
+
+def test_what_is_submitted_is_what_was_printed(server: KubeApi, tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    submit(server, run)
+    documents = KubernetesEngine(server.access).render(run.spec).documents
+    for kind, document in zip(KINDS, documents, strict=True):
+        stored = json.loads(json.dumps(server.objects[kind, "r-2"]))
+        for added in ("uid", "resourceVersion", "creationTimestamp"):
+            del stored["metadata"][added]
+        if kind != "jobs":
+            (owner,) = stored["metadata"].pop("ownerReferences")
+            assert (owner["kind"], owner["uid"]) == ("Job", job_of(server)["metadata"]["uid"])
+        else:
+            assert stored["spec"].pop("suspend") is False
+            document = {**document, "spec": {key: value for key, value in document["spec"].items() if key != "suspend"}}
+        assert stored == document
+    assert sorted(path.name for path in (tmp_path / "manifests").iterdir()) == [
+        "configmap.yaml",
+        "job.yaml",
+        "networkpolicy.yaml",
+        "service.yaml",
+    ]
+
+
+@pytest.mark.parametrize("step", range(5))
+def test_a_client_that_dies_between_two_steps(server: KubeApi, tmp_path: Path, step: int) -> None:
+    run = a_run(tmp_path)
+    requests = ["POST .*jobs", "POST .*configmaps", "POST .*services", "POST .*networkpolicies", "PATCH .*jobs"]
+    server.faults.append(Fault(requests[step], times=1000, status=403))
+    with pytest.raises(ApiError):
+        submit(server, run)
+    assert len(server.objects) == step if step < 4 else 4
+    assert all(item["spec"]["suspend"] for (kind, _), item in server.objects.items() if kind == "jobs")
+    server.faults.clear()
+    submit(server, run)
+    assert job_of(server)["spec"]["suspend"] is False
+    assert {kind for kind, _ in server.objects} == set(KINDS)
+    before = dict(server.objects)
+    submit(server, run)
+    assert server.objects == before
+
+
+def test_whoever_follows_a_half_submitted_run_completes_it(server: KubeApi, tmp_path: Path) -> None:
+    server.faults.append(Fault("POST .*services", times=1000, status=403))
+    with pytest.raises(ApiError):
+        submit(server, a_run(tmp_path / "a"))
+    server.faults.clear()
+    observations = KubernetesEngine(server.access).observe(a_run(tmp_path / "b"))
+    first = next(observations)
+    assert [finding.code for finding in first.findings] == ["suspended"]
+    assert job_of(server)["spec"]["suspend"] is True  # a look changes nothing
+    next(observations)
+    assert job_of(server)["spec"]["suspend"] is False
+    assert ("services", "r-2") in server.objects
+    observations.close()  # type: ignore[attr-defined]
+
+
+def test_another_run_of_that_name_is_refused(server: KubeApi, tmp_path: Path) -> None:
+    submit(server, a_run(tmp_path / "a"))
+    with pytest.raises(UsageError, match="with other settings") as caught:
+        submit(server, a_run(tmp_path / "b", seed=7))
+    assert "delete r-2" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_foreign_objects_are_not_touched(server: KubeApi, tmp_path: Path, kind: str) -> None:
+    foreign = server.put(kind, {"metadata": {"name": "r-2"}})
+    with pytest.raises(UsageError, match="not mlbench's"):
+        submit(server, a_run(tmp_path))
+    assert server.objects[kind, "r-2"] == foreign
+
+
+def test_objects_applied_by_hand_are_adopted(server: KubeApi, tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    for kind, document in zip(KINDS, KubernetesEngine(server.access).render(run.spec).documents, strict=True):
+        server.put(kind, dict(document))
+    submit(server, run)
+    uid = job_of(server)["metadata"]["uid"]
+    assert job_of(server)["spec"]["suspend"] is False
+    assert all(server.objects[kind, "r-2"]["metadata"]["ownerReferences"][0]["uid"] == uid for kind in KINDS[1:])
+
+
+def test_a_queue_releases_the_job_itself(server: KubeApi, tmp_path: Path) -> None:
+    submit(server, a_run(tmp_path, kubernetes=KubernetesOptions(queue="q")))
+    assert job_of(server)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "q"
+    assert job_of(server)["spec"]["suspend"] is True
+
+
+def test_other_machines_find_the_runs(server: KubeApi, tmp_path: Path) -> None:
+    run = a_run(tmp_path, parameters={"x": [1, "é"]}, kubernetes=KubernetesOptions(env={"A": "b"}))
+    submit(server, run)
+    server.put("jobs", {"metadata": {"name": "foreign"}})
+    assert discover_runs(server.access) == [run.spec]
+    assert job_of(server)["metadata"]["labels"][HASH_LABEL] == run.spec.hash
+
+
+# --- look -----------------------------------------------------------------------------------------------------------
+
+
+def look(server: KubeApi, run: Run) -> Any:
+    return next(KubernetesEngine(server.access).observe(run))
+
+
+def test_one_look_tells_a_run_that_has_ended(server: KubeApi, tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    submit(server, run)
+    put_pod(server, 0, **ended(0))
+    put_pod(server, 1, **ended(0))
+    seen = look(server, run)
+    assert (seen.ended, [worker.exit_code for worker in seen.workers]) == ("exited", [0, 0])
+
+
+def test_a_worker_that_holds_its_results_has_ended(server: KubeApi, tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    submit(server, run)
+    running = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {"startedAt": "x"}}}]}
+    put_pod(server, 0, **running)
+    put_pod(server, 1, **ended(0))
+    server.write("r-2-0-x", b"at work")
+    assert look(server, run).ended is None
+    server.write("r-2-0-x", b'end@mlbench-worker {"worker":0,"exit_code":0,"reason":"exited","held":true}')
+    seen = look(server, run)
+    assert (seen.ended, [worker.phase for worker in seen.workers]) == ("exited", ["succeeded", "succeeded"])
+
+
+def test_what_was_seen_of_the_end_outlives_the_objects(server: KubeApi, tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    submit(server, run)
+    put_pod(server, 0, **ended(3))
+    put_pod(server, 1, **ended(0))
+    seen = look(server, run)
+    assert (seen.ended, seen.first_failed) == ("failed", 0)
+    server.remove("jobs", "r-2")
+    server.remove("pods", "r-2-0-x")
+    assert look(server, run) == seen
+    # Another machine finds what is left.
+    assert look(server, a_run(tmp_path / "other")).ended == "never_started"
+
+
+def test_a_run_that_was_deleted_is_lost(server: KubeApi, tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    assert look(server, run).ended == "never_started"
+    submit(server, run)
+    server.remove("jobs", "r-2")
+    seen = look(server, run)
+    assert (seen.ended, seen.findings[-1].code) == ("lost", "job_gone")
+
+
+def test_the_number_of_requests_does_not_grow_with_the_workers(server: KubeApi, tmp_path: Path) -> None:
+    counts = []
+    for workers in (2, 200):
+        run = a_run(tmp_path / str(workers), workers=workers, name=f"r-{workers}")
+        submit(server, run)
+        server.requests.clear()
+        observations = KubernetesEngine(server.access).observe(run)
+        next(observations)
+        next(observations)
+        observations.close()  # type: ignore[attr-defined]
+        counts.append(sum(server.requests.values()))
+    assert counts[0] == counts[1]
+
+
+# --- end ------------------------------------------------------------------------------------------------------------
+
+
+def test_cancel_says_so_in_the_cluster_once(server: KubeApi, tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    engine = KubernetesEngine(server.access)
+    engine.cancel(run)  # nothing there
+    submit(server, run)
+    engine.cancel(run)
+    job = job_of(server)
+    assert job["spec"]["suspend"] is True
+    assert CANCELLED_ANNOTATION in job["metadata"]["annotations"]
+    engine.cancel(run)
+    assert job_of(server) == job
+    assert look(server, run).ended == "cancelled"
+    submit(server, run)
+    assert job_of(server)["spec"]["suspend"] is True  # nobody releases it again
+
+
+def test_delete_refuses_what_would_be_lost(server: KubeApi, tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    engine = KubernetesEngine(server.access)
+    submit(server, run)
+    with pytest.raises(UsageError, match="still running"):
+        engine.delete(run)
+    failed = {"startTime": "2026-01-01T00:00:00Z", "conditions": [{"type": "Failed", "status": "True"}]}
+    server.put("jobs", {**job_of(server), "status": failed})
+    with pytest.raises(UsageError, match="have not been fetched"):
+        engine.delete(run)
+    annotated = {**job_of(server)["metadata"]["annotations"], FETCHED_ANNOTATION: "2026"}
+    server.put("jobs", {**job_of(server), "metadata": {**job_of(server)["metadata"], "annotations": annotated}})
+    engine.delete(run)
+    assert not server.objects
+    assert not run.folder.exists()
+    engine.delete(run)  # done already
+
+
+def test_forced_delete_leaves_nothing_of_the_run_and_all_else(server: KubeApi, tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    submit(server, run)
+    put_pod(server, 0, phase="Running")
+    server.put("pods", {"metadata": {"name": "other", "labels": {"mlbench/run": "r-20"}}})
+    KubernetesEngine(server.access).delete(run, force=True)
+    assert set(server.objects) == {("pods", "other")}
+
+
+def test_a_rank_that_is_not_there(server: KubeApi, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="only 0 to 1"):
+        list(KubernetesEngine(server.access).logs(a_run(tmp_path), 2))
+
+
+def test_processes_of_one_worker_share_a_log(server: KubeApi, tmp_path: Path) -> None:
+    run = a_run(tmp_path, processes_per_worker=2)
+    submit(server, run)
+    for index in (0, 1):
+        put_pod(server, index, **ended(0))
+        server.write(f"r-2-{index}-x", f"worker {index}".encode())
+    engine = KubernetesEngine(server.access)
+    assert [[line.text for line in engine.logs(run, rank)] for rank in range(4)] == [
+        [b"worker 0\n"],
+        [],
+        [b"worker 1\n"],
+        [],
+    ]

@@ -1,0 +1,269 @@
+"""The copy of a log is the log: no line lost, none doubled, whatever is cut, killed or rotated in between."""
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+import urllib3
+
+from mlbench_cli.kube.api import Api, ApiError
+from mlbench_cli.kube.collector import LogCollector
+from mlbench_cli.kube.logs import Copying, LogFile, last_lines, position_file, read_position, tail
+from mlbench_cli.kube.workers import INDEX_LABEL
+from tests.fakes.kube_api import Fault, KubeApi, Log, stamp
+
+POD = "r-0-x"
+BEGIN = 1_800_000_000.0
+SUMMARY = b'@mlbench-worker {"worker":0,"exit_code":3,"reason":"exited","held":false}'
+
+
+@pytest.fixture
+def server() -> Iterator[KubeApi]:
+    with KubeApi() as server:
+        server.put("pods", {"metadata": {"name": POD, "labels": {INDEX_LABEL: "0"}}})
+        yield server
+
+
+def copy(server: KubeApi, folder: Path, follow: bool = False, uid: str = "u") -> None:
+    """One process's attempt: what it has in memory is gone afterwards."""
+    with closing(LogFile(folder, 0, 0)) as log:
+        log.start(uid)
+        Copying(server.access.client(), "default").run(POD, log, follow)
+
+
+def copied(folder: Path) -> bytes:
+    return (folder / "logs/rank-0.log").read_bytes()
+
+
+def test_a_log_is_copied_byte_for_byte(server: KubeApi, tmp_path: Path) -> None:
+    lines = [b"plain", b"", b" leading and trailing ", b"\xff\x00 bytes", b"50%\r100%", "日本".encode(), b"x" * 300_000]
+    server.write(POD, *lines)
+    copy(server, tmp_path)
+    copy(server, tmp_path)
+    server.write(POD, b"later")
+    copy(server, tmp_path)
+    assert copied(tmp_path) == b"\n".join([*lines, b"later"]) + b"\n"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_cuts_lose_and_double_nothing(server: KubeApi, tmp_path: Path, seed: int) -> None:
+    """Many lines in few seconds, some with the same time stamp, the two streams a little out of order."""
+    chance = random.Random(seed)
+    moment, lines = BEGIN, []
+    for number in range(4000):
+        moment += chance.choice([0, 0, 0.0004, 0.002])
+        text = f"line {number} {'x' * chance.randrange(80)}".encode()
+        lines.append(text)
+        server.write(POD, text, at=stamp(moment - chance.choice([0, 0, 0.3])))
+    server.end_log(POD)
+    for _ in range(12):
+        server.faults[:] = [Fault("/log", cut=chance.randrange(400_000))]
+        with suppress(urllib3.exceptions.HTTPError):
+            copy(server, tmp_path, follow=chance.random() < 0.5)
+    server.faults.clear()
+    copy(server, tmp_path)
+    assert copied(tmp_path) == b"".join(line + b"\n" for line in lines)
+
+
+def test_a_cut_in_the_middle_of_a_line_or_character(server: KubeApi, tmp_path: Path) -> None:
+    server.write(POD, "één".encode(), "twéé".encode(), at=stamp(BEGIN))
+    for cut in range(80):
+        folder = tmp_path / str(cut)
+        server.faults[:] = [Fault("/log", cut=cut)]
+        with suppress(urllib3.exceptions.HTTPError):
+            copy(server, folder)
+        server.faults.clear()
+        copy(server, folder)
+        assert copied(folder) == "één\ntwéé\n".encode()
+
+
+def test_a_client_killed_between_the_copy_and_its_note(server: KubeApi, tmp_path: Path) -> None:
+    server.write(POD, b"one", b"two")
+    copy(server, tmp_path)
+    note = position_file(tmp_path, 0).read_bytes()
+    server.write(POD, b"three", b"four")
+    copy(server, tmp_path)
+    position_file(tmp_path, 0).write_bytes(note)
+    with open(tmp_path / "logs/rank-0.log", "ab") as file:
+        file.write(b"half a li")
+    copy(server, tmp_path)
+    assert copied(tmp_path) == b"one\ntwo\nthree\nfour\n"
+
+
+def test_a_copy_that_was_removed_is_made_anew(server: KubeApi, tmp_path: Path) -> None:
+    server.write(POD, b"one")
+    copy(server, tmp_path)
+    (tmp_path / "logs/rank-0.log").unlink()
+    server.write(POD, b"two")
+    copy(server, tmp_path)
+    assert copied(tmp_path) == b"one\ntwo\n"
+
+
+def test_a_rotation_between_two_readings_is_noticed(server: KubeApi, tmp_path: Path) -> None:
+    server.write(POD, b"one", b"two", at=stamp(BEGIN))
+    copy(server, tmp_path)
+    server.logs[POD] = Log([(stamp(BEGIN + 0.1), b"three"), (stamp(BEGIN + 0.2), b"four")])
+    copy(server, tmp_path)
+    assert copied(tmp_path) == b"one\ntwo\nthree\nfour\n"
+    position = read_position(position_file(tmp_path, 0))
+    assert position is not None
+    assert position.gap
+
+
+def test_the_kubelets_own_words_are_no_lines_of_the_task(server: KubeApi, tmp_path: Path) -> None:
+    server.logs[POD] = Log([("unable", b"to retrieve container logs for containerd://1")])
+    copy(server, tmp_path)
+    assert copied(tmp_path) == b""
+
+
+def test_the_workers_last_word_is_taken_out(server: KubeApi, tmp_path: Path) -> None:
+    server.write(POD, b"a", b'no summary: @mlbench-worker {"worker":7}', b"last, without an end" + SUMMARY, b"too late")
+    copy(server, tmp_path)
+    assert copied(tmp_path) == b'a\nno summary: @mlbench-worker {"worker":7}\nlast, without an end'
+    position = read_position(position_file(tmp_path, 0))
+    assert position is not None
+    assert position.summary == {"worker": 0, "exit_code": 3, "reason": "exited", "held": False}
+
+
+def test_another_pod_of_the_worker_appends(server: KubeApi, tmp_path: Path) -> None:
+    server.write(POD, b"one", at=stamp(BEGIN))
+    copy(server, tmp_path)
+    server.logs[POD] = Log([(stamp(BEGIN), b"again")])
+    copy(server, tmp_path, uid="v")
+    assert copied(tmp_path) == b"one\nagain\n"
+
+
+# --- all workers ----------------------------------------------------------------------------------------------------
+
+
+class Cluster:
+    """Pods whose state a test sets, as the collector sees them."""
+
+    def __init__(self, server: KubeApi, workers: int) -> None:
+        self.server, self.over = server, False
+        self.pods = {index: self._pod(index, {"running": {"startedAt": "x"}}) for index in range(workers)}
+
+    def _pod(self, index: int, state: dict[str, object]) -> dict[str, object]:
+        name = f"r-{index}"
+        self.server.put("pods", {"metadata": {"name": name, "labels": {}}})
+        status = {"phase": "Running", "containerStatuses": [{"name": "main", "state": state}]}
+        return {"metadata": {"name": name, "uid": str(index), "labels": {}}, "spec": {}, "status": status}
+
+    def end(self, index: int) -> None:
+        self.server.end_log(f"r-{index}")
+        self.pods[index] = self._pod(index, {"terminated": {"exitCode": 0, "startedAt": "x"}})
+
+    def collector(self, folder: Path) -> LogCollector:
+        ranks = range(len(self.pods))
+        return LogCollector(self.server.access, "default", folder, ranks, lambda: self.pods, lambda: self.over)
+
+
+def test_all_logs_are_followed_to_their_ends(server: KubeApi, tmp_path: Path) -> None:
+    cluster = Cluster(server, 5)
+    collector = cluster.collector(tmp_path)
+    collector.start()
+    server.faults += [Fault("/log", times=7, cut=200), Fault("/log", times=2, status=500)]
+    for number in range(50):
+        for index in range(5):
+            server.write(f"r-{index}", f"{index}: {number}".encode())
+    for index in range(5):
+        cluster.end(index)
+    while not all(collector.complete(index) for index in range(5)):
+        collector.wait(0.1)
+    collector.close()
+    for index in range(5):
+        expected = [f"{index}: {number}" for number in range(50)]
+        assert (tmp_path / f"logs/rank-{index}.log").read_text().splitlines() == expected
+
+
+def test_one_process_copies_and_the_next_takes_over(server: KubeApi, tmp_path: Path) -> None:
+    cluster = Cluster(server, 1)
+    first, second = cluster.collector(tmp_path), cluster.collector(tmp_path)
+    first.start()
+    server.write("r-0", b"one")
+    while not (tmp_path / "logs/rank-0.log").exists() or copied(tmp_path) != b"one\n":
+        first.wait(0.05)
+    second.start()
+    assert second.sweep([0]) is False
+    first.close()
+    server.write("r-0", b"two", SUMMARY)
+    while second.summary(0) is None:
+        second.wait(0.05)
+    second.close()
+    assert copied(tmp_path) == b"one\ntwo\n"
+    assert second.complete(0)
+    assert first.complete(0)  # it reads what the other has noted
+
+
+def test_a_pod_that_never_was_has_an_empty_log(server: KubeApi, tmp_path: Path) -> None:
+    cluster = Cluster(server, 2)
+    del cluster.pods[1]
+    cluster.end(0)
+    collector = LogCollector(server.access, "default", tmp_path, [0, 1], lambda: cluster.pods, lambda: cluster.over)
+    collector.start()
+    while not collector.complete(0):
+        collector.wait(0.05)
+    assert not collector.complete(1)
+    cluster.over = True
+    while not collector.complete(1):
+        collector.wait(0.05)
+    collector.close()
+
+
+def test_missing_rights_end_the_copying(server: KubeApi, tmp_path: Path) -> None:
+    server.faults.append(Fault("/log", times=100, status=403))
+    collector = Cluster(server, 1).collector(tmp_path)
+    collector.start()
+    while collector.failure is None:
+        collector.wait(0.05)
+    collector.close()
+    assert isinstance(collector.failure, ApiError)
+
+
+# --- reading the copy -----------------------------------------------------------------------------------------------
+
+
+def test_tail_gives_whole_lines_as_they_come(tmp_path: Path) -> None:
+    path, steps = tmp_path / "log", iter([b"one\ntw", b"o\nthree", b"", b"\nlast"])
+    done = threading.Event()
+
+    def write() -> None:
+        piece = next(steps, None)
+        if piece is None:
+            done.set()
+        else:
+            with open(path, "ab") as file:
+                file.write(piece)
+
+    lines = list(tail(path, 0, done.is_set, write))
+    assert lines == [(b"one\n", 4), (b"two\n", 8), (b"three\n", 14), (b"last", 18)]
+    assert list(tail(path, 8, lambda: True)) == lines[2:]
+    assert list(tail(path, 8, lambda: False)) == lines[2:3]
+    assert list(tail(tmp_path / "none", 0, lambda: True)) == []
+
+
+def test_the_end_of_a_log(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"x" * 200_000 + b"\n" + b"".join(b"%d\n" % number for number in range(100)))
+    assert last_lines(path, 3) == "97\n98\n99"
+    assert last_lines(tmp_path / "none") == ""
+
+
+def test_foreign_state_is_no_state(server: KubeApi, tmp_path: Path) -> None:
+    server.write(POD, b"one")
+    position_file(tmp_path, 0).parent.mkdir(parents=True)
+    for text in ("", "[]", "{}}", '{"offset": 3, "unknown": 1}'):
+        position_file(tmp_path, 0).write_text(text)
+        copy(server, tmp_path)
+        assert copied(tmp_path) == b"one\n"
+
+
+def test_an_api_error_goes_through(tmp_path: Path) -> None:
+    with KubeApi() as server, closing(LogFile(tmp_path, 0, 0)) as log:
+        api: Api = server.access.client()
+        with pytest.raises(ApiError) as caught:
+            Copying(api, "default").run("nobody", log, follow=False)
+        assert caught.value.status == 404

@@ -1,0 +1,182 @@
+"""worker.sh in every shell that is here: variables, exit codes, output, deadline, signals, hold."""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tarfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import templates
+
+SCRIPT = templates.FOLDER / "kubernetes" / "worker.sh"
+SHELLS = [shell for shell in (["dash"], ["bash", "--posix"], ["busybox", "sh"]) if shutil.which(shell[0])]
+MARKER = "@mlbench-worker "
+
+pytestmark = pytest.mark.skipif(not Path("/proc/uptime").exists(), reason="worker.sh runs in Linux containers")
+
+
+@pytest.fixture(params=SHELLS, ids=[shell[0] for shell in SHELLS])
+def shell(request: pytest.FixtureRequest) -> list[str]:
+    return list(request.param)
+
+
+class Worker:
+    """A worker as a process: `folder` is its /results."""
+
+    def __init__(self, shell: list[str], folder: Path, *argv: str, **changes: str) -> None:
+        self.folder = folder
+        environ = {
+            "PATH": os.environ["PATH"],
+            "JOB_COMPLETION_INDEX": "0",
+            "MLBENCH_WORK_DIR": str(folder),
+            "MLBENCH_TERMINATION_LOG": str(folder / "termination"),
+            "LOCAL_WORLD_SIZE": "1",
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "r-0.r",
+            "MASTER_PORT": "29500",
+            "MLBENCH_WORKERS": "2",
+            "MLBENCH_HOSTS": "r-0.r,r-1.r",
+            "MLBENCH_RUN_ID": "r",
+            "MLBENCH_BACKEND": "gloo",
+            "MLBENCH_TIMEOUT": "60",
+            "MLBENCH_RUN_ON_ALL": "1",
+            "MLBENCH_COLLECT": "rank0",
+            "MLBENCH_HOLD": "0",
+        }
+        environ |= changes
+        self.process = subprocess.Popen(
+            [*shell, str(SCRIPT), *argv], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def end(self) -> tuple[int, str, dict[str, Any]]:
+        """Exit code, output without the last word, the last word."""
+        output, _ = self.process.communicate(timeout=60)
+        own, _, said = output.rpartition(MARKER)
+        summary = json.loads(said)
+        assert (self.folder / "termination").read_text() == said.strip()
+        assert json.loads((self.folder / "summary.json").read_text()) == summary
+        return self.process.returncode, own, summary
+
+    def until(self, name: str) -> None:
+        while not (self.folder / name).exists():
+            assert self.process.poll() is None
+            time.sleep(0.02)
+
+
+def run(shell: list[str], folder: Path, *argv: str, **changes: str) -> tuple[int, str, dict[str, Any]]:
+    return Worker(shell, folder, *argv, **changes).end()
+
+
+def members(folder: Path, summary: Mapping[str, Any]) -> dict[str, bytes]:
+    """The archive's files, after a check of what the worker says of it."""
+    data = (folder / "archive.tar").read_bytes()
+    assert summary["archive"] == {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    with tarfile.open(folder / "archive.tar") as archive:
+        files = {member.name: archive.extractfile(member) for member in archive.getmembers() if member.isfile()}
+        return {name: file.read() for name, file in files.items() if file is not None}
+
+
+def test_variables_placeholders_and_output(shell: list[str], tmp_path: Path) -> None:
+    show = 'echo "$RANK $LOCAL_RANK $NODE_RANK|$1|$2"; echo made > "$MLBENCH_OUTPUT_DIR/a file"; printf end'
+    arguments = ("{rank}{rank} of {hosts}", "$HOME `x` 'q' \"{run_id}\" {backend} {other}\nline")
+    code, output, summary = run(shell, tmp_path, "sh", "-c", show, "_", *arguments, JOB_COMPLETION_INDEX="0")
+    assert output == "0 0 0|00 of r-0.r,r-1.r|$HOME `x` 'q' \"r\" gloo {other}\nline\nend"
+    assert (code, summary["exit_code"], summary["reason"], summary["held"]) == (0, 0, "exited", True)
+    files = members(tmp_path, summary)
+    assert files["output/a file"] == b"made\n"
+    samples = [json.loads(line) for line in files["resources.jsonl"].splitlines()]
+    assert samples[-1] == summary["resources"]
+    assert all(abs(sample["time"] - time.time()) < 300 and sample["rank"] == 0 for sample in samples)
+    assert abs(summary["ended"] - time.time()) < 300
+
+
+@pytest.mark.parametrize("code", [0, 1, 64, 75, 78, 255])
+def test_exit_codes_pass_through(shell: list[str], tmp_path: Path, code: int) -> None:
+    got, _, summary = run(shell, tmp_path, "sh", "-c", f"exit {code}")
+    assert (got, summary["exit_code"]) == (code, code)
+
+
+def test_a_signal_and_a_command_that_is_not_there(shell: list[str], tmp_path: Path) -> None:
+    assert run(shell, tmp_path, "sh", "-c", "kill -SEGV $$")[0] == 139
+    code, output, _ = run(shell, tmp_path, "no-such-command")
+    assert code in (126, 127)
+    assert "no-such-command" in output
+
+
+def test_another_worker_holds_nothing(shell: list[str], tmp_path: Path) -> None:
+    _, output, summary = run(shell, tmp_path, "sh", "-c", "echo $RANK $NODE_RANK", JOB_COMPLETION_INDEX="1")
+    assert output == "1 1\n"
+    assert (summary["worker"], summary["held"], summary["archive"]) == (1, False, None)
+    assert not (tmp_path / "archive.tar").exists()
+    assert run(shell, tmp_path, "true", JOB_COMPLETION_INDEX="1", MLBENCH_COLLECT="all")[2]["held"] is True
+
+
+def test_the_hold_ends_with_the_acknowledgement(shell: list[str], tmp_path: Path) -> None:
+    worker = Worker(shell, tmp_path, "sh", "-c", "exit 7", MLBENCH_HOLD="600")
+    worker.until("summary.json")
+    assert worker.process.poll() is None
+    (tmp_path / "ack").touch()
+    assert worker.end()[0] == 7
+
+
+def test_a_stopped_worker_packs_what_it_has(shell: list[str], tmp_path: Path) -> None:
+    command = 'echo half > "$MLBENCH_OUTPUT_DIR/part"; echo on; sleep 100 & wait'
+    worker = Worker(shell, tmp_path, "sh", "-c", command, MLBENCH_HOLD="600")
+    worker.until("output/part")
+    worker.process.send_signal(signal.SIGTERM)
+    worker.until("summary.json")
+    time.sleep(0.3)
+    assert worker.process.poll() is None  # it still holds
+    worker.process.send_signal(signal.SIGTERM)
+    (tmp_path / "ack").touch()
+    code, output, summary = worker.end()
+    assert (code, summary["reason"]) == (143, "terminated")
+    assert output.startswith("on\n")
+    assert members(tmp_path, summary)["output/part"] == b"half\n"
+
+
+def test_the_deadline_stops_the_command(shell: list[str], tmp_path: Path) -> None:
+    command = 'echo x > "$MLBENCH_OUTPUT_DIR/part"; sleep 100'
+    code, _, summary = run(shell, tmp_path, "sh", "-c", command, MLBENCH_TIMEOUT="1")
+    assert (code, summary["exit_code"], summary["reason"]) == (124, 124, "deadline")
+    assert "output/part" in members(tmp_path, summary)
+
+
+def test_what_the_command_leaves_behind_is_ended(shell: list[str], tmp_path: Path) -> None:
+    begun = time.monotonic()
+    code, _, _ = run(shell, tmp_path, "sh", "-c", "sleep 50 & exit 0")
+    assert code == 0
+    assert time.monotonic() - begun < 45  # its output would stay open as long as the one left behind lives
+
+
+def test_only_worker_0_runs_the_command(shell: list[str], tmp_path: Path) -> None:
+    worker = Worker(shell, tmp_path, "sh", "-c", "echo never", JOB_COMPLETION_INDEX="1", MLBENCH_RUN_ON_ALL="0")
+    worker.until("resources.jsonl")
+    time.sleep(0.3)
+    worker.process.send_signal(signal.SIGTERM)
+    code, output, summary = worker.end()
+    assert (code, output, summary["reason"]) == (0, "", "exited")
+
+
+def test_several_processes_are_torchruns_affair(shell: list[str], tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "torchrun").write_text('#!/bin/sh\necho "$RANK: $*"\n')
+    (tools / "torchrun").chmod(0o755)
+    path = f"{tools}:{os.environ['PATH']}"
+    _, output, _ = run(shell, tmp_path, "python", "x", LOCAL_WORLD_SIZE="4", JOB_COMPLETION_INDEX="1", PATH=path)
+    wanted = "--nnodes 2 --node-rank 1 --nproc-per-node 4 --master-addr r-0.r --master-port 29500 --no-python python x"
+    assert output == f"4: {wanted}\n"
+
+
+def test_a_command_that_was_killed_for_memory_is_told_from_one_that_was_not(shell: list[str], tmp_path: Path) -> None:
+    _, _, summary = run(shell, tmp_path, "true")
+    assert isinstance(summary["memory_kills"], int)

@@ -1,0 +1,417 @@
+"""A Kubernetes API server in one process, with rules of its own: enough for a client of runs, and full of faults.
+
+It keeps objects with resource versions, lists them in pages, watches them, gives out logs as the kubelet does (time
+stamps, `sinceTime` to the second, follow, rotation) and executes commands in a folder that stands for the pod's
+/results. `server.faults` says which requests are answered badly. It checks tokens if told to.
+"""
+
+import base64
+import contextlib
+import hashlib
+import json
+import re
+import socket
+import struct
+import subprocess
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from mlbench_cli.kube.access import Access, Token
+
+COLLECTION = re.compile(r"/(?:api|apis/[^/]+)/v1(?:/namespaces/(?P<namespace>[^/]+))?/(?P<kind>[a-z]+)")
+ITEM = re.compile(COLLECTION.pattern + r"/(?P<name>[^/]+)(?:/(?P<part>log|exec))?")
+FRAME = 1 << 15
+
+
+@dataclass
+class Fault:
+    """What happens to requests whose "METHOD PATH?QUERY" matches `pattern`, the next `times` times.
+
+    status: answered with it; cut: the connection is broken after so many bytes of the body; stall: after so many bytes
+    nothing comes any more, and the connection stays open; short: of an executed command so many bytes come, and its end
+    is told as if all had come.
+    """
+
+    pattern: str
+    times: int = 1
+    status: int | None = None
+    retry_after: str | None = None
+    cut: int | None = None
+    stall: int | None = None
+    short: int | None = None
+
+
+@dataclass
+class Log:
+    """A container's log: lines with their time stamps. `ended` closes those who follow it."""
+
+    lines: list[tuple[str, bytes]] = field(default_factory=list)
+    ended: bool = False
+
+
+class Broken(Exception):
+    """The connection is to be broken off."""
+
+
+class KubeApi:
+    """The server; `with KubeApi() as server:` starts and ends it. `server.access` reaches it."""
+
+    def __init__(self, tokens: Callable[[], set[str]] | None = None) -> None:
+        self.objects: dict[tuple[str, str], dict[str, Any]] = {}  # (kind, name), all in the namespace "default"
+        self.logs: dict[str, Log] = {}  # by the pod's name
+        self.folders: dict[str, Path] = {}  # by the pod's name: what /results is there
+        self.faults: list[Fault] = []
+        self.requests: Counter[str] = Counter()
+        self.compacted = 0  # watches from an older resource version get 410
+        self.changed = threading.Condition()
+        self.stopped = False
+        self.tokens = tokens
+        self._version = 100
+        self._events: list[tuple[int, str, str, dict[str, Any]]] = []
+        handler = type("Handler", (_Handler,), {"api": self})
+        self._http = _Server(("127.0.0.1", 0), handler)
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
+
+    def __enter__(self) -> "KubeApi":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self.changed:
+            self.stopped = True
+            self.changed.notify_all()
+        self._http.shutdown()
+        self._http.server_close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._http.server_address[1]}"
+
+    @property
+    def access(self) -> Access:
+        return Access(self.url)
+
+    def access_with(self, fetch: Callable[[], tuple[str, float | None]]) -> Access:
+        return Access(self.url, token=Token(fetch))
+
+    # --- what happens in the cluster ------------------------------------------------------------------------------
+
+    def put(self, kind: str, document: dict[str, Any]) -> dict[str, Any]:
+        """Create or replace an object and tell those who watch."""
+        with self.changed:
+            name = document["metadata"]["name"]
+            known = self.objects.get((kind, name))
+            self._version += 1
+            metadata = {"uid": str(uuid.uuid4()), "creationTimestamp": stamp()[:19] + "Z", **document["metadata"]}
+            if known:
+                metadata["uid"] = known["metadata"]["uid"]
+            stored = {**document, "metadata": {**metadata, "resourceVersion": str(self._version)}}
+            self.objects[kind, name] = stored
+            self._events.append((self._version, kind, "MODIFIED" if known else "ADDED", stored))
+            self.changed.notify_all()
+            return stored
+
+    def remove(self, kind: str, name: str) -> dict[str, Any] | None:
+        with self.changed:
+            found = self.objects.pop((kind, name), None)
+            if found is not None:
+                self._version += 1
+                found = {**found, "metadata": {**found["metadata"], "resourceVersion": str(self._version)}}
+                self._events.append((self._version, kind, "DELETED", found))
+                self.changed.notify_all()
+            return found
+
+    def write(self, pod: str, *texts: bytes, at: str | None = None) -> None:
+        """Let a container write lines."""
+        with self.changed:
+            log = self.logs.setdefault(pod, Log())
+            log.lines += [(at or stamp(), text) for text in texts]
+            self.changed.notify_all()
+
+    def end_log(self, pod: str) -> None:
+        with self.changed:
+            self.logs.setdefault(pod, Log()).ended = True
+            self.changed.notify_all()
+
+    def compact(self) -> None:
+        """Forget all changes so far, as etcd does after a while."""
+        with self.changed:
+            self.compacted = self._version
+
+    # --- what the handlers ask ------------------------------------------------------------------------------------
+
+    def listed(self, kind: str, selector: dict[str, str], fields: str) -> tuple[list[dict[str, Any]], int]:
+        with self.changed:
+            found = [item for (known, _), item in self.objects.items() if known == kind and matches(item, selector)]
+            if fields == "type!=Normal":
+                found = [item for item in found if item.get("type") != "Normal"]
+            elif fields.startswith("reason="):
+                found = [item for item in found if item.get("reason") == fields.removeprefix("reason=")]
+            return sorted(found, key=lambda item: str(item["metadata"]["name"])), self._version
+
+    def changes(self, kind: str, selector: dict[str, str], version: int, until: float) -> Iterator[dict[str, Any]]:
+        while True:
+            with self.changed:
+                news = [event for event in self._events if event[0] > version]
+                if not news:
+                    self.changed.wait(max(0.0, until - time.monotonic()))
+                    news = [event for event in self._events if event[0] > version]
+            for number, known, change, item in news:
+                version = number
+                if known == kind and matches(item, selector):
+                    yield {"type": change, "object": item}
+            if self.stopped or time.monotonic() >= until:
+                return
+
+    def fault(self, request: str) -> Fault | None:
+        with self.changed:
+            for fault in self.faults:
+                if fault.times > 0 and re.search(fault.pattern, request):
+                    fault.times -= 1
+                    return fault
+        return None
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is none of our business."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    api: KubeApi
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    do_POST = do_PATCH = do_DELETE = do_GET
+
+    def _answer(self) -> None:
+        parts = urlsplit(self.path)
+        self.query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
+        self.commands = parse_qs(parts.query).get("command", [])
+        self.sent = 0
+        length = int(self.headers.get("Content-Length") or 0)
+        self.document: dict[str, Any] = json.loads(self.rfile.read(length)) if length else {}
+        self.fault = self.api.fault(f"{self.command} {self.path}") or Fault("")
+        with self.api.changed:
+            self.api.requests[f"{self.command} {parts.path}{' watch' if 'watch' in self.query else ''}"] += 1
+        try:
+            self._dispatch(parts.path)
+        except Broken:
+            self.close_connection = True
+            with contextlib.suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            self.close_connection = True
+
+    def _dispatch(self, path: str) -> None:
+        if self.fault.status:
+            return self._status(self.fault.status, "Fault", "as the test wants it")
+        if self.api.tokens is not None:
+            sort, _, token = self.headers.get("Authorization", "").partition(" ")
+            if sort != "Bearer" or token not in self.api.tokens():
+                return self._status(401, "Unauthorized", "Unauthorized")
+        if match := COLLECTION.fullmatch(path):
+            return self._collection(match["kind"])
+        if match := ITEM.fullmatch(path):
+            if match["part"] == "log":
+                return self._log(match["name"])
+            if match["part"] == "exec":
+                return self._exec(match["name"])
+            return self._item(match["kind"], match["name"])
+        return self._status(404, "NotFound", "the server could not find the requested resource")
+
+    # --- objects --------------------------------------------------------------------------------------------------
+
+    def _collection(self, kind: str) -> None:
+        selector = dict(part.split("=", 1) for part in self.query.get("labelSelector", "").split(",") if part)
+        if self.command == "POST":
+            name = self.document["metadata"]["name"]
+            if (kind, name) in self.api.objects:
+                return self._status(409, "AlreadyExists", f'{kind} "{name}" already exists')
+            return self._json(201, self.api.put(kind, self.document))
+        if "watch" in self.query:
+            return self._watch(kind, selector)
+        items, version = self.api.listed(kind, selector, self.query.get("fieldSelector", ""))
+        begin, limit = int(self.query.get("continue") or 0), int(self.query.get("limit") or 10**9)
+        metadata = {"resourceVersion": str(version)}
+        if begin + limit < len(items):
+            metadata["continue"] = str(begin + limit)
+        return self._json(200, {"items": items[begin : begin + limit], "metadata": metadata})
+
+    def _item(self, kind: str, name: str) -> None:
+        found = self.api.objects.get((kind, name))
+        if found is None:
+            return self._status(404, "NotFound", f'{kind} "{name}" not found')
+        if self.command == "PATCH":
+            return self._json(200, self.api.put(kind, merged(found, self.document)))
+        if self.command == "DELETE":
+            self.api.remove(kind, name)
+        return self._json(200, found)
+
+    def _watch(self, kind: str, selector: dict[str, str]) -> None:
+        version = int(self.query.get("resourceVersion") or 0)
+        self._begin()
+        if version < self.api.compacted:
+            status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+            self._chunk(json.dumps({"type": "ERROR", "object": status}).encode() + b"\n")
+            return self._end()
+        until = time.monotonic() + float(self.query.get("timeoutSeconds", 60))
+        for event in self.api.changes(kind, selector, version, until):
+            self._chunk(json.dumps(event).encode() + b"\n")
+        return self._end()
+
+    # --- logs -----------------------------------------------------------------------------------------------------
+
+    def _log(self, name: str) -> None:
+        log = self.api.logs.get(name)
+        if log is None:
+            if ("pods", name) not in self.api.objects:
+                return self._status(404, "NotFound", f'pods "{name}" not found')
+            return self._status(400, "BadRequest", "container is waiting to start: ContainerCreating")
+        self._begin()
+        since = self.query.get("sinceTime", "")
+        follow, tail = "follow" in self.query, self.query.get("tailLines")
+        place = max(0, len(log.lines) - int(tail)) if tail else 0
+        lines = log.lines
+        while True:
+            with self.api.changed:
+                if lines is not log.lines:  # rotated: whoever follows goes on with the new file
+                    lines, place = log.lines, 0
+                fresh, place = lines[place:], len(lines)
+                over = log.ended or not follow or self.api.stopped
+            block = bytearray()
+            for moment, text in fresh:
+                if since and moment < since[:19]:
+                    continue
+                block += (moment.encode() + b" " if "timestamps" in self.query else b"") + text + b"\n"
+                if len(block) > FRAME:
+                    self._chunk(bytes(block))
+                    block.clear()
+            if block:
+                self._chunk(bytes(block))
+            if over:
+                return self._end()
+            with self.api.changed:
+                if len(log.lines) == place and lines is log.lines and not (log.ended or self.api.stopped):
+                    self.api.changed.wait(1.0)
+
+    # --- exec -----------------------------------------------------------------------------------------------------
+
+    def _exec(self, name: str) -> None:
+        folder = self.api.folders.get(name)
+        if folder is None:
+            return self._status(400, "BadRequest", "cannot exec in a container that has ended")
+        key = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+        self.send_response(101)
+        self.send_header("Upgrade", "websocket")
+        self.send_header("Connection", "Upgrade")
+        self.send_header("Sec-WebSocket-Accept", base64.b64encode(hashlib.sha1(key.encode()).digest()).decode())
+        self.send_header("Sec-WebSocket-Protocol", "v5.channel.k8s.io")
+        self.end_headers()
+        self.close_connection = True
+        argv = [part.replace("/results", str(folder)) for part in self.commands]
+        done = subprocess.run(argv, capture_output=True, check=False)
+        output = done.stdout if self.fault.short is None else done.stdout[: self.fault.short]
+        for channel, data in ((1, output), (2, done.stderr)):
+            for start in range(0, len(data), FRAME):
+                self._frame(bytes([channel]) + data[start : start + FRAME])
+        status: dict[str, Any] = {"status": "Success"}
+        if done.returncode:
+            cause = {"reason": "ExitCode", "message": str(done.returncode)}
+            status = {"status": "Failure", "reason": "NonZeroExitCode", "details": {"causes": [cause]}}
+        self._frame(bytes([3]) + json.dumps(status).encode())
+        return self._close_frame()
+
+    def _close_frame(self) -> None:
+        self.wfile.write(b"\x88\x02\x03\xe8")
+
+    def _frame(self, payload: bytes) -> None:
+        head = struct.pack("!BB", 0x82, len(payload)) if len(payload) < 126 else b""
+        if not head:
+            head = struct.pack("!BBH", 0x82, 126, len(payload)) if len(payload) < 1 << 16 else b""
+        self._raw(head or struct.pack("!BBQ", 0x82, 127, len(payload)), payload)
+
+    # --- wire -----------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+
+    def _chunk(self, data: bytes) -> None:
+        self._raw(f"{len(data):x}\r\n".encode(), data, b"\r\n")
+
+    def _raw(self, head: bytes, data: bytes, foot: bytes = b"") -> None:
+        """Send, unless the fault's place in the stream has come."""
+        limit = self.fault.cut if self.fault.cut is not None else self.fault.stall
+        if limit is None or self.sent + len(data) <= limit:
+            self.wfile.write(head + data + foot)
+            self.sent += len(data)
+            return
+        self.wfile.write(head + data[: limit - self.sent])
+        self.wfile.flush()
+        if self.fault.stall is not None:
+            with self.api.changed:
+                self.api.changed.wait_for(lambda: self.api.stopped, 120)
+        raise Broken
+
+    def _end(self) -> None:
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _json(self, status: int, document: dict[str, Any]) -> None:
+        data = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        if self.fault.retry_after:
+            self.send_header("Retry-After", self.fault.retry_after)
+        self.end_headers()
+        if self.fault.cut is not None:
+            self.wfile.write(data[: self.fault.cut])
+            raise Broken
+        self.wfile.write(data)
+
+    def _status(self, code: int, reason: str, message: str) -> None:
+        self._json(code, {"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": message})
+
+
+def stamp(seconds: float | None = None) -> str:
+    """A time stamp as the kubelet writes it: fixed width, nanoseconds."""
+    moment = datetime.fromtimestamp(time.time() if seconds is None else seconds, UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%f") + "000Z"
+
+
+def matches(item: dict[str, Any], selector: dict[str, str]) -> bool:
+    labels = item["metadata"].get("labels") or {}
+    return all(labels.get(key) == value for key, value in selector.items())
+
+
+def merged(old: Any, patch: Any) -> Any:
+    """JSON merge patch, RFC 7386."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(old) if isinstance(old, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key), value)
+    return result
