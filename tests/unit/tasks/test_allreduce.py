@@ -18,8 +18,10 @@ def test_the_sizes_are_the_specified_ones_without_duplicates() -> None:
     assert len(sizes(0, 8, 80)) == 77
 
 
-def test_a_single_size() -> None:
+def test_the_ends_are_what_was_asked_for() -> None:
     assert sizes(3, 5, 1) == [1000]
+    # Computed in floating point the last one is 9999.999999999989.
+    assert sizes(0, 4, 50)[-1] == 10000
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -68,6 +68,15 @@ def test_waiting_for_data_is_measured_and_is_no_training(tracker: Tracker, clock
     assert (after.training, after.wall) == (0.75, 7.75)
 
 
+def test_waiting_inside_a_step_is_no_training_either(tracker: Tracker, clock: Clock) -> None:
+    with tracker.step():
+        clock.work(1.0)
+        with tracker.section("data_wait"):
+            clock.work(10.0)
+
+    assert tracker.snapshot().training == 1.0
+
+
 def test_an_inner_section_pauses_the_outer_one(tracker: Tracker, clock: Clock) -> None:
     with tracker.section("optimizer"):
         clock.work(1.0)
