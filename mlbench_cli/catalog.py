@@ -108,9 +108,9 @@ class Task:
         return values
 
 
-def load_task(name: str) -> Task:
-    """The catalogue's task of that name. Raises NotFoundError with the nearest name."""
-    tasks = load_catalog()
+def load_task(name: str, tasks: Mapping[str, Task] | None = None) -> Task:
+    """The task of that name in the catalogue, or in `tasks`. Raises NotFoundError with the nearest name."""
+    tasks = load_catalog() if tasks is None else tasks
     if name not in tasks:
         raise NotFoundError(
             f'There is no task "{name}".{did_you_mean(name, list(tasks))}',

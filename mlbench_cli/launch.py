@@ -47,17 +47,19 @@ def local_machine() -> Machine:
     return Machine(cores=len(os.sched_getaffinity(0)), gpus=gpus)
 
 
-def resolve(request: Request, cluster: Cluster, machine: Machine | None = None) -> tuple[RunSpec, ...]:
+def resolve(
+    request: Request, cluster: Cluster, machine: Machine | None = None, tasks: Mapping[str, Task] | None = None
+) -> tuple[RunSpec, ...]:
     """One spec per number of workers, in the order given. Raises UsageError or NotFoundError for what cannot work.
 
-    `machine` is what the local cluster has; None looks at this one.
+    `machine` is what the local cluster has, `tasks` the catalogue; None stands for this machine and the shipped tasks.
     """
     check_names(request)
     local = cluster.provider == "local"
     if local:
         _refuse_cluster_options(request)
         request = replace(request, data_dir=_existing_folder(request.data_dir, "--data-dir"))
-    common = {**_program(request, cluster), **_placement(request), "kubernetes": _kubernetes(request)}
+    common = {**_program(request, cluster, tasks), **_placement(request), "kubernetes": _kubernetes(request)}
     specs = tuple(_spec(request, cluster, workers, common) for workers in request.workers)
     for spec in specs:
         if local:
@@ -91,7 +93,7 @@ def _spec(request: Request, cluster: Cluster, workers: int, common: Mapping[str,
 # --- what runs: task or command, its parameters, its backend --------------------------------------------------------
 
 
-def _program(request: Request, cluster: Cluster) -> dict[str, Any]:
+def _program(request: Request, cluster: Cluster, tasks: Mapping[str, Task] | None) -> dict[str, Any]:
     """The fields of RunSpec that say what is run."""
     local = cluster.provider == "local"
     if request.task is not None and request.command is not None:
@@ -102,7 +104,7 @@ def _program(request: Request, cluster: Cluster) -> dict[str, Any]:
             hint="Leave it out, or choose a cluster with --cluster.",
         )
     if request.task is not None:
-        task = load_task(request.task)
+        task = load_task(request.task, tasks)
         return {**_task_program(request, task), "image": None if local else _image(request, task, cluster)}
     if request.command is None:
         missing = "--task, or --command" if request.image is None else "--command for the image"

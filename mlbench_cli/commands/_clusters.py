@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
+from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError, did_you_mean
 from mlbench_cli.store import Cluster, Store
 from providers import registry
 from providers.base import Plan
@@ -61,6 +61,25 @@ class StepTeller:
 def scope_of(project: str | None, location: str | None) -> dict[str, str]:
     """Where to search for clusters that the store does not know."""
     return {key: value for key, value in (("project", project), ("location", location)) if value}
+
+
+def discovered(names: list[str] | None, scope: dict[str, str]) -> tuple[list[Cluster], dict[str, MlbenchError]]:
+    """All that is marked as ours; and which providers, of those not asked for by name, could not be asked."""
+    found: list[Cluster] = []
+    unseen: dict[str, MlbenchError] = {}
+    for name in names or registry.CREATABLE:
+        try:
+            found += registry.load(name).discover(scope)
+        except MlbenchError as error:
+            if names:
+                raise
+            unseen[name] = error
+    if unseen and len(unseen) == len(registry.CREATABLE):
+        raise UsageError(
+            "No provider can be asked: " + "; ".join(f"{name}: {error.message}" for name, error in unseen.items()),
+            hint="mlbench doctor",
+        )
+    return found, unseen
 
 
 def locate(store: Store, name: str, provider_name: str | None, scope: Mapping[str, str]) -> Cluster:

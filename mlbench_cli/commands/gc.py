@@ -6,13 +6,12 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._clusters import Location, Project, document_of, scope_of
+from mlbench_cli.commands._clusters import Location, Project, discovered, document_of, scope_of
 from mlbench_cli.commands._common import Format, Output, Yes
 from mlbench_cli.commands.create_cluster import _owner
 from mlbench_cli.commands.delete_cluster import remove
-from mlbench_cli.errors import CleanupError, MlbenchError, UsageError
+from mlbench_cli.errors import CleanupError, MlbenchError
 from mlbench_cli.store import Cluster, Store
-from providers import registry
 
 
 def gc(
@@ -34,7 +33,7 @@ def gc(
     without a question or --yes.
     """
     store = Store()
-    found, unseen = _found(providers, scope_of(project, location))
+    found, unseen = discovered(providers, scope_of(project, location))
     known = {cluster.name for cluster in store.clusters() if cluster.state == "ready"}
     chosen = [
         (cluster, why)
@@ -55,25 +54,6 @@ def gc(
         return
     console.confirm(f"Remove {len(chosen)} clusters and all that is on them?", yes=yes)
     _remove_all(store, [cluster for cluster, _ in chosen])
-
-
-def _found(names: list[str] | None, scope: dict[str, str]) -> tuple[list[Cluster], dict[str, MlbenchError]]:
-    """All that is marked as ours; and which providers, of those not asked for by name, could not be asked."""
-    found: list[Cluster] = []
-    unseen: dict[str, MlbenchError] = {}
-    for name in names or registry.CREATABLE:
-        try:
-            found += registry.load(name).discover(scope)
-        except MlbenchError as error:
-            if names:
-                raise
-            unseen[name] = error
-    if unseen and len(unseen) == len(registry.CREATABLE):
-        raise UsageError(
-            "No provider can be asked: " + "; ".join(f"{name}: {error.message}" for name, error in unseen.items()),
-            hint="mlbench doctor",
-        )
-    return found, unseen
 
 
 def _reason(cluster: Cluster, known: set[str], only_expired: bool) -> str | None:

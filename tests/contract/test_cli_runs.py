@@ -282,6 +282,22 @@ def test_clusters(capsys: Captured) -> None:
     assert run(["set-cluster", "local"]) == 0
 
 
+def test_what_clusters_cost(home: Path, capsys: Captured) -> None:
+    home.mkdir()
+    plan = {"price_per_hour": 1.5, "currency": "USD"}
+    details = {"nodes": 3, "expires": 4102444800, "plan": plan}
+    Store(home).record_cluster(Cluster("far-3", "gke", details=details))
+    Store(home).record_cluster(Cluster("odd-1", "eks", "failed", details={"plan": {"price_per_hour": None}}))
+    shown = {cluster["name"]: cluster for cluster in answer(capsys, "list-clusters")["clusters"]}
+    assert (shown["far-3"]["price_per_hour"], shown["far-3"]["expires"]) == (1.5, "2100-01-01T00:00:00.000Z")
+    assert run(["list-clusters"]) == 0
+    rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
+    assert rows["far-3"][1:6] == ["gke", "ready", "3", "1.50", "USD"]
+    assert rows["odd-1"][1:5] == ["eks", "failed", "-", "unknown"]
+    assert run(["set-cluster", "gcloud", "far-3"]) == 0
+    assert answer(capsys, "list-clusters")["clusters"][1]["current"]
+
+
 def test_two_clients_at_once(home: Path, tmp_path: Path) -> None:
     """Two sweeps into one store, from two processes."""
     argv = [sys.executable, "-m", "mlbench_cli", "run"]

@@ -235,14 +235,13 @@ def test_refused_on_a_cluster(changes: dict[str, Any], words: str) -> None:
     assert words in refusal(request, REMOTE, **changes).message
 
 
-LACKING = [
-    (task.name, name) for task in load_catalog().values() for name in ("gloo", "mpi") if name not in task.backends
-]
-
-
-@pytest.mark.parametrize(("task", "backend"), LACKING)
-def test_refused_where_a_task_lacks_a_backend(task: str, backend: str) -> None:
-    assert f"has no backend {backend}, only " in refusal(DIGITS, task=task, backend=backend).message
+def test_refused_where_the_task_cannot() -> None:
+    task = replace(load_catalog()["digits_resnet"], backends=("mpi",), devices=("cpu",))
+    with pytest.raises(UsageError, match="has no backend gloo, only mpi"):
+        resolve(replace(DIGITS, backend="gloo"), LOCAL, MACHINE, {task.name: task})
+    with pytest.raises(UsageError, match="runs on cpu only, not on gpu"):
+        resolve(replace(DIGITS, gpu=True), LOCAL, WITH_GPUS, {task.name: task})
+    assert resolve(DIGITS, LOCAL, MACHINE, {task.name: task})[0].backend == "mpi"
 
 
 def test_refused_without_enough_gpus() -> None:
