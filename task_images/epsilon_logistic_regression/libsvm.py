@@ -43,7 +43,8 @@ def load(source: Path, features: int) -> Dense:
     """The data set in the text file `source` (plain, or compressed if its name ends in .bz2).
 
     The first caller converts it into a folder beside it (float32, 4 x features bytes a row); callers that come
-    meanwhile wait for it, later ones map it. A changed source is converted anew. Needs memory for one block of rows.
+    meanwhile wait for it, later ones map it. A changed source is converted anew. Needs memory for one block of rows
+    and, for each million numbers, about 0.3 s, or 1.5 s from a compressed file.
     Raises EnvironmentUnfitError naming line and column of what is wrong with the text.
     """
     cache = source.with_name(source.name + ".cache")

@@ -108,13 +108,18 @@ class World:
 
 
 def open_world(
-    contract: Contract, rendezvous_seconds: float = RENDEZVOUS_SECONDS, *, grouped_alone: bool = False
+    contract: Contract,
+    rendezvous_seconds: float = RENDEZVOUS_SECONDS,
+    *,
+    collective_seconds: float = COLLECTIVE_SECONDS,
+    grouped_alone: bool = False,
 ) -> World:
     """Meet the other ranks and set up device, threads and determinism.
 
     Raises EnvironmentUnfitError (exit 78) where backend or device are not to be had, and PeerLostError (exit 75) naming
-    the ranks that did not come within `rendezvous_seconds`. A process group of one rank is made only with
-    `grouped_alone` (for those who measure collectives).
+    the ranks that did not come within `rendezvous_seconds`. A rank that keeps the others waiting in a collective for
+    `collective_seconds` fails the run. A process group of one rank is made only with `grouped_alone` (for those who
+    measure collectives).
     """
     device = _device(contract)
     backend = _find_backend(contract, device)
@@ -124,7 +129,7 @@ def open_world(
     torch.backends.cudnn.deterministic = True
     grouped = contract.world_size > 1 or grouped_alone
     if grouped:
-        _meet(contract, backend, device, rendezvous_seconds)
+        _meet(contract, backend, device, rendezvous_seconds, collective_seconds)
     return World(contract, device, threads, grouped)
 
 
@@ -167,7 +172,7 @@ def _threads(contract: Contract) -> int:
     return max(1, usable // contract.local_world_size)
 
 
-def _meet(contract: Contract, backend: str, device: torch.device, seconds: float) -> None:
+def _meet(contract: Contract, backend: str, device: torch.device, seconds: float, collective_seconds: float) -> None:
     rank, size = contract.rank, contract.world_size
     os.environ.setdefault("MASTER_ADDR", contract.master_addr)
     os.environ.setdefault("MASTER_PORT", str(contract.master_port))
@@ -189,7 +194,7 @@ def _meet(contract: Contract, backend: str, device: torch.device, seconds: float
         store=PrefixStore("group", store),
         rank=rank,
         world_size=size,
-        timeout=timedelta(seconds=max(seconds, COLLECTIVE_SECONDS)),
+        timeout=timedelta(seconds=max(seconds, collective_seconds)),
         device_id=device if contract.backend == "nccl" else None,
     )
 

@@ -1,11 +1,13 @@
 """Each task's preset `tiny` on two ranks: real processes, a real gloo group, and the events that come out."""
 
+import bz2
 import csv
 import json
 import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mlbench_cli.catalog import load_task
@@ -72,6 +74,30 @@ def test_the_light_goal_stops_earlier(ranks: RankServer, tmp_path: Path) -> None
     assert ended.result["goal"]["kind"] == "light"
     assert ended.result["goal"]["threshold"] == parameters["goal_light"]
     assert list(ended.result["details"]["goals"]) == ["light"]
+
+
+def test_the_logistic_regression_reads_real_files(ranks: RankServer, tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "epsilon"
+    folder.mkdir(parents=True)
+    generator = np.random.default_rng(1)
+    for name, rows in (("epsilon_normalized", 400), ("epsilon_normalized.t.bz2", 100)):
+        lines = []
+        for number in range(rows):
+            label = number % 2 * 2 - 1
+            others = sorted(generator.choice(np.arange(2, 2001), 9, replace=False))
+            lines.append(f"{label:+d} 1:{0.5 * label} " + " ".join(f"{index}:0.25" for index in others))
+        text = "\n".join(lines).encode()
+        (folder / name).write_bytes(bz2.compress(text) if name.endswith(".bz2") else text)
+
+    parameters = load_task("epsilon_logistic_regression").resolve("spec", {"epochs": 5})
+    data = str(tmp_path / "data")
+    first, second = ranks.run("task_images.epsilon_logistic_regression", 2, tmp_path, parameters, MLBENCH_DATA_DIR=data)
+
+    assert [(one.code, one.stderr) for one in (first, second)] == [(0, "")] * 2
+    assert first.result["synthetic"] is False
+    assert first.result["data"] == "epsilon"
+    assert first.result["details"]["rows"] == [400, 100]
+    assert first.result["outcome"] == "goal_reached"  # the first feature tells the label
 
 
 def test_a_goal_out_of_reach_is_missed_and_told_so(ranks: RankServer, tmp_path: Path) -> None:
