@@ -22,24 +22,27 @@ def gc(
     project: Project = None,
     location: Location = None,
     expired: Annotated[bool, typer.Option("--expired", help="only what has passed its --ttl")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="also whole clusters that this data directory does not know")
+    ] = False,
     everybody: Annotated[bool, typer.Option("--everybody", help="also what other owners have made")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be removed")] = False,
     yes: Yes = False,
     output: Output = Format.text,
 ) -> None:
-    """Remove forgotten clusters: expired ones, half made ones, and whole ones that this data directory does not know.
+    """Remove forgotten clusters: those that are past their --ttl, and those that were left half made or half removed.
 
-    They are found by the marks they carry, so an empty data directory will do. What costs money is never removed
-    without a question or --yes.
+    They are found by the marks they carry, so an empty data directory will do. With --all also those that are whole,
+    or being made, and that this data directory does not know: another one may be using them.
     """
     store = Store()
     found, unseen = discovered(providers, scope_of(project, location))
-    known = {cluster.name for cluster in store.clusters() if cluster.state == "ready"}
+    known = {cluster.name for cluster in store.clusters()}
     chosen = [
         (cluster, why)
         for cluster in found
         if (everybody or cluster.details.get("owner") in (None, _owner()))
-        and (why := _reason(cluster, known, expired)) is not None
+        and (why := _reason(cluster, known, expired, everything)) is not None
     ]
     if output == Format.json:
         console.out_json({"clusters": [{**document_of(cluster), "why": why} for cluster, why in chosen]})
@@ -56,15 +59,16 @@ def gc(
     _remove_all(store, [cluster for cluster, _ in chosen])
 
 
-def _reason(cluster: Cluster, known: set[str], only_expired: bool) -> str | None:
+def _reason(cluster: Cluster, known: set[str], only_expired: bool, everything: bool) -> str | None:
+    """Why the cluster is to be removed; None where it stays."""
     expires = cluster.details.get("expires")
     if expires is not None and expires < time.time():
         return f"expired {console.duration(time.time() - expires)} ago"
     if only_expired:
         return None
-    if cluster.state != "ready":
-        return f"it is {cluster.state}"
-    return None if cluster.name in known else "unknown here"
+    if cluster.state in ("failed", "deleting"):
+        return "half made" if cluster.state == "failed" else "half removed"
+    return "unknown here" if everything and cluster.name not in known else None
 
 
 def _remove_all(store: Store, clusters: list[Cluster]) -> None:

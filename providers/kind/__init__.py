@@ -24,7 +24,7 @@ from providers.kind.resources import (
     nodes_of,
     platform_of,
 )
-from providers.kind.tools import call, check_tools, inspect
+from providers.kind.tools import call, check_tools, creation_lock, inspect
 
 MOST_NODES = 50
 # The Kubernetes of the node image that each release of kind was published with; others want a full X.Y.Z.
@@ -174,12 +174,15 @@ def _warnings(options: KindOptions, nodes: int) -> list[str]:
 def _discovered(name: str, labels: Mapping[str, str]) -> Cluster:
     nodes = int(labels.get(MARK_NODES, "1"))
     states = list(nodes_of(name).values())
+    with creation_lock(name) as lock:
+        being_made = lock is None
     ready = len(states) == nodes and set(states) == {"running"}
+    state = "creating" if being_made else "ready" if ready else "failed"
     options: dict[str, object] = {}
     if MARK_REGISTRY in labels:
         options = {"registry_name": labels[MARK_REGISTRY], "registry_port": 0}
     details = {"nodes": nodes, "gpus_per_node": 0, "functional_only": True, "options": options, **from_marks(labels)}
-    return Cluster(name, "kind", "ready" if ready else "failed", labels["created"], details)
+    return Cluster(name, "kind", state, labels["created"], details)
 
 
 def _kubeconfig(cluster: Cluster) -> str:

@@ -270,11 +270,10 @@ def kind_create(path, argv):
             }
         if number == 0 and trouble == "kill-during":
             os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(0.5)  # while somebody may come to remove what there is so far
         if number == 0 and trouble == "kill-both":
             os.kill(os.getppid(), signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
-    if trouble == "kill-during":
-        time.sleep(0.5)
     if trouble == "fail":
         kind_remove(path, name)
         raise Refused('ERROR: failed to create cluster: failed to pull image "kindest/node": no route to host')

@@ -169,8 +169,18 @@ def test_gc_takes_what_is_expired_half_made_or_unknown(
     # Another data directory knows of none.
     monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "other"))
     assert mlbench("gc", "--expired", "--yes").out == "There is nothing to remove.\n"
-    told = mlbench("gc", "--yes")
+    assert mlbench("gc", "--yes").out == "There is nothing to remove.\n"
+    told = mlbench("gc", "--all", "--yes")
     assert "unknown here" in told.out
+    assert world.left == []
+
+
+def test_gc_takes_what_was_left_half_made(mlbench: Any, world: World) -> None:
+    world.change(trouble={"kind create": "fail"})
+    assert mlbench("create-cluster", "kind", "2", "rel").code == 2
+    assert world.left == ["mlbench-rel-2"]
+    told = mlbench("gc", "--yes")
+    assert "half made" in told.out
     assert world.left == []
 
 
