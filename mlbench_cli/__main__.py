@@ -15,6 +15,7 @@ def main() -> int:
 
 
 def _main(argv: list[str]) -> int:
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # an odd file name or locale must not end in a traceback
             stream.reconfigure(errors="backslashreplace")
@@ -30,8 +31,21 @@ def _main(argv: list[str]) -> int:
     return run(argv)
 
 
+def _open_closed_streams() -> None:
+    """Whoever starts the tool may have closed them; Python then has None where a stream should be."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+
+
 def _answer(text: str) -> int:
-    sys.stdout.write(text)
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        # Nobody reads it, or there is no room. What is buffered must not be tried again when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141 if isinstance(error, BrokenPipeError) else 1
     return 0
 
 

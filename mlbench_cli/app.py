@@ -99,6 +99,8 @@ def run(argv: Sequence[str]) -> int:
         return _report(error, as_json)
     except typer.TyperException as error:
         return _report(_usage_error(error), as_json)
+    except OSError as error:
+        return _report(MlbenchError(f"The system refuses: {error}.", details={"errno": error.errno}), as_json)
     except Exception as error:
         hint = "Please report this. MLBENCH_DEBUG=1 before the command shows where it happened."
         details = {"type": type(error).__name__}
@@ -127,7 +129,7 @@ def _report(error: MlbenchError, as_json: bool) -> int:
         traceback.print_exc()
     try:
         console.show_error(error, as_json=as_json)
-    except BrokenPipeError:
+    except OSError:
         _discard_output()
     return error.exit_code
 
@@ -171,8 +173,6 @@ def _discard_output() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except BrokenPipeError:
+        except OSError:
             os.dup2(nowhere, stream.fileno())
-        except (OSError, ValueError):
-            continue
     os.close(nowhere)

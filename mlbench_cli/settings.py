@@ -10,6 +10,10 @@ def data_dir() -> Path:
     """The folder of the store and of the runs' archives, made if need be."""
     home = os.environ.get("MLBENCH_HOME")
     path = Path(home).expanduser().absolute() if home else _user_dir("user_data_dir")
+    if not _is_text(str(path)):
+        raise UsageError(
+            f"The name of the data directory {path} is not UTF-8.", hint="Set MLBENCH_HOME to another one."
+        )
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
@@ -28,6 +32,15 @@ def config_dir() -> Path:
 
 def runs_dir() -> Path:
     return data_dir() / "runs"
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name that came as bytes is text, as the store and JSON want it."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _user_dir(kind: str) -> Path:

@@ -111,7 +111,8 @@ class Store:
 
     def run(self, name: str) -> RunRow:
         """The run of that name. Raises NotFoundError with the nearest name."""
-        rows = self._query("SELECT * FROM runs WHERE name = ?", name)
+        # Names are DNS labels; SQLite would choke on bytes of a command line that are no text at all.
+        rows = self._query("SELECT * FROM runs WHERE name = ?", name) if name.isascii() else []
         if not rows:
             known = [row["name"] for row in self._query("SELECT name FROM runs")]
             raise NotFoundError(f'There is no run "{name}".{did_you_mean(name, known)}', hint="mlbench status")

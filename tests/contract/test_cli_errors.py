@@ -216,6 +216,23 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
         assert process.wait() == 141
 
 
+@pytest.mark.parametrize("command", [["--help"], ["--version"], ["tasks"], ["status", "-o", "json"], ["run"]])
+def test_a_full_disk_behind_stdout(command: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "mlbench_cli", *command], stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == (2 if command == ["run"] else 1)
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams(closed: str) -> None:
+    for command, code in (("--help", 0), ("tasks", 0), ("run x 1", 2), ("status -o json", 0)):
+        done = subprocess.run(
+            ["sh", "-c", f'exec "$0" -m mlbench_cli {command} {closed}', sys.executable], capture_output=True, text=True
+        )
+        assert (done.returncode, "Traceback" in done.stderr) == (code, False)
+
+
 # --- help ------------------------------------------------------------------------------------------------------------
 
 

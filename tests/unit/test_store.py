@@ -55,6 +55,8 @@ def test_an_unknown_run(store: Store) -> None:
     store.record_run(spec("demo-1"))
     with pytest.raises(NotFoundError, match='Did you mean "demo-1"'):
         store.run("dmeo-1")
+    with pytest.raises(NotFoundError, match="no run"):
+        store.run("\udcff")
 
 
 # --- clusters --------------------------------------------------------------------------------------------------------
@@ -178,6 +180,12 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "file" / "home"))
     with pytest.raises(UsageError, match="cannot be made"):
+        settings.data_dir()
+
+
+def test_a_folder_whose_name_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "\udcff"))
+    with pytest.raises(UsageError, match="not UTF-8"):
         settings.data_dir()
 
 
