@@ -1,0 +1,77 @@
+"""What machines cost: prices.toml beside this file, a person's own prices.toml before it. Unknown is None, never 0."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlbench_cli import settings
+from mlbench_cli.errors import UsageError
+
+SHIPPED = Path(__file__).with_name("prices.toml")
+ANY_REGION = "any"
+
+
+@dataclass(frozen=True)
+class Table:
+    """One provider's prices, per piece and hour. `source` says where they are from and of when."""
+
+    currency: str
+    source: str
+    layers: tuple[Mapping[str, Any], ...]  # the person's own first
+
+    def price(self, item: str, region: str, *, spot: bool = False) -> float | None:
+        """Of a machine type or another part; a spot price is never guessed from the other one."""
+        kind = "spot" if spot else "on-demand"
+        for layer in self.layers:
+            for place in (region, ANY_REGION):
+                amount = layer.get(kind, {}).get(place, {}).get(item)
+                if amount is not None:
+                    return float(amount)
+        return None
+
+
+def own_file() -> Path:
+    return settings.config_dir() / "prices.toml"
+
+
+def table(provider: str) -> Table:
+    """The prices of one provider. Raises UsageError where a person's own table is malformed."""
+    shipped = _read(SHIPPED)[provider]
+    source = f"{shipped['source']} (table of {shipped['date']})"
+    if not own_file().exists():
+        return Table(shipped["currency"], f"{source}; yours would go before them in {own_file()}", (shipped,))
+    own = _read(own_file()).get(provider, {})
+    _check(own, provider)
+    if own.get("currency", shipped["currency"]) != shipped["currency"]:
+        raise UsageError(f"{own_file()}: prices of {provider} have to be in {shipped['currency']}.")
+    return Table(
+        shipped["currency"], f"{own_file()} ({own.get('date', 'without a date')}), then {source}", (own, shipped)
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(
+            f"The price table {path} cannot be read: {error}.", hint=f"Compare it with {SHIPPED}"
+        ) from None
+
+
+def _check(own: Any, provider: str) -> None:
+    places = [own.get(kind, {}) for kind in ("on-demand", "spot")] if isinstance(own, dict) else [None]
+    for regions in places:
+        items = regions.values() if isinstance(regions, dict) else [None]
+        for entries in items:
+            if not isinstance(entries, dict) or not all(_is_price(amount) for amount in entries.values()):
+                raise UsageError(
+                    f"{own_file()}: below [{provider}.on-demand.REGION] and [{provider}.spot.REGION] are prices, as "
+                    '"g5.xlarge" = 1.006.',
+                    hint=f"Compare it with {SHIPPED}",
+                )
+
+
+def _is_price(amount: Any) -> bool:
+    return isinstance(amount, int | float) and not isinstance(amount, bool) and 0 <= amount < 1e6

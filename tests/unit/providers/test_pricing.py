@@ -1,0 +1,64 @@
+"""The price tables: a person's own goes before the shipped one, and what nobody knows is unknown."""
+
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli.errors import UsageError
+from providers.base import Plan, PlanLine
+from providers.pricing import own_file, table
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize("provider", ["gke", "eks"])
+def test_the_shipped_table_is_dated_and_of_prices(provider: str) -> None:
+    prices = table(provider)
+    assert "2025" in prices.source
+    assert prices.price("control-plane", "anywhere") == 0.10
+    for kind in ("on-demand", "spot"):
+        for entries in prices.layers[0].get(kind, {}).values():
+            assert all(0 < amount < 200 for amount in entries.values())
+
+
+def test_what_is_not_listed_is_unknown() -> None:
+    prices = table("eks")
+    assert prices.price("g5.xlarge", "us-east-1") == 1.006
+    assert prices.price("g5.xlarge", "eu-west-1") is None
+    assert prices.price("g5.xlarge", "us-east-1", spot=True) is None
+
+
+def test_ones_own_table_goes_before() -> None:
+    own_file().write_text('[eks]\ndate = "2026-11-21"\n[eks.on-demand.us-east-1]\n"g5.xlarge" = 0.9\n')
+    prices = table("eks")
+    assert prices.price("g5.xlarge", "us-east-1") == 0.9
+    assert prices.price("g5.2xlarge", "us-east-1") == 1.212
+    assert "2026-11-21" in prices.source
+    assert str(own_file()) in prices.source
+    assert table("gke").price("control-plane", "x") == 0.10
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[eks",
+        "[eks.on-demand]\nx = 1",
+        '[eks.spot.a]\nx = "1"',
+        "[eks.spot.a]\nx = -1",
+        '[eks]\ncurrency = "EUR"',
+        "eks = 1",
+    ],
+)
+def test_a_malformed_table_is_told(text: str) -> None:
+    own_file().write_text(text)
+    with pytest.raises(UsageError, match=r"prices\.toml"):
+        table("eks")
+
+
+def test_a_sum_with_an_unknown_part_is_unknown() -> None:
+    known = PlanLine("a", 2, 0.5)
+    assert Plan((known,), "x").total == 1.0
+    assert Plan((known, PlanLine("b", 1, None)), "x").total is None
