@@ -103,7 +103,7 @@ def train_gnmt(contract: Contract, world: World, texts: Path, resume: str) -> nn
         layers=3,
         initial_range=0.4,
         warmup_updates=3,
-        learning_rate=1e-3,
+        learning_rate=5e-3,
         longest_translation=20,
         validation_share=1.0,
         evaluation_batch=4,
