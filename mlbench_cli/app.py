@@ -4,6 +4,7 @@
 """
 
 import os
+import select
 import signal
 import sys
 import threading
@@ -84,29 +85,19 @@ def _root(context: typer.Context, version: Annotated[bool, typer.Option("--versi
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code. Every error becomes one paragraph, or one JSON document."""
-    as_json = _wants_json(argv)
     try:
         with _termination_raises():
             code = _dispatch(argv)
             sys.stdout.flush()
         return code
-    except BrokenPipeError:
-        _discard_output()
-        return EXIT_PIPE
-    except KeyboardInterrupt:
-        return _report(InterruptedError_("Interrupted."), as_json)
-    except MlbenchError as error:
-        return _report(error, as_json)
-    except typer.TyperException as error:
-        return _report(_usage_error(error), as_json)
-    except OSError as error:
-        return _report(MlbenchError(f"The system refuses: {error}.", details={"errno": error.errno}), as_json)
-    except Exception as error:
-        hint = "Please report this. MLBENCH_DEBUG=1 before the command shows where it happened."
-        details = {"type": type(error).__name__}
-        return _report(
-            MlbenchError(f"Internal error: {type(error).__name__}: {error}", hint=hint, details=details), as_json
-        )
+    except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, BrokenPipeError) and _discard_output():
+            return EXIT_PIPE
+        if os.environ.get("MLBENCH_DEBUG"):
+            import traceback
+
+            traceback.print_exc()
+        return _report(_explained(error), as_json=_wants_json(argv))
 
 
 def _dispatch(argv: Sequence[str]) -> int:
@@ -122,22 +113,30 @@ def _dispatch(argv: Sequence[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _report(error: MlbenchError, as_json: bool) -> int:
-    if os.environ.get("MLBENCH_DEBUG"):
-        import traceback
+def _explained(error: BaseException) -> MlbenchError:
+    """Any exception as one that a user can be told."""
+    if isinstance(error, MlbenchError):
+        return error
+    if isinstance(error, KeyboardInterrupt):
+        return InterruptedError_("Interrupted.")
+    if isinstance(error, typer.TyperException):
+        context = getattr(error, "ctx", None)
+        return UsageError(error.format_message(), hint=f"{context.command_path if context else 'mlbench'} --help")
+    if isinstance(error, OSError):
+        return MlbenchError(f"The system refuses: {error}.", details={"errno": error.errno})
+    return MlbenchError(
+        f"Internal error: {type(error).__name__}: {error}",
+        hint="Please report this. MLBENCH_DEBUG=1 before the command shows where it happened.",
+        details={"type": type(error).__name__},
+    )
 
-        traceback.print_exc()
+
+def _report(error: MlbenchError, *, as_json: bool) -> int:
     try:
         console.show_error(error, as_json=as_json)
     except OSError:
         _discard_output()
     return error.exit_code
-
-
-def _usage_error(error: typer.TyperException) -> UsageError:
-    """Typer's own complaint, with the help of the command that it is about."""
-    context = getattr(error, "ctx", None)
-    return UsageError(error.format_message(), hint=f"{context.command_path if context else 'mlbench'} --help")
 
 
 def _wants_json(argv: Sequence[str]) -> bool:
@@ -167,12 +166,20 @@ def _terminate(number: int, frame: object) -> NoReturn:
     raise TerminatedError("Terminated (SIGTERM).")
 
 
-def _discard_output() -> None:
-    """Send what is still buffered nowhere, or the interpreter complains about the closed pipe as it ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+def _discard_output() -> bool:
+    """Whether nobody reads a standard stream any more. What it still holds is dropped: it would fail again at exit."""
+    broken = False
     for stream in (sys.stdout, sys.stderr):
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)  # a closed pipe is told unasked
         try:
+            unread = bool(poll.poll(0))
             stream.flush()
         except OSError:
+            unread = True
+        if unread:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+            os.close(nowhere)
+        broken = broken or unread
+    return broken

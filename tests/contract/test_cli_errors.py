@@ -216,6 +216,11 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
         assert process.wait() == 141
 
 
+def test_another_broken_pipe_is_one(tmp_path: Path) -> None:
+    done = broken(tmp_path, "raise BrokenPipeError(32, 'Broken pipe')")
+    assert (done.returncode, done.stderr) == (1, "Error: The system refuses: [Errno 32] Broken pipe.\n")
+
+
 @pytest.mark.parametrize("command", [["--help"], ["--version"], ["tasks"], ["status", "-o", "json"], ["run"]])
 def test_a_full_disk_behind_stdout(command: list[str]) -> None:
     with open("/dev/full", "w") as full:
