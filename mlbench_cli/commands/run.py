@@ -8,20 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from mlbench_cli import console, launch, wizard
-from mlbench_cli.commands._common import (
-    Ended,
-    Format,
-    Output,
-    Reporter,
-    RequireGoal,
-    Yes,
-    engine_of,
-    in_words,
-    renderer_of,
-    report_ended,
-)
+from mlbench_cli.commands._common import Format, Output, RequireGoal, Yes, engine_of, renderer_of
+from mlbench_cli.commands._report import Ended, Reporter, in_words, report_ended
 from mlbench_cli.engines.base import Engine, Submission
-from mlbench_cli.errors import InterruptedError_, TerminatedError, UsageError
+from mlbench_cli.errors import InterruptedError_, MlbenchError, TerminatedError, UsageError
 from mlbench_cli.request import OPTIONS, Request, equivalent_command, flag, merge, pairs, read_file
 from mlbench_cli.spec import Run, RunSpec
 from mlbench_cli.store import Cluster, Store
@@ -171,7 +161,13 @@ def _start(runs: list[Run], engine: Engine, store: Store, output: Format) -> int
 
 
 def _submit(item: Run, engine: Engine, store: Store, *, detach: bool) -> None:
-    engine.submit(item, engine.render(item.spec), detach=detach)
+    try:
+        engine.submit(item, engine.render(item.spec), detach=detach)
+    except MlbenchError:
+        console.note(
+            f"{item.name} stays recorded, with what there may be of it. To forget it: mlbench delete {item.name}"
+        )
+        raise
     store.update_run(item, "running")
 
 
@@ -184,6 +180,8 @@ def _follow(runs: list[Run], number: int, engine: Engine, store: Store, require_
         _announce(item, engine)
         with Reporter(item) as report:
             outcome = supervise.follow(item, engine, store, report=report)
+        if later:
+            console.note(outcome.summary)
     except (KeyboardInterrupt, TerminatedError) as interrupt:
         _forget(later, store)
         raise _interrupted(item, engine, store, later, interrupt) from None

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import Format, Output, Reporter, engine_of_run, in_words
+from mlbench_cli.commands._common import Format, Output, engine_of_run
+from mlbench_cli.commands._report import Reporter, in_words
 from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.spec import Run
 from mlbench_cli.store import RunRow, Store

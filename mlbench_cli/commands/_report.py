@@ -1,0 +1,164 @@
+"""How a run is told of: while it runs, and when it has ended."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mlbench_cli import console
+from mlbench_cli.commands._common import Format
+from mlbench_cli.spec import CUSTOM, Run, RunSpec
+
+if TYPE_CHECKING:
+    from mlbench_cli.supervise import Outcome, Progress
+
+
+# --- while it runs --------------------------------------------------------------------------------------------------
+
+
+class Reporter:
+    """Tells on stderr how far a run is, and once each what is in its way."""
+
+    def __init__(self, run: Run) -> None:
+        self._name = run.name
+        self._line = console.ProgressLine()
+        self._told: set[str] = set()
+
+    def __enter__(self) -> "Reporter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._line.close()
+
+    def __call__(self, progress: "Progress") -> None:
+        if progress.observation.ended:  # what has come of it is told by the result
+            return
+        for finding in progress.observation.findings:
+            if finding.code not in self._told:
+                self._told.add(finding.code)
+                self._line.close()
+                console.note(f"{self._name}: {finding.summary}")
+                if finding.hint:
+                    console.note(f"  {finding.hint}")
+        self._line.update(f"{self._name}: {describe(progress)}")
+
+
+def describe(progress: "Progress") -> str:
+    """One line, the most telling first: "training 3/10, loss 0.21, Prec@1 91.2 of 97, 1 min 05 s, 40 s to go"."""
+    parts = [_phase(progress)]
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.4g}")
+    if progress.metric is not None and progress.threshold is not None:
+        value = "-" if progress.value is None else f"{progress.value:.4g}"
+        parts.append(f"{progress.metric} {value} of {progress.threshold:g}")
+    parts.append(console.duration(progress.elapsed))
+    if progress.eta is not None:
+        parts.append(f"{console.duration(progress.eta)} to go")
+    return ", ".join(parts)
+
+
+def _phase(progress: "Progress") -> str:
+    if progress.phase is None:
+        phases = [worker.phase for worker in progress.observation.workers]
+        return ", ".join(f"{phases.count(phase)} {phase}" for phase in dict.fromkeys(phases))
+    text = progress.phase
+    if progress.epoch is not None:
+        text += f" epoch {progress.epoch:g}" + (f"/{progress.epochs:g}" if progress.epochs else "")
+    if progress.step is not None:
+        text += f" step {progress.step:g}" + (f"/{progress.steps:g}" if progress.steps else "")
+    return text
+
+
+def in_words(spec: RunSpec) -> str:
+    """What a spec runs, on what: "digits_resnet on local, 2 workers, gloo, cpu"."""
+    what = "a command" if spec.task == CUSTOM else spec.task + ("" if spec.preset == "spec" else f" ({spec.preset})")
+    workers = f"{spec.workers} worker{'s' if spec.workers > 1 else ''}"
+    each = f" of {spec.processes_per_worker} ranks" if spec.processes_per_worker > 1 else ""
+    return f"{what} on {spec.cluster}, {workers}{each}, {spec.backend}, {spec.device}"
+
+
+# --- when it has ended ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that has ended. `result` is its archive's result.json, None where the archive could not be completed."""
+
+    run: Run
+    outcome: "Outcome"
+    exit_code: int
+    result: dict[str, Any] | None
+
+    @classmethod
+    def of(cls, run: Run, outcome: "Outcome", require_goal: bool) -> "Ended":
+        from mlbench_cli.results.archive import Archive
+        from mlbench_cli.supervise import exit_code_of
+
+        result = None
+        if outcome.sealed:
+            with Archive.open(run.folder) as archive:
+                result = archive.result
+        return cls(run, outcome, exit_code_of(outcome, require_goal), result)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.run.name,
+            "outcome": self.outcome.word,
+            "exit_code": self.exit_code,
+            "summary": self.outcome.summary,
+            "findings": [finding.to_dict() for finding in self.outcome.findings],
+            "folder": str(self.run.folder),
+            "result": self.result,
+        }
+
+
+def report_ended(runs: Sequence[Ended], output: Format) -> None:
+    """Print how runs have ended; on stderr why, and what can be done next."""
+    if output == Format.json:
+        console.out_json({"runs": [ended.to_dict() for ended in runs]})
+    else:
+        console.out_table(
+            ["RUN", "WORKERS", "OUTCOME", "GOAL", "SECONDS", "TOTAL", "EXIT"],
+            [_row(ended) for ended in runs],
+            droppable=["TOTAL", "EXIT", "GOAL"],
+        )
+    for ended in runs:
+        _explain(ended)
+    for ended in runs:
+        if ended.result is not None:
+            console.note(f"Archive of {ended.run.name}: {ended.run.folder}")
+    failed = [ended for ended in runs if ended.exit_code]
+    if not failed:
+        console.note(f"Next: mlbench download {runs[0].run.name}, mlbench charts FOLDER")
+        return
+    hints = [finding.hint for ended in failed for finding in ended.outcome.findings if finding.hint]
+    for hint in dict.fromkeys(hints or [f"mlbench logs {failed[0].run.name}"]):
+        console.note(f"Next: {hint}")
+
+
+def _row(ended: Ended) -> list[object]:
+    result = ended.result or {}
+    seconds = (result.get("task_seconds") or {}).get("wall")
+    return [
+        ended.run.name,
+        ended.run.spec.workers,
+        ended.outcome.word,
+        _goal(result.get("goal")),
+        None if seconds is None else round(seconds, 2),
+        console.duration(result.get("wall_seconds")),
+        ended.exit_code,
+    ]
+
+
+def _goal(goal: dict[str, Any] | None) -> str | None:
+    if goal is None:
+        return None
+    value = "-" if goal["value"] is None else f"{goal['value']:.4g}"
+    return f"{goal['metric']} {value} ({goal['comparison']} {goal['threshold']:g})"
+
+
+def _explain(ended: Ended) -> None:
+    if ended.exit_code or ended.outcome.findings:
+        console.note(ended.outcome.summary)
+    for finding in ended.outcome.findings:
+        if finding.summary not in ended.outcome.summary:
+            console.note(f"  {finding.summary}")
