@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+_WEIGHTS = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+
 State = list[tuple[Tensor, Tensor]]  # per layer: hidden and cell state, each (1, B, width)
 
 # cuDNN wants a layer's weights in one buffer and copies them together otherwise: once per call and layer, which is
@@ -42,7 +44,7 @@ class WeightDroppedLstm(nn.LSTM):
     def forward(  # type: ignore[override]
         self, x: Tensor, state: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        weight_ih, weight_hh, bias_ih, bias_hh = (getattr(self, name) for name in self._flat_weights_names)
+        weight_ih, weight_hh, bias_ih, bias_hh = (getattr(self, name) for name in _WEIGHTS)
         dropped = F.dropout(weight_hh, self.share, self.training)
         weights = [weight_ih, dropped, bias_ih, bias_hh]
         output, hidden, cell = torch.lstm(x, state, weights, True, 1, 0.0, self.training, False, False)

@@ -27,7 +27,7 @@ class Size:
 
 
 @dataclass
-class Cache:
+class SearchState:
     """The search's state."""
 
     memory: Tensor  # the encoder's output (B, S, D)
@@ -71,12 +71,12 @@ class Gnmt(TranslationModel):
         scores: Tensor = self.classifier(features)
         return scores
 
-    def begin(self, source: Tensor, lengths: Tensor) -> Cache:
+    def begin(self, source: Tensor, lengths: Tensor) -> SearchState:
         memory = self._encode(source, lengths)
         zero = memory.new_zeros(1, len(source), self.size.width)
-        return Cache(memory, self.attention.keys(memory), self._mask(source), [(zero, zero)] * self.size.layers)
+        return SearchState(memory, self.attention.keys(memory), self._mask(source), [(zero, zero)] * self.size.layers)
 
-    def step(self, words: Tensor, state: Cache) -> tuple[Tensor, Tensor]:
+    def step(self, words: Tensor, state: SearchState) -> tuple[Tensor, Tensor]:
         shape = words.shape
         x, state.states[0] = self.attention_lstm(self._embed(words.reshape(-1, 1)), state.states[0])
         weights = self.attention.weights(x.view(*shape, -1), state.keys, state.mask)
@@ -86,14 +86,14 @@ class Gnmt(TranslationModel):
             x = y + x if index else y
         return self.scores(x.view(*shape, -1)), weights
 
-    def select(self, state: Cache, sentences: Tensor, beams: Tensor) -> Cache:
+    def select(self, state: SearchState, sentences: Tensor, beams: Tensor) -> SearchState:
         before = len(state.memory)
         width = state.states[0][0].shape[1] // before
         rows = (sentences[:, None] * width + beams).flatten()
         states = [(hidden[:, rows], cell[:, rows]) for hidden, cell in state.states]
         if len(sentences) == before:
-            return Cache(state.memory, state.keys, state.mask, states)
-        return Cache(state.memory[sentences], state.keys[sentences], state.mask[sentences], states)
+            return SearchState(state.memory, state.keys, state.mask, states)
+        return SearchState(state.memory[sentences], state.keys[sentences], state.mask[sentences], states)
 
     def _mask(self, source: Tensor) -> Tensor:
         return (source != self.padding)[:, None, :]

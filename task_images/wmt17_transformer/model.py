@@ -27,7 +27,7 @@ class Size:
 
 
 @dataclass
-class Cache:
+class SearchState:
     """The search's state. Keys and values of the target grow by one position per step; those of the source stay."""
 
     mask: Tensor  # (B, 1, 1, S), true where a source word is
@@ -64,12 +64,12 @@ class Transformer(TranslationModel):
     def scores(self, features: Tensor) -> Tensor:
         return F.linear(features, self.embedding)
 
-    def begin(self, source: Tensor, lengths: Tensor) -> Cache:
+    def begin(self, source: Tensor, lengths: Tensor) -> SearchState:
         mask = self._mask(source)
         memory = self._encode(source, mask)
-        return Cache(mask, [layer.source_memory(memory) for layer in self._decoder_layers()])
+        return SearchState(mask, [layer.source_memory(memory) for layer in self._decoder_layers()])
 
-    def step(self, words: Tensor, state: Cache) -> tuple[Tensor, None]:
+    def step(self, words: Tensor, state: SearchState) -> tuple[Tensor, None]:
         x = self._embed(words, range(state.length, state.length + 1))
         for index, layer in enumerate(self._decoder_layers()):
             before = state.target[index] if state.length else None
@@ -78,13 +78,13 @@ class Transformer(TranslationModel):
         state.length += 1
         return self.scores(self.decoder_norm(x)), None
 
-    def select(self, state: Cache, sentences: Tensor, beams: Tensor) -> Cache:
+    def select(self, state: SearchState, sentences: Tensor, beams: Tensor) -> SearchState:
         rows = sentences[:, None]
         target = [(keys[rows, beams], values[rows, beams]) for keys, values in state.target]
         if len(sentences) == len(state.mask):
-            return Cache(state.mask, state.source, target, state.length)
+            return SearchState(state.mask, state.source, target, state.length)
         source = [(keys[sentences], values[sentences]) for keys, values in state.source]
-        return Cache(state.mask[sentences], source, target, state.length)
+        return SearchState(state.mask[sentences], source, target, state.length)
 
     def _decoder_layers(self) -> Iterator["DecoderLayer"]:
         for layer in self.decoder:

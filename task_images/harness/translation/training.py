@@ -103,6 +103,15 @@ class Batch(NamedTuple):
     expected: Tensor
 
 
+class Done(NamedTuple):
+    """What came of an update: this rank's smoothed loss, summed over its target words; their number; and whether the
+    model was updated, which fp16 may have prevented on all ranks."""
+
+    loss: Tensor
+    words: int
+    applied: bool
+
+
 @dataclass
 class Position:
     """Where training is: epoch from 1, updates done in this epoch and in all, and how many of all were skipped."""
@@ -171,12 +180,14 @@ class TranslationTraining:
         self._begin_training(epoch)
         for step, update in enumerate(task.batches.updates(epoch, self.position.in_epoch), self.position.in_epoch + 1):
             with tracker.step(samples=update.sentences):
-                loss, words = self._step(update)
+                done = self._step(update)
             self.position.in_epoch, self.position.total = step, self.position.total + 1
             with tracker.section("metrics"):
-                recent.add(loss / max(1, words), words)
-                whole.add_mean(loss / max(1, words), words)
-                if step % task.report_every == 0 or step == steps:
+                if done.applied:
+                    mean = done.loss / max(1, done.words)
+                    recent.add(mean, done.words)
+                    whole.add_mean(mean, done.words)
+                if done.applied and (step % task.report_every == 0 or step == steps):
                     value = recent.collect(self.world, epoch, step)
                     self.report.metric("train_loss", value, epoch=epoch, step=self.position.total)
             self.report.step(step, steps, epoch=epoch, epochs=task.epochs)
@@ -191,8 +202,8 @@ class TranslationTraining:
         self.task.model.train()
         self.report.phase("training", epoch=epoch, epochs=self.task.epochs)
 
-    def _step(self, update: Update) -> tuple[Tensor, int]:
-        """One update; returns this rank's smoothed loss, summed over its target words, and their number."""
+    def _step(self, update: Update) -> Done:
+        """One update, or an attempt at it."""
         task, section = self.task, self.tracker.section
         total, words = torch.zeros((), device=self.world.device), 0
         for number, indices in enumerate(update.passes):
@@ -209,10 +220,11 @@ class TranslationTraining:
             self.update.backward(loss)
             total += loss.detach()
             words += int(task.train.target.lengths[indices].sum())
-        divisor = {"tokens": update.tokens, "sentences": update.sentences, "own_sentences": update.own}[task.divide_by]
-        if not self.update.apply(task.rate(self.position.total - self.position.skipped), divisor):
-            self.position.skipped += 1
-        return total, words
+        terms = {"tokens": update.tokens, "sentences": update.sentences, "own_sentences": max(1, update.own)}
+        rate = task.rate(self.position.total - self.position.skipped)
+        applied = self.update.apply(rate, terms[task.divide_by])
+        self.position.skipped += not applied
+        return Done(total, words, applied)
 
     def _loss(self, features: Tensor, expected: Tensor, smoothing: float) -> Tensor:
         """features (B, T, width), expected (B, T) -> cross-entropy summed over words that are not padding."""
@@ -229,14 +241,12 @@ class TranslationTraining:
         task = self.task
         self.report.phase("validation", epoch=epoch, epochs=task.epochs)
         task.model.eval()
-        # Similar lengths together save padding; every k-th batch keeps the shares alike.
-        order = np.argsort(-task.test.source.lengths, kind="stable").astype(np.int64)
-        batches = [
-            order[start : start + task.evaluation_batch] for start in range(0, len(order), task.evaluation_batch)
-        ]
+        # Similar lengths together save padding; every k-th sentence keeps the shares alike.
+        own = np.argsort(-task.test.source.lengths, kind="stable")[self.world.rank :: self.world.size]
         found: dict[int, list[int]] = {}
         mean = Mean("loss")
-        for indices in batches[self.world.rank :: self.world.size]:
+        for start in range(0, len(own), task.evaluation_batch):
+            indices = own[start : start + task.evaluation_batch]
             batch = self._moved(collate(task.test, indices, task.padding, task.search.start))
             with torch.inference_mode(), self.precision.autocast():
                 features = task.model(batch.source, batch.lengths, batch.target)
