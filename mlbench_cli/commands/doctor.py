@@ -127,6 +127,7 @@ CHECKS: tuple[Callable[[], Check], ...] = (
     _shared_memory,
     _cores,
     _torch,
+    _package("mpi", "mpi4py", "mpi", "the backend mpi"),
     _package("charts", "matplotlib", "plots", "mlbench charts"),
     _package("clusters", "kubernetes", "k8s", "any cluster but local"),
     _package("gke", "google-cloud-container", "gke", "clusters of Google"),

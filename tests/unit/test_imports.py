@@ -12,8 +12,10 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("mlbench_cli", "providers", "templates", "task_images")
 
 # What every module of the tool may know: words and plain data, no behaviour of another part.
-BASE = ("mlbench_cli.errors", "mlbench_cli.settings", "mlbench_cli.spec", "mlbench_cli.catalog", "mlbench_cli.store")
-BASE += ("task_images.contract",)
+BASE = (
+    *("mlbench_cli.errors", "mlbench_cli.settings", "mlbench_cli.spec", "mlbench_cli.catalog", "mlbench_cli.store"),
+    "task_images.contract",
+)
 # The longest prefix counts. A part may import itself and what is named here.
 ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.__init__": (),
