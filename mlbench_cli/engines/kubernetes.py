@@ -6,7 +6,7 @@ Everything is in the cluster or in the run's folder, nothing in this process: an
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,8 +27,9 @@ from mlbench_cli.engines.kubernetes_results import Results, is_fetched, remove_f
 from mlbench_cli.engines.kubernetes_submit import complete, submit
 from mlbench_cli.errors import CleanupError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.api import Api, ObjectNotFound
+from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
 from mlbench_cli.kube.collector import LogCollector
+from mlbench_cli.kube.fetch import FetchError, acknowledge
 from mlbench_cli.kube.logs import position_file, read_position, tail
 from mlbench_cli.kube.objects import collection, named
 from mlbench_cli.kube.watch import pods_now
@@ -205,8 +206,19 @@ class KubernetesEngine:
                 raise UsageError(f'The Job "{run.name}" is not mlbench\'s; it is not touched.')
             if job is not None and not force:
                 _refuse_loss(run, job)
+            self._let_go(api, namespace, run)
             _remove(api, namespace, run.name)
         remove_folder(run.folder)
+
+    def _let_go(self, api: Api, namespace: str, run: Run) -> None:
+        """End a hold, which would go on to the end of a stopped worker's time, and stop the others at once."""
+        for pod in pods_now(api, namespace, f"{RUN_LABEL}={run.name}"):
+            name = pod["metadata"]["name"]
+            if "deletionTimestamp" not in pod["metadata"]:
+                api.delete(named("Pod", namespace, name), grace=1)
+            elif has_started(pod) and not has_ended(pod):
+                with suppress(ApiError, FetchError):
+                    acknowledge(self._access, namespace, name)
 
     # --- plumbing -------------------------------------------------------------------------------------------------
 

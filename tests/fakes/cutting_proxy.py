@@ -1,0 +1,74 @@
+"""A TCP proxy between a client and a server that breaks its connections after a random number of bytes."""
+
+import contextlib
+import random
+import socket
+import socketserver
+import threading
+from typing import Any
+
+
+class CuttingProxy:
+    """`with CuttingProxy(host, port) as proxy:` listens on 127.0.0.1:`proxy.port`.
+
+    Each connection is reset when between `least` and `most` bytes have come from the server; None: never.
+    """
+
+    def __init__(self, host: str, port: int, *, least: int = 1, most: int | None = None, seed: int = 0) -> None:
+        self.upstream = (host, port)
+        self.least, self.most = least, most
+        self.chance = random.Random(seed)
+        self.cuts = 0
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server.proxy = self
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_address[1])
+
+    def __enter__(self) -> "CuttingProxy":
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 128
+    proxy: CuttingProxy
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Broken connections are what this is for."""
+
+
+class _Handler(socketserver.BaseRequestHandler):
+    server: _Server
+
+    def handle(self) -> None:
+        proxy = self.server.proxy
+        left = None if proxy.most is None else proxy.chance.randint(proxy.least, proxy.most)
+        with socket.create_connection(proxy.upstream) as upstream:
+            threading.Thread(target=_pump, args=(self.request, upstream), daemon=True).start()
+            while data := upstream.recv(1 << 16 if left is None else min(1 << 16, max(1, left))):
+                self.request.sendall(data)
+                if left is None:
+                    continue
+                left -= len(data)
+                if left <= 0:
+                    proxy.cuts += 1
+                    break
+            for end in (upstream, self.request):
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+
+def _pump(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
