@@ -48,8 +48,10 @@ def describe(progress: "Progress") -> str:
     if progress.loss is not None:
         parts.append(f"loss {progress.loss:.4g}")
     if progress.metric is not None and progress.threshold is not None:
-        value = "-" if progress.value is None else f"{progress.value:.4g}"
-        parts.append(f"{progress.metric} {value} of {progress.threshold:g}")
+        if progress.value is None:
+            parts.append(f"goal {progress.metric} {progress.comparison} {progress.threshold:g}")
+        else:
+            parts.append(f"{progress.metric} {progress.value:.4g} of {progress.threshold:g}")
     parts.append(console.duration(progress.elapsed))
     if progress.eta is not None:
         parts.append(f"{console.duration(progress.eta)} to go")
