@@ -8,11 +8,15 @@ from providers.base import Provider
 PROVIDERS = {
     "local": "providers.local:LocalProvider",
     "kind": "providers.kind:KindProvider",
+    "eks": "providers.eks:EksProvider",
+    "gke": "providers.gke:GkeProvider",
     "attached": "providers.attached:AttachedProvider",
 }
 # What `create-cluster` can make, with the line that its help says of it.
 CREATABLE = {
     "kind": "Kubernetes in Docker on this machine, to try things out",
+    "gke": "Google Kubernetes Engine",
+    "eks": "Kubernetes on Amazon's machines, with GPUs or without; it costs money",
 }
 # The words of the original's command line.
 ALIASES = {"gcloud": "gke", "aws": "eks"}

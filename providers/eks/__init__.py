@@ -1,1 +1,204 @@
-"""EKS: Kubernetes on Amazon's machines. A network and two roles in one CloudFormation stack, managed node groups on it."""
+"""EKS: Kubernetes on Amazon's machines: a CloudFormation stack for network and roles, node groups that EKS manages."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from mlbench_cli.errors import UsageError
+from mlbench_cli.kube.access import Access
+from mlbench_cli.store import Cluster
+from providers.base import Plan, Resource, option, options_of
+from providers.eks.aws import Aws, region_of
+from providers.eks.control import AddOn, Admin, ControlPlane, access_to
+from providers.eks.gpus import DevicePlugin
+from providers.eks.machines import Machine, alike, check_alike, chosen, machine_of
+from providers.eks.network import PlacementGroup, Stack
+from providers.eks.nodes import Group, LaunchTemplate, NodeGroup, NodeGroupSize, worker_group
+
+MOST_NODES = 450  # the quota of machines in one managed node group
+SYSTEM_MACHINES = 1
+SYSTEM_DISK = 20
+SMALLEST_DISK = 20  # GB; the image with the GPU driver alone takes most of it
+BEFORE_NODES = ("vpc-cni", "kube-proxy")
+AFTER_NODES = "coredns"
+
+
+@dataclass(frozen=True)
+class EksOptions:
+    machine_type: str | None = option(
+        None, "--machine-type", "-t", help="instance type of each worker; default: what has the GPUs asked for"
+    )
+    num_gpus: int | None = option(None, "--num-gpus", "-g", help="GPUs of each worker; default: all its machine has")
+    gpu_type: str | None = option(None, "--gpu-type", help="T4, A10G, L4, V100, A100, H100, …; picks the machine")
+    num_cpus: int | None = option(None, "--num-cpus", "-c", help="vCPUs that each worker must at least have")
+    disk_size: int = option(100, "--disk-size", "-d", help="GB of each worker's disk")
+    kubernetes_version: str | None = option(
+        None, "--kubernetes-version", "-k", help="Kubernetes X.Y; EKS' own default unless told"
+    )
+    region: str | None = option(None, "--region", help="default: the zone's, the environment's or the profile's")
+    zone: str | None = option(None, "--zone", "-z", help="where the workers are; default: the first that has them")
+    spot: bool = option(False, "--spot", "--preemptible", "-e", help="cheaper machines that may be taken away")
+    spot_type: tuple[str, ...] = option(
+        (), "--spot-type", help="with --spot: another instance type that will do; repeatable; default: the same GPUs"
+    )
+    placement_group: bool = option(False, "--placement-group", help="put the workers close together")
+    efa: bool = option(False, "--efa", help="fast network cards, with a placement group")
+    admin: tuple[str, ...] = option((), "--admin", help="ARN that may also use the cluster; repeatable")
+    allow_from: tuple[str, ...] = option(
+        (), "--allow-from", help="CIDR that may reach the Kubernetes API; repeatable; default: any"
+    )
+    system_machine_type: str = option("t3.medium", "--system-machine-type", help="of the one that runs DNS")
+
+
+class EksProvider:
+    name = "eks"
+    options = EksOptions
+
+    def describe(self, name: str, nodes: int, options: EksOptions) -> Cluster:
+        if not 0 <= nodes <= MOST_NODES:
+            raise UsageError(f"{nodes} workers: a cluster on EKS has from 0 to {MOST_NODES}.")
+        machine = _machine(options)
+        if not SMALLEST_DISK <= options.disk_size <= 16384:
+            raise UsageError(f"--disk-size {options.disk_size}: from {SMALLEST_DISK} to 16384 GB.")
+        if options.kubernetes_version and not re.fullmatch(r"1\.\d{2}", options.kubernetes_version):
+            raise UsageError(
+                f'--kubernetes-version "{options.kubernetes_version}" is not of the form X.Y.',
+                hint="EKS chooses the patch: --kubernetes-version 1.34",
+            )
+        _check_network(options, machine)
+        region = region_of(options.region, options.zone)
+        details = {
+            "nodes": nodes,
+            "gpus_per_node": machine.gpus,
+            "gpu": machine.gpu,
+            "machine_type": machine.name,
+            "region": region,
+            "location": options.zone or region,
+            "options": asdict(options),
+        }
+        return Cluster(name, self.name, "creating", details=details)
+
+    def plan(self, cluster: Cluster) -> Plan:
+        from providers.eks.plan import planned
+
+        return planned(cluster, options_of(cluster, EksOptions), self.groups(cluster))
+
+    def groups(self, cluster: Cluster) -> tuple[Group, Group]:
+        """The one machine for the system, and the workers."""
+        options = options_of(cluster, EksOptions)
+        machine = _machine(options)
+        types = check_alike(machine, options.spot_type) if options.spot_type else alike(machine)
+        system = Group(
+            f"{cluster.name}-system", (options.system_machine_type,), SYSTEM_MACHINES, SYSTEM_DISK, worker=False
+        )
+        workers = Group(
+            worker_group(cluster),
+            tuple(types) if options.spot and not options.efa else (machine.name,),
+            int(cluster.details.get("nodes", 0)),
+            options.disk_size,
+            gpu=machine.gpu is not None,
+            spot=options.spot,
+            zone=options.zone,
+            private=_private(options, machine),
+        )
+        return system, workers
+
+    def resources(self, cluster: Cluster) -> Sequence[Resource]:
+        options = options_of(cluster, EksOptions)
+        aws = Aws(_region(cluster))
+        machine = _machine(options)
+        system, workers = self.groups(cluster)
+        stack = Stack(cluster, aws, list(workers.types), options.zone, workers.private)
+        plane = ControlPlane(cluster, aws, stack, options.kubernetes_version, options.allow_from)
+        before = tuple(AddOn(plane, addon) for addon in BEFORE_NODES)
+        found: list[Resource] = [stack, plane, *before, *(Admin(plane, principal) for principal in options.admin)]
+        template = None
+        # What is only found by its marks may have any of these.
+        if options.efa or options.placement_group or not options_known(cluster):
+            placement = PlacementGroup(cluster, aws, stack)
+            template = LaunchTemplate(plane, options.disk_size, machine if options.efa else None, placement)
+            found += [placement, template]
+        base = NodeGroup(plane, stack, system, before)
+        working = NodeGroup(plane, stack, workers, before, template)
+        found += [base, working, AddOn(plane, AFTER_NODES, (plane, base))]
+        if workers.gpu and workers.count:
+            found.append(DevicePlugin(plane, working, workers.count, machine.gpus))
+        return found
+
+    def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
+        from providers.eks.discovery import discovered
+
+        return discovered(scope.get("location"))
+
+    def connect(self, cluster: Cluster) -> Access:
+        return access_to(Aws(_region(cluster)), cluster.name)
+
+    def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
+        if nodes > MOST_NODES:
+            raise UsageError(f"{nodes} workers: a cluster on EKS has at most {MOST_NODES}.")
+        aws = Aws(_region(cluster))
+        _, workers = self.groups(cluster)
+        stack = Stack(cluster, aws, list(workers.types))
+        plane = ControlPlane(cluster, aws, stack)
+        working = NodeGroup(plane, stack, workers, ())
+        size = NodeGroupSize(working, nodes)
+        gpus = int(cluster.details.get("gpus_per_node", 0))
+        if not gpus or not nodes:
+            return [size]
+        return [size, DevicePlugin(plane, working, nodes, gpus, needs=(size,))]
+
+
+def options_known(cluster: Cluster) -> bool:
+    return "options" in cluster.details
+
+
+def _machine(options: EksOptions) -> Machine:
+    machine = chosen(options.machine_type, options.num_gpus, options.gpu_type)
+    if options.num_cpus is not None and machine.vcpus and options.num_cpus > machine.vcpus:
+        raise UsageError(
+            f"{machine.name} has {machine.vcpus} vCPUs, not {options.num_cpus}.", hint="Choose a larger --machine-type."
+        )
+    return machine
+
+
+def _check_network(options: EksOptions, machine: Machine) -> None:
+    if options.efa and not machine.efa:
+        raise UsageError(
+            f"{machine.name} has no network card with EFA, as far as the table of machines knows.",
+            hint="Leave out --efa, or choose a larger machine, as g5.8xlarge or p4d.24xlarge.",
+        )
+    if options.spot_type and not options.spot:
+        raise UsageError("--spot-type needs --spot: other machines are of one type only.")
+    if options.spot_type and options.efa:
+        raise UsageError("--efa needs machines of one type: their network cards are set up for it.")
+    if options.spot_type:
+        check_alike(machine, options.spot_type)
+    if machine_of(options.system_machine_type).gpu:
+        raise UsageError("--system-machine-type is for DNS and the like; it needs no GPU.")
+    for arn in options.admin:
+        if not re.fullmatch(r"arn:aws[a-z-]*:iam::\d{12}:(user|role)/.+", arn):
+            raise UsageError(
+                f'--admin "{arn}" is not the ARN of a user or role.', hint="aws sts get-caller-identity shows yours"
+            )
+    _check_ranges(options.allow_from)
+
+
+def _check_ranges(ranges: Sequence[str]) -> None:
+    import ipaddress
+
+    for item in ranges:
+        try:
+            ipaddress.IPv4Network(item)
+        except ValueError as error:
+            raise UsageError(
+                f'--allow-from "{item}": {error}.', hint="For example: --allow-from 203.0.113.7/32"
+            ) from None
+
+
+def _private(options: EksOptions, machine: Machine) -> bool:
+    """EC2 gives no public address to a machine with several network interfaces."""
+    return options.efa and machine.efa > 1
+
+
+def _region(cluster: Cluster) -> str:
+    return str(cluster.details.get("region") or region_of(None))

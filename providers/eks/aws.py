@@ -1,0 +1,215 @@
+"""Calls of AWS: clients of one region, made when first used, and what AWS says turned into errors of mlbench's tree."""
+
+import os
+import re
+from typing import Any
+
+from mlbench_cli.errors import (
+    CapacityError,
+    CredentialError,
+    MlbenchError,
+    NotFoundError,
+    UsageError,
+    did_you_mean,
+)
+from providers.base import TransientError
+
+MISSING_LIBRARY = 'pip install "mlbench[eks]"'
+CONNECT_SECONDS = 10
+READ_SECONDS = 30
+REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
+
+LOG_IN = "aws sts get-caller-identity   shows who you are; aws configure or aws sso login gives credentials"
+SET_CLOCK = "AWS refuses signatures that are more than five minutes off: set this machine's clock, then repeat."
+ASK_RIGHTS = "Ask for that right, or use another profile: export AWS_PROFILE=NAME"
+MORE_QUOTA = "Ask for more: https://console.aws.amazon.com/servicequotas   or use less, or another --region"
+ELSEWHERE = (
+    "Try another --zone or --machine-type, --spot or no --spot, or wait: the same command goes on with what is there"
+)
+
+# AWS' error codes, by what they mean for the user. The first that matches counts.
+CODES: tuple[tuple[str, type[MlbenchError], str | None], ...] = (
+    (r"RequestLimitExceeded|Throttl\w*|TooManyRequests\w*|SlowDown|BandwidthLimitExceeded", TransientError, None),
+    (r"RequestTimeTooSkewed|RequestExpired", CredentialError, SET_CLOCK),
+    (
+        r"ExpiredToken\w*|InvalidClientTokenId|UnrecognizedClient\w*|AuthFailure|MissingAuthenticationToken\w*|"
+        r"InvalidAccessKeyId|SignatureDoesNotMatch|InvalidSignature\w*|IncompleteSignature\w*",
+        CredentialError,
+        LOG_IN,
+    ),
+    (
+        r"AccessDenied\w*|UnauthorizedOperation|Unauthorized\w*|OptInRequired|NotAuthorized\w*|PendingVerification|Blocked",
+        CredentialError,
+        ASK_RIGHTS,
+    ),
+    (
+        r"InsufficientInstanceCapacity|InsufficientHostCapacity|InsufficientCapacity\w*|UnfulfillableCapacity|"
+        r"InsufficientFreeAddresses\w*|SpotMaxPriceTooLow|Ec2InstanceCapacity\w*",
+        CapacityError,
+        ELSEWHERE,
+    ),
+    (r"\w*LimitExceeded\w*|\w*QuotaExceeded\w*|MaxSpotInstanceCountExceeded|MaxIOPS\w*", CapacityError, MORE_QUOTA),
+    (r"ResourceNotFound\w*|NoSuch\w*|\w+\.NotFound\w*|\w+\.Unknown", NotFoundError, None),
+    (
+        r"DependencyViolation|\w+\.InUse|ResourceInUse\w*|IncorrectState\w*|OperationInProgress\w*|TokenAlreadyExists\w*",
+        UsageError,
+        None,
+    ),
+    (r"Server\w*|Service(Unavailable|Failure)\w*|Internal\w*|Unavailable", TransientError, None),
+    (r"UnsupportedAvailabilityZone\w*|Unsupported\w*", UsageError, "Choose another --zone or --machine-type"),
+    (r"Validation\w*|Invalid\w*|\w+\.Malformed|Malformed\w*|MissingParameter\w*", UsageError, None),
+)
+YOUNG_ROLE = re.compile(r"[Rr]ole .*(could not be assumed|does not exist|not valid)")
+SKEWED = re.compile(r"Signature (expired|not yet current)")
+
+
+class Aws:
+    """AWS in one region, as the environment's credentials see it."""
+
+    def __init__(self, region: str) -> None:
+        self.region = region
+        self._session: Any = None
+        self._clients: dict[str, Any] = {}
+
+    def call(self, service: str, operation: str, **parameters: Any) -> dict[str, Any]:
+        """The answer to one request. Raises MlbenchError with AWS' words, TransientError where repeating may help."""
+        client = self.client(service)
+        try:
+            answer: dict[str, Any] = getattr(client, operation)(**parameters)
+        except Exception as error:
+            raise translated(error, f"{service} {operation.replace('_', '-')}", self.region) from None
+        return answer
+
+    def pages(self, service: str, operation: str, key: str, **parameters: Any) -> list[Any]:
+        """All items of an answer that comes in pages; `key` is what the list is called in each."""
+        client = self.client(service)
+        try:
+            return [item for page in client.get_paginator(operation).paginate(**parameters) for item in page[key]]
+        except Exception as error:
+            raise translated(error, f"{service} {operation.replace('_', '-')}", self.region) from None
+
+    def client(self, service: str) -> Any:
+        if service not in self._clients:
+            from botocore.config import Config
+
+            self.session()
+            config = Config(
+                connect_timeout=CONNECT_SECONDS,
+                read_timeout=READ_SECONDS,
+                retries={"mode": "standard"},
+                user_agent_extra="mlbench",
+            )
+            try:
+                self._clients[service] = self._session.client(service, region_name=self.region, config=config)
+            except Exception as error:
+                raise translated(error, service, self.region) from None
+        return self._clients[service]
+
+    def session(self) -> Any:
+        if self._session is None:
+            self._session = new_session()
+        return self._session
+
+
+def new_session() -> Any:
+    try:
+        import boto3
+    except ImportError:
+        raise UsageError("Clusters of eks need boto3, which is not installed.", hint=MISSING_LIBRARY) from None
+    try:
+        return boto3.Session()
+    except Exception as error:
+        raise translated(error, "session", "") from None
+
+
+def region_of(asked: str | None, zone: str | None = None) -> str:
+    """The region that is meant: as asked for, the zone's, the environment's, or the profile's. No call is made."""
+    from_zone = re.fullmatch(r"([a-z]{2}(?:-[a-z]+)+-\d+)[a-z]", zone or "")
+    if zone and not from_zone:
+        raise UsageError(f'--zone "{zone}" is not the name of a zone.', hint="For example: --zone eu-west-1a")
+    if asked and from_zone and from_zone[1] != asked:
+        raise UsageError(
+            f"The zone {zone} is not in the region {asked}.", hint="Leave out --region: the zone tells it."
+        )
+    session = new_session()
+    region = asked or (from_zone[1] if from_zone else None)
+    region = region or next((os.environ[key] for key in REGION_VARIABLES if os.environ.get(key)), session.region_name)
+    if not region:
+        raise UsageError(
+            "AWS needs a region, and neither an option, the environment nor the profile names one.",
+            hint="Add --region eu-west-1, or: export AWS_REGION=eu-west-1",
+        )
+    known = [name for part in session.get_available_partitions() for name in session.get_available_regions("eks", part)]
+    if region not in known:
+        raise UsageError(
+            f'boto3 knows no region "{region}" of EKS.{did_you_mean(region, known)}',
+            hint="aws ec2 describe-regions   lists yours; a new one may need: pip install -U boto3",
+        )
+    return str(region)
+
+
+def translated(error: Exception, doing: str, region: str) -> Exception:
+    """The error of mlbench's tree for what boto3 raised; what it did not raise by design comes back as it is."""
+    from botocore import exceptions
+    from botocore.parsers import ResponseParserError
+
+    if isinstance(error, exceptions.ClientError):
+        return _refusal(error.response, doing, region)
+    words = " ".join(str(error).split())
+    if isinstance(error, exceptions.NoCredentialsError):
+        return CredentialError("There are no AWS credentials on this machine.", hint=LOG_IN)
+    if isinstance(
+        error,
+        (
+            exceptions.PartialCredentialsError,
+            exceptions.CredentialRetrievalError,
+            exceptions.ProfileNotFound,
+            exceptions.SSOError,
+            exceptions.TokenRetrievalError,
+            exceptions.RefreshWithMFAUnsupportedError,
+            exceptions.UnauthorizedSSOTokenError,
+        ),
+    ):
+        return CredentialError(f"The AWS credentials cannot be used: {words}", hint=LOG_IN)
+    if isinstance(error, (exceptions.HTTPClientError, exceptions.ConnectionError, ResponseParserError)):
+        return TransientError(
+            f"AWS {doing} in {region} gave no usable answer: {words}",
+            hint="Is there a network, and is the region right? Repeat the command; it goes on where it was.",
+        )
+    if isinstance(error, (exceptions.ParamValidationError, exceptions.ConfigParseError, exceptions.BotoCoreError)):
+        return UsageError(f"AWS {doing} cannot be asked: {words}")
+    return error
+
+
+def _refusal(response: dict[str, Any], doing: str, region: str) -> MlbenchError:
+    error = response.get("Error", {})
+    code, said = str(error.get("Code", "?")), str(error.get("Message") or "no message")
+    status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    return judged(
+        code, f'AWS refused {doing} in {region}: "{said}" ({code}).', said, status, {"aws": code, "request": doing}
+    )
+
+
+def judged(code: str, message: str, said: str, status: int = 0, details: dict[str, Any] | None = None) -> MlbenchError:
+    """The error for one of AWS' codes, wherever it stands: in an answer, in a node group's health, in an activity."""
+    if SKEWED.search(said):
+        return CredentialError(message, hint=SET_CLOCK, details=details)
+    if code in ("ValidationError", "ValidationException") and "does not exist" in said:
+        return NotFoundError(message, details=details)
+    if code == "InvalidParameterException" and YOUNG_ROLE.search(said):
+        # What IAM has just made is not known everywhere at once.
+        return TransientError(message, details=details)
+    for pattern, kind, hint in CODES:
+        if re.fullmatch(pattern, code):
+            return kind(message, hint=hint, details=details)
+    if status >= 500 or status == 429:
+        return TransientError(message, details=details)
+    return MlbenchError(message, hint="mlbench doctor", details=details)
+
+
+def tag_list(tags: dict[str, str]) -> list[dict[str, str]]:
+    return [{"Key": key, "Value": value} for key, value in tags.items()]
+
+
+def tags_of(items: list[dict[str, str]] | None) -> dict[str, str]:
+    return {item["Key"]: item["Value"] for item in items or []}

@@ -1,0 +1,157 @@
+"""Which machine of EC2 has which GPUs: checked before any call, so that a wrong pair costs nothing.
+
+Source: AWS' lists of accelerated instance types and of EFA (network cards), as of 2026-11. A type that is not in the
+table is asked of EC2 when the cluster is planned.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlbench_cli.errors import UsageError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`gpu` as NVIDIA calls it, None for a machine without; `efa` is the number of network cards with EFA."""
+
+    name: str
+    vcpus: int
+    gpu: str | None = None
+    gpus: int = 0
+    efa: int = 0
+
+
+def _sizes(family: str, gpu: str, sizes: str) -> dict[str, Machine]:
+    """From "size:vcpus:gpus:efa ..."."""
+    found = {}
+    for entry in sizes.split():
+        size, *numbers = entry.split(":")
+        vcpus, gpus, efa = map(int, numbers)
+        found[f"{family}.{size}"] = Machine(f"{family}.{size}", vcpus, gpu, gpus, efa)
+    return found
+
+
+_G_SIZES = "xlarge:4:1:0 2xlarge:8:1:0 4xlarge:16:1:0 8xlarge:32:1:1 16xlarge:64:1:1 12xlarge:48:4:1 24xlarge:96:4:1"
+GPU_MACHINES: dict[str, Machine] = {
+    **_sizes("g4dn", "T4", "xlarge:4:1:0 2xlarge:8:1:0 4xlarge:16:1:0 8xlarge:32:1:1 16xlarge:64:1:1 12xlarge:48:4:1"),
+    **_sizes("g4dn", "T4", "metal:96:8:1"),
+    **_sizes("g5", "A10G", f"{_G_SIZES} 48xlarge:192:8:1"),
+    **_sizes("g6", "L4", f"{_G_SIZES} 48xlarge:192:8:1"),
+    **_sizes("g6e", "L40S", f"{_G_SIZES.replace('96:4:1', '96:4:2')} 48xlarge:192:8:4"),
+    **_sizes("p3", "V100", "2xlarge:8:1:0 8xlarge:32:4:0 16xlarge:64:8:0"),
+    **_sizes("p3dn", "V100", "24xlarge:96:8:1"),
+    **_sizes("p4d", "A100", "24xlarge:96:8:4"),
+    **_sizes("p4de", "A100-80GB", "24xlarge:96:8:4"),
+    **_sizes("p5", "H100", "4xlarge:16:1:1 48xlarge:192:8:32"),
+    **_sizes("p5e", "H200", "48xlarge:192:8:32"),
+    **_sizes("p5en", "H200", "48xlarge:192:8:16"),
+    **_sizes("p6-b200", "B200", "48xlarge:192:8:8"),
+}
+CPU_DEFAULT = "m5.xlarge"
+GPU_DEFAULT = "T4"
+_CPUS = {"medium": 2, "large": 2, "xlarge": 4}  # of the burstable and general families; larger: 4 for each "N"
+_ARM = re.compile(r"[a-z]+\d+[a-z]*g[a-z]*|t4g|g5g|a1")
+TYPE_NAME = re.compile(r"[a-z][a-z0-9-]*\.([a-z0-9-]+)")
+
+
+def chosen(machine_type: str | None, num_gpus: int | None, gpu_type: str | None) -> Machine:
+    """The machine that the options mean. Raises UsageError with what would fit for every pair that cannot be."""
+    if num_gpus is not None and num_gpus < 0:
+        raise UsageError(f"--num-gpus {num_gpus}: the least is 0.")
+    if machine_type is None:
+        return _by_gpu(num_gpus, gpu_type)
+    machine = machine_of(machine_type)
+    if gpu_type is not None and _same(gpu_type) != _same(machine.gpu or ""):
+        raise UsageError(
+            f"{machine_type} has {machine.gpu or 'no GPU'}, not {gpu_type}.",
+            hint=_fitting(gpu_type) or f"GPUs there are: {', '.join(_gpus())}",
+        )
+    if num_gpus is not None and num_gpus != machine.gpus:
+        others = [item.name for item in GPU_MACHINES.values() if item.gpus == num_gpus and item.gpu == machine.gpu]
+        raise UsageError(
+            f"{machine_type} has {machine.gpus} GPUs, not {num_gpus}; EC2 gives out whole machines only.",
+            hint=f"Leave out --num-gpus, or: --machine-type {others[0]}" if others else "Leave out --num-gpus.",
+        )
+    return machine
+
+
+def machine_of(name: str) -> Machine:
+    """The machine of that name; one without a GPU where the table does not know it and its family has none."""
+    if name in GPU_MACHINES:
+        return GPU_MACHINES[name]
+    match = TYPE_NAME.fullmatch(name)
+    if not match:
+        raise UsageError(f'"{name}" is not an instance type of EC2.', hint="For example: --machine-type g5.xlarge")
+    family, size = name.split(".")
+    if _ARM.fullmatch(family):
+        raise UsageError(
+            f"{name} is an ARM machine; the images of mlbench's tasks are for x86-64.",
+            hint=f"For example: --machine-type {CPU_DEFAULT}",
+        )
+    if re.fullmatch(r"(g|gr|p|inf|trn|dl)\d.*", family):
+        raise UsageError(
+            f"{name} is not in the table of machines with NVIDIA GPUs.{did_you_mean(name, list(GPU_MACHINES))}",
+            hint=f"Known are: {', '.join(GPU_MACHINES)}",
+        )
+    multiple = re.fullmatch(r"(\d+)xlarge", size)
+    return Machine(name, 4 * int(multiple[1]) if multiple else _CPUS.get(size, 0))
+
+
+def alike(machine: Machine) -> list[str]:
+    """What would do as well for a spot request: the same GPUs, and as many; the machine itself first."""
+    if machine.gpu is None:
+        return [machine.name]
+    others = [
+        item.name
+        for item in GPU_MACHINES.values()
+        if (item.gpu, item.gpus) == (machine.gpu, machine.gpus) and not item.name.endswith(".metal")
+    ]
+    return [machine.name, *(name for name in others if name != machine.name)]
+
+
+def check_alike(machine: Machine, others: Sequence[str]) -> list[str]:
+    for name in others:
+        other = machine_of(name)
+        if (other.gpu, other.gpus) != (machine.gpu, machine.gpus):
+            raise UsageError(
+                f"{name} ({_gpus_of(other)}) cannot stand in for {machine.name} ({_gpus_of(machine)}).",
+                hint=f"Alike are: {', '.join(alike(machine))}",
+            )
+    return [machine.name, *others]
+
+
+def _by_gpu(num_gpus: int | None, gpu_type: str | None) -> Machine:
+    if not num_gpus and gpu_type is None:
+        return machine_of(CPU_DEFAULT)
+    wanted = _same(gpu_type or GPU_DEFAULT)
+    if wanted not in map(_same, _gpus()):
+        raise UsageError(
+            f"No machine in the table has {gpu_type} GPUs.{did_you_mean(gpu_type or '', _gpus())}",
+            hint=f"GPUs there are: {', '.join(_gpus())}",
+        )
+    fitting = [item for item in GPU_MACHINES.values() if _same(item.gpu or "") == wanted]
+    exact = [item for item in fitting if item.gpus == (num_gpus or 1)]
+    if not exact or num_gpus == 0:
+        raise UsageError(
+            f"No machine has {num_gpus} {gpu_type or GPU_DEFAULT} GPUs.", hint=_fitting(gpu_type or GPU_DEFAULT)
+        )
+    return min(exact, key=lambda item: item.vcpus)
+
+
+def _fitting(gpu: str) -> str | None:
+    found = [f"{item.name} ({item.gpus})" for item in GPU_MACHINES.values() if _same(item.gpu or "") == _same(gpu)]
+    return f"Machines with {gpu}: {', '.join(found)}" if found else None
+
+
+def _gpus() -> list[str]:
+    return list(dict.fromkeys(item.gpu for item in GPU_MACHINES.values() if item.gpu))
+
+
+def _gpus_of(machine: Machine) -> str:
+    return f"{machine.gpus} × {machine.gpu}" if machine.gpu else "no GPU"
+
+
+def _same(gpu: str) -> str:
+    """The original's command line says nvidia-tesla-t4 for T4."""
+    return gpu.lower().removeprefix("nvidia-").removeprefix("tesla-")

@@ -1,0 +1,269 @@
+"""The network and the roles of a cluster, in one CloudFormation stack; and what keeps its machines close together."""
+
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError, UsageError
+from mlbench_cli.store import Cluster
+from providers.base import MARK, Found, Progress, Resource, TransientError, marks
+from providers.eks.aws import ELSEWHERE, Aws, judged, tag_list, tags_of
+
+TEMPLATE = "cloudformation/network.yaml"
+CREATE_MINUTES = 20
+# Of these nobody but their owner can take down the network interface, and it goes with its owner.
+OWNED_INTERFACES = ("nat_gateway",)
+BROKEN = ("CREATE_FAILED", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "DELETE_FAILED")
+# Also where a person has changed something with CloudFormation.
+WHOLE = ("CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE")
+
+
+@dataclass(frozen=True)
+class Network:
+    """What the stack has made: subnets by zone, and the roles' ARNs."""
+
+    vpc: str
+    subnets: dict[str, str]  # public ones, by zone; the first is where the machines are meant to be
+    private_subnet: str | None
+    control_role: str
+    machine_role: str
+
+
+class Stack(Resource):
+    """Network and roles. All else of the cluster stands on it; it is made first and removed last."""
+
+    kind = "CloudFormation stack"
+    create_seconds = CREATE_MINUTES * 60.0
+    delete_seconds = 1800.0
+
+    def __init__(
+        self, cluster: Cluster, aws: Aws, machine_types: list[str], zone: str | None = None, private: bool = False
+    ) -> None:
+        self.cluster = cluster
+        self.aws = aws
+        self.name = f"mlbench-{cluster.name}"
+        self.machine_types = machine_types
+        self.zone = zone
+        self.private = private
+        self.token = uuid.uuid4().hex
+        self.remove_command = f"aws cloudformation delete-stack --region {aws.region} --stack-name {self.name}"
+        self._network: Network | None = None
+
+    def find(self) -> Found | None:
+        stack = self._describe()
+        if stack is None:
+            return None
+        state = stack["StackStatus"]
+        found = Found(state, ours=tags_of(stack.get("Tags")).get(MARK) == self.cluster.name)
+        # While it is rolled back it cannot be used any more, and not be removed yet.
+        if not found.ours or state in ("DELETE_IN_PROGRESS", "ROLLBACK_IN_PROGRESS"):
+            return Found(state, found.ours, deleting=True)
+        if state in BROKEN:
+            return Found(state, broken=stack.get("StackStatusReason") or state, busy=self._occupied())
+        if state == "CREATE_IN_PROGRESS":
+            return Found(state)
+        return Found(state, busy=self._occupied(), differs=self._difference(stack))
+
+    def create(self) -> None:
+        from templates import render
+
+        first, second = zones_for(self.aws, self.machine_types, self.zone)[:2]
+        parameters = {"FirstZone": first, "SecondZone": second, "PrivateMachines": "yes" if self.private else "no"}
+        self.aws.call(
+            "cloudformation",
+            "create_stack",
+            StackName=self.name,
+            TemplateBody=render(TEMPLATE, {}),
+            Parameters=[{"ParameterKey": key, "ParameterValue": value} for key, value in parameters.items()],
+            Capabilities=["CAPABILITY_IAM"],
+            TimeoutInMinutes=CREATE_MINUTES,
+            OnFailure="ROLLBACK",
+            Tags=tag_list(marks(self.cluster)),
+            ClientRequestToken=self.token,
+        )
+
+    def poll(self) -> Progress:
+        stack = self._describe()
+        if stack is None:
+            raise MlbenchError(f"The stack {self.name} has gone while it was being made.")
+        state = stack["StackStatus"]
+        if state in WHOLE:
+            return Progress(True)
+        if state == "CREATE_IN_PROGRESS":
+            return Progress(False, "its network and roles are being made")
+        raise self._failure(stack)
+
+    def delete(self) -> None:
+        """Remove what others have left in the network, which would hold it back, then the stack itself."""
+        self.token = uuid.uuid4().hex
+        self._network = None
+        for interface in self._interfaces():
+            if interface["Status"] == "available":
+                self._remove("delete_network_interface", NetworkInterfaceId=interface["NetworkInterfaceId"])
+        for group in self._left_groups():
+            self._remove("delete_security_group", GroupId=group)
+        self.aws.call("cloudformation", "delete_stack", StackName=self.name)
+
+    def network(self) -> Network:
+        """What the stack has made; asked for once. Raises NotFoundError where it is not there in whole."""
+        if self._network is None:
+            stack = self._describe() or {}
+            made = {item["OutputKey"]: item["OutputValue"] for item in stack.get("Outputs", [])}
+            if stack.get("StackStatus") not in WHOLE or "MachineRole" not in made:
+                raise NotFoundError(f"The stack {self.name} is not complete: {stack.get('StackStatus', 'absent')}.")
+            self._network = Network(
+                made["Vpc"],
+                {made["FirstZone"]: made["FirstSubnet"], made["SecondZone"]: made["SecondSubnet"]},
+                made.get("PrivateSubnet") or None,
+                made["ControlRole"],
+                made["MachineRole"],
+            )
+        return self._network
+
+    def _describe(self) -> dict[str, Any] | None:
+        try:
+            stacks = self.aws.call("cloudformation", "describe_stacks", StackName=self.name)["Stacks"]
+        except NotFoundError:
+            return None
+        present = [stack for stack in stacks if stack["StackStatus"] != "DELETE_COMPLETE"]
+        return present[0] if present else None
+
+    def _difference(self, stack: dict[str, Any]) -> str | None:
+        given = {item["ParameterKey"]: item.get("ParameterValue") for item in stack.get("Parameters", [])}
+        zones = [given.get("FirstZone"), given.get("SecondZone")]
+        if self.zone and self.zone not in zones:
+            return f"it is in the zones {zones[0]} and {zones[1]}, not in {self.zone}"
+        if self.private and given.get("PrivateMachines") != "yes":
+            return "it has no private subnet, which machines with several network cards need"
+        return None
+
+    def _failure(self, stack: dict[str, Any]) -> MlbenchError:
+        """The first thing that went wrong, in CloudFormation's words."""
+        events = self.aws.pages("cloudformation", "describe_stack_events", "StackEvents", StackName=self.name)
+        causes = [
+            f"{event['LogicalResourceId']} ({event['ResourceType']}): {event.get('ResourceStatusReason')}"
+            for event in reversed(events)
+            if event.get("ResourceStatus") == "CREATE_FAILED"
+            and "cancelled" not in event.get("ResourceStatusReason", "")
+        ]
+        cause = causes[0] if causes else stack.get("StackStatusReason") or stack["StackStatus"]
+        message = f'The stack {self.name} was not made ({stack["StackStatus"]}): "{cause}"'
+        for code in ("LimitExceeded", "AccessDenied", "UnauthorizedOperation"):
+            if code in cause or (code == "LimitExceeded" and "maximum number of" in cause):
+                return judged(code, message, cause)
+        return MlbenchError(message, hint=f"aws cloudformation describe-stack-events --stack-name {self.name}")
+
+    # --- what others leave in the network -----------------------------------------------------------------------
+
+    def _occupied(self) -> str | None:
+        """What is still attached in the network and will go by itself: machines that are being ended, for one."""
+        used = [item for item in self._interfaces() if item["Status"] not in ("available", "detaching")]
+        if not used:
+            return None
+        first = used[0]
+        what = first.get("Description") or first.get("InterfaceType") or "no description"
+        return f"{len(used)} network interfaces are still in use, one is {first['NetworkInterfaceId']} ({what})"
+
+    def _interfaces(self) -> list[dict[str, Any]]:
+        vpcs = self._vpcs()
+        if not vpcs:
+            return []
+        filters = [{"Name": "vpc-id", "Values": vpcs}]
+        found = self.aws.pages("ec2", "describe_network_interfaces", "NetworkInterfaces", Filters=filters)
+        return [item for item in found if item.get("InterfaceType") not in OWNED_INTERFACES]
+
+    def _left_groups(self) -> list[str]:
+        vpcs = self._vpcs()
+        if not vpcs:
+            return []
+        filters = [{"Name": "vpc-id", "Values": vpcs}]
+        found = self.aws.pages("ec2", "describe_security_groups", "SecurityGroups", Filters=filters)
+        return [item["GroupId"] for item in found if item["GroupName"] != "default"]
+
+    def _vpcs(self) -> list[str]:
+        """By its mark, since a stack that is half gone does not tell."""
+        filters = [{"Name": f"tag:{MARK}", "Values": [self.cluster.name]}]
+        return [item["VpcId"] for item in self.aws.pages("ec2", "describe_vpcs", "Vpcs", Filters=filters)]
+
+    def _remove(self, operation: str, **parameters: Any) -> None:
+        try:
+            self.aws.call("ec2", operation, **parameters)
+        except NotFoundError:
+            return
+        except UsageError as error:
+            raise TransientError(error.message) from None  # in use a moment longer
+
+
+class PlacementGroup(Resource):
+    """Puts the machines close together, for the shortest way between them."""
+
+    kind = "placement group"
+    create_seconds = delete_seconds = 120.0
+
+    def __init__(self, cluster: Cluster, aws: Aws, stack: Stack) -> None:
+        self.cluster = cluster
+        self.aws = aws
+        self.name = f"mlbench-{cluster.name}"
+        self.needs = (stack,)
+        self.remove_command = f"aws ec2 delete-placement-group --region {aws.region} --group-name {self.name}"
+
+    def find(self) -> Found | None:
+        filters = [{"Name": "group-name", "Values": [self.name]}]
+        groups = self.aws.call("ec2", "describe_placement_groups", Filters=filters)["PlacementGroups"]
+        if not groups:
+            return None
+        state = groups[0]["State"]
+        ours = tags_of(groups[0].get("Tags")).get(MARK) == self.cluster.name
+        return None if state == "deleted" else Found(state, ours=ours, deleting=state == "deleting")
+
+    def create(self) -> None:
+        tags = [{"ResourceType": "placement-group", "Tags": tag_list(marks(self.cluster))}]
+        self.aws.call("ec2", "create_placement_group", GroupName=self.name, Strategy="cluster", TagSpecifications=tags)
+
+    def poll(self) -> Progress:
+        found = self.find()
+        return Progress(
+            found is not None and found.state == "available", found.state if found else "it is not there yet"
+        )
+
+    def delete(self) -> None:
+        try:
+            self.aws.call("ec2", "delete_placement_group", GroupName=self.name)
+        except NotFoundError:
+            return
+        except UsageError as error:
+            raise TransientError(error.message) from None  # machines in it are just ending
+
+
+def zones_for(aws: Aws, machine_types: list[str], zone: str | None) -> list[str]:
+    """At least two zones of the region; first `zone`, or else one that has a machine of these types.
+
+    Raises UsageError where `zone` does not have them, CapacityError where no zone of the region does.
+    """
+    filters = [{"Name": "zone-type", "Values": ["availability-zone"]}, {"Name": "state", "Values": ["available"]}]
+    zones = sorted(
+        item["ZoneName"]
+        for item in aws.call("ec2", "describe_availability_zones", Filters=filters)["AvailabilityZones"]
+        # us-east-1e and its like: EKS has no control planes there.
+        if item.get("ZoneId") not in ("use1-az3", "usw1-az2", "cac1-az3")
+    )
+    offers = aws.pages(
+        "ec2",
+        "describe_instance_type_offerings",
+        "InstanceTypeOfferings",
+        LocationType="availability-zone",
+        Filters=[{"Name": "instance-type", "Values": machine_types}],
+    )
+    offering = {offer["Location"] for offer in offers if offer["InstanceType"] == machine_types[0]}
+    if not offering:
+        raise CapacityError(
+            f"{machine_types[0]} is offered in no zone of {aws.region}.", hint=f"Choose another --region. {ELSEWHERE}"
+        )
+    if zone and zone not in offering:
+        raise UsageError(
+            f"The zone {zone} does not have {machine_types[0]}.", hint=f"These have it: {', '.join(sorted(offering))}"
+        )
+    ordered = sorted(zones, key=lambda name: (name != zone, name not in offering, name))
+    if len(ordered) < 2:
+        raise UsageError(f"EKS needs two zones, and {aws.region} has {len(ordered)} that it can use.")
+    return ordered

@@ -1,0 +1,329 @@
+"""The machines of a cluster: node groups that EKS manages, and the template that those with fast networks need."""
+
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError
+from mlbench_cli.store import Cluster
+from providers.base import MARK, Found, Progress, Resource, TransientError, marks
+from providers.eks.aws import Aws, tag_list, tags_of
+from providers.eks.control import ControlPlane, Made, described, judged_issues, judged_words
+from providers.eks.machines import Machine
+from providers.eks.network import PlacementGroup, Stack
+
+ROLE_LABEL = "mlbench-role"
+WORKER = "worker"
+GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NO_SCHEDULE"}
+# Keeps runs off the small machine; what EKS itself installs tolerates it.
+SYSTEM_TAINT = {"key": "CriticalAddonsOnly", "value": "true", "effect": "NO_SCHEDULE"}
+ROOT_DEVICE = "/dev/xvda"  # of Amazon Linux 2023
+STANDARD, NVIDIA = "AL2023_x86_64_STANDARD", "AL2023_x86_64_NVIDIA"
+
+
+@dataclass(frozen=True)
+class Group:
+    """What a node group is to be. Several `types` are for spot only: any of them will do."""
+
+    name: str
+    types: tuple[str, ...]
+    count: int
+    disk: int  # GB
+    gpu: bool = False
+    worker: bool = True
+    spot: bool = False
+    zone: str | None = None
+    private: bool = False
+
+    @property
+    def image(self) -> str:
+        return NVIDIA if self.gpu else STANDARD
+
+    @property
+    def labels(self) -> dict[str, str]:
+        labels = {ROLE_LABEL: WORKER if self.worker else "system"}
+        return {**labels, "nvidia.com/gpu.present": "true"} if self.gpu else labels
+
+    @property
+    def taints(self) -> list[dict[str, str]]:
+        if not self.worker:
+            return [SYSTEM_TAINT]
+        return [GPU_TAINT] if self.gpu else []
+
+
+class LaunchTemplate(Resource):
+    """How each machine starts: close to the others, with one EFA interface for each of its network cards."""
+
+    kind = "launch template"
+    create_seconds = delete_seconds = 120.0
+
+    def __init__(
+        self,
+        plane: ControlPlane,
+        disk: int,
+        machine: Machine | None,
+        placement: PlacementGroup | None = None,
+    ) -> None:
+        self.cluster = plane.cluster
+        self.aws = plane.aws
+        self.plane = plane
+        self.name = f"mlbench-{plane.name}"
+        self.disk = disk
+        self.machine = machine  # None: ordinary interfaces
+        self.placement = placement
+        self.needs = (plane, *((placement,) if placement else ()))
+        self.token = uuid.uuid4().hex
+        self.remove_command = (
+            f"aws ec2 delete-launch-template --region {self.aws.region} --launch-template-name {self.name}"
+        )
+
+    def find(self) -> Found | None:
+        try:
+            names = [self.name]
+            found = self.aws.call("ec2", "describe_launch_templates", LaunchTemplateNames=names)["LaunchTemplates"]
+        except NotFoundError:
+            return None
+        if not found:
+            return None
+        return Found("there", ours=tags_of(found[0].get("Tags")).get(MARK) == self.cluster.name)
+
+    def create(self) -> None:
+        tags = tag_list(marks(self.cluster))
+        kinds = ("instance", "volume", "network-interface")
+        volume = {"VolumeSize": self.disk, "VolumeType": "gp3", "DeleteOnTermination": True}
+        data: dict[str, Any] = {
+            "BlockDeviceMappings": [{"DeviceName": ROOT_DEVICE, "Ebs": volume}],
+            "TagSpecifications": [{"ResourceType": kind, "Tags": tags} for kind in kinds],
+            "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
+        }
+        if self.placement:
+            data["Placement"] = {"GroupName": self.placement.name}
+        if self.machine:
+            data["NetworkInterfaces"] = self._interfaces(self.machine.efa)
+        self.aws.call(
+            "ec2",
+            "create_launch_template",
+            LaunchTemplateName=self.name,
+            LaunchTemplateData=data,
+            TagSpecifications=[{"ResourceType": "launch-template", "Tags": tags}],
+            ClientToken=self.token,
+        )
+
+    def poll(self) -> Progress:
+        return Progress(self.find() is not None, "it is not shown yet")
+
+    def delete(self) -> None:
+        self.token = uuid.uuid4().hex
+        try:
+            self.aws.call("ec2", "delete_launch_template", LaunchTemplateName=self.name)
+        except NotFoundError:
+            return
+
+    def _interfaces(self, cards: int) -> list[dict[str, Any]]:
+        """The cluster's own security group lets all through between its members, as EFA wants it."""
+        plane = described(self.aws, self.plane.name)
+        if plane is None:
+            raise TransientError(f"AWS does not show the EKS cluster {self.plane.name}.")
+        group = plane["resourcesVpcConfig"]["clusterSecurityGroupId"]
+        interfaces: list[dict[str, Any]] = [
+            {
+                "NetworkCardIndex": card,
+                "DeviceIndex": min(card, 1),
+                "InterfaceType": "efa",
+                "Groups": [group],
+                "DeleteOnTermination": True,
+            }
+            for card in range(cards)
+        ]
+        if cards == 1:  # with more EC2 gives no public address, and they are in the private subnet
+            interfaces[0]["AssociatePublicIpAddress"] = True
+        return interfaces
+
+
+class NodeGroup(Made):
+    kind = "node group"
+    create_seconds = 2400.0
+    delete_seconds = 2400.0
+
+    def __init__(
+        self,
+        plane: ControlPlane,
+        stack: Stack,
+        group: Group,
+        needs: tuple[Resource, ...],
+        template: LaunchTemplate | None = None,
+    ) -> None:
+        super().__init__(plane.cluster, plane.aws)
+        self.plane = plane
+        self.stack = stack
+        self.group = group
+        self.name = group.name
+        self.template = template
+        self.needs = (plane, *needs, *((template,) if template else ()))
+        self.remove_command = (
+            f"aws eks delete-nodegroup --region {self.aws.region} --cluster-name {plane.name} "
+            f"--nodegroup-name {self.name}"
+        )
+
+    def describe(self) -> dict[str, Any] | None:
+        return described_group(self.aws, self.plane.name, self.name)
+
+    def create(self) -> None:
+        group = self.group
+        self.aws.call(
+            "eks",
+            "create_nodegroup",
+            clusterName=self.plane.name,
+            nodegroupName=self.name,
+            nodeRole=self.stack.network().machine_role,
+            subnets=[self._subnet()],
+            instanceTypes=list(group.types),
+            amiType=group.image,
+            capacityType="SPOT" if group.spot else "ON_DEMAND",
+            # Nothing scales by itself here: as many as are asked for, no more and no fewer.
+            scalingConfig=sizes(group.count),
+            labels=group.labels,
+            taints=group.taints,
+            tags=marks(self.cluster),
+            clientRequestToken=self.token,
+            **self._started(),
+        )
+
+    def poll(self) -> Progress:
+        found = self.described()
+        state = found["status"]
+        if state == "ACTIVE":
+            return Progress(True)
+        if state in ("CREATE_FAILED", "DEGRADED") or (state == "CREATING" and _issue(found)):
+            raise judged_issues(found, f"The node group {self.name} did not get its machines")
+        if state == "CREATING" and (error := self._launch_failure(found)):
+            raise error
+        return Progress(False, f"{self.group.count} × {self.group.types[0]}: {state}")
+
+    def remove(self) -> None:
+        self.aws.call("eks", "delete_nodegroup", clusterName=self.plane.name, nodegroupName=self.name)
+
+    def flaw(self, described: dict[str, Any]) -> str | None:
+        if flaw := super().flaw(described):
+            return flaw
+        # Where there were no machines to be had, another zone may be tried.
+        elsewhere = described["status"] == "CREATING" and self._moved(described)
+        return f"it waits for machines in another zone than {self.group.zone}" if elsewhere else None
+
+    def difference(self, described: dict[str, Any]) -> str | None:
+        group = self.group
+        if described["status"] in ("DELETING", "DELETE_FAILED", "CREATE_FAILED"):
+            return None
+        if described.get("instanceTypes") and list(group.types[:1]) != described["instanceTypes"][:1]:
+            return f"its machines are {described['instanceTypes'][0]}, not {group.types[0]}"
+        if described.get("capacityType") not in (None, "SPOT" if group.spot else "ON_DEMAND"):
+            return f"its machines are {described['capacityType']}"
+        if described["status"] == "ACTIVE" and self._moved(described):
+            return f"its machines are not in the zone {group.zone}"
+        count = described["scalingConfig"]["desiredSize"]
+        if count != group.count:
+            return f"it has {count} machines, not {group.count} (mlbench scale-cluster {self.cluster.name} N)"
+        return None
+
+    def _moved(self, described: dict[str, Any]) -> bool:
+        if self.group.zone is None or self.group.private:
+            return False
+        try:
+            return self._subnet() not in described["subnets"]
+        except NotFoundError:
+            return False  # without its network it is only still to be removed
+
+    def _subnet(self) -> str:
+        network = self.stack.network()
+        if self.group.private and network.private_subnet:
+            return network.private_subnet
+        return network.subnets.get(self.group.zone or "") or next(iter(network.subnets.values()))
+
+    def _started(self) -> dict[str, Any]:
+        if self.template:
+            return {"launchTemplate": {"name": self.template.name}}
+        return {"diskSize": self.group.disk}
+
+    def _launch_failure(self, found: dict[str, Any]) -> MlbenchError | None:
+        """What the auto scaling group says, long before EKS does. Where one may not ask it, EKS is waited for."""
+        names = [item["name"] for item in (found.get("resources") or {}).get("autoScalingGroups", [])]
+        for name in names:
+            try:
+                answer = self.aws.call(
+                    "autoscaling", "describe_scaling_activities", AutoScalingGroupName=name, MaxRecords=1
+                )
+            except (CredentialError, NotFoundError):
+                return None
+            for activity in answer["Activities"]:
+                said = activity.get("StatusMessage") or activity["StatusCode"]
+                error = judged_words("AsgInstanceLaunchFailures", f'{self.name} gets no machines: "{said}"', said)
+                if activity["StatusCode"] == "Failed" and isinstance(error, CapacityError):
+                    return error
+        return None
+
+
+class NodeGroupSize(Resource):
+    """How many machines a node group has, set anew."""
+
+    kind = "size of node group"
+    create_seconds = 2400.0
+
+    def __init__(self, group: NodeGroup, count: int) -> None:
+        self.group = group
+        self.count = count
+        self.name = group.name
+        self.goes_with = group
+        self.token = uuid.uuid4().hex
+
+    def find(self) -> Found | None:
+        """The group, where it is of this size; the life-cycle "makes" the size where it is not."""
+        described = self.group.describe()
+        if described is None:
+            raise NotFoundError(
+                f"There is no node group {self.name}.",
+                hint=f"mlbench delete-cluster eks {self.group.plane.name}, or the create-cluster command again",
+            )
+        if described["status"] != "UPDATING" and described["scalingConfig"]["desiredSize"] != self.count:
+            return None
+        return Found(described["status"], ours=(described.get("tags") or {}).get(MARK) == self.group.cluster.name)
+
+    def create(self) -> None:
+        self.group.aws.call(
+            "eks",
+            "update_nodegroup_config",
+            clusterName=self.group.plane.name,
+            nodegroupName=self.name,
+            scalingConfig=sizes(self.count),
+            clientRequestToken=self.token,
+        )
+
+    def poll(self) -> Progress:
+        described = self.group.described()
+        if described["status"] == "DEGRADED":
+            raise judged_issues(described, f"The node group {self.name} did not get its machines")
+        reached = described["scalingConfig"]["desiredSize"] == self.count
+        return Progress(reached and described["status"] == "ACTIVE", f"it is {described['status']}")
+
+    def delete(self) -> None:
+        return
+
+
+def described_group(aws: Aws, cluster: str, name: str) -> dict[str, Any] | None:
+    try:
+        answer = aws.call("eks", "describe_nodegroup", clusterName=cluster, nodegroupName=name)
+    except NotFoundError:
+        return None
+    group: dict[str, Any] = answer["nodegroup"]
+    return group
+
+
+def sizes(count: int) -> dict[str, int]:
+    return {"minSize": 0, "maxSize": max(1, count), "desiredSize": count}
+
+
+def worker_group(cluster: Cluster) -> str:
+    return f"{cluster.name}-workers"
+
+
+def _issue(found: dict[str, Any]) -> bool:
+    return bool((found.get("health") or {}).get("issues"))
