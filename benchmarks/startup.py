@@ -2,11 +2,12 @@
 
     python benchmarks/startup.py [ROUNDS]
 
-Each round runs every command once, so that whatever else the machine does meets all of them alike; the figure is the
-median over rounds. The store holds 20 finished runs.
+Each round runs every command once, in another order, so that whatever else the machine does, and what one command leaves
+to the next, meets all of them alike. The figure is the median over rounds. The store holds 20 finished runs.
 """
 
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -39,7 +40,7 @@ def main() -> None:
         commands = {BARE: [sys.executable, "-c", "pass"], **{name: [tool, *name.split()] for name in BUDGETS}}
         seconds: dict[str, list[float]] = {name: [] for name in commands}
         for number in range(rounds + 1):
-            for name, command in commands.items():
+            for name, command in random.sample(list(commands.items()), len(commands)):
                 taken = measure(command, environment)
                 if number:  # the first round warms the caches
                     seconds[name].append(taken)
