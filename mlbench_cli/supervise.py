@@ -42,6 +42,11 @@ _ENDINGS = {
     "never_started": "never_started",
     "lost": "lost",
 }
+_OUTPUT_LOST = Finding(
+    "output_lost",
+    "Output files of the run are gone from the cluster, or were fetched by another client; the archive holds the logs.",
+    hint="Fetch sooner: mlbench wait NAME, or hold longer with --hold.",
+)
 _SUCCESSES = ("goal_reached", "goal_missed", "completed")
 
 
@@ -233,7 +238,8 @@ def _settle(run: Run, engine: Engine, store: Store, seen: Observation) -> Outcom
                 raise NotFoundError(f'The run "{run.name}" was deleted meanwhile.', hint="mlbench status")
             if (known := _recall(run, store)) is not None:
                 return known
-            engine.fetch(run)
+            if not engine.fetch(run).complete:
+                seen = replace(seen, findings=(*seen.findings, _OUTPUT_LOST))
             _read_log(run, tracker)
             word = decide(run.spec, seen, tracker.result)
             outcome = _seal(run, tracker, word, seen)
