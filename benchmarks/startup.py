@@ -2,7 +2,7 @@
 
     python benchmarks/startup.py [ROUNDS]
 
-Each round runs every command once, in another order, so that whatever else the machine does, and what one command leaves
+Each round runs every command once, in another order, so that whatever the machine does, and what one command leaves
 to the next, meets all of them alike. The figure is the median over rounds. The store holds 20 finished runs.
 """
 
