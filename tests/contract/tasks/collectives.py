@@ -87,9 +87,13 @@ def models_start_equal_and_differences_are_found(world: World) -> None:
         check_identical(world, model)
     broadcast_state(world, model)
     check_identical(world, model)
-    assert int(model[1].num_batches_tracked) == 0
+    norm, last = model[1], model[2]
+    assert isinstance(norm, nn.BatchNorm1d)
+    assert isinstance(last, nn.Linear)
+    assert norm.num_batches_tracked is not None
+    assert int(norm.num_batches_tracked) == 0
     with torch.no_grad():
-        model[2].weight[0, 0] += 1e-6 if world.rank == 2 else 0
+        last.weight[0, 0] += 1e-6 if world.rank == 2 else 0
     with pytest.raises(DivergedError, match="rank 2 differs"):
         check_identical(world, model)
 

@@ -117,7 +117,7 @@ class RankServer:
         self, module: str, world_size: int, folder: Path, parameters: Mapping[str, Any], **changes: str
     ) -> list[Ended]:
         """`module` as all ranks; how they ended."""
-        return self.wait(self.start(module, world_size, folder, parameters, **changes))
+        return self.wait(self.start(module, world_size, folder, parameters, changes))
 
     def start(
         self,
@@ -125,12 +125,11 @@ class RankServer:
         world_size: int,
         folder: Path,
         parameters: Mapping[str, Any],
-        *,
+        changes: Mapping[str, str] | None = None,
         missing: int = 0,
-        **changes: str,
     ) -> Started:
         """The same without waiting; the last `missing` ranks are not started. One group of ranks at a time."""
-        every = environments(world_size, folder, parameters, changes)[: world_size - missing]
+        every = environments(world_size, folder, parameters, changes or {})[: world_size - missing]
         outputs = [[str(folder / f"out-{rank}"), str(folder / f"err-{rank}")] for rank in range(len(every))]
         for path in (path for pair in outputs for path in pair):
             Path(path).touch()

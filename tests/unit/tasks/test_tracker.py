@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given
@@ -50,14 +50,14 @@ def test_eight_half_seconds_as_the_original_tracker_was_tested(tracker: Tracker,
 
 
 def test_waiting_for_data_is_measured_and_is_no_training(tracker: Tracker, clock: Clock) -> None:
-    def loader() -> object:
+    def loader() -> Iterator[int]:
         for item in range(3):
             clock.work(2.0)
             yield item
         clock.work(1.0)
 
     seen = []
-    for item in tracker.waiting(loader()):  # type: ignore[arg-type]
+    for item in tracker.waiting(loader()):
         with tracker.step(samples=1):
             clock.work(0.25)
             seen.append(item)
