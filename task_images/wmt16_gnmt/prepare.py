@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from task_images.harness.errors import TaskError
+from task_images.harness.translation.extras import need
 from task_images.harness.translation.pairs import lines, parallel_lines
 from task_images.wmt16_gnmt.bpe import BytePairs, learn, read_codes, write_codes
 
@@ -55,6 +56,7 @@ def prepare(raw: Path, out: Path, merges: int, codes: Path | None = None) -> dic
 
 
 def _tokenize(raw: Path, name: str, work: Path, clean: bool) -> dict[str, int]:
+    need("sacremoses")
     from sacremoses import MosesTokenizer
 
     tokenizers = [MosesTokenizer(language) for language in LANGUAGES]

@@ -22,6 +22,7 @@ from task_images.harness.translation.batches import SentenceBatches
 from task_images.harness.translation.beam import Search
 from task_images.harness.translation.bleu import international_bleu, mean_of_batches
 from task_images.harness.translation.cache import Cache
+from task_images.harness.translation.extras import need
 from task_images.harness.translation.sample import write_sample
 from task_images.harness.translation.training import TranslationTask, TranslationTraining
 from task_images.wmt16_gnmt.data import Corpus, read_corpus
@@ -76,6 +77,7 @@ class Parameters:
 
 
 def main(contract: Contract) -> None:
+    need("sacrebleu", "sacremoses")
     parameters = read_parameters(Parameters, contract.parameters)
     world = open_world(contract)
     made_up = parameters.data == "sample"

@@ -22,6 +22,7 @@ from task_images.harness.translation.batches import TokenBatches
 from task_images.harness.translation.beam import Search
 from task_images.harness.translation.bleu import mean_of_batches, split_punctuation, tokenized_bleu
 from task_images.harness.translation.cache import Cache
+from task_images.harness.translation.extras import need
 from task_images.harness.translation.sample import write_sample
 from task_images.harness.translation.training import TranslationTask, TranslationTraining
 from task_images.wmt17_transformer.data import Corpus, read_corpus, write_dictionary
@@ -70,6 +71,7 @@ class Parameters:
 
 
 def main(contract: Contract) -> None:
+    need("sacrebleu")
     parameters = read_parameters(Parameters, contract.parameters)
     world = open_world(contract)
     made_up = parameters.data == "sample"

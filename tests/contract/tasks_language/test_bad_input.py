@@ -9,6 +9,8 @@ import pytest
 
 from mlbench_cli.catalog import load_task
 from task_images.harness.entry import run
+from task_images.harness.errors import EnvironmentUnfitError
+from task_images.harness.translation.extras import need
 from task_images.harness.translation.sample import write_sample
 from task_images.wikitext2_awd_lstm.train import main as awd_lstm
 from task_images.wmt16_gnmt.prepare import prepare
@@ -68,6 +70,12 @@ def test_a_global_batch_that_does_not_divide(leave: Leave, task: str) -> None:
     code, said = leave(task, global_batch=1001, largest_pass=250)
     assert code == 64
     assert "1001 cannot be shared evenly by 1 ranks with 5 passes" in said
+
+
+def test_a_missing_package_is_named() -> None:
+    need("sacrebleu", "sacremoses")
+    with pytest.raises(EnvironmentUnfitError, match="the package no_such_package is not installed"):
+        need("sacrebleu", "no_such_package")
 
 
 def corpus_17(folder: Path) -> None:

@@ -1,0 +1,12 @@
+"""Packages that only the translation tasks need: asked for before hours of training, not after."""
+
+import importlib.util
+
+from task_images.harness.errors import EnvironmentUnfitError
+
+
+def need(*packages: str) -> None:
+    """Raises EnvironmentUnfitError naming the first of `packages` that is not installed."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise EnvironmentUnfitError(f"the package {package} is not installed", 'pip install "mlbench[language]"')
