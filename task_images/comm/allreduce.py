@@ -41,7 +41,8 @@ class GradientAllReduce:
             self._buffers.append(flat)
             start = 0
             for parameter in group:
-                view = flat[start : start + parameter.numel()].view_as(parameter)
+                # In the parameter's own memory format, which is not that of its shape where channels come last.
+                view = flat.as_strided(parameter.size(), parameter.stride(), start)
                 parameter.grad = view
                 self._views.append((parameter, view))
                 start += parameter.numel()

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from task_images.comm.base import Strategy
 from task_images.harness.accumulation import set_rate
-from task_images.harness.data import Data
+from task_images.harness.data import Batch, Data
 from task_images.harness.distributed import World
 from task_images.harness.goals import GoalWatch
 from task_images.harness.metrics import Mean, Metric, TrainingLoss, collect
+from task_images.harness.precision import LossScale, Precision
 from task_images.harness.replicas import average_buffers, broadcast_state, check_identical
 from task_images.harness.report import Reporter
+from task_images.harness.resumption import Progress, Resumption
 from task_images.harness.schedules import Schedule
 from task_images.harness.tracker import Tracker
 
@@ -42,6 +44,9 @@ class Trainer:
     metrics     of the validation set; among them the goal's, by name
     scores      from the model's outputs what the metrics want (probabilities from logits, say)
     goal        None: train all epochs
+    precision   None: fp32
+    budget      seconds after which training ends, validation included in them; 0: no limit
+    before_pass called with every training batch before its forward pass
     """
 
     world: World
@@ -56,17 +61,23 @@ class Trainer:
     report: Reporter
     epochs: int
     scores: Callable[[Tensor], Tensor] = _unchanged
+    precision: Precision | None = None
+    resumption: Resumption | None = None
+    budget: float = 0.0
+    before_pass: Callable[[Batch], None] | None = None
     details: dict[str, Any] = field(default_factory=dict)
 
     def run(self) -> None:
         """Train until the goal or the last epoch, and report the result. Raises DivergedError on NaN."""
         self.tracker = Tracker(self.world.synchronize if self.world.device.type == "cuda" else None)
+        self._precision = self.precision or Precision("fp32", self.world.device)
+        self._earlier = self._resume()
         broadcast_state(self.world, self.model)
         self.strategy.attach(self.world, self.model)
         self.world.barrier()
         self.tracker.restart()
         curve: list[dict[str, float]] = []
-        for epoch in range(1, self.epochs + 1):
+        for epoch in range(self._earlier.epoch + 1, self.epochs + 1):
             self.tracker.epoch = epoch
             training_loss = self._train(epoch)
             check_identical(self.world, self.model)
@@ -77,7 +88,11 @@ class Trainer:
             curve.append(
                 {"epoch": epoch, "seconds": self.tracker.snapshot().wall, "train_loss": training_loss, **values}
             )
+            self._keep(epoch)
             if self.goal and self.goal.observe(values[self.goal.metric], epoch, self.tracker):
+                break
+            if self._is_over():
+                self.details["stopped_by"] = "budget"
                 break
         self.report.phase("finished")
         self.report.result(
@@ -91,17 +106,19 @@ class Trainer:
         self.report.phase("training", epoch=epoch, epochs=self.epochs)
         recent, whole = TrainingLoss(), Mean("loss")
         for step, batch in enumerate(tracker.waiting(self.data.training(epoch)), 1):
+            if self.before_pass:
+                self.before_pass(batch)
             with tracker.step(samples=batch.total):
                 with section("preprocessing"):
                     inputs, targets = self.data.prepare(batch, training=True)
-                with section("forward"):
+                with section("forward"), self._precision.autocast():
                     outputs = self.model(inputs)
-                with section("loss"):
+                with section("loss"), self._precision.autocast():
                     loss = self.loss(outputs, targets)
                 with section("backward"):
-                    loss.backward()  # type: ignore[no-untyped-call]
+                    (loss * self._precision.factor).backward()  # type: ignore[no-untyped-call]
                 with section("communication"):
-                    self.strategy.before_update(batch.size, batch.total)
+                    self.strategy.before_update(batch.size, batch.total * self._precision.factor)
                 with section("optimizer"):
                     self._update()
                 with section("communication"):
@@ -113,14 +130,24 @@ class Trainer:
                         value = recent.collect(self.world, epoch, step)
                         self.report.metric("train_loss", value, epoch=epoch, step=tracker.updates + 1)
             self.report.step(step, self.data.steps, epoch=epoch, epochs=self.epochs)
+            if step % LOSS_EVERY == 0 and self._is_over():
+                break
         self.strategy.flush()
         return collect(self.world, [whole])["loss"]
 
     def _update(self) -> None:
-        set_rate(self.optimizer, self.schedule.rate(self.tracker.updates))
-        self.optimizer.step()
+        set_rate(self.optimizer, self.schedule.rate(self._earlier.updates + self.tracker.updates))
+        if self._precision.scale is None or self._survived(self._precision.scale):
+            self.optimizer.step()
         # In place: the strategy keeps the gradients in one buffer.
         self.optimizer.zero_grad(set_to_none=False)
+
+    def _survived(self, scale: LossScale) -> bool:
+        """Whether no gradient overflowed in fp16. All ranks have the same gradients here, so they agree."""
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        finite = bool(nn.utils.get_total_norm(gradients).isfinite())
+        scale.observe(finite)
+        return finite
 
     def _validate(self, epoch: int) -> dict[str, float]:
         """Loss and metrics over the whole validation set, each rank on its shard."""
@@ -131,12 +158,32 @@ class Trainer:
         with torch.inference_mode():
             for batch in self.data.validation():
                 inputs, targets = self.data.prepare(batch, training=False)
-                outputs = self.model(inputs)
-                mean.add_mean(self.loss(outputs, targets), batch.size)
+                with self._precision.autocast():
+                    outputs = self.model(inputs)
+                    loss = self.loss(outputs, targets)
+                mean.add_mean(loss, batch.size)
                 scores = self.scores(outputs)
                 for metric in self.metrics:
                     metric.update(scores, targets)
         return collect(self.world, [mean, *self.metrics])
+
+    def _is_over(self) -> bool:
+        """Whether the time budget is spent, by rank 0's clock. Every rank must ask."""
+        return bool(self.budget) and self.world.agree(self.tracker.snapshot().wall) >= self.budget
+
+    def _resume(self) -> Progress:
+        if self.resumption is None:
+            return Progress()
+        progress = self.resumption.restore(self.world, self.model, self.optimizer, self.schedule)
+        if progress.epoch:
+            self.details["resumed"] = {"epoch": progress.epoch, "updates": progress.updates}
+            self.report.say(f"going on after epoch {progress.epoch}")
+        return progress
+
+    def _keep(self, epoch: int) -> None:
+        if self.resumption is not None:
+            progress = Progress(epoch, self._earlier.updates + self.tracker.updates)
+            self.resumption.store(self.world, self.model, self.optimizer, self.schedule, progress)
 
     def _report_epoch(self, epoch: int, training_loss: float, values: dict[str, float]) -> None:
         seconds = self.tracker.snapshot().wall

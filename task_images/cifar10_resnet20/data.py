@@ -1,0 +1,164 @@
+"""CIFAR-10 in both forms in which its authors publish it (https://www.cs.toronto.edu/~kriz/cifar.html), or its like.
+
+The data folder, or its sub-folder `cifar10`, may hold an archive (cifar-10-binary.tar.gz, cifar-10-python.tar.gz) or
+what is in it (cifar-10-batches-bin, cifar-10-batches-py). Where there is none, the binary archive is downloaded.
+"""
+
+import io
+import pickle
+import tarfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from task_images.harness.datasets import Archive, Arrays, Say, cached_arrays, fetch, writable_folder
+from task_images.harness.errors import EnvironmentUnfitError
+from task_images.harness.images import Bytes, Labels
+
+CLASSES, CHANNELS, SIDE = 10, 3, 32
+PIXELS = CHANNELS * SIDE * SIDE
+OFFICIAL = (50_000, 10_000)
+# Per channel, of the training images, as the original benchmark has them.
+MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+
+TRAINING = [f"data_batch_{number}" for number in range(1, 6)]
+VALIDATION = ["test_batch"]
+BINARY = Archive(
+    "cifar-10-binary.tar.gz",
+    "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+    170_052_171,
+    "md5:c32a1d4ab5d03f1284b67883e8d87530",
+)
+PYTHON = Archive(
+    "cifar-10-python.tar.gz",
+    "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+    170_498_071,
+    "md5:c58f30108f718f92721af3b95e74349a",
+)
+FOLDERS = ("cifar-10-batches-bin", "cifar-10-batches-py")
+FORM = 1
+
+
+class Cifar(NamedTuple):
+    """Images [n, 3, 32, 32] of bytes and labels [n] from 0 to 9, mapped read-only."""
+
+    training: tuple[Bytes, Labels]
+    validation: tuple[Bytes, Labels]
+
+    @property
+    def is_official(self) -> bool:
+        return (len(self.training[1]), len(self.validation[1])) == OFFICIAL
+
+
+def load(folder: Path, say: Say, archives: tuple[Archive, Archive] = (BINARY, PYTHON)) -> Cifar:
+    """The data set in `folder`, downloaded and converted by the first rank of the machine that comes.
+
+    Raises EnvironmentUnfitError naming the file that is damaged, DownloadError where there is none and none to be had.
+    """
+    cache = writable_folder(folder)
+
+    def build() -> Arrays:
+        source = _find(folder, archives)
+        if source is None:
+            say(f"{archives[0].name}: downloading {archives[0].bytes / 1e6:.0f} MB to {cache}")
+            source = fetch(archives[0], cache, say)
+        elif source.is_file():
+            fetch(next(archive for archive in archives if archive.name == source.name), source.parent, say)
+        return read(source)
+
+    arrays = cached_arrays(cache, "cifar10", FORM, lambda: _sources(folder, archives), build)
+    training, validation = ((arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in ("training", "validation"))
+    return Cifar(training, validation)  # type: ignore[arg-type]
+
+
+def read(source: Path) -> Arrays:
+    """Training and validation images and labels from an archive or from the folder that is in it."""
+    found = dict(_files(source))
+    arrays: Arrays = {}
+    for part, names in (("training", TRAINING), ("validation", VALIDATION)):
+        missing = [name for name in names if name not in found]
+        if missing:
+            raise EnvironmentUnfitError(f"{source} has no {missing[0]}", "Get the data set anew.")
+        batches = [found[name] for name in names]
+        arrays[f"{part}_images"] = np.concatenate([images for images, _ in batches]).reshape(-1, CHANNELS, SIDE, SIDE)
+        arrays[f"{part}_labels"] = np.concatenate([labels for _, labels in batches])
+    return arrays
+
+
+def _sources(folder: Path, archives: tuple[Archive, Archive]) -> list[Path]:
+    source = _find(folder, archives)
+    if source is None:
+        return []
+    return [source] if source.is_file() else sorted(path for path in source.iterdir() if path.is_file())
+
+
+def _find(folder: Path, archives: tuple[Archive, Archive]) -> Path | None:
+    names = (*FOLDERS, *(archive.name for archive in archives))
+    places = (place / name for place in (folder, folder / "cifar10") for name in names)
+    return next((path for path in places if path.exists()), None)
+
+
+def _files(source: Path) -> Iterator[tuple[str, tuple[Bytes, Labels]]]:
+    """Name without ending, and contents, of every batch in `source`."""
+    wanted = {*TRAINING, *VALIDATION}
+    try:
+        if source.is_dir():
+            for path in sorted(source.iterdir()):
+                if path.stem in wanted:
+                    yield path.stem, _parse(f"{path}", path.name, path.read_bytes())
+            return
+        with tarfile.open(source, "r:*") as archive:
+            for member in archive:
+                name = Path(member.name)
+                file = archive.extractfile(member) if member.isfile() and name.stem in wanted else None
+                if file is not None:
+                    yield name.stem, _parse(f"{name} in {source}", name.name, file.read())
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise EnvironmentUnfitError(f"{source} cannot be read: {error}", "Get the data set anew.") from None
+
+
+def _parse(where: str, name: str, raw: bytes) -> tuple[Bytes, Labels]:
+    images, labels = _parse_binary(where, raw) if name.endswith(".bin") else _parse_python(where, raw)
+    if not len(labels) or labels.min() < 0 or labels.max() >= CLASSES:
+        raise EnvironmentUnfitError(f"{where} has no labels from 0 to {CLASSES - 1}", "Get the data set anew.")
+    return images, labels
+
+
+def _parse_binary(where: str, raw: bytes) -> tuple[Bytes, Labels]:
+    """Records of one byte for the label and 3072 for the image: red, green and blue planes, row by row."""
+    if len(raw) % (1 + PIXELS):
+        raise EnvironmentUnfitError(
+            f"{where} has {len(raw)} bytes, no multiple of {1 + PIXELS}", "It is cut off; get the data set anew."
+        )
+    records = np.frombuffer(raw, np.uint8).reshape(-1, 1 + PIXELS)
+    return records[:, 1:], records[:, 0].astype(np.int64)
+
+
+def _parse_python(where: str, raw: bytes) -> tuple[Bytes, Labels]:
+    """A pickled dictionary of Python 2: b"data" [n, 3072] of bytes, b"labels" a list of n numbers."""
+    try:
+        batch = _Unpickler(io.BytesIO(raw), encoding="bytes").load()
+        images, labels = batch[b"data"], np.array(batch[b"labels"], np.int64)
+        fits = isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.shape == (len(labels), PIXELS)
+    except Exception as error:  # a damaged pickle may raise anything
+        raise EnvironmentUnfitError(f"{where} cannot be read: {error}"[:300], "Get the data set anew.") from None
+    if not fits:
+        raise EnvironmentUnfitError(f"{where} does not hold one image of {PIXELS} bytes per label")
+    return images, labels
+
+
+class _Unpickler(pickle.Unpickler):
+    """Numpy arrays and plain data only: a pickle can otherwise run anything."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}:
+            return super().find_class(module, name)
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
+            return super().find_class("numpy._core.multiarray" if _NUMPY_2 else "numpy.core.multiarray", name)
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+_NUMPY_2 = int(np.__version__.split(".")[0]) >= 2

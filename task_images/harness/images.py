@@ -1,0 +1,174 @@
+"""Images in arrays of bytes: loading ahead in threads, the usual augmentation, normalisation on the device.
+
+Which images a step sees, and how each of them is cropped and mirrored, are functions of seed, epoch and image alone:
+not of the number of ranks, nor of the loader's threads, nor of where a resumed run began.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from task_images.harness.data import Batch
+from task_images.harness.distributed import World
+from task_images.harness.partition import Partition, shard
+from task_images.harness.seeds import generator, numpy_generator
+
+Bytes = npt.NDArray[np.uint8]
+Labels = npt.NDArray[np.int64]
+Item = TypeVar("Item")
+
+
+class ImageData:
+    """Images [n, channels, height, width] of bytes with labels [n]; `data.Data` for a training loop.
+
+    mean, deviation    per channel, of values from 0 to 1
+    padding            black border that a crop of the original size is taken from; 0: no crop
+    mirror             whether every other image is mirrored left to right
+    loaders            threads that load ahead; 0: load when asked
+    channels_last      memory format of what the model gets
+    """
+
+    def __init__(
+        self,
+        world: World,
+        training: tuple[Bytes, Labels],
+        validation: tuple[Bytes, Labels],
+        batch_size: int,
+        seed: int,
+        *,
+        mean: Sequence[float],
+        deviation: Sequence[float],
+        padding: int = 0,
+        mirror: bool = False,
+        loaders: int = 2,
+        channels_last: bool = False,
+        validation_batch: int = 500,
+    ) -> None:
+        self._world = world
+        self._training = training
+        self._validation = validation
+        self._validation_batch = validation_batch
+        self._seed = seed
+        self._padding = padding
+        self._mirror = mirror
+        self._loaders = loaders
+        self._format = torch.channels_last if channels_last else torch.contiguous_format
+        self._partition = Partition(len(training[1]), batch_size, world.size, seed)
+        self.steps = self._partition.steps
+        spread = torch.tensor(deviation, device=world.device).view(-1, 1, 1)
+        self._factor = 1 / (255 * spread)
+        self._shift = torch.tensor(mean, device=world.device).view(-1, 1, 1) / spread
+
+    def training(self, epoch: int) -> Iterator[Batch]:
+        images, labels = self._training
+        side = images.shape[-1]
+        crops = Crops(len(labels), side, self._padding, self._mirror, generator(self._seed, "augmentation", epoch))
+        shares = self._partition.shares(epoch, self._world.rank)
+
+        def load(rows: npt.NDArray[np.int64], total: int) -> Batch:
+            return Batch(self._pinned(crops.cut(images, rows)), torch.from_numpy(labels[rows]), total)
+
+        return ahead(self._loaders, (partial(load, share.indices, share.total) for share in shares))
+
+    def validation(self) -> Iterator[Batch]:
+        images, labels = self._validation
+        own = shard(len(labels), self._world.size, self._world.rank)
+
+        def load(start: int) -> Batch:
+            rows = slice(start, min(start + self._validation_batch, own.stop))
+            # A copy, since a mapped file is read-only and torch knows no such thing.
+            return Batch(self._pinned(torch.from_numpy(images[rows].copy())), torch.from_numpy(labels[rows].copy()), 0)
+
+        starts = range(own.start, own.stop, self._validation_batch)
+        return ahead(self._loaders, (partial(load, start) for start in starts))
+
+    def prepare(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor]:
+        device = self._world.device
+        images = batch.inputs.to(device, non_blocking=True)
+        values = images.to(torch.float32, memory_format=self._format).mul_(self._factor).sub_(self._shift)
+        return values, batch.targets.to(device, non_blocking=True)
+
+    def _pinned(self, images: Tensor) -> Tensor:
+        return images.pin_memory() if self._world.device.type == "cuda" else images
+
+
+class Crops:
+    """Where each of `images` square images of `side` pixels is cut in one epoch, and which of them are mirrored."""
+
+    def __init__(self, images: int, side: int, padding: int, mirror: bool, stream: torch.Generator) -> None:
+        self._side = side
+        self._padding = padding
+        self._offsets = torch.randint(2 * padding + 1, (2, images, 1), generator=stream)
+        self._mirrored = torch.rand((images, 1), generator=stream) < (0.5 if mirror else 0.0)
+
+    def cut(self, images: Bytes, rows: npt.NDArray[np.int64]) -> Tensor:
+        """The crops of images[rows], [n, channels, side, side], bytes; channels lie last in memory."""
+        chosen = torch.from_numpy(rows)
+        padded = torch.nn.functional.pad(torch.from_numpy(images[rows]), (self._padding,) * 4)
+        place = torch.arange(self._side)
+        down = self._offsets[0, chosen] + place
+        across = self._offsets[1, chosen] + torch.where(self._mirrored[chosen], self._side - 1 - place, place)
+        number = torch.arange(len(rows))
+        # Indices on both sides of the slice: torch puts it last.
+        return padded[number[:, None, None], :, down[:, :, None], across[:, None, :]].permute(0, 3, 1, 2)
+
+
+def ahead(threads: int, calls: Iterator[Callable[[], Item]]) -> Iterator[Item]:
+    """The calls' results in order, up to 2 x `threads` of them made beforehand in threads; 0: made when asked for."""
+    if not threads:
+        for call in calls:
+            yield call()
+        return
+    waiting: deque[Future[Item]] = deque()
+    with ThreadPoolExecutor(threads, "loader") as pool:
+        try:
+            for call in calls:
+                waiting.append(pool.submit(call))
+                if len(waiting) > 2 * threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def synthetic_images(
+    number: int, classes: int, side: int, seed: int, part: str, *, channels: int = 3, noise: float = 0.25
+) -> tuple[Bytes, Labels]:
+    """`number` images [n, channels, side, side] that a convolutional network can tell apart, and their labels.
+
+    Every class has a smooth coloured pattern, symmetric from left to right; an image is its class's pattern, shifted by
+    up to an eighth of its side, in changing brightness, plus noise of deviation `noise`. Equal `seed` and `part` give
+    equal images on every rank, and all parts of a seed share the patterns.
+    """
+    patterns = _patterns(classes, side, channels, seed)
+    stream = numpy_generator(seed, "images", part)
+    labels = stream.permutation(np.arange(number) % classes)
+    shifts = stream.integers(-(side // 8), side // 8 + 1, (2, number))
+    brightness = stream.uniform(0.6, 1.0, (number, 1, 1, 1)).astype(np.float32)
+    place = np.arange(side)
+    down, across = (place + shift[:, None] for shift in shifts)
+    moved = patterns[labels[:, None, None], :, down[:, :, None] % side, across[:, None, :] % side].transpose(0, 3, 1, 2)
+    images = moved * brightness + noise * stream.standard_normal(moved.shape, np.float32)
+    return np.clip(255 * images, 0, 255).astype(np.uint8), labels
+
+
+def _patterns(classes: int, side: int, channels: int, seed: int) -> npt.NDArray[np.float32]:
+    """[classes, channels, side, side] from 0 to 1: a few low frequencies each."""
+    stream = numpy_generator(seed, "patterns")
+    angles = np.arange(side) * (2 * np.pi / side)
+    waves = np.stack([np.cos(frequency * angles + phase) for frequency in (1, 2, 3) for phase in (0, np.pi / 2)])
+    weights = stream.standard_normal((classes, channels, len(waves), len(waves)))
+    raw = np.einsum("kcab,ah,bw->kchw", weights, waves, waves)
+    raw = raw + raw[..., ::-1]
+    low, high = raw.min((2, 3), keepdims=True), raw.max((2, 3), keepdims=True)
+    patterns: npt.NDArray[np.float32] = ((raw - low) / (high - low)).astype(np.float32)
+    return patterns

@@ -1,0 +1,131 @@
+"""The image classification on two ranks: to the goal, however reduced, interrupted, in a budget, with bad input."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.catalog import load_task
+from tests.contract.tasks.ranks import Ended, RankServer
+from tests.contract.tasks.test_tiny_runs import check_times
+from tests.unit.tasks_image.cifar_files import binary_files, unpack
+
+TASK, DDP = "cifar10_resnet20", "cifar10_resnet20_ddp"
+# Two steps an epoch of the smallest model.
+SMALL = {"training_images": 64, "validation_images": 40, "batch_size": 16, "goal_full": 100.0, "goal_light": 100.0}
+
+
+def run(
+    ranks: RankServer,
+    folder: Path,
+    task: str = TASK,
+    size: int = 2,
+    environment: dict[str, str] | None = None,
+    **changes: Any,
+) -> list[Ended]:
+    folder.mkdir(exist_ok=True)
+    parameters = load_task(task).resolve("tiny") | changes
+    return ranks.run(f"task_images.{task}", size, folder, parameters, **(environment or {}))
+
+
+def finished(ended: list[Ended]) -> dict[str, Any]:
+    assert [(one.code, one.stderr) for one in ended] == [(0, "")] * len(ended)
+    check_times(ended[0].result)
+    return ended[0].result
+
+
+def losses(result: dict[str, Any]) -> list[float]:
+    return [point["train_loss"] for point in result["details"]["curve"]]
+
+
+def test_tiny_reaches_its_goal(ranks: RankServer, tmp_path: Path) -> None:
+    ended = run(ranks, tmp_path)
+    result = finished(ended)
+    assert result["outcome"] == "goal_reached"
+    assert result["goal"]["metric"] == "Prec@1"
+    assert result["goal"]["value"] >= 80.0
+    assert result["synthetic"] is True
+    assert result["samples"] == 600 * result["epochs"]
+    assert result["updates"] == 10 * result["epochs"] == result["details"]["communication"]["messages"]
+    assert result["details"]["options"]["channels_last"] is True
+    assert set(result["details"]["curve"][0]) == {"epoch", "seconds", "train_loss", "loss", "Prec@1", "Prec@5"}
+    assert ended[0].metric("val_global_Prec@5")[-1] >= ended[0].metric("val_global_Prec@1")[-1]
+
+
+def test_ddp_and_mpi_follow_the_same_curve(ranks: RankServer, tmp_path: Path) -> None:
+    """With uneven last batches: 70 images in batches of 2 x 16."""
+    same = SMALL | {"training_images": 70, "epochs": 2, "rate": 0.02, "nesterov": True, "scale_rate": False}
+    plain = finished(run(ranks, tmp_path / "plain", **same, schedule="multistep", warmup_epochs=0))
+    for name, changes in {
+        "ddp": {"task": DDP, "bucket_mb": 0.05},
+        "mpi": {"environment": {"MLBENCH_BACKEND": "mpi"}},
+        "plain memory": {"channels_last": False, "loaders": 0},
+    }.items():
+        other = finished(run(ranks, tmp_path / name, **same | changes))
+        assert losses(other) == pytest.approx(losses(plain), rel=1e-3), name
+        if name == "ddp":
+            assert other["details"]["communication"]["messages"] > other["updates"]
+
+
+def test_a_resumed_training_goes_on_as_if_nothing_had_happened(ranks: RankServer, tmp_path: Path) -> None:
+    whole = finished(run(ranks, tmp_path / "whole", **SMALL, epochs=4))
+    finished(run(ranks, tmp_path / "first", **SMALL, epochs=2, checkpoint=True))
+    written = tmp_path / "first" / "output-0" / "checkpoint.pt"
+    assert not (tmp_path / "first" / "output-1" / "checkpoint.pt").exists()
+    second = finished(run(ranks, tmp_path / "second", **SMALL, epochs=4, resume=str(written)))
+    assert losses(second) == losses(whole)[2:]
+    assert second["details"]["resumed"] == {"epoch": 2, "updates": 4}
+    assert [point["epoch"] for point in second["details"]["curve"]] == [3, 4]
+
+    for one in run(ranks, tmp_path / "other", **SMALL | {"batch_size": 8}, epochs=4, resume=str(written)):
+        assert one.code == 64
+        assert "global_batch = 32, this run has 16" in one.stderr
+    written.write_bytes(written.read_bytes()[:5000])
+    for one in run(ranks, tmp_path / "damaged", **SMALL, epochs=4, resume=str(written)):
+        assert one.code == 78
+        assert "checkpoint.pt cannot be read" in one.stderr
+
+
+def test_a_budget_ends_the_training_with_the_accuracy_at_that_time(ranks: RankServer, tmp_path: Path) -> None:
+    result = finished(run(ranks, tmp_path, **SMALL, epochs=100_000, budget_seconds=1.0))
+    assert result["outcome"] == "goal_missed"
+    assert result["details"]["stopped_by"] == "budget"
+    assert result["wall_seconds"] >= 1.0
+    assert result["goal"]["value"] == max(point["Prec@1"] for point in result["details"]["curve"])
+
+
+def test_mixed_precision_learns_and_is_listed(ranks: RankServer, tmp_path: Path) -> None:
+    result = finished(run(ranks, tmp_path, **SMALL, epochs=2, precision="bf16"))
+    assert result["details"]["options"]["precision"] == "bf16"
+    assert losses(result)[0] < 3.0
+
+
+def test_files_in_the_official_format_are_trained_on(ranks: RankServer, tmp_path: Path) -> None:
+    unpack(binary_files(), tmp_path / "data")
+    changes = SMALL | {"data": "cifar10", "epochs": 1}
+    result = finished(run(ranks, tmp_path / "run", environment={"MLBENCH_DATA_DIR": str(tmp_path / "data")}, **changes))
+    assert result["synthetic"] is False
+    assert result["data"] == "CIFAR-10"
+    assert result["details"]["images"] == [35, 7]
+    assert result["details"]["official_data"] is False
+
+
+def test_a_diverging_training_fails(ranks: RankServer, tmp_path: Path) -> None:
+    for one in run(ranks, tmp_path, **SMALL | {"rate": 1e30, "goal_full": 0.0}):
+        assert one.code == 1
+        assert "training has diverged" in one.stderr
+        assert "Traceback" not in one.stderr
+        assert not one.events("result")
+
+
+def test_nesterov_without_momentum_is_refused(ranks: RankServer, tmp_path: Path) -> None:
+    for one in run(ranks, tmp_path, **SMALL, momentum=0.0):
+        assert (one.code, one.stderr.count("\n")) == (64, 2)
+        assert "nesterov" in one.stderr
+
+
+def test_more_ranks_than_images_fail_in_a_line(ranks: RankServer, tmp_path: Path) -> None:
+    for one in run(ranks, tmp_path, **SMALL | {"training_images": 1}):
+        assert one.code == 64
+        assert "1 samples cannot be shared among 2 ranks" in one.stderr
+        assert "Traceback" not in one.stderr
