@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml
 
 demo: install  ## train on 1 and 2 workers to the goal, verify both archives, draw the charts
 	rm -rf demo
-	$(DEMO) run demo 1 2 --task digits_resnet --num-cpus 2 --yes
+	$(DEMO) run demo 1 2 --task digits_resnet --yes
 	$(DEMO) download demo-1 --output demo/demo-1.zip
 	$(DEMO) download demo-2 --output demo/demo-2.zip
 	$(DEMO) verify demo/demo-1.zip demo/demo-2.zip

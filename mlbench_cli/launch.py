@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,10 +60,13 @@ def resolve(
         _refuse_cluster_options(request)
         request = replace(request, data_dir=_existing_folder(request.data_dir, "--data-dir"))
     common = {**_program(request, cluster, tasks), **_placement(request), "kubernetes": _kubernetes(request)}
+    if local:
+        machine = machine or local_machine()
+        common["cpus"] = common["cpus"] or _equal_cpus(request.workers, common["processes_per_worker"], machine)
     specs = tuple(_spec(request, cluster, workers, common) for workers in request.workers)
     for spec in specs:
-        if local:
-            _check_local(spec, machine or local_machine())
+        if machine and local:
+            _check_local(spec, machine)
         elif spec.device == "gpu" and cluster.details.get("gpus_per_node") == 0:
             raise UsageError(f'The cluster "{cluster.name}" has no GPUs.', hint="Leave out --gpu.")
     return specs
@@ -245,6 +248,16 @@ def _placement(request: Request) -> dict[str, Any]:
     if request.timeout is not None:
         placement["timeout"] = parse_duration(request.timeout, "--timeout")
     return placement
+
+
+def _equal_cpus(sizes: Sequence[int], processes_per_worker: int, machine: Machine) -> float | None:
+    """CPUs of each worker where several sizes are to be compared: what the largest leaves to each, for all of them.
+
+    Otherwise one worker would have all cores of this machine, and each further one would take some away.
+    """
+    if len(sizes) == 1 or processes_per_worker < 1 or max(sizes) < 1:  # the spec refuses the latter, by name
+        return None
+    return float(max(1, machine.cores // (max(sizes) * processes_per_worker)) * processes_per_worker)
 
 
 def _check_local(spec: RunSpec, machine: Machine) -> None:

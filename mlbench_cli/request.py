@@ -53,7 +53,8 @@ class Request:
     gpu: bool | None = _option("train on GPUs", kind="switch", letter="g")
     light: bool | None = _option("stop at the task's light goal", kind="switch", letter="l")
     num_cpus: int | None = _option(
-        "CPUs of a worker's machine; the worker gets one fewer, which is left to the system",
+        "CPUs of a worker's machine; the worker gets one fewer, which is left to the system; default on local: "
+        "this machine's, shared equally among the workers of the largest run",
         kind="integer",
         letter="c",
     )

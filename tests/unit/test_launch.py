@@ -45,7 +45,7 @@ def test_a_task_with_its_defaults() -> None:
     assert (first.preset, first.argv, first.goal, first.seed) == ("spec", task.command, "full", 42)
     assert first.parameters == task.resolve("spec")
     assert first.timeout == 86400
-    assert first.cpus is None
+    assert one(DIGITS).cpus is None
 
 
 def test_what_is_said_counts() -> None:
@@ -61,6 +61,15 @@ def test_what_is_said_counts() -> None:
 @pytest.mark.parametrize(("asked", "given"), [(4, 3.0), (2, 1.0), (1, 1.0)])
 def test_one_cpu_is_left_to_the_system(asked: int, given: float) -> None:
     assert one(DIGITS, num_cpus=asked).cpus == given
+
+
+def test_runs_to_compare_have_equal_cpus_per_worker() -> None:
+    request = replace(DIGITS, workers=(1, 2, 4))
+    assert [spec.cpus for spec in resolve(request, LOCAL, Machine(cores=8, gpus=0))] == [2.0, 2.0, 2.0]
+    assert [spec.cpus for spec in resolve(request, LOCAL, Machine(cores=2, gpus=0))] == [1.0, 1.0, 1.0]
+    pairs = replace(request, processes_per_worker=2)
+    assert [spec.cpus for spec in resolve(pairs, LOCAL, Machine(cores=16, gpus=0))] == [4.0, 4.0, 4.0]
+    assert [spec.cpus for spec in resolve(request, REMOTE)] == [None, None, None]
 
 
 def test_a_command_is_split_once() -> None:
