@@ -128,8 +128,8 @@ def search(device: torch.device) -> None:
     print("\nBeam search, words/s                   cached   without cache    ratio")
     torch.manual_seed(0)
     kinds: list[tuple[str, TranslationModel, int]] = [
-        ("Transformer, width 128, 3 + 3 layers", Transformer(2000, Size(128, 512, 3, 4)), 4),
-        ("GNMT, width 128, 4 + 4 layers", Gnmt(2000, GnmtSize(128), padding=1), 5),
+        ("Transformer, width 256, 3 + 3 layers", Transformer(2000, Size(256, 1024, 3, 4)), 4),
+        ("GNMT, width 256, 4 + 4 layers", Gnmt(2000, GnmtSize(256), padding=1), 5),
     ]
     lengths = torch.full((8,), 25)
     limits = torch.full((8,), 30)
