@@ -1,0 +1,160 @@
+"""ResNet-20 training throughput on two CPU ranks, ways in turn in the same two processes, medians of rounds:
+
+    original   written as the original does: contiguous images, gradients concatenated, reduced, divided and split again
+    ddp        the same model in torch's DistributedDataParallel with its defaults
+    task       as the task trains: its loader, channels last, gradients as views into the buffer, fused SGD
+    bf16       the task's option precision=bf16 on top: other mathematics
+
+All get the same batches of the task's loader (two threads); waiting for these is measured by itself.
+Budget: task / original at least 1.25, task / ddp at least 1.0, data wait at most 5 % of a step.
+"""
+
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from task_images.cifar10_resnet20.data import DEVIATION, MEAN
+from task_images.comm.allreduce import GradientAllReduce
+from task_images.contract import Contract
+from task_images.harness.data import Batch
+from task_images.harness.distributed import World, open_world
+from task_images.harness.images import ImageData, synthetic_images
+from task_images.harness.models.resnet import resnet
+from task_images.harness.precision import Precision
+
+RANKS, BATCH, ROUNDS = 2, 64, 8
+SGD = {"lr": 0.02, "momentum": 0.9, "weight_decay": 1e-4, "nesterov": True}
+
+
+def main() -> None:
+    if "RANK" in os.environ:
+        compare(open_world(Contract()))
+        return
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = str(server.getsockname()[1])
+    shared = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen([sys.executable, __file__], env={**os.environ, **shared, "RANK": str(rank)})
+        for rank in range(RANKS)
+    ]
+    sys.exit(max(abs(rank.wait()) for rank in ranks))
+
+
+def compare(world: World) -> None:
+    ways = {
+        "original": original(world),
+        "ddp": ddp(world),
+        "task": task(world, "fp32"),
+        "bf16": task(world, "bf16"),
+    }
+    data = make_data(world, channels_last=False)
+    batches = iter([])
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    waits: list[float] = []
+    for number in range(-1, ROUNDS):
+        names = list(ways)[number % len(ways) :] + list(ways)[: number % len(ways)]
+        for name in names:
+            begin = time.perf_counter()
+            batch = next(batches, None)
+            if batch is None:
+                batches = iter(data.training(number + 2))
+                batch = next(batches)
+            waited = time.perf_counter() - begin
+            world.barrier()
+            begin = time.perf_counter()
+            ways[name](batch)
+            if number >= 0:
+                seconds[name].append(time.perf_counter() - begin)
+                waits.append(waited)
+    if world.is_first:
+        median = {name: statistics.median(times) for name, times in seconds.items()}
+        for name, value in median.items():
+            print(f"{name:<9} {1e3 * value:8.1f} ms a step  {RANKS * BATCH / value:7.0f} img/s")
+        print(f"task / original  {median['original'] / median['task']:.2f} (budget 1.25)")
+        print(f"task / ddp       {median['ddp'] / median['task']:.2f} (budget 1.0)")
+        print(f"data wait        {statistics.median(waits) / median['task']:.2%} of a step (budget 5 %)")
+    world.close()
+
+
+def make_data(world: World, channels_last: bool) -> ImageData:
+    images = synthetic_images(2000, 10, 32, 1, "training")
+    return ImageData(
+        world, images, images, BATCH, 1,
+        mean=MEAN, deviation=DEVIATION, padding=4, mirror=True, channels_last=channels_last,
+    )  # fmt: skip
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return resnet(20)
+
+
+def original(world: World) -> Callable[[Batch], None]:
+    model, data = make_model(), make_data(world, channels_last=False)
+    optimizer = torch.optim.SGD(model.parameters(), **SGD)
+
+    def step(batch: Batch) -> None:
+        images, targets = data.prepare(batch, training=True)
+        optimizer.zero_grad()
+        cross_entropy(model(images), targets).backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        flat = torch.cat([gradient.view(-1) for gradient in gradients])
+        dist.all_reduce(flat)
+        flat /= world.size
+        start = 0
+        for gradient in gradients:
+            gradient.data = flat[start : start + gradient.numel()].view_as(gradient)
+            start += gradient.numel()
+        optimizer.step()
+
+    return step
+
+
+def ddp(world: World) -> Callable[[Batch], None]:
+    model, data = DistributedDataParallel(make_model()), make_data(world, channels_last=False)
+    optimizer = torch.optim.SGD(model.parameters(), **SGD)
+
+    def step(batch: Batch) -> None:
+        images, targets = data.prepare(batch, training=True)
+        optimizer.zero_grad()
+        cross_entropy(model(images), targets).backward()
+        optimizer.step()
+
+    return step
+
+
+def task(world: World, precision: str) -> Callable[[Batch], None]:
+    model = make_model().to(memory_format=torch.channels_last)
+    data, strategy, mixed = (
+        make_data(world, channels_last=True),
+        GradientAllReduce(),
+        Precision(precision, world.device),
+    )
+    optimizer = torch.optim.SGD(model.parameters(), **SGD, fused=True)
+    strategy.attach(world, model)
+
+    def step(batch: Batch) -> None:
+        images, targets = data.prepare(batch, training=True)
+        with mixed.autocast():
+            loss = cross_entropy(model(images), targets)
+        loss.backward()
+        strategy.before_update(batch.size, batch.total)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+
+    return step
+
+
+if __name__ == "__main__":
+    main()
