@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 EXTRAS ?= dev
+JOBS   ?= 2
 # Another package index for torch, for example one with CPU-only wheels: make install TORCH_INDEX=URL
 TORCH_INDEX ?=
 comma  := ,
@@ -34,7 +35,7 @@ demo: install  ## train on 1 and 2 workers to the goal, verify both archives, dr
 	$(DEMO) charts demo/charts demo/demo-1.zip demo/demo-2.zip --yes
 
 test: install lint  ## lint, types and all tests that need no cluster
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not cluster"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not cluster" -n $(JOBS) --dist loadfile
 
 lint: install  ## ruff and mypy
 	$(BIN)/ruff check .
