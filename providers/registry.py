@@ -15,7 +15,7 @@ PROVIDERS = {
 # What `create-cluster` can make, with the line that its help says of it.
 CREATABLE = {
     "kind": "Kubernetes in Docker on this machine, to try things out",
-    "gke": "Google Kubernetes Engine",
+    "gke": "Kubernetes on Google's machines, with GPUs or without; it costs money",
     "eks": "Kubernetes on Amazon's machines, with GPUs or without; it costs money",
 }
 # The words of the original's command line.

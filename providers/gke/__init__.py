@@ -1,0 +1,162 @@
+"""GKE: Kubernetes on Google's machines: one zone, a small pool for the system, and a pool of equal workers."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.kube.access import Access
+from mlbench_cli.store import Cluster
+from providers.base import Plan, Resource, option, options_of
+from providers.gke import api
+from providers.gke.api import Gke
+from providers.gke.machines import CPU_DEFAULT, NOT_ON_DEMAND, Machine, choose
+from providers.gke.resources import ControlPlane, PoolSize, ReadyMachines, WorkerPool, access_to
+
+MOST_NODES = 1000
+ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]")
+CHANNELS = ("rapid", "regular", "stable", "extended")
+DRIVERS = ("latest", "default")
+
+
+@dataclass(frozen=True)
+class GkeOptions:
+    machine_type: str | None = option(
+        None, "--machine-type", "-t", help="of each worker; default: n1-standard-4, or what has the GPUs asked for"
+    )
+    num_gpus: int | None = option(None, "--num-gpus", "-g", help="GPUs of each worker; default: all its machine has")
+    gpu_type: str | None = option(None, "--gpu-type", help="t4, l4, a100, a100-80gb, h100, …; picks the machine")
+    num_cpus: int | None = option(None, "--num-cpus", "-c", help="vCPUs that each worker must at least have")
+    disk_size: int = option(100, "--disk-size", "-d", help="GB of each worker's disk")
+    kubernetes_version: str | None = option(
+        None, "--kubernetes-version", "-k", help="X.Y or X.Y.Z-gke.N; the release channel's unless told"
+    )
+    zone: str = option("europe-west1-b", "--zone", "-z", help="where the cluster is")
+    worker_zone: str | None = option(None, "--worker-zone", help="of the workers: another zone of the same region")
+    project: str | None = option(None, "--project", "-p", help="Google project; default: the credentials' own")
+    spot: bool = option(False, "--spot", "--preemptible", "-e", help="cheaper machines that may be taken away")
+    flex_start: bool = option(False, "--flex-start", help="machines that come when there are some; runs wait for them")
+    reservation: str | None = option(None, "--reservation", help="take the workers from this reservation")
+    compact_placement: bool = option(False, "--compact-placement", help="put the workers close together")
+    gpu_driver: str = option("latest", "--gpu-driver", help="latest or default, as GKE calls them")
+    release_channel: str = option("regular", "--release-channel", help="rapid, regular, stable or extended")
+    system_machine_type: str = option("e2-standard-2", "--system-machine-type", help="of the one that runs DNS")
+    service_account: str | None = option(None, "--service-account", help="of the machines; default: the project's")
+    network: str | None = option(None, "--network", help="VPC network; default: the project's default")
+    subnetwork: str | None = option(None, "--subnetwork", help="its subnetwork")
+
+
+class GkeProvider:
+    name = "gke"
+    options = GkeOptions
+
+    def describe(self, name: str, nodes: int, options: GkeOptions) -> Cluster:
+        if not 0 <= nodes <= MOST_NODES:
+            raise UsageError(f"{nodes} workers: a cluster on GKE has from 0 to {MOST_NODES}.")
+        machine = machine_of(options)
+        _check(options, machine)
+        details = {
+            "nodes": nodes,
+            "gpus_per_node": machine.gpus,
+            "gpu": machine.gpu,
+            "machine_type": machine.name,
+            "project": api.project_of(options.project),
+            "location": options.zone,
+            "options": asdict(options),
+        }
+        return Cluster(name, self.name, "creating", details=details)
+
+    def plan(self, cluster: Cluster) -> Plan:
+        from providers.gke.plan import planned
+
+        return planned(cluster, options_of(cluster, GkeOptions), _recorded(cluster), _gke(cluster))
+
+    def resources(self, cluster: Cluster) -> Sequence[Resource]:
+        options = options_of(cluster, GkeOptions)
+        machine = _recorded(cluster)
+        plane = ControlPlane(cluster, _gke(cluster), options)
+        count = int(cluster.details.get("nodes", 0))
+        pool = WorkerPool(plane, machine, count, options.worker_zone or options.zone)
+        found: list[Resource] = [plane, pool]
+        if count and not options.flex_start:
+            found.append(ReadyMachines(plane, count, machine.gpus, (pool,)))
+        return found
+
+    def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
+        from providers.gke.discovery import discovered
+
+        return discovered(api.project_of(scope.get("project")), scope.get("location", "-"))
+
+    def connect(self, cluster: Cluster) -> Access:
+        gke = _gke(cluster)
+        try:
+            found = gke.call("get_cluster", name=gke.cluster(cluster.name))
+        except NotFoundError as error:
+            raise NotFoundError(error.message, hint=f"mlbench delete-cluster gke {cluster.name}") from None
+        return access_to(found)
+
+    def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
+        if nodes > MOST_NODES:
+            raise UsageError(f"{nodes} workers: a cluster on GKE has at most {MOST_NODES}.")
+        options = options_of(cluster, GkeOptions)
+        if options.flex_start:
+            raise UsageError("With --flex-start the machines come and go with the runs; there is nothing to scale.")
+        machine = _recorded(cluster)
+        plane = ControlPlane(cluster, _gke(cluster), options)
+        size = PoolSize(WorkerPool(plane, machine, nodes, options.worker_zone or options.zone), nodes)
+        return [size, ReadyMachines(plane, nodes, machine.gpus, (size,))] if nodes else [size]
+
+
+def machine_of(options: GkeOptions) -> Machine:
+    machine = choose(options.machine_type, options.num_gpus, options.gpu_type)
+    if options.num_cpus is not None and machine.vcpus is not None and options.num_cpus > machine.vcpus:
+        raise UsageError(
+            f"{machine.name} has {machine.vcpus} vCPUs, not {options.num_cpus}.", hint="Choose a larger --machine-type."
+        )
+    return machine
+
+
+def _recorded(cluster: Cluster) -> Machine:
+    """Not judged again: what exists has to be found and removed whatever today's table says of it."""
+    details = cluster.details
+    gpus = int(details.get("gpus_per_node") or 0)
+    return Machine(str(details.get("machine_type") or CPU_DEFAULT), details.get("gpu") if gpus else None, gpus)
+
+
+def _check(options: GkeOptions, machine: Machine) -> None:
+    for flag, zone in (("--zone", options.zone), ("--worker-zone", options.worker_zone)):
+        if zone is not None and not ZONE.fullmatch(zone):
+            raise UsageError(
+                f'{flag} "{zone}" is not a zone.', hint="For example europe-west1-b: gcloud compute zones list"
+            )
+    if options.worker_zone and options.worker_zone.rpartition("-")[0] != options.zone.rpartition("-")[0]:
+        raise UsageError(f"--worker-zone {options.worker_zone} is in another region than --zone {options.zone}.")
+    if not 10 <= options.disk_size <= 65536:
+        raise UsageError(f"--disk-size {options.disk_size}: from 10 to 65536 GB.")
+    if options.kubernetes_version and not re.fullmatch(r"1\.\d{2}(\.\d+(-gke\.\d+)?)?", options.kubernetes_version):
+        raise UsageError(f'--kubernetes-version "{options.kubernetes_version}" is not of the form X.Y or X.Y.Z-gke.N.')
+    for flag, value, known in (
+        ("--release-channel", options.release_channel, CHANNELS),
+        ("--gpu-driver", options.gpu_driver, DRIVERS),
+    ):
+        if value not in known:
+            raise UsageError(f'{flag} "{value}" is none of {", ".join(known)}.')
+    ways = [flag for flag, on in (("--spot", options.spot), ("--flex-start", options.flex_start)) if on]
+    ways += ["--reservation"] if options.reservation else []
+    if len(ways) > 1:
+        raise UsageError(f"{' and '.join(ways)} exclude each other: a machine comes in one way.")
+    if machine.name in NOT_ON_DEMAND and not ways:
+        raise UsageError(
+            f"Google sells {machine.name} only as spot, flex-start or from a reservation.",
+            hint="Add --spot or --flex-start.",
+        )
+    if options.compact_placement and machine.name.startswith(("e2-", "n1-")):
+        raise UsageError(
+            f"--compact-placement is not possible with {machine.name}.", hint="For example: g2, a2, a3, c2."
+        )
+
+
+def _gke(cluster: Cluster) -> Gke:
+    details = cluster.details
+    location = details.get("location") or options_of(cluster, GkeOptions).zone
+    return Gke(details.get("project") or api.project_of(None), str(location))

@@ -1,0 +1,185 @@
+"""Calls of Google's APIs: one client for each process, every refusal turned into an error of mlbench's tree.
+
+For tests and proxies two environment variables move the APIs: MLBENCH_GKE_ENDPOINT ("HOST:PORT", gRPC without TLS) and
+MLBENCH_COMPUTE_ENDPOINT (a URL).
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
+from mlbench_cli.kube.access import Token
+from providers.base import TransientError
+
+if TYPE_CHECKING:
+    from google.auth.credentials import Credentials
+    from google.cloud import container_v1
+
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+CALL_SECONDS = 60.0
+INSTALL = 'pip install "mlbench[gke]"'
+LOGIN = "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS to a service account's key file"
+QUOTAS = "https://console.cloud.google.com/iam-admin/quotas?project="
+# How Google says that a zone has no such machine left, as opposed to a quota, which a person can have raised.
+STOCK_OUT = ("ZONE_RESOURCE_POOL_EXHAUSTED", "GCE_STOCKOUT", "does not have enough resources", "out of resources")
+# What is over in a minute, though it is called a quota, too.
+TOO_OFTEN = ("RATE_LIMIT", "rateLimitExceeded", "requests per minute", "per minute per")
+# One operation at a time changes a cluster.
+BUSY = (
+    "incompatible operation",
+    "operation in progress",
+    "is currently",
+    "CLUSTER_ALREADY_HAS_OPERATION",
+    "conflicting",
+)
+
+
+class Gke:
+    """The clusters of one project in one zone."""
+
+    def __init__(self, project: str, location: str) -> None:
+        self.project = project
+        self.location = location
+        self.parent = f"projects/{project}/locations/{location}"
+
+    def cluster(self, name: str) -> str:
+        return f"{self.parent}/clusters/{name}"
+
+    def call(self, method: str, **request: Any) -> Any:
+        """One request, answered once: what is to be repeated is the life-cycle's to decide. Raises MlbenchError."""
+        with translated(f"{method.replace('_', ' ')} in {self.location}", self.project):
+            return getattr(client(), method)(request=request, retry=None, timeout=CALL_SECONDS)
+
+
+@cache
+def client() -> "container_v1.ClusterManagerClient":
+    try:
+        from google.cloud import container_v1
+    except ImportError:
+        raise UsageError("Clusters on GKE need google-cloud-container, which is not installed.", hint=INSTALL) from None
+    endpoint = os.environ.get("MLBENCH_GKE_ENDPOINT")
+    if endpoint:
+        import grpc
+
+        transport = container_v1.ClusterManagerClient.get_transport_class("grpc")
+        return container_v1.ClusterManagerClient(transport=transport(channel=grpc.insecure_channel(endpoint)))
+    return container_v1.ClusterManagerClient(credentials=credentials()[0])
+
+
+@cache
+def credentials() -> tuple["Credentials", str | None]:
+    """The machine's credentials and the project that they name. Raises CredentialError."""
+    try:
+        import google.auth
+        from google.auth.exceptions import DefaultCredentialsError
+    except ImportError:
+        raise UsageError("Clusters on GKE need google-cloud-container, which is not installed.", hint=INSTALL) from None
+    try:
+        found: tuple[Credentials, str | None] = google.auth.default(scopes=[SCOPE])
+    except DefaultCredentialsError as error:
+        raise CredentialError(f"There are no Google credentials on this machine: {error}", hint=LOGIN) from None
+    return found
+
+
+def project_of(given: str | None) -> str:
+    """The project to work in: the one given, else the credentials' own."""
+    project = given or os.environ.get("GOOGLE_CLOUD_PROJECT") or credentials()[1]
+    if not project:
+        raise UsageError(
+            "No Google project is named, and the credentials name none.",
+            hint="Add --project PROJECT, or: gcloud config set project PROJECT",
+        )
+    return project
+
+
+@cache
+def token() -> Token:
+    """The access token of this process, renewed in time."""
+    return Token(_fetched)
+
+
+def _fetched() -> tuple[str, float | None]:
+    """A fresh access token, and when it expires. Raises CredentialError."""
+    import calendar
+
+    from google.auth.transport.requests import Request
+
+    found, _ = credentials()
+    with translated("get an access token", ""):
+        found.refresh(Request())
+    return str(found.token), float(calendar.timegm(found.expiry.utctimetuple())) if found.expiry else None
+
+
+@contextmanager
+def translated(what: str, project: str) -> Iterator[None]:
+    """Google's exceptions as mlbench's, with Google's own words."""
+    from google.api_core import exceptions as api
+    from google.auth import exceptions as auth
+
+    try:
+        yield
+    except auth.RefreshError as error:
+        raise CredentialError(f"Google refused to renew the credentials: {_words(error)}", hint=LOGIN) from None
+    except auth.TransportError as error:
+        raise TransientError(f"Google's sign-in cannot be reached: {_words(error)}") from None
+    except auth.GoogleAuthError as error:
+        raise CredentialError(f"The Google credentials cannot be used: {_words(error)}", hint=LOGIN) from None
+    except api.GoogleAPICallError as error:
+        raise judged(error, what, project) from None
+
+
+def judged(error: Any, what: str, project: str) -> MlbenchError:
+    """The error for a refused call."""
+    from google.api_core import exceptions as api
+
+    message = f'Google refused to {what}: "{_words(error)}"'
+    passing = (api.ServerError, api.TooManyRequests, api.Aborted, api.Cancelled, api.Unknown, api.RetryError)
+    if isinstance(error, api.NotFound):
+        return NotFoundError(message)
+    if isinstance(error, api.Unauthenticated):
+        return CredentialError(message, hint=LOGIN)
+    if isinstance(error, api.Forbidden):
+        return CredentialError(message, hint=_permission_hint(str(error), project))
+    if isinstance(error, api.ResourceExhausted) and not _says(error, TOO_OFTEN):
+        return refused_capacity(message, project)
+    if isinstance(error, passing) or (isinstance(error, api.FailedPrecondition) and _says(error, BUSY)):
+        return TransientError(message)
+    if isinstance(error, api.AlreadyExists | api.InvalidArgument | api.FailedPrecondition | api.OutOfRange):
+        return UsageError(message)
+    return MlbenchError(message)
+
+
+def refused_capacity(message: str, project: str, said: str = "") -> CapacityError:
+    """Quota, which can be raised, and stock-out, which cannot, told apart by the message and what else was said."""
+    if any(phrase in f"{message} {said}" for phrase in STOCK_OUT):
+        return CapacityError(
+            message,
+            hint="The zone has none left: repeat with --worker-zone (another of the region), without --spot, or later.",
+            details={"reason": "stock_out"},
+        )
+    return CapacityError(
+        message,
+        hint=f"Ask for more at {QUOTAS}{project}, or for fewer or other machines.",
+        details={"reason": "quota"},
+    )
+
+
+def _permission_hint(words: str, project: str) -> str:
+    if "SERVICE_DISABLED" in words or "has not been used in project" in words:
+        return f"gcloud services enable container.googleapis.com --project {project}"
+    return (
+        f"Whoever runs this needs the roles container.admin and iam.serviceAccountUser in {project}: "
+        f"gcloud projects get-iam-policy {project}"
+    )
+
+
+def _says(error: Any, phrases: tuple[str, ...]) -> bool:
+    text = f"{error} {getattr(error, 'reason', '')}"
+    return any(phrase in text for phrase in phrases)
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(getattr(error, "message", None) or error).split())[:1500]

@@ -1,0 +1,47 @@
+"""Finds the clusters on GKE that bear our marks, whoever made them."""
+
+from typing import Any
+
+from mlbench_cli.store import Cluster
+from providers.base import MARK, TransientError, from_marks
+from providers.gke.api import Gke
+from providers.gke.resources import WORKER_POOL
+
+STATES = {"PROVISIONING": "creating", "STOPPING": "deleting", "ERROR": "failed"}
+
+
+def discovered(project: str, location: str) -> list[Cluster]:
+    """All of a project, in one location or ("-") everywhere. Raises TransientError where a zone does not answer."""
+    answer = Gke(project, location).call("list_clusters", parent=f"projects/{project}/locations/{location}")
+    if answer.missing_zones:
+        raise TransientError(
+            f"Google has no answer from {', '.join(answer.missing_zones)}; what is there is not known."
+        )
+    return [_cluster(found, project) for found in answer.clusters if found.resource_labels.get(MARK) == found.name]
+
+
+def _cluster(found: Any, project: str) -> Cluster:
+    pool = next((pool for pool in found.node_pools if pool.name == WORKER_POOL), None)
+    options: dict[str, Any] = {"zone": found.location, "project": project}
+    details: dict[str, Any] = {
+        "project": project,
+        "location": found.location,
+        "nodes": 0,
+        "gpus_per_node": 0,
+        "options": options,
+        **from_marks(found.resource_labels),
+    }
+    state = STATES.get(found.status.name, "ready")
+    if pool is None:
+        state = "failed" if state == "ready" else state
+    else:
+        accelerator = pool.config.accelerators[0] if pool.config.accelerators else None
+        # Of the machines one is the system's.
+        details["nodes"] = max(0, found.current_node_count - 1)
+        details["gpu"] = accelerator.accelerator_type if accelerator else None
+        details["gpus_per_node"] = int(accelerator.accelerator_count) if accelerator else 0
+        details["machine_type"] = options["machine_type"] = pool.config.machine_type
+        options["spot"] = bool(pool.config.spot)
+        if pool.status.name in ("ERROR", "RUNNING_WITH_ERROR"):
+            state = "failed"
+    return Cluster(found.name, "gke", state, found.create_time, details)

@@ -1,0 +1,138 @@
+"""Which machine of Compute Engine has which GPUs: checked before any call, so that a wrong pair costs nothing.
+
+Source: Google's list of GPU machine types, as of 2026-11. A type that is not in the table is asked of Compute Engine
+when the cluster is planned.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mlbench_cli.errors import UsageError, did_you_mean
+
+CPU_DEFAULT = "n1-standard-4"
+GPU_DEFAULT = "nvidia-tesla-t4"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`gpu` is an accelerator type of Compute Engine, None for a machine without."""
+
+    name: str
+    gpu: str | None = None
+    gpus: int = 0
+
+    @property
+    def vcpus(self) -> int | None:
+        """As its name tells; None where it tells something else."""
+        size = re.fullmatch(r"[a-z0-9]+-(?:standard|highmem|highcpu|custom)-(\d+)(?:-.*)?", self.name)
+        return int(size[1]) if size else None
+
+
+def _shapes(family: str, gpu: str, sizes: Mapping[str, int]) -> dict[str, Machine]:
+    return {f"{family}-{size}": Machine(f"{family}-{size}", gpu, count) for size, count in sizes.items()}
+
+
+# Machines whose GPUs are part of their shape.
+SHAPED: dict[str, Machine] = {
+    **_shapes("g2-standard", "nvidia-l4", {"4": 1, "8": 1, "12": 1, "16": 1, "32": 1, "24": 2, "48": 4, "96": 8}),
+    **_shapes("g4-standard", "nvidia-rtx-pro-6000", {"48": 1, "96": 2, "192": 4, "384": 8}),
+    **_shapes("a2-highgpu", "nvidia-tesla-a100", {"1g": 1, "2g": 2, "4g": 4, "8g": 8}),
+    **_shapes("a2-megagpu", "nvidia-tesla-a100", {"16g": 16}),
+    **_shapes("a2-ultragpu", "nvidia-a100-80gb", {"1g": 1, "2g": 2, "4g": 4, "8g": 8}),
+    **_shapes("a3-highgpu", "nvidia-h100-80gb", {"1g": 1, "2g": 2, "4g": 4, "8g": 8}),
+    **_shapes("a3-megagpu", "nvidia-h100-mega-80gb", {"8g": 8}),
+    **_shapes("a3-ultragpu", "nvidia-h200-141gb", {"8g": 8}),
+    **_shapes("a4-highgpu", "nvidia-b200", {"8g": 8}),
+}
+# GPUs that are attached to general machines of the N1 family, and how many of them may be.
+ATTACHED = {"nvidia-tesla-t4": (1, 2, 4)}
+ATTACHED_TO = {1: "n1-standard-8", 2: "n1-standard-16", 4: "n1-standard-32"}
+SHORT = {
+    "t4": "nvidia-tesla-t4",
+    "l4": "nvidia-l4",
+    "rtx6000": "nvidia-rtx-pro-6000",
+    "a100": "nvidia-tesla-a100",
+    "a100-80gb": "nvidia-a100-80gb",
+    "h100": "nvidia-h100-80gb",
+    "h100-mega": "nvidia-h100-mega-80gb",
+    "h200": "nvidia-h200-141gb",
+    "b200": "nvidia-b200",
+}
+TOO_OLD = tuple(f"nvidia-tesla-{name}" for name in ("k80", "p100", "p4", "v100"))
+# Sold only as spot or flex-start.
+NOT_ON_DEMAND = ("a3-highgpu-1g", "a3-highgpu-2g", "a3-highgpu-4g")
+
+
+def choose(machine_type: str | None, num_gpus: int | None, gpu_type: str | None) -> Machine:
+    """The machine that the options mean. Raises UsageError with what would fit for every pair that cannot be."""
+    if num_gpus is not None and num_gpus < 0:
+        raise UsageError(f"--num-gpus {num_gpus}: the least is 0.")
+    gpu = _gpu(gpu_type) if gpu_type else None
+    if machine_type is None:
+        return _smallest(gpu or GPU_DEFAULT, num_gpus or 1) if gpu or num_gpus else Machine(CPU_DEFAULT)
+    if machine_type in SHAPED:
+        return _shaped(SHAPED[machine_type], num_gpus, gpu)
+    if not gpu and not num_gpus:
+        return Machine(machine_type)
+    return _attached(machine_type, num_gpus or 1, gpu or GPU_DEFAULT)
+
+
+def _gpu(name: str) -> str:
+    name = name.lower()
+    full = SHORT.get(name, SHORT.get(name.removeprefix("nvidia-").removeprefix("tesla-"), name))
+    if full in TOO_OLD or f"nvidia-tesla-{full}" in TOO_OLD:
+        raise UsageError(
+            f"{full} is too old for the CUDA that today's images hold, or not offered any more.",
+            hint=f"Choose another --gpu-type: {', '.join(SHORT)}",
+        )
+    if full not in SHORT.values():
+        near = did_you_mean(name, [*SHORT, *SHORT.values()])
+        raise UsageError(f'There is no GPU "{name}" at Google.{near}', hint=f"--gpu-type: {', '.join(SHORT)}")
+    return full
+
+
+def _smallest(gpu: str, count: int) -> Machine:
+    if gpu in ATTACHED:
+        return _attached(ATTACHED_TO.get(count, ATTACHED_TO[1]), count, gpu)
+    fitting = [machine for machine in SHAPED.values() if machine.gpu == gpu and machine.gpus == count]
+    if not fitting:
+        counts = sorted({machine.gpus for machine in SHAPED.values() if machine.gpu == gpu})
+        raise UsageError(f"No machine has {count} × {gpu}; there are some with {_listed(counts)}.")
+    # Of the smallest machines with one L4 the second is the first with enough memory for the tasks.
+    return fitting[1] if gpu == "nvidia-l4" and count == 1 else fitting[0]
+
+
+def _shaped(machine: Machine, num_gpus: int | None, gpu: str | None) -> Machine:
+    if gpu is not None and gpu != machine.gpu:
+        raise UsageError(
+            f"A {machine.name} has {machine.gpu}, not {gpu}.", hint="Leave out --gpu-type, or --machine-type."
+        )
+    if num_gpus is not None and num_gpus != machine.gpus:
+        others = [name for name, other in SHAPED.items() if other.gpu == machine.gpu and other.gpus == num_gpus]
+        raise UsageError(
+            f"A {machine.name} has {machine.gpus} × {machine.gpu}, not {num_gpus}.",
+            hint=f"--machine-type {others[0]}" if others else "Leave out --num-gpus.",
+        )
+    return machine
+
+
+def _attached(machine_type: str, count: int, gpu: str) -> Machine:
+    if gpu not in ATTACHED:
+        fitting = [name for name, machine in SHAPED.items() if machine.gpu == gpu]
+        raise UsageError(
+            f"{gpu} is not attached to a {machine_type}, but part of machines of its own.",
+            hint=f"--machine-type: {', '.join(fitting)}",
+        )
+    if not machine_type.startswith("n1-"):
+        raise UsageError(
+            f"{gpu} can be attached to machines of the family n1 only, not to a {machine_type}.",
+            hint=f"--machine-type {ATTACHED_TO.get(count, ATTACHED_TO[1])}",
+        )
+    if count not in ATTACHED[gpu]:
+        raise UsageError(f"A machine may have {_listed(ATTACHED[gpu])} × {gpu}, not {count}.")
+    return Machine(machine_type, gpu, count)
+
+
+def _listed(counts: tuple[int, ...] | list[int]) -> str:
+    return ", ".join(map(str, counts[:-1])) + f" or {counts[-1]}" if len(counts) > 1 else str(counts[0])

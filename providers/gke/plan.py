@@ -1,0 +1,56 @@
+"""What a cluster on GKE will be and cost, and whether Google is going to allow it. Reads only."""
+
+from typing import TYPE_CHECKING
+
+from mlbench_cli.errors import UsageError
+from mlbench_cli.store import Cluster
+from providers import pricing
+from providers.base import Plan, PlanLine
+from providers.gke.api import Gke
+from providers.gke.compute import check_machines
+from providers.gke.machines import Machine
+
+if TYPE_CHECKING:
+    from providers.gke import GkeOptions
+
+SYSTEM_DISK = 50
+
+
+def planned(cluster: Cluster, options: "GkeOptions", machine: Machine, gke: Gke) -> Plan:
+    """Raises CredentialError, UsageError or CapacityError for what cannot work; what may not work is a warning."""
+    _check_version(options, gke)
+    count = int(cluster.details["nodes"])
+    zone = options.worker_zone or options.zone
+    warnings = check_machines(gke.project, zone, machine, count, options.spot)
+    if options.flex_start:
+        warnings.append("Flex-start machines come only when a run asks for them; it may wait for hours.")
+    prices = pricing.table("gke")
+    region = options.zone.rpartition("-")[0]
+    way = " (spot)" if options.spot else ""
+    lines = [
+        PlanLine("GKE control plane", 1, prices.price("control-plane", region)),
+        PlanLine(f"system machine {options.system_machine_type}", 1, prices.price(options.system_machine_type, region)),
+        PlanLine(f"worker {machine.name}{way}", count, prices.price(machine.name, region, spot=options.spot)),
+    ]
+    if machine.gpu and machine.name.startswith("n1-"):
+        price = prices.price(machine.gpu, region, spot=options.spot)
+        lines.append(PlanLine(f"GPU {machine.gpu}{way}", count * machine.gpus, price))
+    lines.append(PlanLine("GB of disk", SYSTEM_DISK + count * options.disk_size, prices.price("disk-gb", region)))
+    location = f"{zone} of project {gke.project}"
+    return Plan(tuple(lines), location, prices.currency, prices.source, tuple(warnings))
+
+
+def _check_version(options: "GkeOptions", gke: Gke) -> None:
+    """Also the first call of all: it fails where credentials, project, zone or API are not as they must be."""
+    config = gke.call("get_server_config", name=gke.parent)
+    wanted = options.kubernetes_version
+    if wanted is None:
+        return
+    channel = next((item for item in config.channels if item.channel.name == options.release_channel.upper()), None)
+    offered = list(channel.valid_versions if channel is not None else config.valid_master_versions)
+    if not any(version == wanted or version.startswith((f"{wanted}.", f"{wanted}-")) for version in offered):
+        short = sorted({".".join(version.split(".")[:2]) for version in offered})
+        raise UsageError(
+            f"GKE does not offer Kubernetes {wanted} in the channel {options.release_channel} of {options.zone}.",
+            hint=f"It has {', '.join(short)}; or leave out --kubernetes-version",
+        )

@@ -1,0 +1,381 @@
+"""What a cluster on GKE consists of: the control plane with a small pool for the system, then the pool of workers.
+
+Two steps, since a pool without stock or quota then leaves a healthy cluster to try again on. GKE changes a cluster by
+one operation at a time and refuses a second one; the refusal counts as passing trouble.
+"""
+
+from typing import Any
+
+from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
+from mlbench_cli.kube.access import Access
+from mlbench_cli.store import Cluster
+from providers.base import MARK, Found, Progress, Resource, TransientError, marks
+from providers.gke import api
+from providers.gke.api import Gke
+from providers.gke.machines import Machine
+
+SYSTEM_POOL = "system"
+WORKER_POOL = "workers"
+ROLE_LABEL = "mlbench-role"
+WORKER = "worker"
+GPU = "nvidia.com/gpu"
+GPU_TAINT = {"key": GPU, "value": "present", "effect": "NO_SCHEDULE"}
+# Keeps runs off the small pool; what GKE itself installs tolerates it.
+SYSTEM_TAINT = {"key": "components.gke.io/gke-managed-components", "value": "true", "effect": "NO_SCHEDULE"}
+# Deleting may have to wait for the end of an operation, such as a pool that looks for stock.
+DELETE_SECONDS = 3600.0
+CAPACITY_CODES = ("GCE_STOCKOUT", "GCE_QUOTA_EXCEEDED")
+
+
+class ControlPlane(Resource):
+    """The cluster itself, with its system pool."""
+
+    kind = "GKE cluster"
+    create_seconds = 1800.0
+    delete_seconds = DELETE_SECONDS
+
+    def __init__(self, cluster: Cluster, gke: Gke, options: Any) -> None:
+        self.cluster = cluster
+        self.gke = gke
+        self.options = options
+        self.name = cluster.name
+        self.path = gke.cluster(self.name)
+        self.operation: str | None = None
+        self.remove_command = (
+            f"gcloud container clusters delete {self.name} --location {gke.location} --project {gke.project}"
+        )
+
+    def described(self) -> Any | None:
+        try:
+            return self.gke.call("get_cluster", name=self.path)
+        except NotFoundError:
+            return None
+
+    def find(self) -> Found | None:
+        found = self.described()
+        if found is None:
+            return None
+        state = found.status.name
+        return Found(
+            state,
+            ours=found.resource_labels.get(MARK) == self.name,
+            deleting=state == "STOPPING",
+            busy="an operation on it is going on" if state in ("PROVISIONING", "RECONCILING") else None,
+            broken=_conditions(found) or "it is in the state ERROR" if state == "ERROR" else None,
+        )
+
+    def create(self) -> None:
+        answer = self.gke.call("create_cluster", parent=self.gke.parent, cluster=self.request())
+        self.operation = answer.name
+
+    def poll(self) -> Progress:
+        found = self.described()
+        done, detail = _operation(self.gke, self.operation, f'The GKE cluster "{self.name}" was not made')
+        if found is None:
+            raise MlbenchError(f'The GKE cluster "{self.name}" has gone while it was being made.')
+        state = found.status.name
+        if state == "ERROR":
+            raise _failure(f'The GKE cluster "{self.name}" was not made', found, self.gke.project)
+        return Progress(done and state in ("RUNNING", "DEGRADED"), detail or f"it is {state}")
+
+    def delete(self) -> None:
+        try:
+            self.gke.call("delete_cluster", name=self.path)
+        except NotFoundError:
+            return
+
+    def request(self) -> dict[str, Any]:
+        """The cluster as GKE is asked for it; its marks are labels, which Google also puts on the bill."""
+        labels = marks(self.cluster)
+        options = self.options
+        request: dict[str, Any] = {
+            "name": self.name,
+            "resource_labels": labels,
+            "locations": [self.gke.location],
+            "release_channel": {"channel": options.release_channel.upper()},
+            "ip_allocation_policy": {"use_ip_aliases": True},
+            "network_config": {"datapath_provider": "ADVANCED_DATAPATH"},
+            "workload_identity_config": {"workload_pool": f"{self.gke.project}.svc.id.goog"},
+            "control_plane_endpoints_config": {"dns_endpoint_config": {"allow_external_traffic": True}},
+            "node_pools": [
+                {
+                    "name": SYSTEM_POOL,
+                    "initial_node_count": 1,
+                    "config": {
+                        **_node_config(options, labels),
+                        "machine_type": options.system_machine_type,
+                        "disk_size_gb": 50,
+                        "labels": {ROLE_LABEL: SYSTEM_POOL},
+                        "taints": [SYSTEM_TAINT],
+                    },
+                }
+            ],
+        }
+        for key, value in (
+            ("initial_cluster_version", options.kubernetes_version),
+            ("network", options.network),
+            ("subnetwork", options.subnetwork),
+        ):
+            if value:
+                request[key] = value
+        return request
+
+
+class WorkerPool(Resource):
+    """The machines that runs get, all of one shape and in one zone."""
+
+    kind = "node pool"
+    create_seconds = 2400.0
+
+    def __init__(self, plane: ControlPlane, machine: Machine, count: int, zone: str) -> None:
+        self.plane = plane
+        self.gke = plane.gke
+        self.machine = machine
+        self.count = count
+        self.zone = zone
+        self.name = f"{plane.name}/{WORKER_POOL}"
+        self.path = f"{plane.path}/nodePools/{WORKER_POOL}"
+        self.needs = (plane,)
+        self.goes_with = plane
+        self.operation: str | None = None
+        self.remove_command = (
+            f"gcloud container node-pools delete {WORKER_POOL} --cluster {plane.name} "
+            f"--location {self.gke.location} --project {self.gke.project}"
+        )
+
+    def described(self) -> Any | None:
+        try:
+            return self.gke.call("get_node_pool", name=self.path)
+        except NotFoundError:
+            return None
+
+    def find(self) -> Found | None:
+        found = self.described()
+        if found is None:
+            return None
+        state = found.status.name
+        failed = state in ("ERROR", "RUNNING_WITH_ERROR")
+        return Found(
+            state,
+            deleting=state == "STOPPING",
+            broken=_conditions(found) or f"it is in the state {state}" if failed else None,
+            differs=None if failed else self._difference(found),
+        )
+
+    def create(self) -> None:
+        answer = self.gke.call("create_node_pool", parent=self.plane.path, node_pool=self.request())
+        self.operation = answer.name
+
+    def poll(self) -> Progress:
+        found = self.described()
+        done, detail = _operation(self.gke, self.operation, f'The node pool "{self.name}" was not made')
+        if found is None:
+            raise MlbenchError(f'The node pool "{self.name}" has gone while it was being made.')
+        state = found.status.name
+        if state in ("ERROR", "RUNNING_WITH_ERROR"):
+            raise _failure(f'The node pool "{self.name}" was not made', found, self.gke.project)
+        return Progress(done and state == "RUNNING", detail or f"it is {state}")
+
+    def delete(self) -> None:
+        try:
+            self.gke.call("delete_node_pool", name=self.path)
+        except NotFoundError:
+            return
+
+    def request(self) -> dict[str, Any]:
+        options, machine = self.plane.options, self.machine
+        config: dict[str, Any] = {
+            **_node_config(options, marks(self.plane.cluster)),
+            "machine_type": machine.name,
+            "disk_size_gb": options.disk_size,
+            "spot": options.spot,
+            "flex_start": options.flex_start,
+            "labels": {ROLE_LABEL: WORKER},
+        }
+        if machine.gpu:
+            driver = {"gpu_driver_version": options.gpu_driver.upper()}
+            config["accelerators"] = [
+                {
+                    "accelerator_type": machine.gpu,
+                    "accelerator_count": machine.gpus,
+                    "gpu_driver_installation_config": driver,
+                }
+            ]
+            config["taints"] = [GPU_TAINT]
+        if options.reservation:
+            config["reservation_affinity"] = {
+                "consume_reservation_type": "SPECIFIC_RESERVATION",
+                "key": "compute.googleapis.com/reservation-name",
+                "values": [options.reservation],
+            }
+        request: dict[str, Any] = {
+            "name": WORKER_POOL,
+            "initial_node_count": self.count,
+            "locations": [self.zone],
+            "config": config,
+            "management": {"auto_repair": True, "auto_upgrade": True},
+        }
+        if options.compact_placement:
+            request["placement_policy"] = {"type_": "COMPACT"}
+        if options.flex_start:
+            # Such machines come when pods ask for them, and cannot be counted out beforehand.
+            request["initial_node_count"] = 0
+            request["autoscaling"] = {"enabled": True, "total_max_node_count": self.count, "location_policy": "ANY"}
+            request["management"] = {"auto_repair": False, "auto_upgrade": True}
+        return request
+
+    def _difference(self, found: Any) -> str | None:
+        asked = (self.machine.name, self.machine.gpu or "", self.machine.gpus, bool(self.plane.options.spot))
+        accelerator = found.config.accelerators[0] if found.config.accelerators else None
+        gpu = (accelerator.accelerator_type, accelerator.accelerator_count) if accelerator else ("", 0)
+        has = (found.config.machine_type, *gpu, found.config.spot)
+        words = ("machine type", "GPU", "number of GPUs", "spot")
+        differing = [f"{word} {a} instead of {b}" for word, a, b in zip(words, has, asked, strict=True) if a != b]
+        return ", ".join(differing) or None
+
+
+class PoolSize(Resource):
+    """The number of machines in the pool of workers."""
+
+    kind = "size of node pool"
+    create_seconds = 2400.0
+
+    def __init__(self, pool: WorkerPool, count: int) -> None:
+        self.pool = pool
+        self.count = count
+        self.name = f"{pool.name}={count}"
+        self.goes_with = pool
+        self.operation: str | None = None
+
+    def find(self) -> Found | None:
+        """Never: GKE does not tell a pool's size surely, and setting it again does no harm."""
+        return None
+
+    def create(self) -> None:
+        self.operation = self.pool.gke.call("set_node_pool_size", name=self.pool.path, node_count=self.count).name
+
+    def poll(self) -> Progress:
+        found = self.pool.described()
+        done, detail = _operation(self.pool.gke, self.operation, f'The node pool "{self.pool.name}" was not resized')
+        if found is None:
+            raise NotFoundError(f'The node pool "{self.pool.name}" has gone.')
+        if found.status.name in ("ERROR", "RUNNING_WITH_ERROR"):
+            raise _failure(f'The node pool "{self.pool.name}" was not resized', found, self.pool.gke.project)
+        return Progress(done and found.status.name == "RUNNING", detail or f"it is {found.status.name}")
+
+    def delete(self) -> None:
+        return
+
+
+class ReadyMachines(Resource):
+    """The wait until every worker has joined and, with the driver installed, shows its GPUs."""
+
+    kind = "workers"
+    create_seconds = 1200.0
+
+    def __init__(self, plane: ControlPlane, count: int, gpus: int, needs: tuple[Resource, ...]) -> None:
+        self.plane = plane
+        self.count = count
+        self.gpus = gpus
+        self.name = f"{plane.name}/{count}"
+        self.needs = needs
+        self.goes_with = plane
+
+    def find(self) -> Found | None:
+        """Never: it is nothing but a wait."""
+        return None
+
+    def create(self) -> None:
+        return
+
+    def poll(self) -> Progress:
+        found = self.plane.described()
+        if found is None:
+            raise NotFoundError(f'There is no GKE cluster "{self.plane.name}".')
+        try:
+            with access_to(found).client() as kubernetes:
+                nodes = kubernetes.get("/api/v1/nodes", labelSelector=f"{ROLE_LABEL}={WORKER}")["items"]
+        except MlbenchError as error:
+            status = error.details.get("status")
+            # Soon after the start the endpoint is not known everywhere, nor are our rights.
+            if status is not None and (status in (0, 401, 403, 429) or status >= 500):
+                raise TransientError(error.message, hint=error.hint) from None
+            raise
+        ready = [node for node in nodes if _is_ready(node)]
+        if len(ready) < self.count:
+            return Progress(False, f"{len(ready)} of {self.count} machines have joined (scale-cluster sets how many)")
+        shown = sum(1 for node in ready if _gpus(node) >= self.gpus)
+        return Progress(shown >= self.count, f"{shown} of {self.count} machines show their GPUs; drivers install")
+
+    def delete(self) -> None:
+        return
+
+
+def access_to(found: Any) -> Access:
+    """The way to the Kubernetes API of a described cluster: by its DNS name where that is open, else by address."""
+    import base64
+
+    dns = found.control_plane_endpoints_config.dns_endpoint_config
+    token = api.token()
+    if dns.endpoint and dns.allow_external_traffic:
+        return Access(f"https://{dns.endpoint}", token=token)
+    if not found.endpoint:
+        raise UsageError(f'The GKE cluster "{found.name}" has no address yet: it is {found.status.name}.')
+    return Access(
+        f"https://{found.endpoint}", ca=base64.b64decode(found.master_auth.cluster_ca_certificate), token=token
+    )
+
+
+def _node_config(options: Any, labels: dict[str, str]) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "image_type": "COS_CONTAINERD",
+        "disk_type": "pd-balanced",
+        "oauth_scopes": [api.SCOPE],
+        "gvnic": {"enabled": True},
+        "resource_labels": labels,
+        "workload_metadata_config": {"mode": "GKE_METADATA"},
+    }
+    if options.service_account:
+        config["service_account"] = options.service_account
+    return config
+
+
+def _operation(gke: Gke, name: str | None, what: str) -> tuple[bool, str]:
+    """Whether an operation is done, and what it is at. There is no state "failed": a done one may hold an error.
+
+    Of what another process began nothing is known; the state of what it makes has to do.
+    """
+    if name is None:
+        return True, ""
+    operation = gke.call("get_operation", name=f"{gke.parent}/operations/{name}")
+    if operation.status.name == "DONE" and operation.error.code:
+        codes = [condition.code.name for condition in (*operation.cluster_conditions, *operation.nodepool_conditions)]
+        words = operation.error.message or operation.status_message or "no reason given"
+        raise _judged(f'{what}: "{words}"', [*codes, words], gke.project)
+    return operation.status.name == "DONE", str(operation.detail)
+
+
+def _failure(what: str, found: Any, project: str) -> MlbenchError:
+    words = _conditions(found) or found.status.name
+    return _judged(f'{what}: "{words}"', [condition.code.name for condition in found.conditions] + [words], project)
+
+
+def _judged(message: str, said: list[str], project: str) -> MlbenchError:
+    text = " ".join(said)
+    if any(code in text for code in CAPACITY_CODES) or any(word in text for word in (*api.STOCK_OUT, "uota")):
+        return api.refused_capacity(message, project, text)
+    return MlbenchError(message, hint="The create-cluster command again removes what failed and repeats it.")
+
+
+def _conditions(found: Any) -> str | None:
+    told = [f"{item.code.name}: {item.message}" for item in found.conditions] or [found.status_message]
+    return "; ".join(text for text in told if text) or None
+
+
+def _is_ready(node: dict[str, Any]) -> bool:
+    conditions = (node.get("status") or {}).get("conditions") or []
+    return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
+
+
+def _gpus(node: dict[str, Any]) -> int:
+    return int(((node.get("status") or {}).get("allocatable") or {}).get(GPU, 0))

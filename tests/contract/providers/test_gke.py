@@ -1,0 +1,457 @@
+"""GKE through the unmodified SDK on servers that speak Google's protocols: nothing leaks, whatever goes wrong when."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.app import run
+from mlbench_cli.errors import CapacityError, CleanupError, CredentialError, MlbenchError, UsageError
+from mlbench_cli.store import Cluster, Store
+from providers.base import MARK
+from providers.gke import GkeOptions, GkeProvider, api
+from providers.lifecycle import down, up
+from tests.fakes.gke import PROJECT, Google, World
+from tests.fakes.zygote import Zygote
+
+L4 = GkeOptions(gpu_type="l4", spot=True)
+CREATE = ["create-cluster", "gke", "2", "rel", "--gpu-type", "l4", "--yes"]
+DELETE = ["delete-cluster", "gke", "rel-2", "--yes"]
+
+
+@pytest.fixture(scope="module")
+def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
+    servers = Google(tmp_path_factory.mktemp("google"))
+    yield servers
+    servers.close()
+
+
+@pytest.fixture
+def world(google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    for key, value in google.environment.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.delenv("GOOGLE_CLOUD_PROJECT", raising=False)
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    for cached in (api.client, api.credentials, api.token):
+        cached.cache_clear()
+    return google.reset()
+
+
+class Told:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def mlbench(world: World, capsys: pytest.CaptureFixture[str]) -> Any:
+    def command(*words: str) -> Told:
+        code = run(list(words))
+        return Told(code, *capsys.readouterr())
+
+    return command
+
+
+def _cluster(nodes: int = 2, options: GkeOptions = L4) -> Cluster:
+    described = GkeProvider().describe(f"rel-{nodes}", nodes, options)
+    details = {**described.details, "owner": "tester", "expires": 4102444800}
+    return Cluster(described.name, "gke", details=details)
+
+
+def _make(cluster: Cluster, home: Path, patience: float = 1.0) -> Cluster:
+    home.mkdir(exist_ok=True)
+    return up(cluster, GkeProvider().resources(cluster), Store(home), patience=patience)
+
+
+def _error_of(work: Callable[[], object]) -> MlbenchError | None:
+    try:
+        work()
+    except MlbenchError as error:
+        return error
+    return None
+
+
+def _remove_from_nothing(home: Path) -> None:
+    home.mkdir()
+    for cluster in GkeProvider().discover({}):
+        down(cluster, GkeProvider().resources(cluster), Store(home), patience=1.0)
+
+
+# --- the way it is meant to go --------------------------------------------------------------------------------------
+
+
+def test_from_create_to_delete(mlbench: Any, world: World) -> None:
+    told = mlbench(*CREATE, "--ttl", "2h", "-o", "json")
+    assert told.code == 0, told.err
+    details = told.json["cluster"]["details"]
+    assert (details["project"], details["location"], details["gpus_per_node"]) == (PROJECT, "europe-west1-b", 1)
+    assert [entry["kind"] for entry in details["provisioning"]] == ["GKE cluster", "node pool", "workers"]
+    made = world.clusters["rel-2"]
+    assert made.resource_labels[MARK] == "rel-2"
+    assert set(made.resource_labels) == {MARK, "mlbench-owner", "mlbench-expires"}
+    system, workers = made.node_pools
+    assert not system.config.accelerators
+    assert workers.config.accelerators[0].gpu_driver_installation_config.gpu_driver_version.name == "LATEST"
+    assert dict(workers.config.resource_labels) == dict(made.resource_labels)
+    assert made.control_plane_endpoints_config.dns_endpoint_config.allow_external_traffic
+    # The token of the exported kubeconfig is one that Google gave.
+    assert mlbench("kubeconfig", "token").json["status"]["token"].startswith("token-")
+    assert mlbench(*DELETE).code == 0
+    assert world.clusters == {}
+    assert [cluster.name for cluster in Store().clusters()] == ["local"]
+
+
+def test_the_workers_are_made_after_the_cluster_is_ready(world: World, tmp_path: Path) -> None:
+    _make(_cluster(), tmp_path / "home")
+    created = [line for line in world.log if line.startswith("Create")]
+    assert created == ["CreateCluster  rel-2", "CreateNodePool clusters/rel-2 workers"]
+
+
+def test_dry_run_makes_nothing(mlbench: Any, world: World) -> None:
+    told = mlbench(*CREATE, "--dry-run", "-o", "json")
+    assert told.code == 0
+    assert [line["what"] for line in told.json["plan"]["lines"]][2] == "worker g2-standard-8"
+    assert told.json["plan"]["price_per_hour"] is None
+    assert all(line.startswith("Get") for line in world.log)
+
+
+def test_without_a_terminal_it_asks_for_yes_and_a_paid_cluster_has_an_end(mlbench: Any, world: World) -> None:
+    told = mlbench(*CREATE[:-1])
+    assert told.code == 2
+    assert "--yes" in told.err
+    assert world.clusters == {}
+    mlbench(*CREATE)
+    assert "expires" in Store().cluster("rel-2").details
+    assert mlbench(*DELETE, "--project", PROJECT, "--zone", "europe-west1-b").code == 0
+    mlbench(*CREATE, "--ttl", "none")
+    assert "expires" not in Store().cluster("rel-2").details
+
+
+def test_scale_to_nothing_and_back(mlbench: Any, world: World) -> None:
+    mlbench(*CREATE)
+    assert mlbench("scale-cluster", "rel-2", "0").code == 0
+    assert world.clusters["rel-2"].node_pools[1].initial_node_count == 0
+    assert mlbench("scale-cluster", "rel-2", "3", "--yes").code == 0
+    assert world.clusters["rel-2"].node_pools[1].initial_node_count == 3
+    assert Store().cluster("rel-2").details["nodes"] == 3
+
+
+def test_made_twice_nothing_is_asked_for_twice(world: World, tmp_path: Path) -> None:
+    _make(_cluster(), tmp_path / "home")
+    _make(_cluster(), tmp_path / "home")
+    assert sum(line.startswith("Create") for line in world.log) == 2
+
+
+# --- killed, and refused, at every request --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    started = Zygote(
+        *("mlbench_cli.app", "mlbench_cli.commands.create_cluster", "mlbench_cli.commands.delete_cluster"),
+        *("mlbench_cli.commands.gc", "providers.lifecycle", "providers.gke.plan", "providers.gke.discovery"),
+        *("google.cloud.container_v1", "google.auth", "google.auth.transport.requests", "urllib3", "yaml"),
+    )
+    yield started
+    started.close()
+
+
+def _client(zygote: Zygote, google: Google, argv: list[str], home: Path) -> tuple[int, str]:
+    assert google.world.pidfile is not None
+    return zygote.run(argv, {**google.environment, "MLBENCH_HOME": str(home)}, google.world.pidfile)
+
+
+def _requests(zygote: Zygote, google: Google, tmp_path: Path) -> tuple[list[str], list[str]]:
+    """What making and what removing ask for, by the log of a calm pass."""
+    world = google.reset()
+    assert _client(zygote, google, CREATE, tmp_path / "calm")[0] == 0
+    making = list(world.log)
+    assert _client(zygote, google, DELETE, tmp_path / "calm")[0] == 0
+    return making, world.log[len(making) :]
+
+
+def _kills(log: list[str]) -> list[tuple[int, str]]:
+    """To be killed before a request is to be killed after the one before it, so the first alone has a "before"."""
+    return [(0, "kill-before"), *((number, "kill-after") for number in range(len(log)))]
+
+
+def test_killed_at_every_request_of_making_nothing_leaks(
+    world: World, google: Google, zygote: Zygote, tmp_path: Path
+) -> None:
+    making, _ = _requests(zygote, google, tmp_path)
+    left = {}
+    for number, when in _kills(making):
+        world = google.reset(trouble={number: when})
+        code, said = _client(zygote, google, CREATE, tmp_path / f"home-{number}-{when}")
+        assert code == -9, said
+        world.trouble = {}
+        # Half of them are removed by name, half by collecting; both from an empty data directory.
+        removal = DELETE if number % 2 else ["gc", "gke", "--all", "--yes"]
+        exists = bool(world.clusters)
+        code, said = _client(zygote, google, removal, tmp_path / f"empty-{number}-{when}")
+        assert code == (0 if exists or removal != DELETE else 4), said
+        if world.clusters:
+            left[f"{when} {making[number]}"] = list(world.clusters)
+    assert left == {}
+
+
+def test_killed_at_a_request_of_making_it_goes_on(world: World, google: Google, zygote: Zygote, tmp_path: Path) -> None:
+    making, _ = _requests(zygote, google, tmp_path)
+    for number in (number for number, line in enumerate(making) if line.startswith("Create")):
+        world = google.reset(trouble={number: "kill-after"})
+        assert _client(zygote, google, CREATE, tmp_path / f"home-{number}")[0] == -9
+        world.trouble = {}
+        code, said = _client(zygote, google, CREATE, tmp_path / f"home-{number}")
+        assert code == 0, said
+        assert sum(line.startswith("Create") for line in world.log) == 2
+
+
+def test_killed_at_every_request_of_removing_it_goes_on(
+    world: World, google: Google, zygote: Zygote, tmp_path: Path
+) -> None:
+    _, removing = _requests(zygote, google, tmp_path)
+    for number, when in _kills(removing):
+        world = google.reset()
+        _make(_cluster(), tmp_path / f"made-{number}-{when}")
+        world.trouble = {len(world.log) + number: when}
+        code, said = _client(zygote, google, DELETE, tmp_path / f"made-{number}-{when}")
+        assert code == -9, said
+        world.trouble = {}
+        _remove_from_nothing(tmp_path / f"empty-{number}-{when}")
+        assert world.clusters == {}, f"{when} {removing[number]}"
+
+
+PASSING = ("UNAVAILABLE-before", "DEADLINE_EXCEEDED-after", "INTERNAL-after", "THROTTLED-before")
+LASTING = {"RESOURCE_EXHAUSTED-before": CapacityError, "PERMISSION_DENIED-before": CredentialError}
+
+
+@pytest.mark.parametrize("trouble", [*PASSING, *LASTING])
+def test_an_error_at_any_request_leaks_nothing(google: Google, world: World, tmp_path: Path, trouble: str) -> None:
+    _make(_cluster(), tmp_path / "calm")
+    for number in range(len(world.log)):
+        world = google.reset(trouble={number: trouble})
+        error = _error_of(lambda number=number: _make(_cluster(), tmp_path / f"home-{number}"))
+        if trouble in PASSING:
+            assert error is None
+        else:
+            assert isinstance(error, LASTING[trouble])
+            assert bool(error.details.get("exists")) == bool(world.clusters)
+        world.trouble = {}
+        before = len(world.log)
+        world.trouble = {before + 1 + number % 4: trouble} if trouble in PASSING else {}
+        _remove_from_nothing(tmp_path / f"empty-{number}")
+        assert world.clusters == {}, f"{trouble} at {world.log[number]}"
+
+
+def test_what_may_not_be_removed_is_listed_with_its_command(world: World, tmp_path: Path) -> None:
+    cluster = _cluster()
+    _make(cluster, tmp_path / "home")
+    world.trouble = {"DeleteCluster": "PERMISSION_DENIED-before"}
+    with pytest.raises(CleanupError) as caught:
+        down(cluster, GkeProvider().resources(cluster), Store(tmp_path / "home"), patience=1.0)
+    left = {item["kind"]: item for item in caught.value.details["leftovers"]}
+    command = "gcloud container clusters delete rel-2 --location europe-west1-b --project demo-project"
+    assert left["GKE cluster"]["command"] == command
+    assert "PERMISSION_DENIED" in left["GKE cluster"]["reason"]
+
+
+def test_a_cluster_that_is_being_changed_is_waited_for(google: Google, world: World, tmp_path: Path) -> None:
+    world = google.reset(trouble={"GetNodePool": "PERMISSION_DENIED-after"}, looks=10)
+    with pytest.raises(CredentialError):
+        _make(_cluster(), tmp_path / "home")
+    world.trouble = {"GetOperation": "PERMISSION_DENIED-after"}
+    with pytest.raises(CredentialError):  # now its pool is being made
+        _make(_cluster(), tmp_path / "home")
+    world.trouble = {}
+    _remove_from_nothing(tmp_path / "empty")
+    assert world.clusters == {}
+    assert sum(line.startswith("DeleteCluster") for line in world.log) == 1
+
+
+# --- no capacity ----------------------------------------------------------------------------------------------------
+
+
+def test_a_stock_out_leaves_a_healthy_cluster_to_try_again_on(mlbench: Any, world: World) -> None:
+    world.failing = {"CreateNodePool": "stockout"}
+    told = mlbench(*CREATE)
+    assert told.code == 5
+    assert "--worker-zone" in told.err
+    assert "GKE cluster rel-2 (ready)" in told.err
+    assert "mlbench delete-cluster gke rel-2" in told.err
+    assert Store().cluster("rel-2").state == "failed"
+    world.failing = {}
+    told = mlbench(*CREATE, "--worker-zone", "europe-west1-c")
+    # The zone is not one that the double's Compute Engine knows.
+    assert told.code == 2
+    told = mlbench(*CREATE)
+    assert told.code == 0
+    assert "has to be made anew: GCE_STOCKOUT" in told.err
+
+
+def test_a_quota_is_told_apart_from_a_stock_out(mlbench: Any, world: World) -> None:
+    world.failing = {"CreateNodePool": "quota"}
+    told = mlbench(*CREATE, "-o", "json")
+    assert told.code == 5
+    assert told.json["error"]["details"]["reason"] == "quota"
+    assert "iam-admin/quotas?project=demo-project" in told.json["error"]["hint"]
+
+
+def test_a_quota_that_is_too_small_is_found_before_anything_is_made(mlbench: Any, world: World) -> None:
+    world.quotas = {"NVIDIA_L4_GPUS": 1}
+    told = mlbench(*CREATE, "-o", "json")
+    assert told.code == 5
+    assert told.json["error"]["details"] == {"reason": "quota", "quota": "NVIDIA_L4_GPUS", "left": 1, "needed": 2}
+    assert not any(line.startswith("Create") for line in world.log)
+    world.quotas = {}
+    assert "No quota of nvidia-l4 is known" in mlbench(*CREATE, "--dry-run").err
+
+
+def test_a_cluster_whose_making_failed_is_made_anew(google: Google, world: World, tmp_path: Path) -> None:
+    world.failing = {"CreateCluster": "quota"}
+    with pytest.raises(CapacityError, match="NVIDIA_L4_GPUS"):
+        _make(_cluster(), tmp_path / "home")
+    world.failing = {}
+    assert _make(_cluster(), tmp_path / "home").state == "ready"
+    assert "DeleteCluster clusters/rel-2" in world.log
+
+
+# --- what is not ours, not allowed, not possible --------------------------------------------------------------------
+
+
+def test_a_foreign_cluster_of_the_name_is_never_touched(mlbench: Any, world: World, tmp_path: Path) -> None:
+    _make(_cluster(), tmp_path / "other")
+    world.clusters["rel-2"].resource_labels = {"team": "production"}
+    before = len(world.log)
+    told = mlbench(*CREATE)
+    assert told.code == 2
+    assert "not made by mlbench" in told.err
+    assert mlbench(*DELETE).code == 4
+    assert mlbench("gc", "gke", "--all", "--everybody", "--yes").out == "There is nothing to remove.\n"
+    assert all(line.startswith(("Get", "List")) for line in world.log[before:])
+
+
+def test_a_cluster_with_other_machines_is_refused(world: World, tmp_path: Path) -> None:
+    _make(_cluster(), tmp_path / "home")
+    with pytest.raises(UsageError, match="machine type g2-standard-8 instead of n1-standard-4"):
+        _make(_cluster(options=GkeOptions()), tmp_path / "home")
+
+
+def test_only_what_expired_is_collected(mlbench: Any, world: World, tmp_path: Path) -> None:
+    _make(_cluster(), tmp_path / "other")
+    assert mlbench("gc", "gke", "--expired", "--everybody", "--yes").out == "There is nothing to remove.\n"
+    world.clusters["rel-2"].resource_labels["mlbench-expires"] = "1000000000"
+    told = mlbench("gc", "gke", "--expired", "--everybody", "--yes")
+    assert "expired" in told.out
+    assert world.clusters == {}
+
+
+def test_a_zone_that_does_not_answer_is_not_taken_for_empty(mlbench: Any, world: World) -> None:
+    world.missing_zones = ["us-east1-b"]
+    told = mlbench("gc", "gke", "--all", "--yes")
+    assert told.code == 124
+    assert "us-east1-b" in told.err
+
+
+def test_discovery_tells_what_is_there(world: World, tmp_path: Path) -> None:
+    _make(_cluster(), tmp_path / "home")
+    world.clusters["rel-2"].current_node_count = 3
+    [found] = GkeProvider().discover({})
+    assert (found.name, found.state, found.details["nodes"], found.details["gpus_per_node"]) == ("rel-2", "ready", 2, 1)
+    assert found.details["owner"] == "tester"
+    del world.clusters["rel-2"].node_pools[1]
+    assert [cluster.state for cluster in GkeProvider().discover({})] == ["failed"]
+
+
+def test_without_credentials_nothing_happens(mlbench: Any, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
+    told = mlbench(*CREATE)
+    assert told.code == 3
+    assert "gcloud auth application-default login" in told.err
+    assert world.log == []
+
+
+def test_credentials_that_are_refused_are_told(mlbench: Any, world: World) -> None:
+    mlbench(*CREATE)
+    api.token.cache_clear()
+    world.token_answer = {"error": "invalid_grant", "error_description": "Bad Request"}
+    told = mlbench("kubeconfig", "token")
+    assert told.code == 3
+    assert "invalid_grant" in told.err
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code", "says"),
+    [
+        ("PERMISSION_DENIED", 3, "container.admin"),
+        ("UNAUTHENTICATED", 3, "application-default login"),
+        ("RESOURCE_EXHAUSTED", 5, "quotas"),
+        ("INVALID_ARGUMENT", 2, "the test said so"),
+        ("UNAVAILABLE", 124, "the test said so"),
+    ],
+)
+def test_what_google_refuses_is_quoted_with_the_right_exit_code(
+    mlbench: Any, world: World, trouble: str, code: int, says: str
+) -> None:
+    world.trouble = {"GetServerConfig": f"{trouble}-before"}
+    told = mlbench(*CREATE)
+    assert told.code == code
+    assert says in told.err
+    assert [cluster.name for cluster in Store().clusters()] == ["local"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--zone", "europe"], "not a zone"),
+        (["--zone", "us-mars1-a"], "does not exist"),
+        (["--zone", "europe-west1-b", "--worker-zone", "us-east1-b"], "another region"),
+        (["--machine-type", "n9-standard-4"], "has no n9-standard-4"),
+        (["--machine-type", "g2-standard-8", "--num-gpus", "2"], "--machine-type g2-standard-24"),
+        (["--machine-type", "g2-standard-8", "--gpu-type", "t4"], "has nvidia-l4, not nvidia-tesla-t4"),
+        (["--machine-type", "e2-standard-2", "--num-gpus", "1"], "family n1 only"),
+        (["--gpu-type", "t4", "--num-gpus", "3"], "1, 2 or 4"),
+        (["--gpu-type", "k80"], "too old"),
+        (["--gpu-type", "h1000"], 'Did you mean "h100"'),
+        (["--gpu-type", "h100"], "only as spot"),
+        (["--spot", "--reservation", "mine"], "exclude each other"),
+        (["--kubernetes-version", "1.19"], "does not offer Kubernetes 1.19"),
+        (["--kubernetes-version", "new"], "not of the form"),
+        (["--num-cpus", "64"], "has 4 vCPUs"),
+        (["--disk-size", "5"], "from 10 to"),
+        (["--release-channel", "weekly"], "none of rapid"),
+        (["--compact-placement"], "not possible with n1-standard-4"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_made(
+    mlbench: Any, world: World, words: list[str], says: str
+) -> None:
+    told = mlbench("create-cluster", "gke", "2", "rel", "--yes", *words)
+    assert told.code == 2, told.err
+    assert says in told.err
+    assert not any(line.startswith("Create") for line in world.log)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        GkeOptions(),
+        GkeOptions(gpu_type="t4", num_gpus=2),
+        GkeOptions(machine_type="a2-highgpu-1g", compact_placement=True),
+        GkeOptions(gpu_type="l4", reservation="mine"),
+        GkeOptions(gpu_type="l4", flex_start=True),
+        GkeOptions(network="net", subnetwork="sub", service_account="a@b", kubernetes_version="1.34"),
+    ],
+)
+def test_every_kind_of_pool_is_one_that_the_sdk_knows(world: World, tmp_path: Path, options: GkeOptions) -> None:
+    made = world.clusters
+    _make(_cluster(options=options), tmp_path / "home")
+    pool = made["rel-2"].node_pools[-1]
+    if options.flex_start:
+        assert (pool.initial_node_count, pool.autoscaling.total_max_node_count, pool.config.flex_start) == (0, 2, True)
+    if options.reservation:
+        assert list(pool.config.reservation_affinity.values) == ["mine"]

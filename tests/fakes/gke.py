@@ -1,0 +1,457 @@
+"""Google's side of a GKE cluster as real servers: cluster manager (gRPC), sign-in and Compute Engine (HTTP), and the
+Kubernetes API of each cluster (HTTPS with a CA of its own and Google's token).
+
+The rules below are assumptions: what Google's documentation and messages say, not what was seen on a real project.
+Operations take time: so many looks, or seconds. `world.trouble` says which requests go wrong, and how.
+"""
+
+import base64
+import datetime
+import ipaddress
+import json
+import os
+import re
+import signal
+import ssl
+import threading
+import time
+from concurrent import futures
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from google.cloud import container_v1 as g
+from google.rpc import status_pb2
+
+NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
+LABEL = re.compile(r"[a-z0-9_-]{0,63}")
+SHAPES = {
+    "g2-standard-8": ("nvidia-l4", 1),
+    "g2-standard-24": ("nvidia-l4", 2),
+    "a2-highgpu-1g": ("nvidia-tesla-a100", 1),
+}
+PLAIN = ("e2-standard-2", "n1-standard-4", "n1-standard-8")
+VERSIONS = ("1.34.4-gke.100", "1.33.6-gke.200")
+PROJECT, ZONE = "demo-project", "europe-west1-b"
+Status, Code = g.Cluster.Status, grpc.StatusCode
+OPERATION_ERRORS = {
+    "stockout": (14, "GCE_STOCKOUT", "ZONE_RESOURCE_POOL_EXHAUSTED: the zone does not have enough resources"),
+    "quota": (8, "GCE_QUOTA_EXCEEDED", "Quota 'NVIDIA_L4_GPUS' exceeded. Limit: 0.0 in region europe-west1."),
+}
+
+
+class Refused(Exception):
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass
+class Operation:
+    name: str
+    cluster: str
+    looks: int
+    until: float
+    finish: Any
+    error: tuple[int, str, str] | None = None
+    done: bool = False
+
+
+@dataclass
+class World:
+    """What exists, what was asked, and what is to go wrong."""
+
+    looks: int = 2  # at anything of its cluster until an operation is done
+    seconds: float = 0.0  # that an operation takes besides
+    clusters: dict[str, g.Cluster] = field(default_factory=dict)
+    operations: dict[str, Operation] = field(default_factory=dict)
+    log: list[str] = field(default_factory=list)
+    # By request number or method: kill-before kill-after, or CODE-before CODE-after with a gRPC status code or THROTTLED.
+    trouble: dict[int | str, str] = field(default_factory=dict)
+    failing: dict[str, str] = field(default_factory=dict)  # method of an operation: key of OPERATION_ERRORS
+    missing_zones: list[str] = field(default_factory=list)
+    quotas: dict[str, float] = field(default_factory=lambda: {"NVIDIA_L4_GPUS": 8, "NVIDIA_T4_GPUS": 8})
+    pidfile: Path | None = None
+    tokens: int = 0
+    token_answer: dict[str, Any] | None = None
+    lock: Any = field(default_factory=threading.RLock)
+    certificate: bytes = b""
+    kube_port: int = 0
+
+    def serve(self, method: str, request: Any) -> Any:
+        with self.lock:
+            number = len(self.log)
+            trouble = self.trouble.get(number) or self.trouble.get(method) or ""
+            self.log.append(f"{method} {_subject(request)}")
+            kind, _, when = trouble.partition("-")
+            if when == "before":
+                self._strike(kind)
+            try:
+                return getattr(self, f"do_{method}")(request)
+            finally:
+                if when == "after":
+                    self._strike(kind)
+
+    def _strike(self, kind: str) -> None:
+        if kind == "kill":
+            assert self.pidfile is not None
+            os.kill(int(self.pidfile.read_text()), signal.SIGKILL)
+            time.sleep(0.05)
+        if kind == "THROTTLED":
+            raise Refused(Code.RESOURCE_EXHAUSTED, "Quota exceeded for quota metric 'Requests', requests per minute")
+        raise Refused(getattr(Code, "UNAVAILABLE" if kind == "kill" else kind), f"{kind}: the test said so")
+
+    # --- questions ----------------------------------------------------------------------------------------------
+
+    def do_GetServerConfig(self, request: Any) -> g.ServerConfig:
+        zone = request.name.split("/")[3]
+        if zone != ZONE:
+            raise Refused(Code.INVALID_ARGUMENT, f'Location "{zone}" does not exist.')
+        channel = {"channel": "REGULAR", "valid_versions": list(VERSIONS)}
+        return g.ServerConfig({"valid_master_versions": list(VERSIONS), "channels": [channel]})
+
+    def do_GetCluster(self, request: Any) -> g.Cluster:
+        return self._cluster(request.name, look=True)
+
+    def do_GetNodePool(self, request: Any) -> g.NodePool:
+        return self._pool(request.name, look=True)
+
+    def do_GetOperation(self, request: Any) -> g.Operation:
+        operation = self.operations.get(request.name.split("/")[-1])
+        if operation is None:
+            raise Refused(Code.NOT_FOUND, f"Not found: {request.name}.")
+        answer = g.Operation({"name": operation.name, "status": "DONE" if operation.done else "RUNNING"})
+        if operation.done and operation.error:
+            code, condition, message = operation.error
+            answer.error = status_pb2.Status(code=code, message=message)
+            answer.nodepool_conditions = [g.StatusCondition({"code": condition, "message": message})]
+        return answer
+
+    def do_ListClusters(self, request: Any) -> g.ListClustersResponse:
+        location = request.parent.split("/")[3]
+        found = [cluster for cluster in self.clusters.values() if location in ("-", cluster.location)]
+        return g.ListClustersResponse({"clusters": found, "missing_zones": self.missing_zones})
+
+    # --- changes ------------------------------------------------------------------------------------------------
+
+    def do_CreateCluster(self, request: Any) -> g.Operation:
+        asked = request.cluster
+        if not NAME.fullmatch(asked.name):
+            raise Refused(Code.INVALID_ARGUMENT, f'Invalid value for field "cluster.name": "{asked.name}".')
+        if not all(LABEL.fullmatch(value) for value in asked.resource_labels.values()):
+            raise Refused(Code.INVALID_ARGUMENT, "Invalid value for field resource_labels.")
+        if asked.initial_node_count and asked.node_pools:
+            raise Refused(Code.INVALID_ARGUMENT, "initial_node_count and node_pools exclude each other.")
+        if asked.name in self.clusters:
+            raise Refused(Code.ALREADY_EXISTS, f"Already exists: {request.parent}/clusters/{asked.name}.")
+        for pool in asked.node_pools:
+            self._check_machine(pool)
+        made = g.Cluster(asked)
+        made.status, made.location = Status.PROVISIONING, request.parent.split("/")[3]
+        made.create_time = "2026-11-20T10:00:00+00:00"
+        self.clusters[made.name] = made
+
+        def finish(failed: bool) -> None:
+            made.status = Status.ERROR if failed else Status.RUNNING
+            made.endpoint = f"127.0.0.1:{self.kube_port}"
+            made.master_auth = g.MasterAuth({"cluster_ca_certificate": base64.b64encode(self.certificate).decode()})
+            for pool in made.node_pools:
+                pool.status = g.NodePool.Status.RUNNING
+
+        return self._begin("CreateCluster", made.name, finish)
+
+    def do_DeleteCluster(self, request: Any) -> g.Operation:
+        cluster = self._cluster(request.name)
+        self._alone(cluster)
+        cluster.status = Status.STOPPING
+        return self._begin("DeleteCluster", cluster.name, lambda failed: self.clusters.pop(cluster.name))
+
+    def do_CreateNodePool(self, request: Any) -> g.Operation:
+        cluster, asked = self._cluster(request.parent), request.node_pool
+        self._alone(cluster)
+        if any(pool.name == asked.name for pool in cluster.node_pools):
+            raise Refused(Code.ALREADY_EXISTS, f"Already exists: {request.parent}/nodePools/{asked.name}.")
+        self._check_machine(asked)
+        asked.status = g.NodePool.Status.PROVISIONING
+        cluster.node_pools.append(asked)
+        return self._change("CreateNodePool", cluster, asked.name)
+
+    def do_SetNodePoolSize(self, request: Any) -> g.Operation:
+        cluster, pool = self._cluster(request.name), self._pool(request.name)
+        self._alone(cluster)
+        pool.initial_node_count = request.node_count
+        pool.status = g.NodePool.Status.RECONCILING
+        return self._change("SetNodePoolSize", cluster, pool.name)
+
+    def do_DeleteNodePool(self, request: Any) -> g.Operation:
+        cluster, pool = self._cluster(request.name), self._pool(request.name)
+        self._alone(cluster)
+        pool.status = g.NodePool.Status.STOPPING
+
+        def finish(failed: bool) -> None:
+            cluster.node_pools = [other for other in cluster.node_pools if other.name != pool.name]
+            cluster.status = Status.RUNNING
+
+        cluster.status = Status.RECONCILING
+        return self._begin("DeleteNodePool", cluster.name, finish)
+
+    # --- rules --------------------------------------------------------------------------------------------------
+
+    def _change(self, method: str, cluster: g.Cluster, name: str) -> g.Operation:
+        def finish(failed: bool) -> None:
+            cluster.status = Status.RUNNING
+            pool = next(pool for pool in cluster.node_pools if pool.name == name)
+            pool.status = g.NodePool.Status.ERROR if failed else g.NodePool.Status.RUNNING
+            if failed:
+                _, code, message = OPERATION_ERRORS[self.failing[method]]
+                pool.conditions = [g.StatusCondition({"code": code, "message": message})]
+
+        cluster.status = Status.RECONCILING
+        return self._begin(method, cluster.name, finish)
+
+    def _begin(self, method: str, cluster: str, finish: Any) -> g.Operation:
+        error = OPERATION_ERRORS[self.failing[method]] if method in self.failing else None
+        name = f"operation-{len(self.operations)}"
+        operation = Operation(name, cluster, self.looks, time.monotonic() + self.seconds, finish, error)
+        self.operations[name] = operation
+        return g.Operation({"name": name, "status": "RUNNING"})
+
+    def _look(self, cluster: str) -> None:
+        for operation in self.operations.values():
+            if operation.cluster == cluster and not operation.done:
+                operation.looks -= 1
+                if operation.looks <= 0 and time.monotonic() >= operation.until:
+                    operation.done = True
+                    operation.finish(operation.error is not None)
+
+    def _alone(self, cluster: g.Cluster) -> None:
+        for operation in self.operations.values():
+            if operation.cluster == cluster.name and not operation.done:
+                raise Refused(Code.FAILED_PRECONDITION, f"Cluster is running incompatible operation {operation.name}.")
+
+    def _cluster(self, path: str, look: bool = False) -> g.Cluster:
+        name = path.split("/")[5]
+        if look:
+            self._look(name)
+        if name not in self.clusters:
+            raise Refused(Code.NOT_FOUND, f"Not found: {path}.")
+        return self.clusters[name]
+
+    def _pool(self, path: str, look: bool = False) -> g.NodePool:
+        for pool in self._cluster(path, look).node_pools:
+            if pool.name == path.split("/")[7]:
+                return pool
+        raise Refused(Code.NOT_FOUND, f"Not found: {path}.")
+
+    def _check_machine(self, pool: g.NodePool) -> None:
+        machine = pool.config.machine_type
+        found = [(item.accelerator_type, item.accelerator_count) for item in pool.config.accelerators]
+        if machine in SHAPES:
+            fits = found == [SHAPES[machine]]
+        elif machine.startswith("n1-"):
+            fits = all(kind == "nvidia-tesla-t4" and count in (1, 2, 4) for kind, count in found)
+        else:
+            fits = machine in PLAIN and not found
+        if not fits:
+            raise Refused(Code.INVALID_ARGUMENT, f"Machine type {machine} does not go with accelerators {found}.")
+
+    # --- the Kubernetes side ------------------------------------------------------------------------------------
+
+    def nodes(self, role: str) -> list[dict[str, Any]]:
+        found = []
+        for cluster in self.clusters.values():
+            for pool in cluster.node_pools:
+                if pool.config.labels.get("mlbench-role") != role or pool.status != g.NodePool.Status.RUNNING:
+                    continue
+                gpus = sum(item.accelerator_count for item in pool.config.accelerators)
+                status = {
+                    "conditions": [{"type": "Ready", "status": "True"}],
+                    "allocatable": {"nvidia.com/gpu": str(gpus)} if gpus else {},
+                }
+                for number in range(pool.initial_node_count):
+                    found.append({"metadata": {"name": f"{pool.name}-{number}"}, "status": status})
+        return found
+
+
+def _subject(request: Any) -> str:
+    path = getattr(request, "name", "") or getattr(request, "parent", "")
+    made = getattr(request, "cluster", None) or getattr(request, "node_pool", None)
+    return "/".join(path.split("/")[4:]) + (f" {made.name}" if made else "")
+
+
+METHODS: dict[str, tuple[type[Any], type[Any]]] = {
+    "GetServerConfig": (g.GetServerConfigRequest, g.ServerConfig),
+    "GetCluster": (g.GetClusterRequest, g.Cluster),
+    "GetNodePool": (g.GetNodePoolRequest, g.NodePool),
+    "GetOperation": (g.GetOperationRequest, g.Operation),
+    "ListClusters": (g.ListClustersRequest, g.ListClustersResponse),
+    "CreateCluster": (g.CreateClusterRequest, g.Operation),
+    "DeleteCluster": (g.DeleteClusterRequest, g.Operation),
+    "CreateNodePool": (g.CreateNodePoolRequest, g.Operation),
+    "SetNodePoolSize": (g.SetNodePoolSizeRequest, g.Operation),
+    "DeleteNodePool": (g.DeleteNodePoolRequest, g.Operation),
+}
+
+
+class Google:
+    """The servers. `environment` is what points a client at them; `world` is replaced by `reset`."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.grpc = grpc.server(futures.ThreadPoolExecutor(4))
+        self.grpc.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("google.container.v1.ClusterManager", self._handlers()),)
+        )
+        port = self.grpc.add_insecure_port("127.0.0.1:0")
+        self.grpc.start()
+        self.http = self._http(_Web)
+        self.kube = self._http(_Kube)
+        self.certificate = _certify(self.kube, folder)
+        url = f"http://127.0.0.1:{self.http.server_port}"
+        self.environment = {
+            "MLBENCH_GKE_ENDPOINT": f"127.0.0.1:{port}",
+            "MLBENCH_COMPUTE_ENDPOINT": url,
+            "GOOGLE_APPLICATION_CREDENTIALS": str(_key_file(folder, url)),
+            "NO_PROXY": "127.0.0.1",
+        }
+        self.reset()
+
+    def reset(self, **values: Any) -> World:
+        self.world = World(certificate=self.certificate, kube_port=self.kube.server_port, **values)
+        self.world.pidfile = self.folder / "client.pid"
+        self.http.world = self.kube.world = self.world  # type: ignore[attr-defined]
+        return self.world
+
+    def close(self) -> None:
+        self.grpc.stop(0)
+        for server in (self.http, self.kube):
+            server.shutdown()
+            server.server_close()
+
+    def _http(self, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
+        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        return server
+
+    def _handlers(self) -> dict[str, Any]:
+        def handler(method: str) -> Any:
+            def answer(request: Any, context: grpc.ServicerContext) -> Any:
+                try:
+                    return self.world.serve(method, request)
+                except Refused as refusal:
+                    context.abort(refusal.code, str(refusal))
+
+            asked, told = METHODS[method]
+            return grpc.unary_unary_rpc_method_handler(
+                answer, request_deserializer=asked.deserialize, response_serializer=told.serialize
+            )
+
+        return {method: handler(method) for method in METHODS}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    @property
+    def world(self) -> World:
+        world: World = self.server.world  # type: ignore[attr-defined]
+        return world
+
+    def answer(self, document: dict[str, Any], code: int = 200) -> None:
+        data = json.dumps(document).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class _Web(_Handler):
+    """Sign-in, and what Compute Engine tells of machines and quotas."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        if self.world.token_answer is not None:
+            self.answer(self.world.token_answer, 400)
+            return
+        self.world.tokens += 1
+        self.answer({"access_token": f"token-{self.world.tokens}", "expires_in": 3600, "token_type": "Bearer"})
+
+    def do_GET(self) -> None:
+        parts = self.path.split("/")[5:]
+        quotas = [{"metric": name, "limit": limit, "usage": 0} for name, limit in self.world.quotas.items()]
+        if not parts or parts[0] == "regions":
+            self.answer({"quotas": quotas})
+        elif parts[:2] == ["zones", ZONE] and (len(parts) == 2 or parts[3] in (*SHAPES, *PLAIN, "nvidia-tesla-t4")):
+            self.answer({"name": parts[-1]})
+        else:
+            self.answer({"error": {"code": 404, "message": f"The resource '{self.path}' was not found"}}, 404)
+
+
+class _Kube(_Handler):
+    def do_GET(self) -> None:
+        if self.headers.get("Authorization") not in {f"Bearer token-{n + 1}" for n in range(self.world.tokens)}:
+            self.answer({"kind": "Status", "message": "Unauthorized", "reason": "Unauthorized"}, 401)
+            return
+        url = urlsplit(self.path)
+        role = parse_qs(url.query).get("labelSelector", ["="])[0].partition("=")[2]
+        self.answer({"items": self.world.nodes(role)})
+
+
+def _certify(server: ThreadingHTTPServer, folder: Path) -> bytes:
+    """Put a server behind TLS with a self-signed certificate, and return that."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "gke double")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = certificate.public_bytes(serialization.Encoding.PEM)
+    file = folder / "server.pem"
+    file.write_bytes(pem + _private(key))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(file)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    return pem
+
+
+def _key_file(folder: Path, url: str) -> Path:
+    """A service account's key file that signs in at our own server."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    document = {
+        "type": "service_account",
+        "project_id": PROJECT,
+        "client_email": f"tester@{PROJECT}.iam.gserviceaccount.com",
+        "private_key_id": "1",
+        "private_key": _private(key).decode(),
+        "token_uri": f"{url}/token",
+    }
+    file = folder / "key.json"
+    file.write_text(json.dumps(document))
+    return file
+
+
+def _private(key: Any) -> bytes:
+    data: bytes = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return data

@@ -1,0 +1,78 @@
+"""Starts many clients quickly: a process that has imported everything once, and forks one child for each command line.
+
+The children are processes of their own, which may be killed; that is what they are for.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+class Zygote:
+    """`modules` are imported before the first fork; none of them may have started a thread by then."""
+
+    def __init__(self, *modules: str) -> None:
+        root = Path(__file__).parents[2]
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, *modules],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": str(root)},
+        )
+
+    def run(self, argv: list[str], environment: dict[str, str], pidfile: Path) -> tuple[int, str]:
+        """Run `mlbench ARGV`. Returns the exit code (minus the signal where one ended it) and all that was printed."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with tempfile.NamedTemporaryFile("r") as output:
+            case = {"argv": argv, "environment": environment, "pidfile": str(pidfile), "output": output.name}
+            self._process.stdin.write(json.dumps(case) + "\n")
+            self._process.stdin.flush()
+            code = int(self._process.stdout.readline())
+            return code, output.read()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def child(case: dict[str, Any]) -> int:
+    output = os.open(case["output"], os.O_WRONLY)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.stdin = open(os.devnull)  # noqa: SIM115
+    os.environ.update(case["environment"])
+    Path(case["pidfile"]).write_text(str(os.getpid()))
+    from mlbench_cli.app import run
+
+    code = run(case["argv"])
+    sys.stdout.flush()
+    return code
+
+
+def main(modules: list[str]) -> None:
+    from importlib import import_module
+
+    for module in modules:
+        import_module(module)
+    for line in iter(sys.stdin.readline, ""):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                code = child(json.loads(line))
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(pid, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
