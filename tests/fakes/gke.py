@@ -72,7 +72,7 @@ class World:
     clusters: dict[str, g.Cluster] = field(default_factory=dict)
     operations: dict[str, Operation] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
-    # By request number or method: kill-before kill-after, or CODE-before CODE-after with a gRPC status code or THROTTLED.
+    # By request number or method: kill-before kill-after, or CODE-before CODE-after; a gRPC status code or THROTTLED.
     trouble: dict[int | str, str] = field(default_factory=dict)
     failing: dict[str, str] = field(default_factory=dict)  # method of an operation: key of OPERATION_ERRORS
     missing_zones: list[str] = field(default_factory=list)
