@@ -442,8 +442,8 @@ def _key(task: _Task) -> tuple[str, str]:
 
 
 def _pause(waited: float) -> float:
-    """Seconds between two looks: a twentieth of the wait so far, so that no wait is prolonged by more than that."""
-    return min(max(0.02, waited / 20), 10.0)
+    """Seconds between two looks: a fortieth of the wait so far, so that no wait is prolonged by more than that."""
+    return min(max(0.02, waited / 40), 10.0)
 
 
 def _record(store: Store, name: str) -> Cluster | None:

@@ -1,0 +1,70 @@
+"""Which machine has which GPUs, and how a cluster on GKE is reached."""
+
+import base64
+
+import pytest
+
+from mlbench_cli.errors import UsageError
+from providers.gke.machines import SHAPED, Machine, choose
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ((None, None, None), Machine("n1-standard-4")),
+        ((None, 0, None), Machine("n1-standard-4")),
+        ((None, 2, None), Machine("n1-standard-16", "nvidia-tesla-t4", 2)),
+        ((None, None, "T4"), Machine("n1-standard-8", "nvidia-tesla-t4", 1)),
+        ((None, None, "nvidia-l4"), Machine("g2-standard-8", "nvidia-l4", 1)),
+        ((None, 8, "a100"), Machine("a2-highgpu-8g", "nvidia-tesla-a100", 8)),
+        (("g2-standard-24", None, None), Machine("g2-standard-24", "nvidia-l4", 2)),
+        (("n1-highmem-8", 4, None), Machine("n1-highmem-8", "nvidia-tesla-t4", 4)),
+        (("c3-standard-8", None, None), Machine("c3-standard-8")),
+    ],
+)
+def test_the_machine_that_is_meant(asked: tuple[str | None, int | None, str | None], found: Machine) -> None:
+    assert choose(*asked) == found
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ((None, 3, "a100"), "1, 2, 4, 8 or 16"),
+        ((None, -1, None), "least is 0"),
+        (("n1-standard-4", 1, "a100"), "machines of its own"),
+        (("a2-highgpu-1g", 0, None), "not 0"),
+        ((None, 1, "v100"), "too old"),
+    ],
+)
+def test_pairs_that_cannot_be(asked: tuple[str | None, int | None, str | None], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        choose(*asked)
+
+
+def test_every_shaped_machine_is_what_its_own_gpus_choose() -> None:
+    for machine in SHAPED.values():
+        assert choose(machine.name, machine.gpus, machine.gpu) == machine
+        assert choose(None, machine.gpus, machine.gpu).gpus == machine.gpus
+
+
+def test_vcpus_are_read_from_the_name() -> None:
+    assert Machine("n1-standard-16").vcpus == 16
+    assert Machine("a2-highgpu-1g").vcpus is None
+
+
+def test_the_open_dns_name_goes_before_the_address() -> None:
+    container = pytest.importorskip("google.cloud.container_v1")
+    from providers.gke.resources import access_to
+
+    found = container.Cluster({"name": "rel", "endpoint": "192.0.2.1", "status": "RUNNING"})
+    found.master_auth = container.MasterAuth({"cluster_ca_certificate": base64.b64encode(b"PEM").decode()})
+    access = access_to(found)
+    assert (access.server, access.ca) == ("https://192.0.2.1", b"PEM")
+    dns = {"endpoint": "gke-1.europe-west1.gke.goog", "allow_external_traffic": True}
+    found.control_plane_endpoints_config = container.ControlPlaneEndpointsConfig({"dns_endpoint_config": dns})
+    access = access_to(found)
+    assert (access.server, access.ca) == ("https://gke-1.europe-west1.gke.goog", None)
+    found.control_plane_endpoints_config.dns_endpoint_config.allow_external_traffic = False
+    assert access_to(found).server == "https://192.0.2.1"
+    with pytest.raises(UsageError, match="no address yet"):
+        access_to(container.Cluster({"name": "rel", "status": "PROVISIONING"}))
