@@ -64,6 +64,8 @@ VERSION = 1
 KINDS = ("metric", "phase", "result", "environment")
 OUTCOMES = ("goal_reached", "goal_missed", "completed")
 
+HIGHEST = 2**53  # ranks and times beyond it are no figures
+
 EXIT_USAGE = 64
 EXIT_RETRYABLE = 75
 EXIT_ENVIRONMENT = 78
@@ -151,9 +153,10 @@ def parse_event(line: str | bytes) -> dict[str, Any] | None:
     if not isinstance(record, dict) or record.get("v") != VERSION or record.get("event") not in KINDS:
         return None
     rank, moment = record.get("rank"), record.get("time")
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < HIGHEST:
         return None
-    if isinstance(moment, bool) or not isinstance(moment, (int, float)) or not math.isfinite(moment):
+    # A comparison, since an integer of many digits is no float; it refuses nan and infinities, too.
+    if isinstance(moment, bool) or not isinstance(moment, (int, float)) or not -HIGHEST < moment < HIGHEST:
         return None
     return record
 
