@@ -15,14 +15,14 @@ from mlbench_cli.engines.base import Cursor, Fetched, Finding, LogLine, Observat
 from mlbench_cli.engines.kubernetes_following import Following
 from mlbench_cli.engines.kubernetes_look import Looker, known_summaries, save_look, saved_look
 from mlbench_cli.engines.kubernetes_manifests import (
-    CANCELLED_ANNOTATION,
     FETCHED_ANNOTATION,
     MANAGED_LABEL,
     RUN_LABEL,
+    STOPPED_ANNOTATION,
     manifests,
     spec_of,
 )
-from mlbench_cli.engines.kubernetes_outcome import is_cancelled, is_over, is_unreleased
+from mlbench_cli.engines.kubernetes_outcome import is_over, is_stopped, is_unreleased
 from mlbench_cli.engines.kubernetes_results import Results, is_fetched, remove_folder
 from mlbench_cli.engines.kubernetes_submit import complete, submit
 from mlbench_cli.errors import CleanupError, NotFoundError, UsageError
@@ -33,7 +33,7 @@ from mlbench_cli.kube.fetch import FetchError, acknowledge
 from mlbench_cli.kube.logs import position_file, read_position, tail
 from mlbench_cli.kube.objects import collection, named
 from mlbench_cli.kube.watch import pods_now
-from mlbench_cli.kube.workers import Pod, Summary, by_worker, has_ended, has_started
+from mlbench_cli.kube.workers import Pod, Summary, by_worker, has_ended, has_started, is_cut_off
 from mlbench_cli.spec import Run, RunSpec
 from mlbench_cli.store import now, write_atomically
 
@@ -170,25 +170,26 @@ class KubernetesEngine:
         `complete` is False where a worker that held its output is gone: then the logs are all there is.
         """
         save_manifests(run, self.render(run.spec))
-        namespace = self._namespace(run)
+        seen = saved_look(run)
+        word = seen.ended if seen and seen.ended else "cancelled"
         with self._access.client() as api, self._following(run) as following:
-            fetched = Results(self._access, api, namespace, run, following).fetch()
-            if any(not has_started(pod) and not has_ended(pod) for pod in following.pods().values()):
-                self.cancel(run)  # it was given up as it waited
-        return fetched
+            stop = partial(self._stop, api, run, word)
+            return Results(self._access, api, self._namespace(run), run, following, stop).fetch()
 
     def cancel(self, run: Run) -> None:
         """Stop the workers in order: each has time to pack what it has, and it can still be fetched."""
-        path = named("Job", self._namespace(run), run.name)
         with self._access.client() as api:
-            try:
-                job = api.get(path)
-                if is_over(job) or is_cancelled(job):
-                    return
-                stop = {"activeDeadlineSeconds": 1} if run.spec.kubernetes.queue else {"suspend": True}
-                api.patch(path, {"metadata": {"annotations": {CANCELLED_ANNOTATION: now()}}, "spec": stop})
-            except ObjectNotFound:
+            self._stop(api, run, "cancelled")
+
+    def _stop(self, api: Api, run: Run, word: str) -> None:
+        """Let the Job controller stop all workers. `word` is how the run has ended for whoever looks from now on."""
+        path = named("Job", self._namespace(run), run.name)
+        with suppress(ObjectNotFound):
+            job = api.get(path)
+            if is_over(job) or is_stopped(job):
                 return
+            stop = {"activeDeadlineSeconds": 1} if run.spec.kubernetes.queue else {"suspend": True}
+            api.patch(path, {"metadata": {"annotations": {STOPPED_ANNOTATION: f"{word} {now()}"}}, "spec": stop})
 
     def delete(self, run: Run, *, force: bool = False) -> None:
         """Remove the run's objects, verified by their label, and its folder.
@@ -214,7 +215,9 @@ class KubernetesEngine:
         """End a hold, which would go on to the end of a stopped worker's time, and stop the others at once."""
         for pod in pods_now(api, namespace, f"{RUN_LABEL}={run.name}"):
             name = pod["metadata"]["name"]
-            if "deletionTimestamp" not in pod["metadata"]:
+            if is_cut_off(pod):
+                api.delete(named("Pod", namespace, name), grace=0)  # its node will not say that it has ended
+            elif "deletionTimestamp" not in pod["metadata"]:
                 api.delete(named("Pod", namespace, name), grace=1)
             elif has_started(pod) and not has_ended(pod):
                 with suppress(ApiError, FetchError):
@@ -289,7 +292,7 @@ def _without_job(run: Run, seen: Observation) -> Observation:
 
 
 def _refuse_loss(run: Run, job: dict[str, Any]) -> None:
-    if not is_over(job) and not is_cancelled(job) and not is_fetched(run):
+    if not is_over(job) and not is_stopped(job) and not is_fetched(run):
         raise UsageError(
             f'The run "{run.name}" is still running.',
             hint=f"mlbench cancel {run.name}, then: mlbench delete {run.name}",

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from mlbench_cli.engines.kubernetes_manifests import RUN_LABEL
-from mlbench_cli.engines.kubernetes_outcome import is_cancelled, is_over
+from mlbench_cli.engines.kubernetes_outcome import is_over, is_stopped
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, ObjectNotFound
 from mlbench_cli.kube.collector import LogCollector
@@ -41,10 +41,6 @@ class Following:
                 self._by_worker = version, by_worker(self.watch.pods())
             return self._by_worker[1]
 
-    def failing(self) -> bool:
-        """Whether a worker has failed, so that the Job controller stops the others."""
-        return any(pod["status"].get("phase") == "Failed" for pod in self.pods().values())
-
     def over(self) -> bool:
         """Whether no pod will be created any more, and all that were are in view."""
         with self._lock:
@@ -55,7 +51,7 @@ class Following:
             self._looked = asked = time.monotonic()
         try:
             job = self._api.get(self._job_path)
-            over = is_over(job) or is_cancelled(job)
+            over = is_over(job) or is_stopped(job)
         except ObjectNotFound:
             over = True
         if over:

@@ -10,7 +10,7 @@ from typing import Any
 
 from mlbench_cli.engines.base import Finding, Observation, WorkerState
 from mlbench_cli.engines.kubernetes_manifests import RUN_LABEL, holders
-from mlbench_cli.engines.kubernetes_outcome import ended, is_cancelled
+from mlbench_cli.engines.kubernetes_outcome import ended, is_stopped
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.kube.api import AccessDenied, Api, ApiError, ObjectNotFound
 from mlbench_cli.kube.diagnose import diagnose
@@ -18,7 +18,16 @@ from mlbench_cli.kube.logs import MARKER, last_lines, position_file, read_positi
 from mlbench_cli.kube.objects import collection, named
 from mlbench_cli.kube.scheduling import AUTOSCALER
 from mlbench_cli.kube.watch import pods_now
-from mlbench_cli.kube.workers import Pod, Summary, by_worker, first_failed, has_started, last_words, worker_states
+from mlbench_cli.kube.workers import (
+    Pod,
+    Summary,
+    by_worker,
+    condition,
+    first_failed,
+    has_started,
+    last_words,
+    worker_states,
+)
 from mlbench_cli.spec import Run
 from mlbench_cli.store import write_atomically
 
@@ -43,6 +52,7 @@ class Looker:
         self._denied: set[str] = set()
         self._since: dict[str, float] = {}  # finding's code -> when it was seen first
         self._tails: dict[int, str] = {}
+        self._failing_since: float | None = None
         self.job: dict[str, Any] | None = None
 
     def refresh(self, pods: Mapping[int, Pod]) -> None:
@@ -56,7 +66,9 @@ class Looker:
         without_node = any(not pod.get("spec", {}).get("nodeName") for pod in pods.values())
         failed = any(pod.get("status", {}).get("phase") == "Failed" for pod in pods.values())
         self._events = self._ask_events(without_node) if waiting else []
-        self._nodes = self._ask("nodes", "/api/v1/nodes") if without_node or failed or waiting else []
+        # A node that falls silent makes its pods unready.
+        silent = any(condition(pod, "Ready").get("status") == "False" for pod in pods.values())
+        self._nodes = self._ask("nodes", "/api/v1/nodes") if waiting or without_node or failed or silent else []
 
     def pods(self) -> dict[int, Pod]:
         """The pods as they are now, by worker."""
@@ -77,13 +89,15 @@ class Looker:
         return found
 
     def observation(self, pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -> Observation:
-        now, spec, job = time.time(), self._run.spec, self.job or {}
+        now, spec, job = time.time() + self._api.server_ahead, self._run.spec, self.job or {}
         summaries = last_words(pods, summaries)
         states = worker_states(spec.workers, pods, summaries, spec.run_on_all)
         first = first_failed(job, states, pods, summaries)
+        if first is not None:
+            self._failing_since = min(self._failing_since or now, states[first].finished or now)
         found = (
             []
-            if is_cancelled(job)
+            if is_stopped(job)
             else diagnose(
                 job,
                 pods.values(),
@@ -95,10 +109,10 @@ class Looker:
             )
         )
         return Observation(
-            time=now,
+            time=time.time(),
             workers=tuple(replace(state, rank=self._ranks[state.rank]) for state in states),
             findings=tuple(self._confirmed(found, now)),
-            ended=ended(spec, job, states, pods, summaries, now),
+            ended=ended(spec, job, states, pods, summaries, now, self._failing_since),
             first_failed=None if first is None else self._ranks[first],
         )
 

@@ -14,7 +14,7 @@ RUN_LABEL = "mlbench/run"
 HASH_LABEL = "mlbench/spec-hash"
 MANAGED_LABEL = "app.kubernetes.io/managed-by"
 SPEC_ANNOTATION = "mlbench/spec"
-CANCELLED_ANNOTATION = "mlbench/cancelled"
+STOPPED_ANNOTATION = "mlbench/stopped"  # "WORD TIME": how the run ended, a word of Observation.ended
 FETCHED_ANNOTATION = "mlbench/fetched"
 
 CONTAINER = "main"
@@ -63,8 +63,8 @@ def spec_of(job: Mapping[str, Any]) -> RunSpec:
 
 
 def holders(spec: RunSpec) -> tuple[int, ...]:
-    """The workers that hold their results."""
-    return tuple(range(spec.workers)) if spec.kubernetes.collect == "all" else (0,)
+    """The workers that hold their results: of those that run the command."""
+    return tuple(range(spec.workers)) if spec.kubernetes.collect == "all" and spec.run_on_all else (0,)
 
 
 def _values(spec: RunSpec, namespace: str) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def _environment(spec: RunSpec) -> dict[str, str]:
         "MLBENCH_WORK_DIR": WORK_DIR,
         "MLBENCH_WORKERS": str(spec.workers),
         "MLBENCH_RUN_ON_ALL": "1" if spec.run_on_all else "0",
-        "MLBENCH_COLLECT": options.collect,
+        "MLBENCH_COLLECT": "all" if len(holders(spec)) > 1 else "rank0",
         "MLBENCH_HOLD": str(max(0, options.hold_seconds)),
         "MLBENCH_TIMEOUT": str(math.ceil(spec.timeout)),
     }

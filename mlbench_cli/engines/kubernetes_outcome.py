@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlbench_cli.engines.base import WorkerState
-from mlbench_cli.engines.kubernetes_manifests import CANCELLED_ANNOTATION, GRACE_SECONDS
+from mlbench_cli.engines.kubernetes_manifests import GRACE_SECONDS, STOPPED_ANNOTATION
 from mlbench_cli.kube.workers import Pod, Summary, condition, failure_of, has_ended, is_true, seconds
 from mlbench_cli.spec import RunSpec
 
@@ -19,26 +19,37 @@ def ended(
     pods: Mapping[int, Pod],
     summaries: Mapping[int, Summary],
     now: float,
+    failing_since: float | None,
 ) -> str | None:
-    """A word of Observation.ended, or None while the run goes on. A worker that holds its results has ended."""
-    active = any(not has_ended(pod) and worker not in summaries for worker, pod in pods.items())
-    if is_cancelled(job):
-        return None if active else "cancelled"
+    """A word of Observation.ended, or None while the run goes on. A worker that holds its results has ended.
+
+    `failing_since` is when a worker was first seen to have failed; `now` is the cluster's clock, both since 1970.
+    """
+    going_on = active(pods, summaries)
+    if is_stopped(job):
+        return None if going_on else _annotations(job)[STOPPED_ANNOTATION].partition(" ")[0]
     if _never_started_in_time(spec, job, states, now):
         return "deadline"
-    over = all(state.phase in ("succeeded", "failed", "lost") for state in states)
     failed = [state for state in states if state.phase in ("failed", "lost")]
-    if over and not failed:
+    if not failed and all(state.phase == "succeeded" for state in states):
         return "exited"
     if not is_over(job) and not failed:
         return None
-    if active and not _others_wait_in_vain(failed, summaries, now):
+    if going_on and not _waits_in_vain(pods, summaries, now - (failing_since or now)):
         return None
-    if failure_of(job) == "DeadlineExceeded" or any(
-        summary.get("reason") == "deadline" for summary in summaries.values()
-    ):
-        return "deadline"
-    return "failed"
+    late = failure_of(job) == "DeadlineExceeded" or any(word.get("reason") == "deadline" for word in summaries.values())
+    return "deadline" if late else "failed"
+
+
+def active(pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -> list[int]:
+    """The workers that still run their command, or are to run it."""
+    return [worker for worker, pod in pods.items() if not has_ended(pod) and worker not in summaries]
+
+
+def will_be_stopped(pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -> bool:
+    """Whether the Job controller stops the others, now or once the results of the failed worker are fetched."""
+    held = any(summary.get("held") and summary.get("exit_code") for summary in summaries.values())
+    return held or any(pod.get("status", {}).get("phase") == "Failed" for pod in pods.values())
 
 
 def is_over(job: Mapping[str, Any]) -> bool:
@@ -46,24 +57,31 @@ def is_over(job: Mapping[str, Any]) -> bool:
     return is_true(condition(job, "Complete")) or is_true(condition(job, "Failed"))
 
 
-def is_cancelled(job: Mapping[str, Any]) -> bool:
-    return CANCELLED_ANNOTATION in (job.get("metadata", {}).get("annotations") or {})
+def is_stopped(job: Mapping[str, Any]) -> bool:
+    """Whether a client has stopped the run."""
+    return STOPPED_ANNOTATION in _annotations(job)
 
 
 def is_unreleased(job: Mapping[str, Any]) -> bool:
     """Whether the client that submitted the run was lost before it could release it."""
     labels = job.get("metadata", {}).get("labels") or {}
-    waits = bool(job.get("spec", {}).get("suspend")) and not is_cancelled(job)
+    waits = bool(job.get("spec", {}).get("suspend")) and not is_stopped(job)
     return waits and "kueue.x-k8s.io/queue-name" not in labels
 
 
-def _others_wait_in_vain(failed: Sequence[WorkerState], summaries: Mapping[int, Summary], now: float) -> bool:
-    """A worker that failed and holds its results keeps the Job from stopping the others, who may wait for it."""
-    if not failed:
-        return False
-    since = min((state.finished for state in failed if state.finished is not None), default=now)
-    holds = any((summaries.get(state.rank) or {}).get("held") for state in failed)
-    return now - since > (SETTLE_SECONDS if holds else STOP_SECONDS)
+def _annotations(job: Mapping[str, Any]) -> Mapping[str, str]:
+    annotations: Mapping[str, str] = job.get("metadata", {}).get("annotations") or {}
+    return annotations
+
+
+def _waits_in_vain(pods: Mapping[int, Pod], summaries: Mapping[int, Summary], seconds_failing: float) -> bool:
+    """Whether those who go on after a failure wait for somebody who will not come.
+
+    The Job controller stops them when it sees a failed pod. It sees none where the failed worker holds its results, or
+    went away with its node.
+    """
+    stopped = any(pod.get("status", {}).get("phase") == "Failed" for pod in pods.values())
+    return seconds_failing > (STOP_SECONDS if stopped else SETTLE_SECONDS)
 
 
 def _never_started_in_time(spec: RunSpec, job: Mapping[str, Any], states: Sequence[WorkerState], now: float) -> bool:

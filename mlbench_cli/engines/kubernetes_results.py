@@ -3,7 +3,7 @@
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from mlbench_cli.engines.base import Fetched
 from mlbench_cli.engines.kubernetes_following import Following
 from mlbench_cli.engines.kubernetes_manifests import FETCHED_ANNOTATION, GRACE_SECONDS, holders
+from mlbench_cli.engines.kubernetes_outcome import active, will_be_stopped
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
 from mlbench_cli.kube.fetch import acknowledge, download, held, read_summary, unpack
@@ -29,18 +30,23 @@ LOOK_SECONDS = 0.3
 class Results:
     """The results of one run on their way home."""
 
-    def __init__(self, access: Access, api: Api, namespace: str, run: Run, following: Following) -> None:
+    def __init__(
+        self, access: Access, api: Api, namespace: str, run: Run, following: Following, stop: Callable[[], None]
+    ) -> None:
         self._access = access
         self._api = api
         self._namespace = namespace
         self._run = run
         self._following = following
+        self._stop = stop
+        self._stopping = False
         self._ranks = [worker * run.spec.processes_per_worker for worker in range(run.spec.workers)]
         self._state = run.folder / ".state"
 
     def fetch(self) -> Fetched:
         """Archives, then logs of what has ended, then acknowledge, then the logs of what was stopped by that."""
         self._following.watch.wait(0, FIRST_LIST_SECONDS)
+        self._stopping = self._stop_those_who_wait()
         with ThreadPoolExecutor(AT_ONCE) as pool:
             brought = list(pool.map(self._bring, holders(self._run.spec)))
         self._release()
@@ -49,6 +55,16 @@ class Results:
         complete = all(item is not None for item in brought)
         found = [item for item in brought if item is not None]
         return Fetched(sum(files for files, _ in found), sum(size for _, size in found), complete)
+
+    def _stop_those_who_wait(self) -> bool:
+        """Stop the workers that would go on for ever, if nobody else does. True where workers are being stopped."""
+        pods, summaries = self._following.pods(), self._following.summaries()
+        only_waiting = not self._run.spec.run_on_all and 0 in summaries  # they end when worker 0 is let go
+        if only_waiting or not active(pods, summaries):
+            return False
+        if not will_be_stopped(pods, summaries):
+            self._stop()
+        return True
 
     def _bring(self, worker: int) -> tuple[int, int] | None:
         """Files and bytes of one worker's output, in the run's folder; None where it is lost."""
@@ -87,8 +103,8 @@ class Results:
             summary = self._following.collector.summary(worker) or self._ask_summary(pod)
             if summary is not None:
                 return pod, summary
-            if "deletionTimestamp" not in pod["metadata"] and not self._following.failing():
-                return None, None  # it has not started, or its run was given up as it waits
+            if not self._stopping or not has_started(pod):
+                return None, None
             time.sleep(LOOK_SECONDS)
 
     def _ask_summary(self, pod: Pod) -> Summary | None:

@@ -4,10 +4,12 @@ Objects are dictionaries, as the server sends them. What may pass (429, 5xx, cut
 tried again here; everything else becomes an error of mlbench's tree that quotes the server's own words.
 """
 
+import contextlib
 import json
 import random
 import time
 from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -24,6 +26,8 @@ READ_SECONDS = 30.0
 RETRY_SECONDS = 15.0  # how long a request is repeated before it fails
 PASSING = frozenset({429, 500, 502, 503, 504})
 MISSING_LIBRARY = 'pip install "mlbench[k8s]"'
+
+CLOCK_SECONDS = 5.0
 
 MERGE_PATCH = "application/merge-patch+json"
 
@@ -88,10 +92,16 @@ class Api:
         self._pool: urllib3.PoolManager = (
             urllib3.ProxyManager(proxy, **options) if proxy else urllib3.PoolManager(**options)
         )
+        self._ahead = 0.0
         self._base = f"{parts.scheme}://{parts.netloc}{self._prefix}"
 
     def close(self) -> None:
         self._pool.clear()
+
+    @property
+    def server_ahead(self) -> float:
+        """By how many seconds the server's clock is ahead of this machine's; 0 where they nearly agree."""
+        return self._ahead if abs(self._ahead) > CLOCK_SECONDS else 0.0
 
     def __enter__(self) -> "Api":
         return self
@@ -149,6 +159,7 @@ class Api:
                 if not patience.wait():
                     raise self._unreachable(error) from None
                 continue
+            self._note_clock(answer.headers.get("Date"))
             if answer.status < 300:
                 return _parse(content)
             if answer.status in PASSING and patience.wait(_seconds(answer.headers.get("Retry-After"))):
@@ -242,6 +253,10 @@ class Api:
         given = {key: value for key, value in (params or {}).items() if value is not None}
         query = {key: str(value).lower() if isinstance(value, bool) else value for key, value in given.items()}
         return f"{self._base}{path}" + (f"?{urlencode(query)}" if query else "")
+
+    def _note_clock(self, date: str | None) -> None:
+        with contextlib.suppress(ValueError, TypeError):
+            self._ahead = parsedate_to_datetime(date or "").timestamp() - time.time()
 
     def _token(self) -> str | None:
         return self.access.token() if self.access.token else None

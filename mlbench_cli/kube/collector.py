@@ -13,7 +13,7 @@ from typing import IO
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import ApiError
 from mlbench_cli.kube.logs import Copying, LogFile, position_file, read_position
-from mlbench_cli.kube.workers import Pod, Summary, has_ended, has_started
+from mlbench_cli.kube.workers import Pod, Summary, has_ended, has_started, is_cut_off
 
 FOLLOWED = 48  # logs that are followed as they are written, where there are more than THREADS
 THREADS = 64
@@ -214,7 +214,7 @@ class LogCollector:
             copying.run(pod["metadata"]["name"], log, follow)
             return not copying.stopped
         except ApiError as error:
-            if error.status not in (400, 404):
+            if error.status not in (400, 404) and not is_cut_off(pod):
                 raise
             # The container has not started yet; or the pod is gone, and with it what was not copied.
             log.position.gap = log.position.gap or (has_ended(pod) and has_started(pod))
@@ -222,7 +222,8 @@ class LogCollector:
         except (urllib3.exceptions.HTTPError, OSError) as error:
             if isinstance(error, OSError) and error.errno in DISK:
                 raise
-            return False
+            log.position.gap = log.position.gap or is_cut_off(pod)
+            return is_cut_off(pod)
         finally:
             with self._changed:
                 self._copying.discard(copying)

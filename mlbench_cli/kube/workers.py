@@ -86,7 +86,14 @@ def is_true(item: Mapping[str, Any]) -> bool:
 
 def has_ended(pod: Pod) -> bool:
     """Nothing more will come from this pod."""
-    return bool(pod.get(GONE)) or bool(terminated(pod)) or pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    ended = bool(terminated(pod)) or pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    return ended or bool(pod.get(GONE)) or is_cut_off(pod)
+
+
+def is_cut_off(pod: Pod) -> bool:
+    """Whether the pod is given up with its node, which no longer says what became of it."""
+    target = condition(pod, "DisruptionTarget")
+    return is_true(target) and target.get("reason") in ("DeletionByTaintManager", "DeletionByPodGC")
 
 
 def has_started(pod: Pod) -> bool:
@@ -178,7 +185,7 @@ def _phase(pod: Pod, container: Mapping[str, Any], ended: Mapping[str, Any]) -> 
         return "failed" if ended.get("exitCode") else "succeeded"
     if phase in ("Succeeded", "Failed"):
         return str(phase).lower()
-    if pod.get(GONE):
+    if pod.get(GONE) or is_cut_off(pod):
         return "lost"
     if container.get("state", {}).get("running"):
         return "running"

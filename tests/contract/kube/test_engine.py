@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.engines.kubernetes import KubernetesEngine, discover_runs
-from mlbench_cli.engines.kubernetes_manifests import CANCELLED_ANNOTATION, FETCHED_ANNOTATION, HASH_LABEL
+from mlbench_cli.engines.kubernetes_manifests import FETCHED_ANNOTATION, HASH_LABEL, STOPPED_ANNOTATION
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.kube.api import ApiError
 from mlbench_cli.kube.workers import INDEX_LABEL
@@ -232,7 +232,7 @@ def test_cancel_says_so_in_the_cluster_once(server: KubeApi, tmp_path: Path) -> 
     engine.cancel(run)
     job = job_of(server)
     assert job["spec"]["suspend"] is True
-    assert CANCELLED_ANNOTATION in job["metadata"]["annotations"]
+    assert STOPPED_ANNOTATION in job["metadata"]["annotations"]
     engine.cancel(run)
     assert job_of(server) == job
     assert look(server, run).ended == "cancelled"

@@ -157,8 +157,10 @@ def test_the_job_says_which_run_it_is() -> None:
 
 
 def test_who_holds() -> None:
+    every = KubernetesOptions(collect="all")
     assert holders(a_spec()) == (0,)
-    assert holders(FULL) == (0, 1, 2)
+    assert holders(a_spec(kubernetes=every)) == (0, 1)
+    assert holders(a_spec(kubernetes=every, run_on_all=False)) == (0,)
 
 
 def test_a_template_of_the_users_takes_the_place_of_ours(tmp_path: Path) -> None:
