@@ -48,8 +48,8 @@ bench: install  ## every figure of README, measured side by side
 images: install  ## build the base image and one image per task
 	sh task_images/build.sh
 
-e2e: install  ## the whole story on a KIND cluster
-	sh tests/e2e/run.sh
+e2e: install  ## the whole story on a KIND cluster; TESTS=tests/e2e for all tests that need one
+	sh tests/e2e/run.sh $(TESTS)
 
 clean:  ## remove the environment and what tools left behind
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis demo build dist

@@ -43,7 +43,7 @@ def mlbench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mlbench]:
     for tool in ("docker", "kind"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not on the path: run make e2e")
-    image = os.environ.get("MLBENCH_E2E_NODE_IMAGE")
+    image = os.environ.get("MLBENCH_TEST_NODE_IMAGE")
     command = Mlbench(tmp_path_factory.mktemp("home"))
     words = ["create-cluster", "kind", "3", CLUSTER.removesuffix("-3"), "--yes"]
     words += ["--image", image] if image else []

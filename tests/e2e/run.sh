@@ -1,11 +1,13 @@
 #!/bin/sh
 # The whole story on a KIND cluster of its own: build two images, make the cluster, run the tests, delete it.
+# Arguments are for pytest instead: `run.sh tests/e2e` runs all that needs a cluster, with faults and half-made clusters.
 #
 # Needs Docker and kind. Where nothing can be pulled, a program that builds kind's node image and a base image with
 # torch from packages may stand in: LAB names it (`$LAB torch` builds, `$LAB env` prints PATH and LAB_*_IMAGE).
 #
 # BASE                    base image of the tasks (task_images/build.sh)
-# MLBENCH_E2E_NODE_IMAGE  node image, if not kind's own
+# MLBENCH_TEST_NODE_IMAGE  node image, if not kind's own
+# MLBENCH_TEST_LOAD_IMAGE  an image with a shell, for the tests of providers
 set -eu
 
 cd "$(dirname "$0")/../.."
@@ -15,8 +17,8 @@ lab=${LAB:-../shared/lab/lab}
 if [ -x "$lab" ]; then
   "$lab" torch
   eval "$("$lab" env)"
-  : "${BASE:=$LAB_TORCH_IMAGE}" "${MLBENCH_E2E_NODE_IMAGE:=$LAB_NODE_IMAGE}"
-  export BASE MLBENCH_E2E_NODE_IMAGE
+  : "${BASE:=$LAB_TORCH_IMAGE}" "${MLBENCH_TEST_NODE_IMAGE:=$LAB_NODE_IMAGE}" "${MLBENCH_TEST_LOAD_IMAGE:=$LAB_TEST_IMAGE}"
+  export BASE MLBENCH_TEST_NODE_IMAGE MLBENCH_TEST_LOAD_IMAGE
 fi
 for tool in docker kind; do
   command -v "$tool" >/dev/null || { echo "e2e: $tool is not on the path" >&2; exit 2; }
@@ -24,4 +26,4 @@ done
 docker info >/dev/null 2>&1 || { echo "e2e: no Docker engine answers" >&2; exit 2; }
 
 sh task_images/build.sh allreduce digits_resnet
-exec "$python" -m pytest -m cluster "${@:-tests/e2e}"
+exec "$python" -m pytest -m cluster "${@:-tests/e2e/test_story.py}"

@@ -1,7 +1,7 @@
 """The KIND provider with the real `kind` and `docker`: made, used, killed half-way, removed from nothing.
 
-MLBENCH_TEST_NODE_IMAGE (or LAB_NODE_IMAGE) names a node image where kind's own cannot be pulled, and
-MLBENCH_TEST_LOAD_IMAGE (or LAB_TEST_IMAGE) an image with a shell to put on the nodes.
+MLBENCH_TEST_NODE_IMAGE names a node image where kind's own cannot be pulled, and
+MLBENCH_TEST_LOAD_IMAGE an image with a shell to put on the nodes.
 """
 
 import json
@@ -19,8 +19,8 @@ import pytest
 
 from mlbench_cli.kube.access import Access
 
-NODE_IMAGE = os.environ.get("MLBENCH_TEST_NODE_IMAGE") or os.environ.get("LAB_NODE_IMAGE")
-LOAD_IMAGE = os.environ.get("MLBENCH_TEST_LOAD_IMAGE") or os.environ.get("LAB_TEST_IMAGE")
+NODE_IMAGE = os.environ.get("MLBENCH_TEST_NODE_IMAGE")
+LOAD_IMAGE = os.environ.get("MLBENCH_TEST_LOAD_IMAGE")
 NAMES = ("mlbench-test-2", "mlbench-half-2")
 
 pytestmark = [
