@@ -263,6 +263,10 @@ class World:
 
     # --- the Kubernetes side ------------------------------------------------------------------------------------
 
+    def knows(self, authorization: str) -> bool:
+        """Whether it is a token that was given out here."""
+        return authorization in {f"Bearer token-{number + 1}" for number in range(self.tokens)}
+
     def nodes(self, role: str) -> list[dict[str, Any]]:
         found = []
         for cluster in self.clusters.values():
@@ -313,7 +317,8 @@ class Google:
         self.grpc.start()
         self.http = self._http(_Web)
         self.kube = self._http(_Kube)
-        self.certificate = _certify(self.kube, folder)
+        self.pem = folder / "server.pem"
+        self.certificate = _certify(self.kube, self.pem)
         url = f"http://127.0.0.1:{self.http.server_port}"
         self.environment = {
             "MLBENCH_GKE_ENDPOINT": f"127.0.0.1:{port}",
@@ -400,7 +405,7 @@ class _Web(_Handler):
 
 class _Kube(_Handler):
     def do_GET(self) -> None:
-        if self.headers.get("Authorization") not in {f"Bearer token-{n + 1}" for n in range(self.world.tokens)}:
+        if not self.world.knows(self.headers.get("Authorization", "")):
             self.answer({"kind": "Status", "message": "Unauthorized", "reason": "Unauthorized"}, 401)
             return
         url = urlsplit(self.path)
@@ -408,8 +413,8 @@ class _Kube(_Handler):
         self.answer({"items": self.world.nodes(role)})
 
 
-def _certify(server: ThreadingHTTPServer, folder: Path) -> bytes:
-    """Put a server behind TLS with a self-signed certificate, and return that."""
+def _certify(server: ThreadingHTTPServer, file: Path) -> bytes:
+    """Put a server behind TLS with a self-signed certificate, and return that; `file` gets it with its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "gke double")])
     now = datetime.datetime.now(datetime.UTC)
@@ -426,7 +431,6 @@ def _certify(server: ThreadingHTTPServer, folder: Path) -> bytes:
         .sign(key, hashes.SHA256())
     )
     pem = certificate.public_bytes(serialization.Encoding.PEM)
-    file = folder / "server.pem"
     file.write_bytes(pem + _private(key))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(file)
