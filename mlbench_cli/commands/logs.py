@@ -4,13 +4,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
 import typer
 
-from mlbench_cli.commands._common import RunName, engine_of
+from mlbench_cli import console
+from mlbench_cli.commands._common import Format, Output, RunName, engine_of
 from mlbench_cli.engines.base import Engine
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.results.archive import is_sealed
@@ -31,11 +32,17 @@ def logs(
         bool, typer.Option("--follow", "-f", help="go on until the run ends (Ctrl-C only ends this)")
     ] = False,
     raw: Annotated[bool, typer.Option("--raw", help="everything as written, with the lines that hold events")] = False,
+    output: Output = Format.text,
 ) -> None:
     """Print what the ranks of a run have written to their standard output and error.
 
-    With one rank and --raw the bytes are exactly those that the rank wrote.
+    With one rank and --raw the bytes are exactly those that the rank wrote. In JSON, bytes that are no UTF-8 are
+    replaced.
     """
+    if output is Format.json and follow:
+        raise UsageError(
+            "A JSON document has an end, and --follow may have none.", hint=f"mlbench logs {name} --follow"
+        )
     store = Store()
     run = store.run(name).run
     size = run.spec.world_size
@@ -43,8 +50,11 @@ def logs(
         raise NotFoundError(f'The run "{name}" has no rank {rank}, only 0 to {size - 1}.', hint=f"mlbench logs {name}")
     # The archive is complete, and there when the cluster is long gone.
     engine = None if is_sealed(run.folder) else engine_of(store.cluster(run.spec.cluster))
-    printer = Printer(sys.stdout.buffer, prefixed=rank is None and size > 1, raw=raw)
     ranks = range(size) if rank is None else [rank]
+    if output is Format.json:
+        console.out_json({"name": name, "lines": _documents(run, engine, ranks, raw)})
+        return
+    printer = Printer(sys.stdout.buffer, prefixed=rank is None and size > 1, raw=raw)
     if not follow or len(ranks) == 1 or engine is None:
         for number in ranks:
             for text in _lines(run, engine, number, follow):
@@ -58,6 +68,15 @@ def logs(
             hint=f"mlbench logs {name} --follow --rank 0",
         )
     _follow_all(run, engine, printer)
+
+
+def _documents(run: Run, engine: Engine | None, ranks: Iterable[int], raw: bool) -> list[dict[str, object]]:
+    found = []
+    for rank in ranks:
+        for line in _lines(run, engine, rank, follow=False):
+            if text := line if raw else without_event(line):
+                found.append({"rank": rank, "text": text.decode("utf-8", "replace")})
+    return found
 
 
 class Printer:

@@ -213,6 +213,9 @@ def test_logs(written: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert shown("--rank", "1") == plain
     lines = plain.split(b"\n")
     assert shown() == b"".join(b"[%d] %s\n" % (rank, line) for rank in (0, 1) for line in lines)
+    document = json.loads(shown("-o", "json"))
+    assert "".join(line["text"] for line in document["lines"] if line["rank"] == 1) == plain.decode("utf-8", "replace")
+    assert run(["logs", "a-2", "-o", "json", "--follow"]) == 2
 
 
 def test_one_rank_has_no_prefix(capsys: Captured) -> None:
