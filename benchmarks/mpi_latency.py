@@ -31,7 +31,7 @@ RANKS = 2
 ROUNDS = 60
 SIZES = {1: 60, 100: 60, 10_000: 30, 1_000_000: 2}  # elements: all-reduces of a round
 
-# Over libfabric a rank sends the tail of a collective only inside its next call of MPI, and the loops here wait on gloo.
+# Over libfabric a rank sends the tail of a collective only inside its next MPI call, and the loops here wait on gloo.
 TCP = {"MPIR_CVAR_NOLOCAL": "1", "MPIR_CVAR_CH4_NETMOD": "ucx", "UCX_TLS": "tcp,self"}
 
 
