@@ -8,7 +8,7 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.store import Cluster
 from providers.base import Plan, Resource, option, options_of
-from providers.eks.aws import Aws, region_of
+from providers.eks.aws import aws_in, region_of
 from providers.eks.control import AddOn, Admin, ControlPlane, access_to
 from providers.eks.gpus import DevicePlugin
 from providers.eks.machines import Machine, alike, check_alike, chosen, machine_of
@@ -105,7 +105,7 @@ class EksProvider:
 
     def resources(self, cluster: Cluster) -> Sequence[Resource]:
         options = options_of(cluster, EksOptions)
-        aws = Aws(_region(cluster))
+        aws = aws_in(_region(cluster))
         machine = _machine(options)
         system, workers = self.groups(cluster)
         stack = Stack(cluster, aws, list(workers.types), options.zone, workers.private)
@@ -131,12 +131,12 @@ class EksProvider:
         return discovered(scope.get("location"))
 
     def connect(self, cluster: Cluster) -> Access:
-        return access_to(Aws(_region(cluster)), cluster.name)
+        return access_to(aws_in(_region(cluster)), cluster.name)
 
     def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
         if nodes > MOST_NODES:
             raise UsageError(f"{nodes} workers: a cluster on EKS has at most {MOST_NODES}.")
-        aws = Aws(_region(cluster))
+        aws = aws_in(_region(cluster))
         _, workers = self.groups(cluster)
         stack = Stack(cluster, aws, list(workers.types))
         plane = ControlPlane(cluster, aws, stack)

@@ -2,6 +2,7 @@
 
 import os
 import re
+from functools import cache
 from typing import Any
 
 from mlbench_cli.errors import (
@@ -68,7 +69,6 @@ class Aws:
 
     def __init__(self, region: str) -> None:
         self.region = region
-        self._session: Any = None
         self._clients: dict[str, Any] = {}
 
     def call(self, service: str, operation: str, **parameters: Any) -> dict[str, Any]:
@@ -92,7 +92,6 @@ class Aws:
         if service not in self._clients:
             from botocore.config import Config
 
-            self.session()
             config = Config(
                 connect_timeout=CONNECT_SECONDS,
                 read_timeout=READ_SECONDS,
@@ -100,18 +99,21 @@ class Aws:
                 user_agent_extra="mlbench",
             )
             try:
-                self._clients[service] = self._session.client(service, region_name=self.region, config=config)
+                self._clients[service] = session().client(service, region_name=self.region, config=config)
             except Exception as error:
                 raise translated(error, service, self.region) from None
         return self._clients[service]
 
-    def session(self) -> Any:
-        if self._session is None:
-            self._session = new_session()
-        return self._session
+
+@cache
+def aws_in(region: str) -> Aws:
+    """AWS in a region, with its clients, once for this process."""
+    return Aws(region)
 
 
-def new_session() -> Any:
+@cache
+def session() -> Any:
+    """boto3's session of this process, which has read what describes the services: for EC2 that takes a while."""
     try:
         import boto3
     except ImportError:
@@ -131,15 +133,15 @@ def region_of(asked: str | None, zone: str | None = None) -> str:
         raise UsageError(
             f"The zone {zone} is not in the region {asked}.", hint="Leave out --region: the zone tells it."
         )
-    session = new_session()
+    ours = session()
     region = asked or (from_zone[1] if from_zone else None)
-    region = region or next((os.environ[key] for key in REGION_VARIABLES if os.environ.get(key)), session.region_name)
+    region = region or next((os.environ[key] for key in REGION_VARIABLES if os.environ.get(key)), ours.region_name)
     if not region:
         raise UsageError(
             "AWS needs a region, and neither an option, the environment nor the profile names one.",
             hint="Add --region eu-west-1, or: export AWS_REGION=eu-west-1",
         )
-    known = [name for part in session.get_available_partitions() for name in session.get_available_regions("eks", part)]
+    known = [name for part in ours.get_available_partitions() for name in ours.get_available_regions("eks", part)]
     if region not in known:
         raise UsageError(
             f'boto3 knows no region "{region}" of EKS.{did_you_mean(region, known)}',

@@ -9,7 +9,7 @@ from mlbench_cli.errors import CredentialError, MlbenchError, NotFoundError, Usa
 from mlbench_cli.kube.access import Access, Token
 from mlbench_cli.store import Cluster
 from providers.base import MARK, Found, Progress, Resource, TransientError, marks
-from providers.eks.aws import Aws, judged
+from providers.eks.aws import Aws, judged, session
 from providers.eks.network import Stack
 
 # The server takes a token for 15 minutes; Token renews at three quarters of what is said here.
@@ -275,12 +275,11 @@ def signed(aws: Aws, name: str) -> str:
     from botocore.signers import RequestSigner
 
     client = aws.client("sts")
-    session = aws.session()
-    credentials = session.get_credentials()
+    credentials = session().get_credentials()
     if credentials is None:
         raise CredentialError("There are no AWS credentials on this machine.", hint="aws configure or aws sso login")
     service = client.meta.service_model.service_id
-    signer = RequestSigner(service, aws.region, "sts", "v4", credentials, session.events)
+    signer = RequestSigner(service, aws.region, "sts", "v4", credentials, session().events)
     request = {
         "method": "GET",
         "url": f"{client.meta.endpoint_url}/?Action=GetCallerIdentity&Version=2011-06-15",

@@ -7,7 +7,7 @@ from typing import Any
 from mlbench_cli.errors import CredentialError
 from mlbench_cli.store import Cluster
 from providers.base import MARK, from_marks
-from providers.eks.aws import Aws, region_of, tags_of
+from providers.eks.aws import Aws, aws_in, region_of, tags_of
 from providers.eks.nodes import worker_group
 
 AT_ONCE = 8
@@ -19,8 +19,8 @@ def discovered(region: str | None) -> list[Cluster]:
     Raises the error of the only region asked for; of many, that of a region that did not answer.
     """
     if region:
-        return _in(Aws(region_of(region)))
-    own = Aws(region_of(None))
+        return _in(aws_in(region_of(region)))
+    own = aws_in(region_of(None))
     regions = [item["RegionName"] for item in own.call("ec2", "describe_regions")["Regions"]]
     # Clients are made one after the other: boto3's sessions are not for several threads.
     searched = [_prepared(own.region), *(_prepared(name) for name in regions if name != own.region)]
@@ -30,7 +30,7 @@ def discovered(region: str | None) -> list[Cluster]:
 
 
 def _prepared(region: str) -> Aws:
-    aws = Aws(region)
+    aws = aws_in(region)
     for service in ("cloudformation", "eks", "ec2"):
         aws.client(service)
     return aws

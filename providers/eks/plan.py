@@ -5,7 +5,7 @@ from mlbench_cli.store import Cluster
 from providers import pricing
 from providers.base import Plan, PlanLine, TransientError
 from providers.eks import EksOptions
-from providers.eks.aws import MORE_QUOTA, Aws
+from providers.eks.aws import MORE_QUOTA, Aws, aws_in
 from providers.eks.machines import machine_of
 from providers.eks.network import zones_for
 from providers.eks.nodes import Group
@@ -24,7 +24,7 @@ EFA_WARNING = (
 
 def planned(cluster: Cluster, options: EksOptions, groups: tuple[Group, Group]) -> Plan:
     """Raises CredentialError, UsageError or CapacityError for what cannot work; what may not work is a warning."""
-    aws = Aws(cluster.details["region"])
+    aws = aws_in(cluster.details["region"])
     aws.call("sts", "get_caller_identity")
     system, workers = groups
     zone = zones_for(aws, list(workers.types), options.zone)[0]

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.fakes.aws_errors import Answer, json_answer
+from tests.fakes.aws_answers import Answer, json_answer
 
 if TYPE_CHECKING:
     from tests.fakes.aws import AwsDouble

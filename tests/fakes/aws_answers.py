@@ -6,6 +6,14 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 
+class Refused(Exception):
+    """An error that AWS would answer with."""
+
+    def __init__(self, code: str, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.code, self.status = code, status
+
+
 @dataclass(frozen=True)
 class Answer:
     status: int

@@ -1,0 +1,356 @@
+"""EKS against a double of AWS that boto3 talks to over HTTP: what is asked for, refused, and found again."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.errors import CapacityError, CredentialError, DeadlineError, MlbenchError, NotFoundError, UsageError
+from mlbench_cli.store import Cluster, Store
+from providers.base import MARK, TransientError
+from providers.eks import EksOptions, EksProvider
+from providers.eks.aws import Aws
+from providers.lifecycle import Step, down, up
+from tests.contract.providers.eks_world import forget, make, remove
+from tests.fakes.aws_server import AwsServer
+
+REGION = "eu-west-1"
+GPU = EksOptions(machine_type="g4dn.xlarge")
+CALM: dict[str, Any] = {"no_capacity": [], "launch_fails": None, "stack_fails": None, "delete_while_creating": True}
+
+
+@pytest.fixture(scope="module")
+def double() -> Iterator[AwsServer]:
+    server = AwsServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def aws(double: AwsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsServer]:
+    for key, value in double.environment("me", REGION).items():
+        monkeypatch.setenv(key, value)
+    forget()
+    double.calm("me")
+    yield double
+    double.rules(**CALM)
+    forget()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+def requests(aws: AwsServer, action: str) -> list[dict[str, Any]]:
+    return [entry["parameters"] for entry in aws.log("me") if entry["action"].endswith(f":{action}")]
+
+
+def actions(aws: AwsServer) -> list[str]:
+    return [entry["action"] for entry in aws.log("me")]
+
+
+# --- making ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_asked_for(aws: AwsServer, home: Path, tmp_path: Path) -> None:
+    made = make("whole-2", home, EksOptions(machine_type="g4dn.xlarge", kubernetes_version="1.34"))
+    assert made.state == "ready"
+    (plane,) = requests(aws, "CreateCluster")
+    assert plane["accessConfig"]["authenticationMode"] == "API"
+    assert plane["upgradePolicy"] == {"supportType": "STANDARD"}
+    assert plane["bootstrapSelfManagedAddons"] is False
+    assert plane["version"] == "1.34"
+    system, workers = requests(aws, "CreateNodegroup")
+    assert workers["scalingConfig"] == {"minSize": 0, "maxSize": 2, "desiredSize": 2}
+    assert (system["amiType"], workers["amiType"]) == ("AL2023_x86_64_STANDARD", "AL2023_x86_64_NVIDIA")
+    assert (workers["capacityType"], workers["instanceTypes"]) == ("ON_DEMAND", ["g4dn.xlarge"])
+    assert [item["addonName"] for item in requests(aws, "CreateAddon")] == ["vpc-cni", "kube-proxy", "coredns"]
+    # The network plugin comes before the machines, DNS after them.
+    order = [
+        entry["target"] for entry in aws.log("me") if entry["action"] in ("eks:CreateAddon", "eks:CreateNodegroup")
+    ]
+    assert order == ["vpc-cni", "kube-proxy", "whole-2-system", "whole-2-workers", "coredns"]
+    assert {entry["kind"] for entry in made.details["provisioning"]} >= {
+        "EKS cluster",
+        "node group",
+        "GPU device plugin",
+    }
+    nodes = EksProvider().connect(made).client().get("/api/v1/nodes")["items"]
+    assert sum(int(node["status"]["allocatable"].get("nvidia.com/gpu", 0)) for node in nodes) == 2
+    remove("whole-2", tmp_path / "empty")
+    assert aws.left("whole-2") == []
+
+
+def test_every_create_call_says_whose_it_is(aws: AwsServer, home: Path, tmp_path: Path) -> None:
+    options = EksOptions(machine_type="p4d.24xlarge", efa=True, admin=("arn:aws:iam::123456789012:role/ci",))
+    provider = EksProvider()
+    described = provider.describe("marked-2", 2, options)
+    cluster = Cluster("marked-2", "eks", details={**described.details, "owner": "ada", "expires": 1800000000})
+    home.mkdir()
+    up(cluster, provider.resources(cluster), Store(home))
+    marks = {MARK: "marked-2", "mlbench-owner": "ada", "mlbench-expires": "1800000000"}
+    created = [entry for entry in aws.log("me") if ":Create" in entry["action"]]
+    assert len(created) == 10
+    for entry in created:
+        given = entry["parameters"]
+        text = given.get("tags") or {value: given[key.replace("Key", "Value")] for key, value in given.items()
+                                     if key.endswith("Key") and key.replace("Key", "Value") in given}  # fmt: skip
+        assert marks.items() <= text.items(), entry["action"]
+        if entry["action"] not in ("ec2:CreatePlacementGroup",):  # which has none; its name is unique
+            assert any(key.lower() in ("clientrequesttoken", "clienttoken") for key in given), entry["action"]
+    (template,) = requests(aws, "CreateLaunchTemplate")
+    kinds = [value for key, value in template.items() if key.endswith("InterfaceType")]
+    assert kinds == ["efa"] * 4
+    assert template["LaunchTemplateData.Placement.GroupName"] == "mlbench-marked-2"
+    workers = requests(aws, "CreateNodegroup")[1]
+    assert "diskSize" not in workers
+    stack = Aws(REGION).call("cloudformation", "describe_stacks", StackName="mlbench-marked-2")["Stacks"][0]
+    outputs = {item["OutputKey"]: item["OutputValue"] for item in stack["Outputs"]}
+    assert workers["subnets"] == [outputs["PrivateSubnet"]]
+    found = {item.name: item for item in provider.discover({"location": REGION})}["marked-2"]
+    assert (found.details["owner"], found.details["expires"]) == ("ada", 1800000000)
+    down(found, provider.resources(found), Store(home))
+    assert aws.left("marked-2") == []
+
+
+def test_again_changes_nothing(aws: AwsServer, home: Path, tmp_path: Path) -> None:
+    first = make("again-2", home, GPU)
+    aws.calm("me")
+    second = make("again-2", home, GPU)
+    assert not [action for action in actions(aws) if "Create" in action or "Delete" in action]
+    assert second.details["provisioning"] == first.details["provisioning"]
+    for options, words in (
+        (EksOptions(machine_type="g5.xlarge"), "its machines are g4dn.xlarge, not g5.xlarge"),
+        (EksOptions(machine_type="g4dn.xlarge", kubernetes_version="1.33"), "Kubernetes 1.19, not 1.33"),
+        (EksOptions(machine_type="g4dn.xlarge", zone="eu-west-1c"), "zones eu-west-1a and eu-west-1b"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            make("again-2", home, options)
+    assert Store(home).cluster("again-2").state == "ready"
+    remove("again-2", tmp_path / "empty")
+
+
+def test_a_cluster_of_somebody_else_is_not_touched(aws: AwsServer, home: Path, tmp_path: Path) -> None:
+    client = Aws(REGION)
+    client.call("cloudformation", "create_stack", StackName="mlbench-theirs-1", TemplateBody=TEMPLATE,
+                Capabilities=["CAPABILITY_IAM"])  # fmt: skip
+    with pytest.raises(UsageError, match="was not made by mlbench"):
+        make("theirs-1", home, GPU)
+    with pytest.raises(UsageError, match="was not made by mlbench"):
+        remove("theirs-1", tmp_path / "empty")
+    assert "stack mlbench-theirs-1" in aws.left("theirs-1")
+    assert [cluster.name for cluster in EksProvider().discover({"location": REGION})] == []
+
+
+TEMPLATE = '{"Resources": {"Vpc": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.0.0.0/16"}}}}'
+
+
+def test_no_machines_in_one_zone_then_in_another(aws: AwsServer, home: Path, tmp_path: Path) -> None:
+    aws.rules(no_capacity=["g4dn.xlarge"])
+    with pytest.raises(CapacityError, match="InsufficientInstanceCapacity") as caught:
+        make("scarce-2", home, GPU)
+    assert "EKS cluster scarce-2 (ready)" in caught.value.message
+    assert "--zone" in (caught.value.hint or "")
+    aws.rules(no_capacity=[])
+    assert make("scarce-2", home, EksOptions(machine_type="g4dn.xlarge", zone="eu-west-1b")).state == "ready"
+    first, second = (
+        given["subnets"] for given in requests(aws, "CreateNodegroup") if "workers" in given["nodegroupName"]
+    )
+    assert first != second
+    remove("scarce-2", tmp_path / "empty")
+    assert aws.left("scarce-2") == []
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("We currently do not have sufficient capacity. InsufficientInstanceCapacity", "--zone"),
+        ("You have requested more vCPU capacity than your current vCPU limit of 0", "servicequotas"),
+    ],
+)
+def test_what_the_auto_scaling_group_says_comes_first(aws: AwsServer, home: Path, said: str, hint: str) -> None:
+    aws.rules(launch_fails=said)
+    name = f"early{len(said)}-2"
+    with pytest.raises(CapacityError) as caught:
+        make(name, home, GPU)
+    assert said in caught.value.message
+    assert hint in (caught.value.hint or "")
+    remove(name, home / "empty")
+    assert aws.left(name) == []
+
+
+def test_a_stack_that_is_rolled_back_is_made_anew(aws: AwsServer, home: Path, tmp_path: Path) -> None:
+    aws.rules(stack_fails="The maximum number of VPCs has been reached. (Service: Ec2, Status Code: 400)")
+    with pytest.raises(CapacityError, match="maximum number of VPCs has been reached"):
+        make("rolled-2", home, GPU)
+    aws.rules(stack_fails=None)
+    assert make("rolled-2", home, GPU).state == "ready"
+    remove("rolled-2", tmp_path / "empty")
+    assert aws.left("rolled-2") == []
+
+
+def test_what_cannot_be_removed_while_it_is_made_is_waited_for(aws: AwsServer, home: Path, tmp_path: Path) -> None:
+    aws.rules(delete_while_creating=False, looks=3)
+    aws.order("me", "deny", action="eks:DescribeNodegroup .*workers", skip=1, times=1)
+    with pytest.raises(CredentialError):
+        make("hasty-2", home, GPU)
+    steps: list[Step] = []
+    cluster = Cluster("hasty-2", "eks")
+    (tmp_path / "empty").mkdir()
+    down(cluster, EksProvider().resources(cluster), Store(tmp_path / "empty"), report=steps.append)
+    aws.rules(looks=1)
+    assert any("is in CREATING status" in step.reason for step in steps)
+    assert aws.left("hasty-2") == []
+
+
+# --- finding, scaling, reaching -------------------------------------------------------------------------------------
+
+
+def test_found_by_marks_in_every_region(aws: AwsServer, home: Path, tmp_path: Path) -> None:
+    provider = EksProvider()
+    aws.order("me", "deny", action="eks:CreateCluster .*", times=1)
+    with pytest.raises(CredentialError):
+        make("half-2", home, EksOptions(machine_type="g4dn.xlarge", region="us-west-2"))
+    aws.order("me", "deny", region="eu-north-1")  # one that is closed to us
+    found = {cluster.name: cluster for cluster in provider.discover({})}
+    assert (found["half-2"].state, found["half-2"].details["region"]) == ("failed", "us-west-2")
+    assert [cluster.name for cluster in provider.discover({"location": "eu-central-1"})] == []
+    down(found["half-2"], provider.resources(found["half-2"]), Store(home))
+    assert aws.left("half-2", "us-west-2") == []
+
+
+def test_scaled_to_nothing_and_back(aws: AwsServer, home: Path, tmp_path: Path) -> None:
+    provider = EksProvider()
+    cluster = make("scale-2", home, GPU)
+    for nodes in (0, 3):
+        up(cluster, provider.scale(cluster, nodes), Store(home))
+    assert [given["scalingConfig"] for given in requests(aws, "UpdateNodegroupConfig")] == [
+        {"minSize": 0, "maxSize": 1, "desiredSize": 0},
+        {"minSize": 0, "maxSize": 3, "desiredSize": 3},
+    ]
+    aws.calm("me")
+    up(cluster, provider.scale(cluster, 3), Store(home))
+    assert "eks:UpdateNodegroupConfig" not in actions(aws)
+    remove("scale-2", tmp_path / "empty")
+    with pytest.raises(NotFoundError, match="no node group"):
+        up(cluster, provider.scale(cluster, 3), Store(home))
+    with pytest.raises(NotFoundError, match='no EKS cluster "scale-2"'):
+        provider.connect(cluster)
+
+
+def test_what_boto3_repeats_by_itself(aws: AwsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_MAX_ATTEMPTS")
+    forget()
+    aws.order("me", "throttle", action="sts:.*", times=1)
+    Aws(REGION).call("sts", "get_caller_identity")
+    assert actions(aws) == ["sts:GetCallerIdentity"] * 2
+
+
+# --- the plan -------------------------------------------------------------------------------------------------------
+
+
+def planned(name: str, options: EksOptions, nodes: int = 2) -> Any:
+    provider = EksProvider()
+    return provider.plan(provider.describe(name, nodes, options))
+
+
+def test_the_plan_writes_nothing_and_sums_what_is_known(aws: AwsServer) -> None:
+    plan = planned("plan-2", EksOptions(machine_type="g4dn.xlarge", zone="us-east-1b", kubernetes_version="1.34"))
+    assert (plan.location, plan.currency) == ("us-east-1b", "USD")
+    assert plan.total == pytest.approx(0.10 + 0.0416 + 2 * 0.526 + 220 * 0.00011)
+    assert not [action for action in actions(aws) if not action.split(":")[1].startswith(("Get", "Describe"))]
+    assert planned("plan-2", EksOptions(machine_type="g4dn.xlarge", spot=True)).total is None
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        (EksOptions(machine_type="p4d.24xlarge"), CapacityError, "allows 0 vCPUs; 2 × p4d.24xlarge need 192"),
+        (EksOptions(machine_type="g4dn.xlarge", kubernetes_version="1.30"), UsageError, "not offer Kubernetes 1.30"),
+        (EksOptions(machine_type="g4dn.xlarge", zone="eu-west-1z"), UsageError, "eu-west-1z does not have"),
+        (EksOptions(machine_type="m5.nano"), CapacityError, "offered in no zone of eu-west-1"),
+    ],
+)
+def test_plans_that_cannot_work(aws: AwsServer, options: EksOptions, kind: type[MlbenchError], words: str) -> None:
+    with pytest.raises(kind, match=words) as caught:
+        planned("plan-2", options)
+    assert caught.value.hint
+
+
+def test_a_quota_that_may_not_be_read_is_a_finding(aws: AwsServer) -> None:
+    aws.order("me", "deny", action="servicequotas:.*", times=1)
+    (warning,) = planned("plan-2", GPU).warnings
+    assert "cannot be read" in warning
+    aws.rules(quotas={"L-DB2E81BA": 10.0})
+    (warning,) = planned("plan-2", GPU).warnings
+    assert "allows 10 vCPUs, of which these workers take 8" in warning
+
+
+@pytest.mark.parametrize(
+    ("trouble", "kind", "words"),
+    [
+        ("expired", CredentialError, "security token included in the request is expired"),
+        ("skew", CredentialError, "Signature expired"),
+        ("deny", CredentialError, "is not authorized"),
+        ("error", TransientError, "internal error"),
+        ("cut", TransientError, "no usable answer"),
+    ],
+)
+def test_what_aws_says_is_quoted(aws: AwsServer, trouble: str, kind: type[MlbenchError], words: str) -> None:
+    aws.order("me", trouble, action="sts:.*", times=1)
+    with pytest.raises(kind, match=words):
+        planned("plan-2", GPU)
+
+
+# --- the command line -----------------------------------------------------------------------------------------------
+
+
+def mlbench(aws: AwsServer, home: Path, *words: str, **more: str) -> "subprocess.CompletedProcess[str]":
+    environment = {"PATH": "/usr/bin:/bin", "MLBENCH_HOME": str(home), **aws.environment("cli", REGION), **more}
+    return subprocess.run(
+        [sys.executable, "-m", "mlbench_cli", *words],
+        env={key: value for key, value in environment.items() if value},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+
+def test_from_making_to_removing_on_another_machine(aws: AwsServer, home: Path, tmp_path: Path) -> None:
+    made = mlbench(aws, home, "create-cluster", "aws", "2", "story", "-t", "g4dn.xlarge", "--yes", "-z", "eu-west-1a")
+    assert made.returncode == 0, made.stderr
+    assert "EKS cluster           story-2" in made.stdout
+    assert "unknown" in made.stderr  # the price of the machine in this region
+    listed = mlbench(aws, tmp_path / "other", "delete-cluster", "eks", "stroy-2", "--yes", "--region", REGION)
+    assert listed.returncode == NotFoundError.exit_code
+    assert 'Did you mean "story-2"?' in listed.stderr
+    removed = mlbench(aws, tmp_path / "other", "delete-cluster", "aws", "story-2", "--yes")
+    assert removed.returncode == 0, removed.stderr
+    assert aws.left("story-2") == []
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "words"),
+    [
+        ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, CredentialError.exit_code, "no AWS credentials"),
+        ({"AWS_SECRET_ACCESS_KEY": ""}, CredentialError.exit_code, "credentials cannot be used"),
+        ({"AWS_PROFILE": "nobody"}, CredentialError.exit_code, "could not be found"),
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, DeadlineError.exit_code, "no usable answer"),
+        ({"AWS_REGION": ""}, UsageError.exit_code, "AWS needs a region"),
+        ({"AWS_REGION": "eu-wets-1"}, UsageError.exit_code, 'Did you mean "eu-west-1"?'),
+    ],
+)
+def test_wrong_surroundings(aws: AwsServer, home: Path, more: dict[str, str], code: int, words: str) -> None:
+    done = mlbench(aws, home, "create-cluster", "eks", "2", "never", "-t", "g4dn.xlarge", "--yes", **more)
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr
+    assert "Next: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert aws.left("never-2") == []
+    assert not os.path.exists(home / "clusters")

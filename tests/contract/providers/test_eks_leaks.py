@@ -1,0 +1,143 @@
+"""EKS never leaks: killed or refused at every request of making and removing a cluster, one command removes it all.
+
+The boundaries come from the double's log of an undisturbed run. A kill comes after the request was done, before its
+answer: what a kill before it leaves is what the one before has left.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli.errors import CapacityError, CleanupError, CredentialError, DeadlineError
+from mlbench_cli.store import Store
+from tests.contract.providers.eks_world import Case, Verified, forget, make, pattern, remove, together, warm
+from tests.fakes.aws_server import AwsClient, AwsServer
+
+CHANGES = ("Create", "Delete", "Associate", "Update")
+TRANSIENT = ("throttle", "error", "error-after", "cut", "cut-after")
+
+
+@dataclass
+class World:
+    """A double, the log of making a cluster and of removing it, and a double in which one is made."""
+
+    aws: AwsServer
+    made: AwsClient
+    making: list[str]
+    removing: list[str]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    aws = AwsServer()
+    before = dict(os.environ)
+    try:
+        warm(aws)
+        case = Case(aws, tmp_path_factory.mktemp("reference"), "ref-2")
+        assert together([case.making]) == [0], case.error
+        making = case.log
+        made = aws.copy()
+        aws.calm("ref-2")
+        assert together([case.removing]) == [0], case.error
+        assert case.left() == []
+        yield World(aws, made, making, case.log)
+        made.stop()
+    finally:
+        aws.stop()
+        os.environ.clear()
+        os.environ.update(before)
+        forget()
+
+
+@pytest.fixture(scope="module")
+def verified() -> Verified:
+    return Verified()
+
+
+def test_killed_at_every_request_of_making(world: World, verified: Verified, tmp_path: Path) -> None:
+    cases = [Case(world.aws, tmp_path, f"kill{number}-2") for number in range(len(world.making))]
+    starts = [
+        (lambda case=case, number=number: case.started(lambda: make(case.name, case.folder / "home"), kill_at=number))
+        for number, case in enumerate(cases)
+    ]
+    assert set(together(starts)) == {-9}
+    for case in cases:
+        asked = {line.split()[1] for line in case.log if ":Create" in line}
+        noted = {entry.name.rpartition("/")[2] for entry in Store(case.folder / "home").journal_of(case.name)}
+        assert all(any(name in asked_for for name in noted) for asked_for in asked), "asked for before it was noted"
+    verified.show(cases)
+
+
+def test_killed_at_every_request_of_removing(world: World, verified: Verified, tmp_path: Path) -> None:
+    for first in range(0, len(world.removing), 6):
+        numbers = range(first, min(first + 6, len(world.removing)))
+        cases = [Case(world.made.copy(), tmp_path / str(number), "ref-2") for number in numbers]
+        starts = [
+            (lambda case=case, number=number: case.started(lambda: remove("ref-2", case.folder / "h"), kill_at=number))
+            for number, case in zip(numbers, cases, strict=True)
+        ]
+        for case in cases:
+            case.aws.calm("ref-2")
+        assert set(together(starts)) == {-9}
+        verified.show(cases)
+        for case in cases:
+            case.aws.stop()
+
+
+@pytest.mark.parametrize("kind", TRANSIENT)
+def test_passing_trouble_at_every_request_is_overcome(world: World, tmp_path: Path, kind: str) -> None:
+    """Every request that is not like an earlier one fails the first time; -after: though it was done."""
+    case = Case(world.aws, tmp_path, f"pass-{kind}-2").order(kind, once_each=True)
+    assert together([case.making]) == [0], case.error
+    assert len(set(case.log)) <= len(case.log) / 2 + 1, "hardly anything was repeated"
+    case.aws.calm(case.name)
+    case.order(kind, once_each=True)
+    assert together([lambda: case.started(lambda: remove(case.name, tmp_path / "empty"))]) == [0], case.error
+    assert case.left() == []
+
+
+@pytest.mark.parametrize(("kind", "code"), [("deny", CredentialError.exit_code), ("quota", CapacityError.exit_code)])
+def test_refused_at_every_request_of_making(
+    world: World, verified: Verified, tmp_path: Path, kind: str, code: int
+) -> None:
+    lines = [line for line in dict.fromkeys(world.making) if kind == "deny" or any(word in line for word in CHANGES)]
+    cases = [Case(world.aws, tmp_path, f"{kind}{number}-2") for number in range(len(lines))]
+    for case, line in zip(cases, lines, strict=True):
+        case.order(kind, action=pattern(line, "ref-2", case.name), times=1000)
+    codes = dict(zip(lines, together([case.making for case in cases]), strict=True))
+    # Who may not ask the auto scaling group waits for EKS to tell.
+    tolerated = {line for line in lines if line.startswith("autoscaling:")}
+    assert {line: got for line, got in codes.items() if got != (0 if line in tolerated else code)} == {}
+    for case, line in zip(cases, lines, strict=True):
+        if line not in tolerated:
+            assert "AWS refused" in case.error
+            assert line == lines[0] or "mlbench delete-cluster eks" in case.error or "there is now" not in case.error
+    verified.show(cases)
+
+
+def test_refused_at_every_request_of_removing(world: World, verified: Verified, tmp_path: Path) -> None:
+    lines = list(dict.fromkeys(world.removing))
+    for first in range(0, len(lines), 6):
+        some = lines[first : first + 6]
+        cases = [Case(world.made.copy(), tmp_path / str(first + at), "ref-2") for at in range(len(some))]
+        for case, line in zip(cases, some, strict=True):
+            case.aws.calm("ref-2")
+            case.order("deny", action=pattern(line, "ref-2", "ref-2"), times=1000)
+        starts = [(lambda case=case: case.started(lambda: remove("ref-2", case.folder / "h"))) for case in cases]
+        codes = together(starts)
+        assert set(codes) <= {CredentialError.exit_code, CleanupError.exit_code}, dict(zip(some, codes, strict=True))
+        verified.show(cases)
+        for case in cases:
+            case.aws.stop()
+
+
+def test_no_answer_for_longer_than_patience(world: World, verified: Verified, tmp_path: Path) -> None:
+    case = Case(world.aws, tmp_path, "silent-2").order("cut-after", action="eks:CreateNodegroup .*workers", times=1000)
+    case.order("cut", action="eks:DescribeNodegroup .*workers", times=1000, skip=1)
+    assert together([case.making]) == [DeadlineError.exit_code]
+    assert "gave no usable answer" in case.error
+    assert "node group silent-2-workers (perhaps)" in case.error
+    verified.show([case])

@@ -1,0 +1,224 @@
+"""What EKS does in the AWS double: control planes, node groups, add-ons, access entries, and what they leave behind."""
+
+import base64
+from typing import Any
+
+from moto.backends import get_backend
+
+from tests.fakes.aws_answers import Answer, Refused, json_answer
+from tests.fakes.aws_base import ACCOUNT, Base, Request
+
+VERSIONS = {
+    "1.33": "STANDARD_SUPPORT",
+    "1.34": "STANDARD_SUPPORT",
+    "1.35": "STANDARD_SUPPORT",
+    "1.30": "EXTENDED_SUPPORT",
+}
+
+
+class EksRules(Base):
+    # --- EKS: control plane ---------------------------------------------------------------------------------------
+
+    def _eks_CreateCluster(self, request: Request) -> Answer:
+        given = request.parameters
+        # ASSUMED wording of both.
+        if given.get("version") and given["version"] not in VERSIONS:
+            raise Refused("InvalidParameterException", f"unsupported Kubernetes version {given['version']}")
+        self._check_role(given["roleArn"])
+        subnets = [self._subnet(request.region, name) for name in given["resourcesVpcConfig"]["subnetIds"]]
+        if len({subnet.availability_zone for subnet in subnets}) < 2:
+            raise Refused("InvalidParameterException", "Subnets specified must be in at least two different AZs")
+        answer = self._pass(request)
+        if answer.status < 300:
+            cluster = self._eks(request.region).clusters[given["name"]]
+            cluster.status = "CREATING"
+            cluster.endpoint = f"http://127.0.0.1:{self.port}/k8s/{request.region}/{cluster.name}"
+            cluster.certificate_authority = {"data": base64.b64encode(b"CA").decode()}
+            vpc = subnets[0].vpc_id
+            ec2 = get_backend("ec2")[ACCOUNT][request.region]
+            group = ec2.create_security_group(f"eks-cluster-sg-{cluster.name}-1", "EKS created security group", vpc)
+            cluster.resources_vpc_config = {
+                **given["resourcesVpcConfig"],
+                "clusterSecurityGroupId": group.id,
+                "vpcId": vpc,
+            }
+            for subnet in subnets:
+                self._interface(ec2, subnet, f"Amazon EKS {cluster.name}", used=True)
+            self._begin(request.region, "cluster", cluster.name)
+        return answer
+
+    def _eks_DescribeCluster(self, request: Request) -> Answer:
+        (name,) = request.parts
+        cluster = self._eks(request.region).clusters.get(name)
+        if cluster and self._look(request.region, "cluster", name):
+            if cluster.status == "CREATING":
+                cluster.status = "ACTIVE"
+            elif cluster.status == "DELETING":
+                self._end_cluster(cluster, request.region)
+        return self._pass(request)
+
+    def _eks_DeleteCluster(self, request: Request) -> Answer:
+        (name,) = request.parts
+        cluster = self._cluster(request.region, name)
+        if cluster.nodegroups:
+            raise Refused("ResourceInUseException", "Cluster has nodegroups attached", 409)
+        if cluster.status == "CREATING" and not self.rules["delete_while_creating"]:
+            raise Refused("ResourceInUseException", f"Cluster {name} is in CREATING status", 409)  # ASSUMED
+        cluster.status = "DELETING"
+        self._begin(request.region, "cluster", name)
+        return json_answer({"cluster": {"name": name, "status": "DELETING"}})
+
+    def _end_cluster(self, cluster: Any, region: str) -> None:
+        """The control plane goes with its interfaces; its security group stays behind, as it sometimes does."""
+        ec2 = get_backend("ec2")[ACCOUNT][region]
+        for eni in list(ec2.enis.values()):
+            if eni.description == f"Amazon EKS {cluster.name}":
+                del ec2.enis[eni.id]
+        self._eks(region).delete_cluster(cluster.name)
+        for table in (self.addons, self.entries):
+            for key in [key for key in table if key[:2] == (region, cluster.name)]:
+                del table[key]  # type: ignore[attr-defined]
+        self.forget_kube(cluster.name)
+
+    def _eks_DescribeClusterVersions(self, request: Request) -> Answer:
+        return json_answer(
+            {"clusterVersions": [{"clusterVersion": key, "versionStatus": value} for key, value in VERSIONS.items()]}
+        )
+
+    # --- EKS: node groups -----------------------------------------------------------------------------------------
+
+    def _eks_CreateNodegroup(self, request: Request) -> Answer:
+        cluster = self._cluster(request.region, request.parts[0])
+        self._check_role(request.parameters["nodeRole"])
+        answer = self._pass(request)
+        if answer.status < 300:
+            group = cluster.nodegroups[request.parameters["nodegroupName"]]
+            group.status = "CREATING"
+            group.health = {"issues": []}
+            self._begin(request.region, "group", cluster.name, group.nodegroup_name)
+            self._interfaces_of(group, request.region)
+        return answer
+
+    def _eks_DescribeNodegroup(self, request: Request) -> Answer:
+        name, group_name = request.parts
+        cluster = self._eks(request.region).clusters.get(name)
+        group = cluster.nodegroups.get(group_name) if cluster else None
+        if group is not None and self._look(request.region, "group", name, group_name):
+            if group.status in ("CREATING", "UPDATING"):
+                self._make_group(group)
+            elif group.status == "DELETING":
+                self._end_group(group, request.region)
+        return self._pass(request)
+
+    def _eks_DeleteNodegroup(self, request: Request) -> Answer:
+        name, group_name = request.parts
+        cluster = self._cluster(request.region, name)
+        if group_name not in cluster.nodegroups:
+            raise Refused("ResourceNotFoundException", f"No node group found for name: {group_name}.", 404)
+        group = cluster.nodegroups[group_name]
+        if group.status == "CREATING" and not self.rules["delete_while_creating"]:
+            raise Refused("ResourceInUseException", f"Nodegroup {group_name} is in CREATING status", 409)  # ASSUMED
+        group.status = "DELETING"
+        self._begin(request.region, "group", name, group_name)
+        return json_answer({"nodegroup": {"nodegroupName": group_name, "status": "DELETING"}})
+
+    def _eks_UpdateNodegroupConfig(self, request: Request) -> Answer:
+        answer = self._pass(request)
+        if answer.status < 300:
+            name, group_name = request.parts
+            self._cluster(request.region, name).nodegroups[group_name].status = "UPDATING"
+            self._begin(request.region, "group", name, group_name)
+        return answer
+
+    def _make_group(self, group: Any) -> None:
+        lacking = [kind for kind in group.instance_types if kind in self.rules["no_capacity"]]
+        if lacking and len(lacking) == len(group.instance_types) and group.scaling_config["desiredSize"]:
+            group.status = "CREATE_FAILED"
+            said = (
+                "Could not launch On-Demand Instances. InsufficientInstanceCapacity - We currently do not have "
+                f"sufficient {lacking[0]} capacity in the Availability Zone you requested."
+            )
+            group.health = {"issues": [{"code": "AsgInstanceLaunchFailures", "message": said, "resourceIds": ["asg"]}]}
+            return
+        group.status = "ACTIVE"
+
+    def _end_group(self, group: Any, region: str) -> None:
+        """The machines go; the interfaces that the network plugin gave them stay, unattached, as is well known."""
+        ec2 = get_backend("ec2")[ACCOUNT][region]
+        for eni in ec2.enis.values():
+            if eni.description == f"aws-K8S-{group.cluster_name}-{group.nodegroup_name}":
+                self._release(eni)
+        self._eks(region).delete_nodegroup(group.cluster_name, group.nodegroup_name)
+
+    def _interfaces_of(self, group: Any, region: str) -> None:
+        ec2 = get_backend("ec2")[ACCOUNT][region]
+        description = f"aws-K8S-{group.cluster_name}-{group.nodegroup_name}"
+        self._interface(ec2, self._subnet(region, group.subnets[0]), description, used=True)
+
+    # --- EKS: add-ons and access ----------------------------------------------------------------------------------
+
+    def _eks_CreateAddon(self, request: Request) -> Answer:
+        (name,) = request.parts
+        cluster = self._cluster(request.region, name)
+        if cluster.status != "ACTIVE":
+            raise Refused("InvalidRequestException", f"Cluster '{name}' is not in ACTIVE status")  # ASSUMED
+        given = request.parameters
+        key = (request.region, name, given["addonName"])
+        if key in self.addons:
+            raise Refused("ResourceInUseException", "Addon already exists.", 409)
+        self.addons[key] = {"addonName": given["addonName"], "clusterName": name, "status": "CREATING"}
+        self.addons[key] |= {"tags": given.get("tags", {}), "health": {"issues": []}}
+        self._begin(request.region, "addon", *key[1:])
+        return json_answer({"addon": self.addons[key]})
+
+    def _eks_DescribeAddon(self, request: Request) -> Answer:
+        name, addon = request.parts
+        found = self._addon(request)
+        if self._look(request.region, "addon", name, addon):
+            found["status"] = "DEGRADED" if addon == "coredns" else "ACTIVE"
+        if found["status"] == "DEGRADED" and self._has_machines(request.region, name):
+            found["status"] = "ACTIVE"
+        return json_answer({"addon": found})
+
+    def _eks_DeleteAddon(self, request: Request) -> Answer:
+        found = self._addon(request)
+        del self.addons[(request.region, *request.parts)]  # type: ignore[arg-type]
+        return json_answer({"addon": found})
+
+    def _eks_CreateAccessEntry(self, request: Request) -> Answer:
+        (name,) = request.parts
+        key = (request.region, name, request.parameters["principalArn"])
+        self._cluster(request.region, name)
+        if key in self.entries:
+            raise Refused("ResourceInUseException", "The specified access entry resource is already in use", 409)
+        self.entries[key] = []
+        return json_answer({"accessEntry": {"clusterName": name, "principalArn": key[2]}})
+
+    def _eks_AssociateAccessPolicy(self, request: Request) -> Answer:
+        self._entry(request).append(request.parameters["policyArn"])
+        return json_answer({"clusterName": request.parts[0], "principalArn": request.parts[1]})
+
+    def _eks_ListAssociatedAccessPolicies(self, request: Request) -> Answer:
+        return json_answer({"associatedAccessPolicies": [{"policyArn": arn} for arn in self._entry(request)]})
+
+    def _entry(self, request: Request) -> list[str]:
+        self._cluster(request.region, request.parts[0])
+        key = (request.region, request.parts[0], request.parts[1])
+        if key not in self.entries:
+            raise Refused("ResourceNotFoundException", "The specified principalArn could not be found", 404)
+        return self.entries[key]
+
+    def _addon(self, request: Request) -> dict[str, Any]:
+        self._cluster(request.region, request.parts[0])
+        key = (request.region, request.parts[0], request.parts[1])
+        if key not in self.addons:
+            raise Refused("ResourceNotFoundException", f"No addon: {key[2]} found in cluster: {key[1]}", 404)
+        return self.addons[key]
+
+    def _has_machines(self, region: str, name: str) -> bool:
+        """Whether there is a machine that coredns may run on."""
+        groups = self._cluster(region, name).nodegroups.values()
+        tolerated = ("CriticalAddonsOnly",)
+        return any(
+            group.status == "ACTIVE" and all(taint["key"] in tolerated for taint in group.taints) for group in groups
+        )

@@ -1,0 +1,145 @@
+"""What CloudFormation, EC2, auto scaling and quotas do in the AWS double beyond what moto does."""
+
+import re
+from typing import Any
+
+from moto.backends import get_backend
+
+from tests.fakes.aws_answers import Answer, Refused, json_answer, xml_answer
+from tests.fakes.aws_base import ACCOUNT, Base, Request
+
+QUOTAS = {"L-DB2E81BA": 64.0, "L-3819A6DF": 64.0, "L-417A185B": 0.0, "L-7212CCBC": 0.0, "L-1216C47A": 256.0}
+EC2_SPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
+
+
+class ServiceRules(Base):
+    # --- CloudFormation -------------------------------------------------------------------------------------------
+
+    def _cloudformation_CreateStack(self, request: Request) -> Answer:
+        if not any(value == "CAPABILITY_IAM" for value in request.parameters.values()):
+            raise Refused("InsufficientCapabilitiesException", "Requires capabilities : [CAPABILITY_IAM]")
+        answer = self._pass(request)
+        if answer.status < 300:
+            stack = self._stack(request.region, request.parameters["StackName"])
+            stack.status = "CREATE_IN_PROGRESS"
+            self._begin(request.region, "stack", stack.name)
+        return answer
+
+    def _cloudformation_DescribeStacks(self, request: Request) -> Answer:
+        name = request.parameters.get("StackName")
+        stack = self._stack(request.region, name) if name else None
+        if stack and self._look(request.region, "stack", stack.name):
+            if stack.status == "CREATE_IN_PROGRESS":
+                self._make_stack(stack, request.region)
+            elif stack.status == "ROLLBACK_IN_PROGRESS":
+                stack.status = "ROLLBACK_COMPLETE"
+            elif stack.status == "DELETE_IN_PROGRESS":
+                self._delete_stack(stack, request.region)
+        return self._pass(request)
+
+    def _cloudformation_DeleteStack(self, request: Request) -> Answer:
+        stack = self._stack(request.region, request.parameters["StackName"])
+        if stack:
+            stack.status = "DELETE_IN_PROGRESS"
+            self._begin(request.region, "stack", stack.name)
+        return xml_answer("DeleteStackResponse", "http://cloudformation.amazonaws.com/doc/2010-05-15/")
+
+    def _cloudformation_DescribeStackEvents(self, request: Request) -> Answer:
+        stack = self._stack(request.region, request.parameters["StackName"])
+        reason = getattr(stack, "failure", None)
+        if reason is None:
+            return self._pass(request)
+        fields = {"StackId": stack.stack_id, "EventId": "1", "StackName": stack.name, "LogicalResourceId": "Vpc"}
+        fields |= {"ResourceType": "AWS::EC2::VPC", "Timestamp": "2026-11-21T00:00:00Z"}
+        fields |= {"ResourceStatus": "CREATE_FAILED", "ResourceStatusReason": reason}
+        text = "".join(f"<{key}>{value}</{key}>" for key, value in fields.items())
+        space = "http://cloudformation.amazonaws.com/doc/2010-05-15/"
+        return xml_answer("DescribeStackEventsResponse", space, f"<StackEvents><member>{text}</member></StackEvents>")
+
+    def _make_stack(self, stack: Any, region: str) -> None:
+        if not self.rules.get("stack_fails"):
+            stack.status = "CREATE_COMPLETE"
+            return
+        stack.failure = self.rules["stack_fails"]
+        stack.status, stack.status_reason = "ROLLBACK_IN_PROGRESS", "The following resource(s) failed to create: [Vpc]."
+        self._begin(region, "stack", stack.name)
+
+    def _delete_stack(self, stack: Any, region: str) -> None:
+        # moto removes a network with interfaces or clusters in it; AWS does not.
+        ec2 = get_backend("ec2")[ACCOUNT][region]
+        vpcs = self._vpcs_of(stack.name.removeprefix("mlbench-"), region)
+        held = [eni.id for eni in ec2.enis.values() if eni.subnet.vpc_id in vpcs]
+        held += [group.id for vpc in vpcs for group in self._groups(ec2, vpc)]
+        if held:
+            stack.status = "DELETE_FAILED"
+            stack.status_reason = f"The following resource(s) failed to delete: [Vpc]. {held[0]} depends on it."
+            return
+        for name, table in list(ec2.route_tables.items()):
+            if table.vpc_id in vpcs and table.main_association_id is None:
+                del ec2.route_tables[name]  # which moto forgets, and then the network will not go
+        get_backend("cloudformation")[ACCOUNT][region].delete_stack(stack.name)
+
+    def _stack(self, region: str, name: str | None) -> Any:
+        stacks = get_backend("cloudformation")[ACCOUNT][region].stacks.values()
+        return next((stack for stack in stacks if stack.name == name), None)
+
+    def _autoscaling_DescribeScalingActivities(self, request: Request) -> Answer:
+        member = ""
+        if said := self.rules.get("launch_fails"):
+            fields = {"ActivityId": "1", "AutoScalingGroupName": "asg", "Cause": "a user asked", "StatusCode": "Failed"}
+            fields |= {"StartTime": "2026-11-21T00:00:00Z", "StatusMessage": said}
+            member = "<member>" + "".join(f"<{key}>{value}</{key}>" for key, value in fields.items()) + "</member>"
+        space = "http://autoscaling.amazonaws.com/doc/2011-01-01/"
+        return xml_answer("DescribeScalingActivitiesResponse", space, f"<Activities>{member}</Activities>")
+
+    # --- EC2 and quotas: what moto has not ------------------------------------------------------------------------
+
+    def _ec2_CreatePlacementGroup(self, request: Request) -> Answer:
+        given = request.parameters
+        key = (request.region, given["GroupName"])
+        if key in self.placements:
+            raise Refused("InvalidPlacementGroup.Duplicate", f"The placement group {key[1]} already exists.")
+        count = sum(1 for name in given if re.fullmatch(r"TagSpecification\.1\.Tag\.\d+\.Key", name))
+        tag = "TagSpecification.1.Tag.{}.{}"
+        tags = {given[tag.format(n, "Key")]: given[tag.format(n, "Value")] for n in range(1, count + 1)}
+        self.placements[key] = {"name": key[1], "tags": tags}
+        return xml_answer("CreatePlacementGroupResponse", EC2_SPACE, _placement(self.placements[key], "placementGroup"))
+
+    def _ec2_DescribePlacementGroups(self, request: Request) -> Answer:
+        field, value = request.parameters["Filter.1.Name"], request.parameters["Filter.1.Value.1"]
+        found = [
+            item
+            for (region, name), item in self.placements.items()
+            if region == request.region and (name == value if field == "group-name" else value in item["tags"])
+        ]
+        items = "".join(_placement(item, "item") for item in found)
+        body = f"<placementGroupSet>{items}</placementGroupSet>"
+        return xml_answer("DescribePlacementGroupsResponse", EC2_SPACE, body)
+
+    def _ec2_DeletePlacementGroup(self, request: Request) -> Answer:
+        name = request.parameters["GroupName"]
+        if self.placements.pop((request.region, name), None) is None:
+            raise Refused("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
+        return xml_answer("DeletePlacementGroupResponse", EC2_SPACE, "<return>true</return>")
+
+    def _ec2_DeleteNetworkInterface(self, request: Request) -> Answer:
+        name = request.parameters["NetworkInterfaceId"]
+        eni = get_backend("ec2")[ACCOUNT][request.region].enis.get(name)
+        if eni is not None and eni.status == "in-use":
+            raise Refused("InvalidParameterValue", f"Network interface '{name}' is currently in use.")
+        return self._pass(request)
+
+    def _servicequotas_GetServiceQuota(self, request: Request) -> Answer:
+        code = request.parameters["QuotaCode"]
+        values = {**QUOTAS, **self.rules.get("quotas", {})}
+        if code not in values:
+            raise Refused("NoSuchResourceException", "The request failed because the specified service does not exist.")
+        return json_answer(
+            {"Quota": {"QuotaCode": code, "QuotaName": f"Running instances ({code})", "Value": values[code]}}
+        )
+
+
+def _placement(item: dict[str, Any], element: str) -> str:
+    tags = "".join(f"<item><key>{key}</key><value>{value}</value></item>" for key, value in item["tags"].items())
+    body = f"<groupName>{item['name']}</groupName><state>available</state><strategy>cluster</strategy>"
+    return f"<{element}>{body}<tagSet>{tags}</tagSet></{element}>"

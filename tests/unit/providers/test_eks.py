@@ -1,0 +1,298 @@
+"""EKS without a cloud: machines and their GPUs, wrong options, AWS' words as errors, the template, what is rendered."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore import exceptions
+
+from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
+from providers import registry
+from providers.base import TransientError
+from providers.eks import EksOptions, EksProvider
+from providers.eks.aws import judged, translated
+from providers.eks.control import judged_words
+from providers.eks.machines import GPU_MACHINES, alike, chosen, machine_of
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def _region(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+
+
+def described(**options: Any) -> dict[str, Any]:
+    return dict(EksProvider().describe("demo-2", 2, EksOptions(**options)).details)
+
+
+# --- machines -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("machine", "gpus", "gpu", "expected"),
+    [
+        (None, None, None, "m5.xlarge"),
+        (None, 0, None, "m5.xlarge"),
+        (None, 1, None, "g4dn.xlarge"),
+        (None, 4, "A10G", "g5.12xlarge"),
+        (None, None, "nvidia-tesla-v100", "p3.2xlarge"),
+        (None, 8, "H100", "p5.48xlarge"),
+        ("g5.xlarge", 1, "a10g", "g5.xlarge"),
+        ("c7i.large", 0, None, "c7i.large"),
+        ("p4d.24xlarge", None, None, "p4d.24xlarge"),
+    ],
+)
+def test_machine_for_options(machine: str | None, gpus: int | None, gpu: str | None, expected: str) -> None:
+    assert chosen(machine, gpus, gpu).name == expected
+
+
+@pytest.mark.parametrize(
+    ("machine", "gpus", "gpu", "message", "hint"),
+    [
+        ("g4dn.xlarge", 4, None, "has 1 GPUs, not 4", "g4dn.12xlarge"),
+        ("g4dn.xlarge", 0, None, "whole machines only", "Leave out --num-gpus"),
+        ("m5.xlarge", 1, None, "has 0 GPUs, not 1", "Leave out"),
+        ("m5.xlarge", None, "T4", "has no GPU, not T4", "g4dn.xlarge"),
+        ("g5.xlarge", None, "T4", "has A10G, not T4", "g4dn.xlarge"),
+        (None, 3, "T4", "No machine has 3 T4", "g4dn.12xlarge (4)"),
+        (None, 1, "T5", 'has T5 GPUs. Did you mean "T4"?', "A10G"),
+        (None, -1, None, "the least is 0", ""),
+        ("g5.xlrage", None, None, 'Did you mean "g5.xlarge"?', "Known are"),
+        ("g5", None, None, "is not an instance type", "g5.xlarge"),
+        ("c7g.xlarge", None, None, "is an ARM machine", "m5.xlarge"),
+        ("trn1.32xlarge", None, None, "not in the table", "Known are"),
+    ],
+)
+def test_wrong_machines(machine: str | None, gpus: int | None, gpu: str | None, message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        chosen(machine, gpus, gpu)
+    assert message in caught.value.message
+    assert hint in (caught.value.hint or "")
+
+
+def test_what_stands_in_has_the_same_gpus() -> None:
+    for name, machine in GPU_MACHINES.items():
+        others = [machine_of(other) for other in alike(machine)]
+        assert others[0].name == name
+        assert {(other.gpu, other.gpus) for other in others} == {(machine.gpu, machine.gpus)}
+    assert set(alike(machine_of("g4dn.xlarge"))) >= {"g4dn.xlarge", "g4dn.2xlarge"}
+
+
+# --- options --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_cpus": 64}, "has 4 vCPUs, not 64"),
+        ({"disk_size": 5}, "from 20 to"),
+        ({"kubernetes_version": "latest"}, "form X.Y"),
+        ({"kubernetes_version": "1.34.2"}, "form X.Y"),
+        ({"zone": "eu-west-1"}, "not the name of a zone"),
+        ({"zone": "eu-west-1a", "region": "us-east-1"}, "not in the region"),
+        ({"region": "eu-wets-1"}, 'Did you mean "eu-west-1"?'),
+        ({"efa": True}, "no network card with EFA"),
+        ({"spot_type": ("g5.xlarge",)}, "needs --spot"),
+        ({"machine_type": "g4dn.xlarge", "spot": True, "spot_type": ("g5.xlarge",)}, "cannot stand in"),
+        ({"machine_type": "p4d.24xlarge", "spot": True, "efa": True, "spot_type": ("p4de.24xlarge",)}, "one type"),
+        ({"system_machine_type": "g5.xlarge"}, "needs no GPU"),
+        ({"admin": ("me",)}, "not the ARN"),
+        ({"allow_from": ("10.0.0.1/8",)}, "host bits set"),
+    ],
+)
+def test_wrong_options_are_refused_before_any_call(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message.replace("?", r"\?").replace(".", r"\.")):
+        described(**options)
+
+
+@pytest.mark.parametrize("nodes", [-1, 451])
+def test_wrong_numbers_of_workers(nodes: int) -> None:
+    with pytest.raises(UsageError, match="from 0 to 450"):
+        EksProvider().describe("demo", nodes, EksOptions())
+
+
+def test_the_zone_tells_the_region() -> None:
+    assert described(zone="us-west-2b")["region"] == "us-west-2"
+    assert described()["region"] == "eu-west-1"
+
+
+def test_no_region_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    from providers.eks.aws import session
+
+    monkeypatch.delenv("AWS_REGION")
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    session.cache_clear()
+    with pytest.raises(UsageError, match="AWS needs a region"):
+        described()
+    session.cache_clear()
+
+
+def test_what_a_cluster_consists_of() -> None:
+    provider = EksProvider()
+    names = {
+        options: [item.kind for item in provider.resources(provider.describe("demo-2", 2, options))]
+        for options in (
+            EksOptions(),
+            EksOptions(machine_type="g4dn.xlarge"),
+            EksOptions(machine_type="p4d.24xlarge", efa=True),
+        )
+    }
+    plain, gpu, fast = names.values()
+    assert plain[:4] == ["CloudFormation stack", "EKS cluster", "add-on", "add-on"]
+    assert plain.count("node group") == 2
+    assert [kind for kind in gpu if kind not in plain] == ["GPU device plugin"]
+    assert [kind for kind in fast if kind not in gpu] == ["placement group", "launch template"]
+
+
+def test_every_resource_stands_behind_what_it_needs() -> None:
+    provider = EksProvider()
+    resources = provider.resources(provider.describe("demo-2", 2, EksOptions(machine_type="p4d.24xlarge", efa=True)))
+    for number, resource in enumerate(resources):
+        assert all(any(need is before for before in resources[:number]) for need in resource.needs)
+        assert resource.remove_command or resource.goes_with
+
+
+def test_groups_keep_runs_where_they_belong() -> None:
+    provider = EksProvider()
+    system, workers = provider.groups(provider.describe("demo-2", 2, EksOptions(machine_type="g5.xlarge", spot=True)))
+    assert [taint["key"] for taint in system.taints] == ["CriticalAddonsOnly"]
+    assert [taint["key"] for taint in workers.taints] == ["nvidia.com/gpu"]
+    assert (system.image, workers.image) == ("AL2023_x86_64_STANDARD", "AL2023_x86_64_NVIDIA")
+    assert workers.types[0] == "g5.xlarge"
+    assert len(workers.types) > 2
+    assert replace(workers, gpu=False).taints == []
+
+
+def test_the_provider_is_in_the_table() -> None:
+    assert registry.load("aws").name == registry.load("eks").name == "eks"
+
+
+# --- AWS' words -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "kind"),
+    [
+        ("Throttling", "Rate exceeded", TransientError),
+        ("RequestLimitExceeded", "Request limit exceeded.", TransientError),
+        ("TooManyRequestsException", "", TransientError),
+        ("InternalFailure", "", TransientError),
+        ("ServerException", "", TransientError),
+        ("ServiceUnavailableException", "", TransientError),
+        (
+            "InvalidParameterException",
+            "Role with arn: x, could not be assumed because",
+            TransientError,
+        ),
+        ("ExpiredTokenException", "", CredentialError),
+        ("InvalidClientTokenId", "", CredentialError),
+        ("UnrecognizedClientException", "", CredentialError),
+        ("SignatureDoesNotMatch", "Signature expired: 2026", CredentialError),
+        ("InvalidSignatureException", "Signature not yet current: 2026", CredentialError),
+        ("AccessDeniedException", "", CredentialError),
+        ("UnauthorizedOperation", "", CredentialError),
+        ("OptInRequired", "", CredentialError),
+        ("VcpuLimitExceeded", "", CapacityError),
+        ("ResourceLimitExceededException", "", CapacityError),
+        ("LimitExceeded", "", CapacityError),
+        ("AddressLimitExceeded", "", CapacityError),
+        ("InsufficientInstanceCapacity", "", CapacityError),
+        ("MaxSpotInstanceCountExceeded", "", CapacityError),
+        ("ServiceQuotaExceededException", "", CapacityError),
+        ("ResourceNotFoundException", "No cluster found", NotFoundError),
+        ("InvalidVpcID.NotFound", "", NotFoundError),
+        ("InvalidLaunchTemplateName.NotFoundException", "", NotFoundError),
+        ("InvalidPlacementGroup.Unknown", "", NotFoundError),
+        ("ValidationError", "Stack with id x does not exist", NotFoundError),
+        ("ValidationError", "Template format error", UsageError),
+        ("InvalidParameterException", "Subnets are wrong", UsageError),
+        ("UnsupportedAvailabilityZoneException", "", UsageError),
+        ("DependencyViolation", "", UsageError),
+        ("NeverSeenBefore", "", MlbenchError),
+    ],
+)
+def test_codes(code: str, said: str, kind: type[MlbenchError]) -> None:
+    assert type(judged(code, "message", said)) is kind
+
+
+def test_a_wrong_clock_is_named() -> None:
+    error = judged("SignatureDoesNotMatch", "m", "Signature expired: 20261121T101500Z is now earlier than")
+    assert "clock" in (error.hint or "")
+
+
+def test_capacity_is_told_from_quota() -> None:
+    stock_out = judged_words("AsgInstanceLaunchFailures", "m", "x. InsufficientInstanceCapacity - We currently do not")
+    quota = judged_words("AsgInstanceLaunchFailures", "m", "VcpuLimitExceeded. You have requested more vCPU capacity")
+    assert type(stock_out) is type(quota) is CapacityError
+    assert "--zone" in (stock_out.hint or "")
+    assert "servicequotas" in (quota.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (exceptions.NoCredentialsError(), CredentialError),
+        (exceptions.PartialCredentialsError(provider="env", cred_var="aws_secret_access_key"), CredentialError),
+        (exceptions.ProfileNotFound(profile="x"), CredentialError),
+        (exceptions.UnauthorizedSSOTokenError(), CredentialError),
+        (exceptions.EndpointConnectionError(endpoint_url="https://eks"), TransientError),
+        (exceptions.ReadTimeoutError(endpoint_url="https://eks"), TransientError),
+        (exceptions.ConnectTimeoutError(endpoint_url="https://eks"), TransientError),
+        (exceptions.ConnectionClosedError(endpoint_url="https://eks"), TransientError),
+        (exceptions.ParamValidationError(report="no"), UsageError),
+    ],
+)
+def test_what_the_library_raises(error: Exception, kind: type[MlbenchError]) -> None:
+    made = translated(error, "eks describe-cluster", "eu-west-1")
+    assert type(made) is kind
+    assert isinstance(made, MlbenchError)
+    assert made.hint or kind is UsageError
+
+
+def test_a_bug_stays_a_bug() -> None:
+    error = ZeroDivisionError()
+    assert translated(error, "x", "y") is error
+
+
+# --- templates ------------------------------------------------------------------------------------------------------
+
+
+def test_the_template_is_clean() -> None:
+    program = [str(Path(sys.executable).with_name("cfn-lint")), "--include-checks", "I", "--"]
+    template = ROOT / "templates/cloudformation/network.yaml"
+    done = subprocess.run([*program, str(template)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_the_device_plugin_goes_where_the_gpus_are() -> None:
+    from templates import documents
+
+    (manifest,) = documents("kubernetes/nvidia-device-plugin.yaml", {})
+    pod = manifest["spec"]["template"]["spec"]
+    provider = EksProvider()
+    _, workers = provider.groups(provider.describe("demo-2", 2, EksOptions(machine_type="g5.xlarge")))
+    assert pod["nodeSelector"].items() <= workers.labels.items()
+    assert {taint["key"] for taint in workers.taints} <= {item["key"] for item in pod["tolerations"]}
+    image, _, version = pod["containers"][0]["image"].rpartition(":")
+    assert image == "nvcr.io/nvidia/k8s-device-plugin"
+    assert version.startswith("v0.")
+
+
+def test_the_token_is_a_signed_question_for_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    from providers.eks.aws import Aws, session
+    from providers.eks.control import signed
+    from tests.fakes.aws_kube import refusal_of
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "never-shown")
+    session.cache_clear()
+    token = signed(Aws("eu-west-1"), "demo-2")
+    assert refusal_of(f"Bearer {token}", "demo-2") is None
+    assert "never-shown" not in token
+    assert refusal_of("Bearer something", "demo-2") is not None
+    session.cache_clear()
