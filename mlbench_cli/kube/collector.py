@@ -18,7 +18,7 @@ from mlbench_cli.kube.workers import Pod, Summary, has_ended, has_started, is_cu
 FOLLOWED = 48  # logs that are followed as they are written, where there are more than THREADS
 THREADS = 64
 AGAIN_SECONDS = 0.3  # from the end of a stream to the next, and from look to look at a pod that has not started
-SWEEP_SECONDS = 10.0  # from look to look at a log that is not followed
+SWEEP_SECONDS = 30.0  # from look to look at a log that is not followed
 MOST_SECONDS = 5.0  # between tries
 DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO})
 

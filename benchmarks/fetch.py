@@ -1,0 +1,98 @@
+"""How fast results come home, next to `kubectl exec cat` of the same file; then once more over a breaking network.
+
+usage: KUBECONFIG=... python benchmarks/fetch.py IMAGE
+
+Needs a cluster with IMAGE (sh, coreutils) on its nodes, and kubectl. Without them: left out.
+"""
+
+import hashlib
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from mlbench_cli.engines.kubernetes import KubernetesEngine
+from mlbench_cli.kube.access import Access
+from mlbench_cli.kube.fetch import Held, download, held, read_summary
+from mlbench_cli.kube.objects import collection
+from mlbench_cli.spec import Run, RunSpec
+from mlbench_cli.store import now
+from tests.fakes.cutting_proxy import CuttingProxy
+
+MIB = 256
+ROUNDS = 3
+LIMIT = 0.8
+
+
+def main(image: str) -> None:
+    if not os.environ.get("KUBECONFIG") or shutil.which("kubectl") is None:
+        print("left out: KUBECONFIG is not set, or kubectl is not here")
+        return
+    access = Access.from_kubeconfig()
+    engine = KubernetesEngine(access)
+    command = f'head -c {MIB << 20} /dev/urandom > "$MLBENCH_OUTPUT_DIR/noise"'
+    spec = RunSpec(
+        name="bench-fetch", cluster="c", engine="kubernetes", task="custom", preset="custom",
+        argv=("sh", "-c", command), backend="gloo", workers=1, image=image,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run("id", spec, Path(folder, "run"), now())
+        try:
+            engine.submit(run, engine.render(spec))
+            with closing(engine.observe(run)) as observations:  # type: ignore[type-var]
+                if all(seen.ended is None for seen in observations):
+                    raise SystemExit("the run did not end")
+            with access.client() as api:
+                (pod,) = api.get(collection("Pod", access.namespace), labelSelector="mlbench/run=bench-fetch")["items"]
+            name = pod["metadata"]["name"]
+            what = held(read_summary(access, access.namespace, name))
+            assert what is not None
+            _compare(access, name, what, Path(folder))
+            _over_a_breaking_network(access, name, what, Path(folder))
+        finally:
+            engine.delete(run, force=True)
+
+
+def _compare(access: Access, pod: str, what: Held, folder: Path) -> None:
+    raw, ours = [], []
+    for _ in range(ROUNDS):
+        begun = time.perf_counter()
+        command = ["kubectl", "-n", access.namespace, "exec", pod, "-c", "main", "--", "cat", "/results/archive.tar"]
+        with open(folder / "raw", "wb") as file:
+            subprocess.run(command, check=True, stdout=file)
+        raw.append(what.size / (time.perf_counter() - begun) / 1e6)
+        begun = time.perf_counter()
+        part = folder / "part.tar"
+        download(access, access.namespace, pod, what, part)
+        ours.append(what.size / (time.perf_counter() - begun) / 1e6)
+        part.unlink()
+    print(f"kubectl exec cat   {statistics.median(raw):6.0f} MB/s  ({', '.join(f'{speed:.0f}' for speed in raw)})")
+    print(f"mlbench, verified  {statistics.median(ours):6.0f} MB/s  ({', '.join(f'{speed:.0f}' for speed in ours)})")
+    print(f"ratio              {statistics.median(ours) / statistics.median(raw):6.2f}       (at least {LIMIT})")
+
+
+def _over_a_breaking_network(access: Access, pod: str, what: Held, folder: Path) -> None:
+    upstream = urlsplit(access.server)
+    with CuttingProxy(str(upstream.hostname), upstream.port or 443, least=1 << 20, most=48 << 20) as proxy:
+        through = replace(access, server=f"https://127.0.0.1:{proxy.port}", server_name=upstream.hostname)
+        begun = time.perf_counter()
+        part = folder / "cut.tar"
+        download(through, access.namespace, pod, what, part)
+        seconds = time.perf_counter() - begun
+        digest = hashlib.sha256(part.read_bytes()).hexdigest()
+    print(f"with {proxy.cuts} connections cut: {seconds:.1f} s, digest {'right' if digest == what.sha256 else 'WRONG'}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 and not os.environ.get("LAB_TEST_IMAGE"):
+        print("left out: no image is named")
+    else:
+        main(sys.argv[1] if len(sys.argv) > 1 else os.environ["LAB_TEST_IMAGE"])
