@@ -37,8 +37,9 @@ class AwsClient:
 
     def order(self, client: str, kind: str, **more: Any) -> None:
         """Trouble for a client: at the request `number`, or at the next `times` whose "service:Action target" matches
-        `action`, but for the first `skip`, and in `region`; with `once_each` at the first of each such text. A kind that ends in -after
-        comes when all is done.
+        `action` in `region`, but for the first `skip`; with `once_each` at the first of each such text.
+
+        A kind that ends in -after comes when all is done.
         """
         self._control("trouble", client=client, kind=kind, **more)
 

@@ -220,6 +220,11 @@ def test_codes(code: str, said: str, kind: type[MlbenchError]) -> None:
     assert type(judged(code, "message", said)) is kind
 
 
+def test_an_unknown_code_is_judged_by_its_status() -> None:
+    assert type(judged("Odd", "m", "", 503)) is type(judged("Odd", "m", "", 429)) is TransientError
+    assert type(judged("Odd", "m", "", 400)) is MlbenchError
+
+
 def test_a_wrong_clock_is_named() -> None:
     error = judged("SignatureDoesNotMatch", "m", "Signature expired: 20261121T101500Z is now earlier than")
     assert "clock" in (error.hint or "")
