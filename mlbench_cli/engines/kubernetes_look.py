@@ -14,6 +14,8 @@ from mlbench_cli.engines.kubernetes_outcome import ended, is_stopped
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.kube.api import AccessDenied, Api, ApiError, ObjectNotFound
 from mlbench_cli.kube.diagnose import diagnose
+from mlbench_cli.kube.facts import Facts
+from mlbench_cli.kube.failures import deadline
 from mlbench_cli.kube.logs import MARKER, last_lines, position_file, read_position
 from mlbench_cli.kube.objects import collection, named
 from mlbench_cli.kube.scheduling import AUTOSCALER
@@ -108,11 +110,15 @@ class Looker:
                 logs=self._last_lines(states, first, pods),
             )
         )
+        word = ended(spec, job, states, pods, summaries, now, self._failing_since)
+        if word == "deadline" and "deadline" not in {finding.code for finding in found}:
+            # What has kept it from starting comes first.
+            found.append(deadline(Facts(job, pods, (), (), now, summaries)))
         return Observation(
             time=time.time(),
             workers=tuple(replace(state, rank=self._ranks[state.rank]) for state in states),
             findings=tuple(self._confirmed(found, now)),
-            ended=ended(spec, job, states, pods, summaries, now, self._failing_since),
+            ended=word,
             first_failed=None if first is None else self._ranks[first],
         )
 

@@ -5,7 +5,15 @@ from collections.abc import Callable
 from mlbench_cli.engines.base import Finding
 from mlbench_cli.kube.crashes import crash
 from mlbench_cli.kube.facts import Facts, evidence, short
-from mlbench_cli.kube.workers import condition, first_failed, is_true, terminated, was_stopped, worker_states
+from mlbench_cli.kube.workers import (
+    condition,
+    first_failed,
+    has_started,
+    is_true,
+    terminated,
+    was_stopped,
+    worker_states,
+)
 
 
 def failures(facts: Facts) -> list[tuple[int, Finding]]:
@@ -106,7 +114,7 @@ def ending(facts: Facts, worker: int) -> Finding:
 
 
 def deadline(facts: Facts, worker: int | None = None) -> Finding:
-    never = not any(is_true(condition(pod, "PodScheduled")) for pod in facts.pods.values())
+    never = not facts.summaries and not any(has_started(pod) for pod in facts.pods.values())
     who = "The run" if worker is None else f"Worker {worker}"
     what = "passed its deadline before any worker had started" if never else "was stopped at its deadline"
     return Finding("deadline", f"{who} {what}.", hint="Give it more with --timeout.", evidence={"never_ran": never})

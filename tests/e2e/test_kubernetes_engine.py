@@ -249,7 +249,7 @@ def test_a_crash_brings_home_what_the_others_have(runs: Runs, tmp_path: Path) ->
     assert "Traceback: boom" in seen.findings[0].evidence["log"]
     assert engine.fetch(run).complete
     assert (tmp_path / "output/rank-0/partial").read_text() == "part\n"
-    assert log(run, 0).endswith("stopped\n")
+    assert "stopped\n" in log(run, 0)
 
 
 def test_a_crash_of_the_worker_that_holds_stops_the_others(runs: Runs, tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_a_crash_of_the_worker_that_holds_stops_the_others(runs: Runs, tmp_path:
     seen = until(engine, run, has_ended)
     assert (seen.ended, seen.first_failed, seen.workers[0].exit_code) == ("failed", 0, 9)
     assert engine.fetch(run).complete
-    assert log(run, 1).endswith("stopped\n")
+    assert "stopped\n" in log(run, 1)
 
 
 EAT = "x = []\nwhile True: x.append(bytearray(b'x' * (1 << 20)))"

@@ -1,0 +1,81 @@
+"""When a run on a cluster has ended, and how."""
+
+from typing import Any
+
+import pytest
+
+from mlbench_cli.engines.kubernetes_manifests import STOPPED_ANNOTATION
+from mlbench_cli.engines.kubernetes_outcome import SETTLE_SECONDS, STOP_SECONDS, ended
+from mlbench_cli.kube.workers import worker_states
+from mlbench_cli.spec import RunSpec
+
+NOW = 1_800_000_000.0
+OK = {"worker": 0, "exit_code": 0, "reason": "exited", "held": True}
+BAD = {"worker": 0, "exit_code": 3, "reason": "exited", "held": True}
+LATE = {"worker": 0, "exit_code": 124, "reason": "deadline", "held": True}
+
+
+def a_pod(state: str, code: int = 0, **metadata: str) -> dict[str, Any]:
+    phase = {"running": "Running", "ended": "Failed" if code else "Succeeded"}.get(state, "Pending")
+    details = {"exitCode": code, "startedAt": "2027-01-15T07:59:00Z", "finishedAt": "2027-01-15T07:59:50Z"}
+    states = {"running": {"running": details}, "ended": {"terminated": details}}
+    status = {"phase": phase, "containerStatuses": [{"name": "main", "state": states.get(state, {})}]}
+    return {"metadata": {"name": "x", **metadata}, "spec": {}, "status": status}
+
+
+def cut_off() -> dict[str, Any]:
+    pod = a_pod("running", deletionTimestamp="2027-01-15T07:59:50Z")
+    pod["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}]
+    return pod
+
+
+def a_job(failed: str | None = None, stopped: str | None = None, start: str = "2027-01-15T07:59:00Z") -> dict[str, Any]:
+    conditions = [{"type": "Failed", "status": "True", "reason": failed}] if failed else []
+    annotations = {STOPPED_ANNOTATION: f"{stopped} 2027"} if stopped else {}
+    return {"metadata": {"annotations": annotations}, "status": {"startTime": start, "conditions": conditions}}
+
+
+RUNNING, DONE, WAITING = a_pod("running"), a_pod("ended"), a_pod("waiting")
+CRASHED = a_pod("ended", 5)
+
+
+@pytest.mark.parametrize(
+    ("job", "pods", "summaries", "failing_for", "word"),
+    [
+        (a_job(), [], {}, None, None),
+        (a_job(), [RUNNING, RUNNING], {}, None, None),
+        (a_job(), [DONE, DONE], {}, None, "exited"),
+        (a_job(), [DONE], {}, None, None),
+        (a_job(), [RUNNING, DONE], {}, None, None),
+        (a_job(), [RUNNING, DONE], {0: OK}, None, "exited"),
+        (a_job(), [RUNNING, RUNNING], {0: OK}, None, None),
+        # A crash: while the others are being stopped, and when they are not in time.
+        (a_job(), [RUNNING, CRASHED], {}, STOP_SECONDS - 1, None),
+        (a_job(), [RUNNING, CRASHED], {}, STOP_SECONDS + 1, "failed"),
+        (a_job(), [RUNNING, CRASHED], {0: OK}, 0, "failed"),
+        (a_job("PodFailurePolicy"), [DONE, CRASHED], {}, 0, "failed"),
+        # A worker that failed and holds its results, or that is gone with its node: nobody stops the others.
+        (a_job(), [RUNNING, RUNNING], {0: BAD}, SETTLE_SECONDS - 1, None),
+        (a_job(), [RUNNING, RUNNING], {0: BAD}, SETTLE_SECONDS + 1, "failed"),
+        (a_job(), [RUNNING, cut_off()], {}, SETTLE_SECONDS - 1, None),
+        (a_job(), [RUNNING, cut_off()], {}, SETTLE_SECONDS + 1, "failed"),
+        # Deadlines: a worker's own, the Job's, and one that passed before anything had started.
+        (a_job(), [RUNNING, DONE], {0: LATE}, 0, "deadline"),
+        (a_job("DeadlineExceeded"), [a_pod("ended", 143), a_pod("ended", 143)], {}, 0, "deadline"),
+        (a_job(start="2027-01-15T07:00:00Z"), [WAITING, WAITING], {}, None, "deadline"),
+        (a_job(start="2027-01-15T07:00:00Z"), [RUNNING, RUNNING], {}, None, None),
+        # Stopped by a client: over when the workers are.
+        (a_job(stopped="cancelled"), [RUNNING, DONE], {}, None, None),
+        (a_job(stopped="cancelled"), [RUNNING, DONE], {0: BAD}, 0, "cancelled"),
+        (a_job(stopped="cancelled"), [], {}, None, "cancelled"),
+        (a_job(stopped="failed"), [], {}, None, "failed"),
+    ],
+)
+def test_a_run_has_ended(
+    job: Any, pods: list[Any], summaries: Any, failing_for: float | None, word: str | None
+) -> None:
+    spec = RunSpec("r-2", "c", "kubernetes", "custom", "custom", ("true",), "gloo", 2, image="i", timeout=600.0)
+    by_worker = dict(enumerate(pods))
+    states = worker_states(2, by_worker, summaries)
+    since = None if failing_for is None else NOW - failing_for
+    assert ended(spec, job, states, by_worker, summaries, NOW, since) == word
