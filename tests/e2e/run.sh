@@ -26,4 +26,5 @@ done
 docker info >/dev/null 2>&1 || { echo "e2e: no Docker engine answers" >&2; exit 2; }
 
 sh task_images/build.sh allreduce digits_resnet
-exec "$python" -m pytest -m cluster "${@:-tests/e2e/test_story.py}"
+[ $# -gt 0 ] || set -- tests/e2e/test_story.py tests/e2e/test_language.py
+exec "$python" -m pytest -m cluster "$@"
