@@ -20,7 +20,13 @@ from tests.fakes.aws_server import AwsServer
 
 REGION = "eu-west-1"
 GPU = EksOptions(machine_type="g4dn.xlarge")
-CALM: dict[str, Any] = {"no_capacity": [], "launch_fails": None, "stack_fails": None, "delete_while_creating": True}
+CALM: dict[str, Any] = {
+    "no_capacity": [],
+    "launch_fails": None,
+    "stack_fails": None,
+    "delete_while_creating": True,
+    "looks": 1,
+}
 
 
 @pytest.fixture(scope="module")
@@ -195,15 +201,15 @@ def test_a_stack_that_is_rolled_back_is_made_anew(aws: AwsServer, home: Path, tm
 
 
 def test_what_cannot_be_removed_while_it_is_made_is_waited_for(aws: AwsServer, home: Path, tmp_path: Path) -> None:
-    aws.rules(delete_while_creating=False, looks=3)
+    aws.rules(delete_while_creating=False, looks=30)
     aws.order("me", "deny", action="eks:DescribeNodegroup .*workers", skip=1, times=1)
     with pytest.raises(CredentialError):
         make("hasty-2", home, GPU)
     steps: list[Step] = []
     cluster = Cluster("hasty-2", "eks")
     (tmp_path / "empty").mkdir()
-    down(cluster, EksProvider().resources(cluster), Store(tmp_path / "empty"), report=steps.append)
-    aws.rules(looks=1)
+    # It takes longer than any trouble is borne: waiting for what EKS is still making is none.
+    down(cluster, EksProvider().resources(cluster), Store(tmp_path / "empty"), report=steps.append, patience=0.3)
     assert any("is in CREATING status" in step.reason for step in steps)
     assert aws.left("hasty-2") == []
 
