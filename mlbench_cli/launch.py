@@ -20,6 +20,8 @@ from mlbench_cli.spec import CUSTOM, KubernetesOptions, RunSpec, check_name
 from mlbench_cli.store import Cluster
 
 MAX_LOCAL_RANKS = 64
+# The word in a cluster's record says that its figures mean nothing; this, in the run's, says why.
+FUNCTIONAL_ONLY = "all nodes of the cluster are containers on one machine"
 REGISTRY = "mlbench"  # where the catalogue's images are unless request or cluster say otherwise
 _QUANTITY = re.compile(r"\d+(?:\.\d+)?(?:[KMGTP]i|[kMGTP])?")
 _LABEL_KEY = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9./_-]*[A-Za-z0-9])?")
@@ -89,8 +91,14 @@ def check_names(request: Request, taken: Collection[str] = ()) -> None:
 
 
 def _spec(request: Request, cluster: Cluster, workers: int, common: Mapping[str, Any]) -> RunSpec:
-    engine = "local" if cluster.provider == "local" else "kubernetes"
-    return RunSpec(name=f"{request.name}-{workers}", cluster=cluster.name, engine=engine, workers=workers, **common)
+    return RunSpec(
+        name=f"{request.name}-{workers}",
+        cluster=cluster.name,
+        engine="local" if cluster.provider == "local" else "kubernetes",
+        workers=workers,
+        functional_only=FUNCTIONAL_ONLY if cluster.details.get("functional_only") else None,
+        **common,
+    )
 
 
 # --- what runs: task or command, its parameters, its backend --------------------------------------------------------

@@ -19,6 +19,8 @@ MAX_TIMEOUT = 30 * 86400
 DEVICES = ("cpu", "gpu")
 GOALS = ("full", "light")
 CUSTOM = "custom"  # the task and the preset of a run with a command of its own
+OPEN = "open"  # the preset of a command of one's own that is held to a task's goal
+SEED = 42
 
 
 def check_name(name: str, what: str = "run name") -> str:
@@ -69,7 +71,7 @@ class RunSpec:
     cluster: str
     engine: str  # local | kubernetes
     task: str  # catalogue name, or "custom"
-    preset: str
+    preset: str  # of the task's; or open, or custom
     argv: tuple[str, ...]
     backend: str
     workers: int
@@ -81,9 +83,10 @@ class RunSpec:
     gpus_per_worker: int = 0
     cpus: float | None = None
     goal: str = "full"
-    seed: int = 42
+    seed: int = SEED
     data_dir: str | None = None
     timeout: float = 86400.0
+    functional_only: str | None = None  # why its figures are no measure of performance, where they are none
     kubernetes: KubernetesOptions = field(default_factory=KubernetesOptions)
 
     def __post_init__(self) -> None:

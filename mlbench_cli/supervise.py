@@ -193,6 +193,7 @@ def snapshot(row: RunRow, engine: Engine) -> dict[str, Any]:
         "preset": spec.preset,
         "backend": spec.backend,
         "device": spec.device,
+        "functional_only": spec.functional_only,
         "workers": spec.workers,
         "world_size": spec.world_size,
         "created": run.created,

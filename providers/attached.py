@@ -74,7 +74,7 @@ class AttachedProvider:
 
 
 def attached(name: str, kubeconfig: Path | None, context: str | None, namespace: str | None) -> Cluster:
-    """The record of a cluster that a kubeconfig describes. Only reads the kubeconfig."""
+    """The record of a cluster that a kubeconfig describes. Only reads the kubeconfig; the cluster is not asked."""
     from mlbench_cli.kube import kubeconfig as reader
 
     path = _kept_path(kubeconfig)
@@ -114,6 +114,17 @@ def role(namespace: str) -> list[dict[str, Any]]:
             "subjects": [{"kind": "User", "name": "USER", "apiGroup": api}],
         },
     ]
+
+
+def is_kind(access: Access) -> bool:
+    """Whether the nodes are containers of KIND. False also where the server does not let one look at nodes."""
+    from mlbench_cli.kube.api import AccessDenied, ObjectNotFound
+
+    try:
+        nodes = access.client().get("/api/v1/nodes", limit=1).get("items", [])
+    except (AccessDenied, ObjectNotFound):
+        return False
+    return any(str(node.get("spec", {}).get("providerID")).startswith("kind://") for node in nodes)
 
 
 def check_rights(access: Access) -> list[Right]:

@@ -1,5 +1,6 @@
 """`mlbench attach-cluster NAME`: use a cluster that a person already has, with rights in one namespace only."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +31,7 @@ def attach_cluster(
     output: Output = Format.text,
 ) -> None:
     """Use a cluster that you already have. Its kubeconfig is only read; delete-cluster forgets the cluster again."""
-    from providers.attached import attached, check_rights
+    from providers.attached import attached, check_rights, is_kind
     from providers.attached import role as role_of
 
     if role:
@@ -46,7 +47,8 @@ def attach_cluster(
     cluster = attached(name, kubeconfig, context, namespace)
     from providers import registry
 
-    rights = check_rights(registry.load("attached").connect(cluster))
+    access = registry.load("attached").connect(cluster)
+    rights = check_rights(access)
     missing = [right for right in rights if right.needed and not right.allowed]
     if missing:
         raise CredentialError(
@@ -55,6 +57,8 @@ def attach_cluster(
             hint=f"Ask for this Role: mlbench attach-cluster {name} --namespace {cluster.details['namespace']} --role",
             details={"missing": [right.name for right in missing]},
         )
+    if is_kind(access):
+        cluster = replace(cluster, details={**cluster.details, "functional_only": True})
     store.record_cluster(cluster)
     store.choose_cluster(name)
     if output == Format.json:
@@ -63,6 +67,8 @@ def attach_cluster(
     unneeded = [right.name for right in rights if not right.allowed]
     if unneeded:
         console.warn(f"Not allowed, and needed only for some runs: {', '.join(unneeded)}.")
+    if cluster.details.get("functional_only"):
+        console.warn("It is a KIND cluster: results are functional, no measure of performance.")
     console.out(
         f"The cluster {name} is {cluster.details['server']}, namespace {cluster.details['namespace']}; "
         "commands now use it."

@@ -194,6 +194,8 @@ def _follow(runs: list[Run], number: int, engine: Engine, store: Store, require_
 def _announce(item: Run, engine: Engine) -> None:
     interrupt = "cancels it and keeps what there is" if engine.dies_with_client else "leaves it running"
     console.note(f"Run started with name {item.name}: {in_words(item.spec)}.")
+    if item.spec.functional_only:
+        console.note(f"Its result is functional, no measure of performance: {item.spec.functional_only}.")
     console.note(f"Ctrl-C {interrupt}. It is stopped after {console.duration(item.spec.timeout)}.")
 
 

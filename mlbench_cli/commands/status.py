@@ -118,6 +118,7 @@ def _show_one(run: Run, document: dict[str, Any], metric: str | None) -> None:
         ("Result", document.get("summary")),
         ("Progress", _progress(document["progress"])),
         ("Goal", _goal(document["goal"])),
+        ("Label", _label(document["functional_only"])),
         ("Folder", document["folder"]),
     ]
     console.out("\n".join(f"{title + ':':<10}{console.clean(text)}" for title, text in facts if text))
@@ -136,6 +137,10 @@ def _show_one(run: Run, document: dict[str, Any], metric: str | None) -> None:
         console.out(
             f"\n{console.clean(finding['summary'])}" + (f"\nNext: {finding['hint']}" if finding["hint"] else "")
         )
+
+
+def _label(functional_only: str | None) -> str | None:
+    return f"functional, no measure of performance: {functional_only}" if functional_only else None
 
 
 def _show_metrics(document: dict[str, Any], metric: str | None) -> None:

@@ -227,19 +227,23 @@ def _panels(
 
 
 def _title(figure: "Figure", series: Series, title: str, x: float, y: float) -> None:
-    """The title, and in a colour of its own that data were synthetic."""
-    synthetic = [bool(group.facts["synthetic"]) for group in series.groups]
+    """The title, and in a colour of its own that data were synthetic, or figures no measure of performance."""
     shown = figure.text(x, y, title, va="top", fontsize=13, fontweight="bold")
-    if any(synthetic):
-        warning = "   SYNTHETIC DATA" if all(synthetic) else "   PARTLY SYNTHETIC DATA"
-        width = shown.get_window_extent().width / figure.bbox.width
-        figure.text(x + width, y, warning, va="top", fontsize=13, fontweight="bold", color="#D55E00")
+    for fact, words in (("synthetic", "SYNTHETIC DATA"), ("label", "FUNCTIONAL ONLY")):
+        marked = [bool(group.facts[fact]) for group in series.groups]
+        if any(marked):
+            x += shown.get_window_extent().width / figure.bbox.width
+            text = f"   {words}" if all(marked) else f"   PARTLY {words}"
+            shown = figure.text(x, y, text, va="top", fontsize=13, fontweight="bold", color="#D55E00")
 
 
 def _subtitle(series: Series) -> str:
     """What all groups share, as far as it tells something."""
     silent = {"processes_per_worker": "1", "gpus_per_worker": "0"}
-    told = ("task", "backend", "device", "preset", "command", "goal", "processes_per_worker", "gpus_per_worker", "cpus")
+    told = (
+        *("task", "backend", "device", "preset", "command", "goal"),
+        *("processes_per_worker", "gpus_per_worker", "cpus", "label"),
+    )
     common = {name: series.common.get(name, "") for name in told}
     return " · ".join(filter(None, (describe(name, common[name]) for name in told if common[name] != silent.get(name))))
 
@@ -264,7 +268,7 @@ def _group_title(series: Series, group: Group) -> str:
 def _shared(series: Series, task: str) -> list[str]:
     """What all groups of a task have in common and those of other tasks do not, as lines of a title."""
     groups = [group.facts for group in series.groups if group.task == task]
-    told = [name for name in ("preset", "device", "command", "goal", "synthetic") if name not in series.common]
+    told = [name for name in ("preset", "device", "command", "goal", "synthetic", "label") if name not in series.common]
     alike = [name for name in told if len({facts[name] for facts in groups}) == 1]
     words = " · ".join(filter(None, (describe(name, groups[0][name]) for name in alike)))
     return textwrap.wrap(shorten(words, 150), 50)

@@ -80,6 +80,8 @@ def _obstacles(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     if (a["data"], a["synthetic"]) != (b["data"], b["synthetic"]):
         found.append(f"The data differ: {_data(a)} and {_data(b)}.")
     for result in (a, b):
+        if result["label"]["word"] == "functional":
+            found.append(f"{result['run']} is functional, no measure of performance: {result['label']['reason']}.")
         if result["outcome"] not in ("goal_reached", "completed"):
             found.append(f"{result['run']} ended as {result['outcome']}: its times are not those to a goal.")
     return found

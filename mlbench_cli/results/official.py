@@ -44,6 +44,8 @@ def official_text(result: Mapping[str, Any]) -> str:
     line = official_line(result) or f"No official result: {_reason(result)}."
     if result["synthetic"]:
         line += f"\nThe data were synthetic ({result['data'] or 'unnamed'}): not comparable with figures on real data."
+    if result["label"]["word"] == "functional":
+        line += f"\nThe result is functional, no measure of performance: {result['label']['reason']}."
     return line + "\n"
 
 

@@ -150,6 +150,7 @@ def result_document(
         "epochs": told.get("epochs"),
         "synthetic": told.get("synthetic", False),
         "data": told.get("data"),
+        "label": label_of(spec.functional_only),
         "first_failed": seen.first_failed,
         "ended": seen.ended,
         "worker_states": [_state(worker) for worker in seen.workers],
@@ -157,6 +158,11 @@ def result_document(
         "price": dict(price) if price else None,
     }
     return {**document, "official_line": official_line(document)}
+
+
+def label_of(functional_only: str | None) -> dict[str, Any]:
+    """What the figures of a run may be taken for: "performance", or "functional" with the reason."""
+    return {"word": "functional" if functional_only else "performance", "reason": functional_only}
 
 
 def environment_document(spec: RunSpec, ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:

@@ -171,6 +171,7 @@ def _outcome(result: Mapping[str, Any]) -> str:
 def _facts(spec: Mapping[str, Any]) -> dict[str, str]:
     facts = {name: _text(spec.get(name)) for name in _SPEC_FACTS}
     facts["command"] = shorten(" ".join(map(str, spec.get("argv") or ())), 80) if spec["task"] == "custom" else ""
+    facts["label"] = "functional only" if spec.get("functional_only") else ""
     parameters = spec.get("parameters") or {}
     return facts | {f"parameter {name}": _text(parameters[name]) for name in sorted(parameters)}
 
@@ -245,6 +246,7 @@ _HEADER = [
         "preset",
         "goal",
         "synthetic",
+        "functional_only",
         "workers",
         "runs",
         "runs_left_out",
@@ -261,6 +263,7 @@ def _row(group: Group, point: Point) -> Iterator[Any]:
     yield from (group.task, group.label, facts["backend"], facts["device"], facts["preset"], facts["goal"])
     yield from (
         "yes" if facts["synthetic"] else "no",
+        "yes" if facts["label"] else "no",
         point.workers,
         len(point.good),
         len(point.bad),

@@ -16,6 +16,7 @@ from mlbench_cli.results.canonical_zip import ZipDamage
 from mlbench_cli.results.events import SPREAD, Reading, meets, number, proves
 from mlbench_cli.results.layout import DamagedArchive
 from mlbench_cli.results.official import official_line, official_text
+from mlbench_cli.results.record import label_of
 from mlbench_cli.spec import canonical_json
 from mlbench_cli.store import OUTCOMES
 
@@ -199,6 +200,8 @@ def _contradictions(archive: Archive) -> Iterator[tuple[str, str]]:
     for key, value in pairs.items():
         if result[key] != value:
             yield layout.RESULT, f"{key} is {result[key]!r}, but {value!r} in run.json"
+    if result["label"] != label_of(spec.get("functional_only")):
+        yield layout.RESULT, "label does not follow from functional_only in run.json"
     yield from _against_logs(archive)
     goal, outcome = result["goal"], result["outcome"]
     if outcome == "goal_reached" and not (goal and goal["reached"]):
@@ -327,6 +330,7 @@ _RESULT: dict[str, Check] = {
     **dict.fromkeys(("updates", "samples", "epochs"), _optional(_amount)),
     "synthetic": lambda value: isinstance(value, bool),
     "data": _optional(_text),
+    "label": _object(word=_one_of("functional", "performance"), reason=_optional(_text)),
     "first_failed": _optional(_count),
     "worker_states": _list(
         _object(rank=_count, phase=_text, exit_code=_optional(lambda value: isinstance(value, int)))

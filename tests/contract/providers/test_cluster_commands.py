@@ -223,11 +223,15 @@ def test_kubeconfig_export_is_private_and_overwrites_nothing(mlbench: Any, tmp_p
 
 
 class Server:
-    """An API server that answers SelfSubjectAccessReviews from a set of denied rights, and nothing else."""
+    """An API server that answers SelfSubjectAccessReviews from a set of denied rights, and shows one node.
+
+    Without a `provider_id` it does not even let one look at the node, as is usual for who has rights in a namespace.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.denied: set[str] = set()
         self.asked: list[dict[str, str]] = []
+        self.provider_id: str | None = None
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -241,6 +245,15 @@ class Server:
                 server.asked.append(asked)
                 right = f"{asked['verb']} {asked['resource']}"
                 self._answer(201, {**body, "status": {"allowed": right not in server.denied}})
+
+            def do_GET(self) -> None:
+                if self.path.partition("?")[0] != "/api/v1/nodes":
+                    self._answer(404, {"kind": "Status", "message": "no such path", "reason": "NotFound"})
+                elif server.provider_id is None:
+                    self._answer(403, {"kind": "Status", "message": "nodes is forbidden", "reason": "Forbidden"})
+                else:
+                    node = {"metadata": {"name": "n"}, "spec": {"providerID": server.provider_id}}
+                    self._answer(200, {"kind": "NodeList", "items": [node]})
 
             def _answer(self, code: int, document: dict[str, Any]) -> None:
                 data = json.dumps(document).encode()
@@ -298,6 +311,23 @@ def test_attach_takes_context_and_namespace(mlbench: Any, api: Server) -> None:
     assert mlbench("attach-cluster", "mine", *words).code == 0
     details = Store().cluster("mine").details
     assert (details["context"], details["namespace"]) == ("second", "bench")
+
+
+@pytest.mark.parametrize(
+    ("provider_id", "labelled"),
+    [("kind://docker/test-3/test-3-worker", True), ("aws:///eu-west-1a/i-0123", False), (None, False)],
+)
+def test_an_attached_kind_cluster_is_known_by_its_nodes(
+    mlbench: Any, api: Server, provider_id: str | None, labelled: bool
+) -> None:
+    api.provider_id = provider_id
+    told = mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
+    assert told.code == 0
+    assert ("no measure of performance" in told.err) == labelled
+    assert Store().cluster("mine").details.get("functional_only", False) is labelled
+    shown = mlbench("run", "r", "1", "--image", "i:1", "--command", "true", "--dry-run", "--yes", "-o", "json").json
+    annotation = shown["submissions"][0]["documents"][0]["metadata"]["annotations"]["mlbench/spec"]
+    assert (json.loads(annotation)["functional_only"] is not None) == labelled
 
 
 def test_missing_rights_are_named_and_the_role_is_offered(mlbench: Any, api: Server) -> None:

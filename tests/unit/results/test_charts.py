@@ -154,6 +154,17 @@ def test_synthetic_data_are_in_the_title(tmp_path: Path) -> None:
         assert not [text for text in texts(none)[name] if "SYNTHETIC" in text]
 
 
+def test_figures_that_are_functional_only_are_in_title_and_subtitle(tmp_path: Path) -> None:
+    kind = {"functional_only": "one machine"}
+    everything = series(tmp_path / "a", kind)
+    some = series(tmp_path / "b", kind | {"synthetic": True}, {"synthetic": True})
+    for name in NAMES:
+        assert "   FUNCTIONAL ONLY" in texts(everything)[name]
+        assert [text for text in texts(everything)[name] if text.endswith("functional only")]
+        assert {"   SYNTHETIC DATA", "   PARTLY FUNCTIONAL ONLY"} <= set(texts(some)[name])
+    assert [group.label for group in some.groups] == ["gloo", "gloo, functional only"]
+
+
 def test_one_archive_is_drawn_and_the_speedup_says_what_it_needs(tmp_path: Path) -> None:
     shown = texts(series(tmp_path, {"workers": 4}))
     assert "100" in shown["total_time"]

@@ -23,5 +23,7 @@ def test_what_makes_a_comparison_void_is_said(tmp_path: Path) -> None:
     found = compare(a, b)
     assert found.ratios["task"] is None
     text = " ".join(found.obstacles)
+    kind = Archive.open(sealed_run(tmp_path / "c", functional_only="one machine"))
+    assert compare(kind, kind).obstacles[0] == "run-2 is functional, no measure of performance: one machine."
     for part in ("The tasks differ: one and two.", "The goals differ", "run-2 ended as failed"):
         assert part in text

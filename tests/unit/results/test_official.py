@@ -7,6 +7,7 @@ import pytest
 
 from mlbench_cli.results.archive import Archive, seal
 from mlbench_cli.results.official import goal_wording, official_line, official_text
+from mlbench_cli.results.verify import verify
 from tests.unit.results.runs import event, new_run, observed, result_event, sealed_run, spec
 
 
@@ -33,6 +34,7 @@ def result(**changes: Any) -> dict[str, Any]:
             "preprocessing": {"rank0": 1.0818517208099365},
             "validation": {"rank0": 30.0},
         },
+        "label": {"word": "performance", "reason": None},
         "synthetic": False,
         "data": "digits",
     }
@@ -92,6 +94,15 @@ def test_synthetic_data_are_said(tmp_path: Path) -> None:
     line, note = archive.read("official_result.txt").decode().splitlines()
     assert line == archive.result["official_line"]
     assert note == "The data were synthetic (generated digits): not comparable with figures on real data."
+
+
+def test_figures_that_measure_no_performance_are_said_to_be_functional(tmp_path: Path) -> None:
+    archive = Archive.open(sealed_run(tmp_path / "run", functional_only="all nodes are one machine"))
+    line, note = archive.read("official_result.txt").decode().splitlines()
+    assert line == archive.result["official_line"]
+    assert note == "The result is functional, no measure of performance: all nodes are one machine."
+    assert archive.result["label"] == {"word": "functional", "reason": "all nodes are one machine"}
+    assert verify(archive.path) == []
 
 
 def test_wording_of_the_catalogue(tmp_path: Path) -> None:
