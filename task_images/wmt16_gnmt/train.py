@@ -1,6 +1,5 @@
 """GNMT's parameters and how the shared translation loop is put together from them."""
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,21 +9,18 @@ from torch import Tensor
 
 from task_images.contract import Contract
 from task_images.harness.accumulation import plan_passes
-from task_images.harness.distributed import World, open_world
-from task_images.harness.errors import EnvironmentUnfitError
-from task_images.harness.goals import GoalWatch
+from task_images.harness.distributed import World
 from task_images.harness.parameters import read_parameters
 from task_images.harness.precision import LossScale
-from task_images.harness.report import Reporter
 from task_images.harness.schedules import ExponentialWarmupMultiStep
-from task_images.harness.seeds import seed_all
 from task_images.harness.translation.batches import SentenceBatches
 from task_images.harness.translation.beam import Search
 from task_images.harness.translation.bleu import international_bleu, mean_of_batches
 from task_images.harness.translation.cache import Cache
 from task_images.harness.translation.extras import need
+from task_images.harness.translation.program import Source, train
 from task_images.harness.translation.sample import write_sample
-from task_images.harness.translation.training import TranslationTask, TranslationTraining
+from task_images.harness.translation.training import TranslationTask
 from task_images.wmt16_gnmt.data import Corpus, read_corpus
 from task_images.wmt16_gnmt.model import Gnmt, Size
 from task_images.wmt16_gnmt.prepare import prepare
@@ -78,37 +74,24 @@ class Parameters:
 
 def main(contract: Contract) -> None:
     need("sacrebleu", "sacremoses")
-    parameters = read_parameters(Parameters, contract.parameters)
-    world = open_world(contract)
-    made_up = parameters.data == "sample"
-    report = Reporter(world, "made-up English-German" if made_up else "WMT16 English-German", synthetic=made_up)
-    report.environment()
-    report.phase("loading")
-    corpus = load(parameters, contract, world)
-    seed_all(contract.seed)
-    goal = GoalWatch("BLEU-Score", ">=", parameters.goal_full, parameters.goal_light, contract.goal)
-    TranslationTraining(contract, world, report, make_task(parameters, contract, world, corpus), goal).run()
-    world.close()
+    p = read_parameters(Parameters, contract.parameters)
+
+    def read(folder: Path, cache: Cache) -> Corpus:
+        return read_corpus(folder, cache, p.longest, p.longest_test)
+
+    def task(world: World, corpus: Corpus) -> TranslationTask:
+        return make_task(p, contract, world, corpus)
+
+    train(contract, p, Source("WMT16", write_prepared_sample, read), task)
 
 
-def load(p: Parameters, contract: Contract, world: World) -> Corpus:
-    """The corpus that the parameters ask for. Raises EnvironmentUnfitError where it is not to be had."""
-    if p.data == "sample":
-        with tempfile.TemporaryDirectory() as name:
-            own = Path(name)
-            write_sample(own, train=4000, test=100, seed=contract.seed)
-            for language in ("en", "de"):
-                (own / f"test.{language}").rename(own / f"newstest2014.{language}")
-            prepare(own, own / "prepared", SAMPLE_MERGES)
-            return read_corpus(own / "prepared", Cache([own / "cache"]), p.longest, p.longest_test)
-    if contract.data_dir is None:
-        raise EnvironmentUnfitError(
-            "no folder with WMT16 was given",
-            "Run with --data-dir FOLDER, or choose the preset tiny, which makes its own data.",
-        )
-    folder = Path(contract.data_dir)
-    cache = Cache([folder / ".mlbench-cache", Path(tempfile.gettempdir()) / "mlbench-cache"], world)
-    return read_corpus(folder, cache, p.longest, p.longest_test)
+def write_prepared_sample(folder: Path, seed: int) -> Path:
+    """Made-up sentences in the files of WMT16, prepared as those are."""
+    write_sample(folder, train=4000, test=100, seed=seed)
+    for language in ("en", "de"):
+        (folder / f"test.{language}").rename(folder / f"newstest2014.{language}")
+    prepare(folder, folder / "prepared", SAMPLE_MERGES)
+    return folder / "prepared"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """The Transformer's parameters and how the shared translation loop is put together from them."""
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,21 +9,18 @@ from torch import Tensor
 
 from task_images.contract import Contract
 from task_images.harness.accumulation import plan_passes
-from task_images.harness.distributed import World, open_world
-from task_images.harness.errors import EnvironmentUnfitError
-from task_images.harness.goals import GoalWatch
+from task_images.harness.distributed import World
 from task_images.harness.parameters import read_parameters
 from task_images.harness.precision import LossScale
-from task_images.harness.report import Reporter
 from task_images.harness.schedules import WarmupInverseSqrt
-from task_images.harness.seeds import seed_all
 from task_images.harness.translation.batches import TokenBatches
 from task_images.harness.translation.beam import Search
 from task_images.harness.translation.bleu import mean_of_batches, split_punctuation, tokenized_bleu
 from task_images.harness.translation.cache import Cache
 from task_images.harness.translation.extras import need
+from task_images.harness.translation.program import Source, train
 from task_images.harness.translation.sample import write_sample
-from task_images.harness.translation.training import TranslationTask, TranslationTraining
+from task_images.harness.translation.training import TranslationTask
 from task_images.wmt17_transformer.data import Corpus, read_corpus, write_dictionary
 from task_images.wmt17_transformer.model import Size, Transformer
 from task_images.wmt17_transformer.subtokens import END, PADDING
@@ -72,35 +68,20 @@ class Parameters:
 
 def main(contract: Contract) -> None:
     need("sacrebleu")
-    parameters = read_parameters(Parameters, contract.parameters)
-    world = open_world(contract)
-    made_up = parameters.data == "sample"
-    report = Reporter(world, "made-up English-German" if made_up else "WMT17 English-German", synthetic=made_up)
-    report.environment()
-    report.phase("loading")
-    corpus = load(parameters, contract, world)
-    seed_all(contract.seed)
-    goal = GoalWatch("BLEU-Score", ">=", parameters.goal_full, parameters.goal_light, contract.goal)
-    TranslationTraining(contract, world, report, make_task(parameters, contract, world, corpus), goal).run()
-    world.close()
+    p = read_parameters(Parameters, contract.parameters)
 
+    def write(folder: Path, seed: int) -> Path:
+        write_sample(folder, train=4000, test=100, seed=seed)
+        write_dictionary(folder, p.vocabulary - 1)
+        return folder
 
-def load(p: Parameters, contract: Contract, world: World) -> Corpus:
-    """The corpus that the parameters ask for. Raises EnvironmentUnfitError where it is not to be had."""
-    if p.data == "sample":
-        with tempfile.TemporaryDirectory() as name:
-            own = Path(name)
-            write_sample(own, train=4000, test=100, seed=contract.seed)
-            write_dictionary(own, p.vocabulary - 1)
-            return read_corpus(own, Cache([own / "cache"]), p.vocabulary, p.longest, p.longest_test)
-    if contract.data_dir is None:
-        raise EnvironmentUnfitError(
-            "no folder with WMT17 was given",
-            "Run with --data-dir FOLDER, or choose the preset tiny, which makes its own data.",
-        )
-    folder = Path(contract.data_dir)
-    cache = Cache([folder / ".mlbench-cache", Path(tempfile.gettempdir()) / "mlbench-cache"], world)
-    return read_corpus(folder, cache, p.vocabulary, p.longest, p.longest_test)
+    def read(folder: Path, cache: Cache) -> Corpus:
+        return read_corpus(folder, cache, p.vocabulary, p.longest, p.longest_test)
+
+    def task(world: World, corpus: Corpus) -> TranslationTask:
+        return make_task(p, contract, world, corpus)
+
+    train(contract, p, Source("WMT17", write, read), task)
 
 
 def make_task(p: Parameters, contract: Contract, world: World, corpus: Corpus) -> TranslationTask:

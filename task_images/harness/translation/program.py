@@ -1,0 +1,78 @@
+"""The way of a translation task from its contract to its result: corpus, model, training.
+
+A task says what its corpus is (`Source`) and how its model is put together (`make_task`); the order is the same.
+"""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+from task_images.contract import Contract
+from task_images.harness.distributed import World, open_world
+from task_images.harness.errors import EnvironmentUnfitError
+from task_images.harness.goals import GoalWatch
+from task_images.harness.report import Reporter
+from task_images.harness.seeds import seed_all
+from task_images.harness.translation.cache import Cache
+from task_images.harness.translation.training import TranslationTask, TranslationTraining
+
+C = TypeVar("C")
+
+
+class Choices(Protocol):
+    """What every translation task's parameters have. `data` is "sample" for made-up sentences."""
+
+    @property
+    def data(self) -> str: ...
+    @property
+    def goal_full(self) -> float: ...
+    @property
+    def goal_light(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Source(Generic[C]):
+    """Where a corpus comes from.
+
+    name          of the data set, as WMT16
+    write_sample  writes made-up sentences into a folder and returns the one to read: (folder, seed) -> folder
+    read          a folder and a cache for encoded text -> the corpus
+    """
+
+    name: str
+    write_sample: Callable[[Path, int], Path]
+    read: Callable[[Path, Cache], C]
+
+    def load(self, made_up: bool, contract: Contract, world: World) -> C:
+        """The corpus. Raises EnvironmentUnfitError where it is not to be had."""
+        if made_up:
+            with tempfile.TemporaryDirectory() as own:
+                return self.read(self.write_sample(Path(own), contract.seed), Cache([Path(own) / "cache"]))
+        if contract.data_dir is None:
+            raise EnvironmentUnfitError(
+                f"no folder with {self.name} was given",
+                "Run with --data-dir FOLDER, or choose the preset tiny, which makes its own data.",
+            )
+        folder = Path(contract.data_dir)
+        return self.read(
+            folder, Cache([folder / ".mlbench-cache", Path(tempfile.gettempdir()) / "mlbench-cache"], world)
+        )
+
+
+def train(
+    contract: Contract, choices: Choices, source: Source[C], make_task: Callable[[World, C], TranslationTask]
+) -> None:
+    """Train to the goal and report the result."""
+    world = open_world(contract)
+    made_up = choices.data == "sample"
+    kind = "made-up" if made_up else source.name
+    report = Reporter(world, f"{kind} English-German", synthetic=made_up)
+    report.environment()
+    report.phase("loading")
+    corpus = source.load(made_up, contract, world)
+    seed_all(contract.seed)
+    goal = GoalWatch("BLEU-Score", ">=", choices.goal_full, choices.goal_light, contract.goal)
+    TranslationTraining(contract, world, report, make_task(world, corpus), goal).run()
+    world.close()
