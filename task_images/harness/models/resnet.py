@@ -10,15 +10,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
+from task_images.harness.models.layers import Norm, make_norm
+
 WIDTHS = (16, 32, 64)
 
 
-def resnet(depth: int = 20, version: int = 1, channels: int = 3, classes: int = 10) -> nn.Module:
-    """A ResNet of `depth` 20, 32, 44, 56, 110, ... Raises ValueError for another depth or version.
+def resnet(
+    depth: int = 20, version: int = 1, channels: int = 3, classes: int = 10, *, norm: str = "batch"
+) -> nn.Module:
+    """A ResNet of `depth` 20, 32, 44, 56, 110, ... Raises ValueError for another depth, version or norm.
 
     Version 1: convolution - BN - ReLU, activation after the sum, projection with BN where the width changes.
     Version 2: BN - ReLU - convolution, no BN after the stem, BN and ReLU at the end, projection without BN of the
     activated input in the first block of every stage.
+    `norm` "group" puts GroupNorm in BN's place (layers.make_norm).
 
     Input [n, channels, height, width], output [n, classes] (logits). Initialisation: convolutions Kaiming normal (fan
     out), BN 1 and 0, linear layer as torch does.
@@ -28,7 +33,7 @@ def resnet(depth: int = 20, version: int = 1, channels: int = 3, classes: int = 
     if version not in (1, 2):
         raise ValueError(f"ResNet version {version} is neither 1 nor 2")
     blocks = (depth - 2) // 6
-    model = _ResNetV1(blocks, channels, classes) if version == 1 else _ResNetV2(blocks, channels, classes)
+    model = (_ResNetV1 if version == 1 else _ResNetV2)(blocks, channels, classes, make_norm(norm))
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -36,10 +41,10 @@ def resnet(depth: int = 20, version: int = 1, channels: int = 3, classes: int = 
 
 
 class _ResNetV1(nn.Module):
-    def __init__(self, blocks: int, channels: int, classes: int) -> None:
+    def __init__(self, blocks: int, channels: int, classes: int, norm: Norm) -> None:
         super().__init__()
-        self.stem = nn.Sequential(_convolution(channels, WIDTHS[0]), nn.BatchNorm2d(WIDTHS[0]), nn.ReLU(inplace=True))
-        self.stages = _stages(_BlockV1, blocks)
+        self.stem = nn.Sequential(_convolution(channels, WIDTHS[0]), norm(WIDTHS[0]), nn.ReLU(inplace=True))
+        self.stages = _stages(_BlockV1, blocks, norm)
         self.classifier = nn.Linear(WIDTHS[-1], classes)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -48,15 +53,15 @@ class _ResNetV1(nn.Module):
 
 
 class _BlockV1(nn.Module):
-    def __init__(self, inputs: int, outputs: int, stride: int, first: bool) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, first: bool, norm: Norm) -> None:
         super().__init__()
         self.convolution1 = _convolution(inputs, outputs, stride)
-        self.norm1 = nn.BatchNorm2d(outputs)
+        self.norm1 = norm(outputs)
         self.convolution2 = _convolution(outputs, outputs)
-        self.norm2 = nn.BatchNorm2d(outputs)
+        self.norm2 = norm(outputs)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(_projection(inputs, outputs, stride), nn.BatchNorm2d(outputs))
+            self.shortcut = nn.Sequential(_projection(inputs, outputs, stride), norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         y = relu(self.norm1(self.convolution1(x)), inplace=True)
@@ -65,11 +70,11 @@ class _BlockV1(nn.Module):
 
 
 class _ResNetV2(nn.Module):
-    def __init__(self, blocks: int, channels: int, classes: int) -> None:
+    def __init__(self, blocks: int, channels: int, classes: int, norm: Norm) -> None:
         super().__init__()
         self.stem = _convolution(channels, WIDTHS[0])
-        self.stages = _stages(_BlockV2, blocks)
-        self.norm = nn.BatchNorm2d(WIDTHS[-1])
+        self.stages = _stages(_BlockV2, blocks, norm)
+        self.norm = norm(WIDTHS[-1])
         self.classifier = nn.Linear(WIDTHS[-1], classes)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -78,11 +83,11 @@ class _ResNetV2(nn.Module):
 
 
 class _BlockV2(nn.Module):
-    def __init__(self, inputs: int, outputs: int, stride: int, first: bool) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, first: bool, norm: Norm) -> None:
         super().__init__()
-        self.norm1 = nn.BatchNorm2d(inputs)
+        self.norm1 = norm(inputs)
         self.convolution1 = _convolution(inputs, outputs, stride)
-        self.norm2 = nn.BatchNorm2d(outputs)
+        self.norm2 = norm(outputs)
         self.convolution2 = _convolution(outputs, outputs)
         self.projection = _projection(inputs, outputs, stride) if first else None
 
@@ -94,13 +99,13 @@ class _BlockV2(nn.Module):
         return torch.add(y, shortcut)
 
 
-def _stages(block: Callable[[int, int, int, bool], nn.Module], blocks: int) -> nn.Sequential:
+def _stages(block: Callable[[int, int, int, bool, Norm], nn.Module], blocks: int, norm: Norm) -> nn.Sequential:
     layers: list[nn.Module] = []
     inputs = WIDTHS[0]
     for stage, outputs in enumerate(WIDTHS):
         for index in range(blocks):
             stride = 2 if stage and not index else 1
-            layers.append(block(inputs, outputs, stride, index == 0))
+            layers.append(block(inputs, outputs, stride, index == 0, norm))
             inputs = outputs
     return nn.Sequential(*layers)
 

@@ -1,0 +1,33 @@
+"""What the image models share: their normalisation, and channels in multiples of eight."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+Norm = Callable[[int], nn.Module]
+
+NORMS = ("batch", "group")
+MOST_GROUPS = 32
+
+
+def make_norm(kind: str) -> Norm:
+    """Number of channels -> normalisation layer with scale and shift per channel.
+
+    "batch": BatchNorm, whose statistics are those of this rank's batch, so that the same global batch on more ranks is
+    another training. "group": GroupNorm (Wu and He 2018), which knows no batch; equally many parameters.
+    Raises ValueError for another word.
+    """
+    if kind not in NORMS:
+        raise ValueError(f"the normalisation {kind!r} is not one of {', '.join(NORMS)}")
+    return nn.BatchNorm2d if kind == "batch" else _group_norm
+
+
+def _group_norm(channels: int) -> nn.Module:
+    """As many groups of equal size as there can be: at most 32, each of at least two channels."""
+    fitting = (groups for groups in range(min(MOST_GROUPS, channels // 2), 0, -1) if channels % groups == 0)
+    return nn.GroupNorm(next(fitting, 1), channels)
+
+
+def widen(channels: int, width: float) -> int:
+    """`channels` times `width`, to the nearest multiple of 8; at least 8."""
+    return max(8, 8 * round(channels * width / 8))
