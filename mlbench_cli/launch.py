@@ -61,6 +61,8 @@ def resolve(
     if local:
         _refuse_cluster_options(request)
         request = replace(request, data_dir=_existing_folder(request.data_dir, "--data-dir"))
+    elif request.data_claim or request.data_dir:
+        request = replace(request, data_dir=_mount_point(request.data_dir or "/data"))
     common = {**_program(request, cluster, tasks), **_placement(request), "kubernetes": _kubernetes(request)}
     if local:
         machine = machine or local_machine()
@@ -303,6 +305,8 @@ def _kubernetes(request: Request) -> KubernetesOptions:
         "shm": _quantity(request.shm, "shm"),
         "pull_secret": _label(request.pull_secret, "pull_secret"),
         "queue": _label(request.queue, "queue"),
+        "env_secret": _label(request.env_secret, "env_secret"),
+        "data_claim": _label(request.data_claim, "data_claim"),
         "hold_seconds": None if request.hold is None else round(parse_duration(request.hold, "--hold")),
         "collect": request.collect,
         "template_dir": _existing_folder(request.template_dir, "--template-dir"),
@@ -330,6 +334,16 @@ def _existing_folder(path: str | None, what: str) -> str | None:
     if "\0" in path or not Path(path).is_dir():
         raise NotFoundError(f"{what}: there is no folder {clip(path)}.")
     return os.path.abspath(path)
+
+
+def _mount_point(path: str) -> str:
+    """A folder inside the container: absolute, and none of those that the run's own volumes take."""
+    taken = ("/", "/dev", "/mlbench", "/proc", "/results", "/sys", "/tmp")
+    if not path.startswith("/") or os.path.normpath(path) in taken or path.startswith("/dev/"):
+        raise UsageError(
+            f'--data-dir "{clip(path)}" is no place for data in a container.', hint="Name an absolute path, as /data."
+        )
+    return os.path.normpath(path)
 
 
 def _label(text: str | None, name: str) -> str | None:
@@ -365,6 +379,6 @@ def _environment(env: Mapping[str, str]) -> dict[str, str]:
         if _SECRET.search(name):
             raise UsageError(
                 f"--env: {name} looks like a secret, and what --env sets is kept with the results.",
-                hint="Put it into a Kubernetes secret and mount that with a template (--template-dir).",
+                hint="Put it into a Kubernetes secret and name that with --env-secret.",
             )
     return dict(env)

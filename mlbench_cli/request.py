@@ -75,6 +75,10 @@ class Request:
     hold: str | None = _cluster_option("how long results wait to be fetched; default: 15m", metavar="DURATION")
     collect: str | None = _cluster_option("output of which workers is kept: rank0 (default) or all")
     env: Mapping[str, str] = _cluster_option("environment variable of the ranks", kind="pairs", metavar="KEY=VALUE")
+    env_secret: str | None = _cluster_option("secret of the namespace whose keys become variables of the ranks")
+    data_claim: str | None = _cluster_option(
+        "persistent volume claim with the data sets, mounted at --data-dir or /data"
+    )
     template_dir: str | None = _cluster_option("folder with templates that replace the built-in ones", metavar="DIR")
     host_network: bool | None = _cluster_option("use the nodes' network directly", kind="switch")
     spread: bool | None = _cluster_option("one worker per node (default)", kind="switch")

@@ -53,6 +53,8 @@ class KubernetesOptions:
     hold_seconds: int = 900
     collect: str = "rank0"  # rank0 | all
     env: Mapping[str, str] = field(default_factory=dict)
+    env_secret: str | None = None  # its keys become variables of the ranks
+    data_claim: str | None = None  # a persistent volume claim, mounted at data_dir
     template_dir: str | None = None
     host_network: bool = False
     registry: str | None = None  # prefix of catalogue images

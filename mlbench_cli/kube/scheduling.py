@@ -15,6 +15,7 @@ PASSING_TAINTS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 _SUFFIXES = {"m": "0.001", "k": "1e3", "M": "1e6", "G": "1e9", "T": "1e12", "P": "1e15"} | {
     f"{letter}i": str(1024**power) for power, letter in enumerate("KMGTP", start=1)
 }
+_MISSING_CLAIM = re.compile(r"persistentvolumeclaim (\"[^\"]+\") not found")
 _PREEMPTION = re.compile(r"\s*preemption: .*", re.DOTALL)
 
 
@@ -27,6 +28,16 @@ def unschedulable(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> list[Find
     evidence = {"workers": [worker for worker, _ in blocked][:100], "waiting": len(blocked), "message": message}
     if scheduled.get("reason") == "SchedulingGated":
         return [Finding("queued", "The run waits for a scheduling gate to open (a queue, perhaps).", evidence=evidence)]
+    if claim := _MISSING_CLAIM.search(message):
+        return [
+            Finding(
+                "volume_missing",
+                f"The namespace has no persistent volume claim {claim[1]}.",
+                hint="Create it, or name another one with --data-claim; see: kubectl get pvc",
+                permanent=True,
+                evidence=evidence,
+            )
+        ]
     scaling = _autoscaler(facts, blocked)
     word, words = (scaling.get("reason"), short(str(scaling.get("message", "")))) if scaling else (None, "")
     if words:

@@ -125,6 +125,8 @@ def test_a_cluster_gets_its_options(tmp_path: Path) -> None:
         template_dir=str(tmp_path),
         spread=False,
         registry="ghcr.io/me/",
+        env_secret="token",
+        data_claim="sets",
     )
     options = spec.kubernetes
     assert (spec.engine, spec.cluster, spec.image) == ("kubernetes", "far", "me/train:1")
@@ -132,6 +134,7 @@ def test_a_cluster_gets_its_options(tmp_path: Path) -> None:
     assert (options.tolerations, options.env) == (("gpu=yes:NoSchedule", "spot"), {"LEVEL": "info"})
     assert (options.collect, options.spread, options.registry) == ("all", False, "ghcr.io/me")
     assert options.template_dir == str(tmp_path)
+    assert (options.env_secret, options.data_claim, spec.data_dir) == ("token", "sets", "/data")
 
 
 def test_the_image_of_a_task() -> None:
@@ -237,6 +240,11 @@ def test_refused_on_this_machine(request_: Request, changes: dict[str, Any], wor
         ({"env": {"MLBENCH_GOAL": "0"}}, "set by mlbench itself"),
         ({"env": {"HF_TOKEN": "x"}}, "looks like a secret"),
         ({"template_dir": "/no/such/folder"}, "there is no folder"),
+        ({"env_secret": "My Token"}, "not a Kubernetes name"),
+        ({"data_claim": "a/b"}, "not a Kubernetes name"),
+        ({"data_claim": "sets", "data_dir": "data"}, "no place for data"),
+        ({"data_claim": "sets", "data_dir": "/dev/shm"}, "no place for data"),
+        ({"data_dir": "/tmp/"}, "no place for data"),
     ],
 )
 def test_refused_on_a_cluster(changes: dict[str, Any], words: str) -> None:

@@ -184,6 +184,11 @@ BUILT = {
     "not released": case("suspended", job=a_job(suspend=True)),
     "gate": case("queued", unscheduled(reason="SchedulingGated")),
     "full": case("unschedulable", unscheduled()),
+    "no such volume": case(
+        "volume_missing",
+        unscheduled(message='0/3 nodes are available: persistentvolumeclaim "sets" not found. preemption: none'),
+        permanent=True,
+    ),
     "full but large enough": case(
         "unschedulable",
         unscheduled(),

@@ -40,6 +40,7 @@ FULL = a_spec(
     gpus_per_worker=2,
     cpus=4.0,
     timeout=600.5,
+    data_dir="/data",
     kubernetes=KubernetesOptions(
         namespace="team",
         memory="8Gi",
@@ -51,6 +52,8 @@ FULL = a_spec(
         hold_seconds=60,
         collect="all",
         env={"LEVEL": "debug $(date)", "RANK": "99", "MLBENCH_RUN_ID": "other"},
+        env_secret="token",
+        data_claim="datasets",
         host_network=True,
         spread=False,
     ),
