@@ -6,6 +6,7 @@ give the same bytes with the same matplotlib.
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,13 +80,24 @@ def draw(archives: Iterable[Archive | Run | Path], folder: Path) -> list[Path]:
         archive.close()
     with layout.told(folder, "written"):
         folder.mkdir(parents=True, exist_ok=True)
-        written = [path for name, figure in figures(series) for path in _write(figure, folder / name)]
+        written = [path for name, figure in figures(series) for path in write(figure, folder / name)]
         layout.replace(folder / "summary.csv", series.to_csv().encode())
     return [*written, folder / "summary.csv"]
 
 
 def figures(series: Series) -> Iterator[tuple[str, "Figure"]]:
     """Name and figure, one after the other; each is to be used before the next is asked for. The style ends with it."""
+    with style():
+        for name, plot in (("total_time", _total_time), ("speedup", _speedup), ("time_for_all_phases", _phases)):
+            figure = plot(series)
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")  # the same places in both formats, found once
+            yield name, figure
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The look of all figures, for as long as they are drawn and written. Raises MlbenchError without matplotlib."""
     try:
         import matplotlib
     except ImportError:
@@ -95,11 +107,7 @@ def figures(series: Series) -> Iterator[tuple[str, "Figure"]]:
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)  # type: ignore[arg-type,unused-ignore]
-        for name, plot in (("total_time", _total_time), ("speedup", _speedup), ("time_for_all_phases", _phases)):
-            figure = plot(series)
-            figure.draw_without_rendering()
-            figure.set_layout_engine("none")  # the same places in both formats, found once
-            yield name, figure
+        yield
 
 
 def _verified(item: Archive | Run | Path) -> Archive:
@@ -107,7 +115,8 @@ def _verified(item: Archive | Run | Path) -> Archive:
     return open_verified(path)
 
 
-def _write(figure: "Figure", stem: Path) -> list[Path]:
+def write(figure: "Figure", stem: Path) -> list[Path]:
+    """The figure as STEM.png and STEM.svg, without dates; the paths."""
     for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None, "Creator": None})):
         with layout.replacing(stem.with_suffix(suffix)) as file:
             figure.savefig(file, format=suffix[1:], metadata=metadata)
