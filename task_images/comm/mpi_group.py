@@ -154,6 +154,7 @@ class MpiGroup(dist.ProcessGroup):
         def call() -> None:
             send = self._reducible(input)
             receive = output if self._usable(output, send.dtype) else torch.empty(output.shape, dtype=send.dtype)
+            send = self._apart(send, receive)
             self._comm.Reduce_scatter_block(self._typed(send), self._typed(receive), op)
             self._return(receive, output, average)
 
@@ -185,8 +186,9 @@ class MpiGroup(dist.ProcessGroup):
 
         def call() -> None:
             for parts, tensor in zip(outputs, inputs, strict=True):
+                send = self._movable(tensor)  # by a name of its own: where it is a copy, nothing else holds it
                 receive, counts = self._room(parts)
-                self._comm.Allgatherv(self._bytes(self._movable(tensor)), [self._span(receive), counts, self._byte])
+                self._comm.Allgatherv(self._bytes(send), [self._span(receive), counts, self._byte])
                 self._deal(receive, parts)
 
         return self._run(call, opts, outputs)
@@ -197,7 +199,8 @@ class MpiGroup(dist.ProcessGroup):
     def _allgather_base(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         def call() -> None:
             receive = self._movable(output, copy=False)
-            self._comm.Allgather(self._bytes(self._movable(input)), self._bytes(receive))
+            send = self._apart(self._movable(input), receive)
+            self._comm.Allgather(self._bytes(send), self._bytes(receive))
             self._return(receive, output)
 
         return self._run(call, opts, [output])
@@ -215,12 +218,12 @@ class MpiGroup(dist.ProcessGroup):
 
         def call() -> None:
             for index, tensor in enumerate(inputs):
-                send = self._bytes(self._movable(tensor))
+                send = self._movable(tensor)
                 if self._own != root:
-                    self._comm.Gatherv(send, None, root)
+                    self._comm.Gatherv(self._bytes(send), None, root)
                     continue
                 receive, counts = self._room(outputs[index])
-                self._comm.Gatherv(send, [self._span(receive), counts, self._byte], root)
+                self._comm.Gatherv(self._bytes(send), [self._span(receive), counts, self._byte], root)
                 self._deal(receive, outputs[index])
 
         return self._run(call, opts, outputs)
@@ -261,7 +264,8 @@ class MpiGroup(dist.ProcessGroup):
         opts: Any = None,
     ) -> dist.Work:
         def call() -> None:
-            send, receive = self._movable(input), self._movable(output, copy=False)
+            receive = self._movable(output, copy=False)
+            send = self._apart(self._movable(input), receive)
             self._comm.Alltoallv(
                 [self._span(send), self._split(send, input_split_sizes), self._byte],
                 [self._span(receive), self._split(receive, output_split_sizes), self._byte],
@@ -339,6 +343,14 @@ class MpiGroup(dist.ProcessGroup):
         if not tensor.is_cpu:
             self._detours.add("GPU tensors passed through host memory")
         return tensor.detach().to("cpu", kind, copy=True, memory_format=torch.contiguous_format)
+
+    def _apart(self, send: Tensor, receive: Tensor) -> Tensor:
+        """`send`, or a copy of it where it lies within `receive`: torch allows that, MPI does not."""
+        start, end = receive.data_ptr(), receive.data_ptr() + receive.nbytes
+        if not (send.data_ptr() < end and start < send.data_ptr() + send.nbytes):
+            return send
+        self._detours.add("input copied where it shares memory with the output")
+        return send.clone()
 
     def _return(self, buffer: Tensor, tensor: Tensor, average: bool = False) -> None:
         """Divide by the number of ranks where a mean is wanted, and copy the buffer back where it is a copy."""

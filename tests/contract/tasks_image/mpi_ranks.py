@@ -132,6 +132,28 @@ def exchanges() -> None:
     same(passed, own(rank=left))
 
 
+def in_place_and_strided() -> None:
+    ranks = everyone()
+    flat = torch.full((5 * SIZE,), -1.0)
+    slot = flat[5 * RANK : 5 * RANK + 5]
+    slot.copy_(own())
+    dist.all_gather_single(flat, slot)
+    same(flat, torch.cat(ranks))
+    buffer = own(length=5 * SIZE)
+    dist.reduce_scatter_single(buffer[5 * RANK : 5 * RANK + 5], buffer)
+    same(buffer[5 * RANK : 5 * RANK + 5], sum(everyone(length=5 * SIZE))[5 * RANK : 5 * RANK + 5])
+    sent = torch.tensor([RANK * 10 + other for other in range(SIZE)])
+    dist.all_to_all_single(sent, sent)
+    same(sent, torch.tensor([other * 10 + RANK for other in range(SIZE)]))
+    # Copies are made of what is strided, and have to live until MPI has read them.
+    strided = torch.stack([own(length=50_000), torch.zeros(50_000)], 1)[:, 0]
+    gathered = [torch.empty(50_000) for _ in range(SIZE)]
+    dist.all_gather(gathered, strided)
+    same(torch.stack(gathered), torch.stack(everyone(length=50_000)))
+    dist.gather(strided, gathered if RANK == 0 else None, 0)
+    same(torch.stack(gathered), torch.stack(everyone(length=50_000)))
+
+
 def objects_and_order() -> None:
     names = [None] * SIZE
     dist.all_gather_object(names, {"rank": RANK, "pad": "x" * RANK})
@@ -186,7 +208,16 @@ def main() -> None:
     if "LEAVE" in os.environ:
         dist.barrier()
         os._exit(9)
-    for check in (reductions, scattered_reductions, moves, exchanges, objects_and_order, below_ddp, refusals):
+    for check in (
+        reductions,
+        scattered_reductions,
+        moves,
+        exchanges,
+        in_place_and_strided,
+        objects_and_order,
+        below_ddp,
+        refusals,
+    ):
         check()
     dist.barrier()
     dist.destroy_process_group()
