@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from mlbench_cli.errors import (
@@ -24,12 +25,16 @@ from mlbench_cli.errors import (
     TerminatedError,
     UsageError,
 )
-from mlbench_cli.store import Cluster, Store
+from mlbench_cli.store import Cluster, Store, timestamp
 from providers.base import Found, Resource, TransientError, foreign
+from providers.explain import delete_command, explained, failure, left_behind, leftover
+from providers.timeline import Timeline
 
 # How long something may fail in a way that repeating can cure before it counts as failed, in seconds.
 PATIENCE = 120.0
 STOPPED = (InterruptedError_, TerminatedError)
+# The journal's words for a cluster as a whole, and for its end.
+CLUSTER, REMOVED = "cluster", "removed"
 
 
 @dataclass(frozen=True)
@@ -55,30 +60,32 @@ def up(
     *,
     report: Report = lambda step: None,
     patience: float = PATIENCE,
+    times: str = "provisioning",
 ) -> Cluster:
-    """Make what is missing of `cluster` and return its record, with the time that each resource took.
+    """Make what is missing of `cluster` and return its record, with the time that each resource took under `times`.
 
-    Where it fails, what exists stays, so that the same call goes on; the error says what that is and how to remove it.
+    Where it fails, what exists stays, so that the same call goes on; the error says what that is and how to remove it,
+    and so does the record, under "failure".
     """
     with _alone(store, cluster.name):
         before = _record(store, cluster.name)
-        store.record_cluster(replace(cluster, state="creating"))
-        making = _Making(cluster, resources, store, report, patience)
+        earlier = before.details.get(times, []) if before is not None and times == "provisioning" else []
+        making = _Making(cluster, resources, store, report, patience, Timeline(resources, earlier), times)
+        making.record("creating")
         try:
             making.run()
         except BaseException as error:
             if making.touched:
-                store.record_cluster(replace(cluster, state="failed"))
+                making.record("failed", failure=failure(error))
             elif before is not None:
                 store.record_cluster(before)
             else:
                 store.forget_cluster(cluster.name)
-            explained = _explained(error, making)
-            if explained is error:
+            told = explained(error, cluster, making.there())
+            if told is error:
                 raise
-            raise explained from error
-        details = {**cluster.details, "provisioning": making.times(before)}
-        return store.record_cluster(replace(cluster, state="ready", details=details))
+            raise told from error
+        return making.record("ready")
 
 
 def down(
@@ -89,18 +96,42 @@ def down(
     report: Report = lambda step: None,
     patience: float = PATIENCE,
 ) -> None:
-    """Remove `cluster`, as much of it as there is. Raises CleanupError listing what is left after all was tried."""
+    """Remove `cluster`, as much of it as there is. Raises CleanupError listing what is left after all was tried.
+
+    The record goes with it, but for what the journal keeps: how long everything took is a result that stays.
+    """
     with _alone(store, cluster.name):
-        removing = _Removing(cluster, resources, store, report, patience)
+        timeline = Timeline(resources, cluster.details.get("removal", []), removing=True)
+        removing = _Removing(cluster, resources, store, report, patience, timeline, "removal")
         try:
             removing.run()
         except (KeyboardInterrupt, TerminatedError) as error:
             stopped = TerminatedError if isinstance(error, TerminatedError) else InterruptedError_
             raise stopped(
                 f'Stopped: of the cluster "{cluster.name}" something may be left.',
-                hint=f"{_delete_command(cluster)}   goes on with it",
+                hint=f"{delete_command(cluster)}   goes on with it",
             ) from error
+        except CleanupError as error:
+            if removing.recorded:
+                removing.record("deleting", failure=failure(error))
+            raise
+        if removing.recorded:
+            last = removing.record("deleting")
+            store.journal(
+                *(cluster.name, CLUSTER, cluster.name, REMOVED),
+                provider=last.provider, created=last.created, details=last.details,
+            )  # fmt: skip
         store.forget_cluster(cluster.name)
+
+
+def removed(store: Store, name: str) -> Cluster | None:
+    """The last record of a cluster of that name that was removed, with the time of its removal; None without one."""
+    for entry in reversed(store.journal_of(name)):
+        if entry.kind == CLUSTER and entry.action == REMOVED:
+            kept = entry.details
+            details = {**kept["details"], "removed": timestamp(entry.time)}
+            return Cluster(name, kept["provider"], REMOVED, kept["created"], details)
+    return None
 
 
 @dataclass(eq=False)
@@ -115,8 +146,6 @@ class _Task:
     was_there: bool = False
     done: bool = False
     failed: str | None = None  # why it could not be removed
-    accepted_after: float = 0.0
-    done_after: float = 0.0
     trouble: float | None = None  # since when nothing but trouble
     next_visit: float = 0.0
 
@@ -133,7 +162,15 @@ class _Work:
     store: Store
     report: Report
     patience: float
+    timeline: Timeline
+    times: str  # under which of the cluster's details the timeline goes
     tasks: list[_Task] = field(default_factory=list)
+
+    def record(self, state: str, **more: Any) -> Cluster:
+        """Write down how far it is: what a killed process leaves, and what another one can show meanwhile."""
+        details = {key: value for key, value in self.cluster.details.items() if key not in ("failure", self.times)}
+        times = {self.times: self.timeline.to_list()}
+        return self.store.record_cluster(replace(self.cluster, state=state, details={**details, **times, **more}))
 
     def visit_all(self, possible: Callable[[_Task], bool], visit: Callable[[_Task], None]) -> None:
         """Visit all that is `possible` until nothing is. A visit ends a task by setting `done` or `failed`."""
@@ -145,6 +182,7 @@ class _Work:
             time.sleep(max(0.0, task.next_visit - time.monotonic()))
             if task.began is None:
                 task.began = time.monotonic()
+                self.timeline.line(task.resource).mark("began")
             visit(task)
             task.next_visit = time.monotonic() + _pause(task.seconds())
 
@@ -165,7 +203,6 @@ class _Work:
 
 class _Making(_Work):
     def run(self) -> None:
-        self.began = time.monotonic()
         self.tasks = [_Task(resource) for resource in self.resources]
         self.visit_all(self._possible, self._visit)
 
@@ -174,26 +211,18 @@ class _Making(_Work):
         """Whether there is something that this process asked for, or that was found half made."""
         return any(task.asked or (task.adopted and not task.done) for task in self.tasks)
 
-    def times(self, before: Cluster | None) -> list[dict[str, Any]]:
-        """What took how long, in seconds since the start of `up`. Of what was adopted it is what was known before."""
-        earlier = {
-            (entry["kind"], entry["name"]): entry
-            for entry in (before.details.get("provisioning", []) if before is not None else [])
-        }
+    def there(self) -> list[dict[str, str]]:
+        """What exists, or may exist, of the cluster."""
         return [
-            earlier.get(_key(task), self._times(task)) if task.adopted else self._times(task) for task in self.tasks
+            {"kind": task.resource.kind, "name": task.resource.name, "state": self._state(task)}
+            for task in self.tasks
+            if task.asked or task.accepted
         ]
 
-    def _times(self, task: _Task) -> dict[str, Any]:
-        began = (task.began or self.began) - self.began
-        return {
-            "kind": task.resource.kind,
-            "name": task.resource.name,
-            "adopted": task.adopted,
-            "began": round(began, 3),
-            "accepted": round(began + task.accepted_after, 3),
-            "ready": round(began + task.done_after, 3),
-        }
+    def _state(self, task: _Task) -> str:
+        if not task.accepted:
+            return "perhaps"
+        return "ready" if task.done else "being made"
 
     def _possible(self, task: _Task) -> bool:
         return all(other.done for other in self.tasks if any(other.resource is need for need in task.resource.needs))
@@ -212,11 +241,16 @@ class _Making(_Work):
             if self.troubled(task, error.message):
                 raise
             reason = error.message
+        line = self.timeline.line(task.resource)
         if task.done:
-            task.done_after = task.seconds()
-            self.note(task, "ready", seconds=round(task.done_after, 3), adopted=task.adopted)
+            line.end_wait()
+            line.mark("ready")
+            self.record("creating")
+            self.note(task, "ready", seconds=round(task.seconds(), 3), adopted=task.adopted)
             self.say(task, "ready")
             return
+        if line.wait(reason):
+            self.record("creating")
         if task.seconds() > task.resource.create_seconds:
             raise DeadlineError(
                 f'The {task.resource.kind} "{task.resource.name}" was not ready after '
@@ -236,35 +270,39 @@ class _Making(_Work):
         if found.differs:
             raise UsageError(
                 f'The {resource.kind} "{resource.name}" exists already, with other settings: {found.differs}.',
-                hint=f"Choose another name, or first: {_delete_command(self.cluster)}",
+                hint=f"Choose another name, or first: {delete_command(self.cluster)}",
             )
         if found.broken and not found.deleting:
             self.note(task, "deleting", reason=found.broken)
+            self.timeline.line(resource).anew()
             self.say(task, "remaking", found.broken, resource.create_seconds)
             task.asked = True
             resource.delete()
         elif not found.deleting:
             task.accepted = task.adopted = True
+            self.timeline.line(resource).adopt()
             self.note(task, "adopted", state=found.state)
             self.say(task, "adopted", found.state, resource.create_seconds)
 
     def _create(self, task: _Task) -> None:
         self.note(task, "intent")
+        self.record("creating")
         self.say(task, "creating", deadline=task.resource.create_seconds)
         # Set before the call: where that is cut off nobody knows whether the request has arrived.
         task.asked = True
+        resource = task.resource
         try:
-            task.resource.create()
+            resource.create()
         except (TransientError, *STOPPED):
             raise  # repeated, the next visit looks for it first
         except MlbenchError as error:
-            exists = _exists(task.resource)
+            exists = _exists(resource)
             if not exists:
                 self.note(task, "failed", reason=error.message)
                 task.asked = exists is None
                 raise
         task.accepted = True
-        task.accepted_after = task.seconds()
+        self.timeline.line(resource).mark("accepted")
         self.note(task, "created")
 
 
@@ -299,6 +337,7 @@ class _Removing(_Work):
             task.was_there = True
             if found.deleting or found.busy:
                 task.trouble = None
+                self._wait(task, found.busy or found.state)
                 self.say(task, "deleting", found.busy or found.state, resource.delete_seconds)
             else:
                 self._ask(task, found)
@@ -323,12 +362,16 @@ class _Removing(_Work):
             return
         if not self.recorded:
             self.recorded = True
-            self.store.record_cluster(replace(self.cluster, state="deleting"))
+            self.record("deleting")
         if not task.asked:
             self.note(task, "deleting")
             self.say(task, "deleting", found.state, task.resource.delete_seconds)
         task.resource.delete()
         task.asked = True
+
+    def _wait(self, task: _Task, reason: str) -> None:
+        if self.timeline.line(task.resource).wait(reason) and self.recorded:
+            self.record("deleting")
 
     def _end(self, task: _Task, found: Found | None) -> None:
         task.done = True
@@ -338,6 +381,9 @@ class _Removing(_Work):
         elif found is not None:
             self.say(task, "kept", found.kept or "")
         elif task.was_there:
+            line = self.timeline.line(task.resource)
+            line.end_wait()
+            line.mark("gone")
             self.note(task, "deleted", seconds=round(task.seconds(), 3))
             self.say(task, "deleted")
 
@@ -355,20 +401,13 @@ class _Removing(_Work):
             except STOPPED:
                 raise
             except MlbenchError as error:
-                left.append(_leftover(resource, f"unknown: {error.message}"))
+                left.append(leftover(resource, f"unknown: {error.message}"))
                 continue
             if found is not None and found.ours and not found.kept:
                 key = (resource.kind, resource.name)
-                left.append(_leftover(resource, reasons.get(key, "not tried, since something that needs it is left")))
+                left.append(leftover(resource, reasons.get(key, "not tried, since something that needs it is left")))
         if left:
-            lines = "\n".join(
-                f"  {item['kind']} {item['name']}: {item['reason']}\n    {item['command']}" for item in left
-            )
-            raise CleanupError(
-                f'Of the cluster "{self.cluster.name}" this is left:\n{lines.rstrip()}',
-                hint=f"{_delete_command(self.cluster)}   goes on; or remove each by the command below it",
-                details={"leftovers": left},
-            )
+            raise left_behind(self.cluster, left)
         if self.foreign and not self.recorded:
             raise foreign(self.foreign[0])
 
@@ -395,48 +434,6 @@ def _exists(resource: Resource) -> bool | None:
     return found is not None and found.ours and not found.broken and not found.deleting
 
 
-def _explained(error: BaseException, making: _Making) -> BaseException:
-    """`error` with what exists now, what it costs and how to remove it."""
-    cluster = making.cluster
-    if isinstance(error, KeyboardInterrupt):
-        error = InterruptedError_("Interrupted.")
-    if not isinstance(error, Exception):
-        return error
-    if not isinstance(error, MlbenchError):
-        error = MlbenchError(f"Internal error: {type(error).__name__}: {error}")
-    states = {True: "ready", False: "being made"}
-    there = [
-        {
-            "kind": task.resource.kind,
-            "name": task.resource.name,
-            "state": states[task.done] if task.accepted else "perhaps",
-        }
-        for task in making.tasks
-        if task.asked or task.accepted
-    ]
-    if not there:
-        return error
-    listed = ", ".join(f"{item['kind']} {item['name']} ({item['state']})" for item in there)
-    message = f'{error.message}\nOf the cluster "{cluster.name}" there is now: {listed}.'
-    price = (cluster.details.get("plan") or {}).get("price_per_hour")
-    if price:
-        message += f" While it is there it costs up to {price:.2f} {cluster.details['plan']['currency']} an hour."
-    hint = f"{_delete_command(cluster)}   removes it; the same create-cluster command goes on with it"
-    if error.hint:
-        hint = f"{error.hint}\n{hint}"
-    error.message, error.hint, error.details = message, hint, {**error.details, "exists": there}
-    error.args = (message,)
-    return error
-
-
-def _delete_command(cluster: Cluster) -> str:
-    return f"mlbench delete-cluster {cluster.provider} {cluster.name}"
-
-
-def _leftover(resource: Resource, reason: str) -> dict[str, str]:
-    return {"kind": resource.kind, "name": resource.name, "reason": reason, "command": resource.remove_command}
-
-
 def _key(task: _Task) -> tuple[str, str]:
     return task.resource.kind, task.resource.name
 
@@ -453,12 +450,24 @@ def _record(store: Store, name: str) -> Cluster | None:
         return None
 
 
+def at_work(store: Store, name: str) -> bool:
+    """Whether a process of this data directory is making or removing the cluster just now."""
+    try:
+        with open(_lock(store, name)) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 @contextmanager
 def _alone(store: Store, name: str) -> Iterator[None]:
     """Keep two processes of this data directory from working on one cluster at a time. A killed one leaves no lock."""
-    folder = store.folder / "clusters"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(folder / f"{name}.lock", "a+") as file:
+    path = _lock(store, name)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(path, "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -471,3 +480,7 @@ def _alone(store: Store, name: str) -> Iterator[None]:
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
+
+
+def _lock(store: Store, name: str) -> Path:
+    return store.folder / "clusters" / f"{name}.lock"

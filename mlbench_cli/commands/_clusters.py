@@ -112,6 +112,18 @@ def locate(store: Store, name: str, provider_name: str | None, scope: Mapping[st
     )
 
 
+def recorded(store: Store, name: str) -> Cluster:
+    """The record of a cluster, the last one where it was removed. Raises NotFoundError with the nearest name."""
+    try:
+        return store.cluster(name)
+    except NotFoundError:
+        from providers.lifecycle import removed
+
+        if (gone := removed(store, name)) is not None:
+            return gone
+        raise
+
+
 def show_plan(cluster: Cluster, plan: Plan) -> None:
     """The parts of a cluster and what they cost, on stderr."""
     rows: list[list[object]] = [

@@ -19,14 +19,23 @@ def charts(
         list[Path] | None, typer.Argument(metavar="[ARCHIVE]...", help="folders or zip files instead of runs")
     ] = None,
     runs: Annotated[list[str] | None, typer.Option("--run", metavar="NAME", help="a run; may be repeated")] = None,
+    clusters: Annotated[
+        list[str] | None,
+        typer.Option("--cluster", metavar="NAME", help="draw the provisioning time of this cluster; may be repeated"),
+    ] = None,
     filter: Annotated[str | None, typer.Option("--filter", "-f", help="only runs with this in their names")] = None,
     yes: Yes = False,
 ) -> None:
     """Draw total time, speedup and time per phase of finished runs, as PNG and SVG, with a CSV of the figures.
 
     Without ARCHIVE and --run, asks on a terminal which of the finished runs to draw; with --yes, or without a
-    terminal, it is all of them.
+    terminal, it is all of them. With --cluster it draws how long the clusters, also removed ones, took to be made.
     """
+    if clusters:
+        if archives or runs or filter is not None:
+            raise UsageError("--cluster draws clusters; archives, --run and --filter are about runs.")
+        _draw_clusters(clusters, folder)
+        return
     chosen: list[Path] = list(archives or [])
     if runs:
         store = Store()
@@ -38,6 +47,15 @@ def charts(
     from mlbench_cli.results.charts import draw
 
     for path in draw(chosen, folder):
+        console.out(str(path))
+
+
+def _draw_clusters(names: Sequence[str], folder: Path) -> None:
+    from mlbench_cli.commands._clusters import recorded
+    from mlbench_cli.results import provisioning
+
+    store = Store()
+    for path in provisioning.draw([recorded(store, name) for name in dict.fromkeys(names)], folder):
         console.out(str(path))
 
 

@@ -31,5 +31,5 @@ def scale_cluster(
 
     scaled = replace(cluster, details={**cluster.details, "nodes": nodes})
     with StepTeller() as tell:
-        up(scaled, resources, store, report=tell)
+        up(scaled, resources, store, report=tell, times="scaling")
     console.out(f"The cluster {name} has {nodes} working machines.")

@@ -18,10 +18,21 @@ def status(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="show this run with its workers")] = None,
     metric: Annotated[str | None, typer.Option("--metric", "-m", help="show this metric, as Prec@1 or loss")] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="follow the run; Ctrl-C only ends this")] = False,
+    cluster: Annotated[str | None, typer.Option("--cluster", help="show this cluster, also a removed one")] = None,
+    cloud: Annotated[bool, typer.Option("--cloud", help="with --cluster: ask the cloud what is there now")] = False,
     output: Output = Format.text,
 ) -> None:
-    """Show all runs, or one with its workers, its metrics and what is in its way."""
+    """Show all runs, or one with its workers, its metrics and what is in its way; or a cluster with its resources."""
     store = Store()
+    if cluster is not None:
+        from mlbench_cli.commands._cluster_status import show_cluster
+
+        if name is not None or metric is not None or watch:
+            raise UsageError("--cluster shows a cluster; NAME, --metric and --watch are about a run.")
+        show_cluster(store, cluster, output, cloud=cloud)
+        return
+    if cloud:
+        raise UsageError("--cloud is about a cluster.", hint="mlbench status --cluster NAME --cloud")
     if name is None:
         if metric is not None or watch:
             raise UsageError("--metric and --watch are about one run.", hint="mlbench status NAME --watch")

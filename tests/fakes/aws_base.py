@@ -5,6 +5,7 @@ import json
 import os
 import re
 import threading
+import time
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
@@ -91,6 +92,7 @@ class Base:
         self.log: dict[str, list[dict[str, Any]]] = {}
         self.trouble: dict[str, list[dict[str, Any]]] = {}
         self.left: dict[tuple[str, ...], int] = {}  # looks until a state ends, by thing
+        self.until: dict[tuple[str, ...], float] = {}  # and when it may end at the earliest
         self.addons: dict[tuple[str, str, str], dict[str, Any]] = {}
         self.entries: dict[tuple[str, str, str], list[str]] = {}
         self.placements: dict[tuple[str, str], dict[str, Any]] = {}
@@ -116,13 +118,14 @@ class Base:
 
     def _begin(self, *thing: str) -> None:
         self.left[thing] = int(self.rules["looks"])
+        self.until[thing] = time.monotonic() + float(self.rules.get("seconds", 0.0))
 
     def _look(self, *thing: str) -> bool:
         """One look more. True where the state that `thing` is in has ended with it."""
         if thing not in self.left:
             return False
         self.left[thing] -= 1
-        if self.left[thing] >= 0:
+        if self.left[thing] >= 0 or time.monotonic() < self.until[thing]:
             return False
         del self.left[thing]
         return True

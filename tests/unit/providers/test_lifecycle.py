@@ -18,7 +18,7 @@ from mlbench_cli.errors import (
     UsageError,
 )
 from mlbench_cli.store import Cluster, Store
-from providers.lifecycle import Step, down, up
+from providers.lifecycle import Step, at_work, down, removed, up
 from tests.fakes.toycloud import Thing, ToyCloud, toy_resources
 
 CLUSTER = Cluster("demo", "toy", details={"plan": {"price_per_hour": 1.5, "currency": "USD"}})
@@ -309,3 +309,86 @@ def test_an_unexpected_error_also_says_what_there_is(cloud: ToyCloud, store: Sto
 def _set_state(cloud: ToyCloud, name: str, state: str) -> None:
     with cloud._state() as world:
         world["things"][name]["state"] = state
+
+
+# --- the times ------------------------------------------------------------------------------------------------------
+
+
+def test_waits_are_noted_and_shown_to_others_meanwhile(cloud: ToyCloud, store: Store) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def look(step: Step) -> None:
+        if step.action == "waiting":
+            record = Store(store.folder).cluster("demo")
+            seen.append((record.state, len(record.details["provisioning"])))
+
+    ready = up(CLUSTER, toy_resources(cloud, "demo"), store, report=look)
+    assert set(seen) <= {("creating", count) for count in range(1, 6)}
+    assert max(count for _, count in seen) == 5
+    for line in ready.details["provisioning"]:
+        assert [wait["reason"] for wait in line["waits"]] == ["it is making"]
+        assert 0 < line["waits"][0]["seconds"] <= line["ready"] - line["began"]
+        assert not line["adopted"]
+
+
+def test_what_was_stopped_keeps_its_times_and_its_reason(cloud: ToyCloud, store: Store) -> None:
+    cloud.order("create demo-large", "refuse")
+    with pytest.raises(CapacityError):
+        up(CLUSTER, toy_resources(cloud, "demo"), store)
+    failed = store.cluster("demo").details
+    assert failed["failure"]["code"] == "capacity"
+    assert "quota of things exceeded" in failed["failure"]["message"]
+    first = {line["name"]: line for line in failed["provisioning"]}
+    cloud.calm()
+    made = up(CLUSTER, toy_resources(cloud, "demo"), store)
+    again = {line["name"]: line for line in made.details["provisioning"]}
+    assert again["demo-network"] == first["demo-network"]
+    assert again["demo-plane"] == first["demo-plane"]
+    assert first["demo-large"]["ready"] is None
+    assert again["demo-large"]["ready"] > again["demo-plane"]["ready"]
+    assert not any(line["adopted"] for line in again.values())
+    assert "failure" not in made.details
+
+
+def test_what_another_machine_has_made_was_there(cloud: ToyCloud, store: Store, tmp_path: Path) -> None:
+    up(CLUSTER, toy_resources(cloud, "demo"), store)
+    other = up(CLUSTER, toy_resources(cloud, "demo"), _store(tmp_path / "other"))
+    assert all(line["adopted"] for line in other.details["provisioning"])
+
+
+def test_the_times_of_a_removed_cluster_stay(cloud: ToyCloud, store: Store) -> None:
+    up(CLUSTER, toy_resources(cloud, "demo"), store)
+    assert removed(store, "demo") is None
+    assert not at_work(store, "demo")
+    down(store.cluster("demo"), toy_resources(cloud, "demo"), store)
+    gone = removed(store, "demo")
+    assert gone is not None
+    assert (gone.provider, gone.state) == ("toy", "removed")
+    assert gone.created
+    assert {line["name"] for line in gone.details["provisioning"]} == set(cloud_names())
+    ended = {line["name"]: line["gone"] for line in gone.details["removal"]}
+    assert ended["demo-addon"] < ended["demo-small"] < ended["demo-plane"] < ended["demo-network"]
+    # What was never there leaves no result.
+    down(Cluster("never", "toy"), toy_resources(cloud, "never"), store)
+    assert removed(store, "never") is None
+
+
+def test_a_removal_that_failed_tells_why_and_goes_on_with_its_times(cloud: ToyCloud, store: Store) -> None:
+    up(CLUSTER, toy_resources(cloud, "demo"), store)
+    cloud.request("create", "other", owner="somebody", on=["demo-large"])
+    _set_state(cloud, "other", "ready")
+    with pytest.raises(CleanupError):
+        down(store.cluster("demo"), toy_resources(cloud, "demo"), store, patience=0.3)
+    left = store.cluster("demo").details
+    assert left["failure"]["code"] == "cleanup_failed"
+    assert {line["name"]: line["gone"] is None for line in left["removal"]}["demo-large"]
+    with cloud._state() as world:
+        del world["things"]["other"]
+    down(store.cluster("demo"), toy_resources(cloud, "demo"), store)
+    gone = removed(store, "demo")
+    assert gone is not None
+    assert {line["name"] for line in gone.details["removal"]} == set(cloud_names())
+
+
+def cloud_names() -> list[str]:
+    return [f"demo-{part}" for part in ("network", "plane", "small", "large", "addon")]

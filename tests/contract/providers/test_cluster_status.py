@@ -1,0 +1,113 @@
+"""`mlbench status --cluster` and `mlbench charts --cluster`, on KIND's stand-ins."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.app import run
+from mlbench_cli.store import Store
+from tests.fakes.kind_tools import World
+
+
+@dataclass(frozen=True)
+class Told:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Command = Callable[..., Told]
+
+
+@pytest.fixture
+def mlbench(world: World, capsys: pytest.CaptureFixture[str]) -> Command:
+    def command(*words: str) -> Told:
+        return Told(run(list(words)), *capsys.readouterr())
+
+    return command
+
+
+def test_a_cluster_with_its_resources_price_and_end(mlbench: Command) -> None:
+    assert mlbench("create-cluster", "kind", "2", "rel", "--ttl", "2h").code == 0
+    told = mlbench("status", "--cluster", "rel-2", "-o", "json").json
+    assert told["cluster"]["state"] == "ready"
+    assert told["cluster"]["functional_only"] is True
+    assert told["cluster"]["expires"].startswith("20")
+    assert told["price"]["per_hour"] == 0
+    assert [item["state"] for item in told["resources"]] == ["ready", "ready"]
+    assert told["provisioning_seconds"] == max(item["ready"] for item in told["resources"])
+    assert told["removal_seconds"] is None
+    text = mlbench("status", "--cluster", "rel-2").out
+    assert "KIND cluster   rel-2" in text
+    assert "free" in text
+
+
+def test_the_cloud_says_what_is_there_now(mlbench: Command, world: World) -> None:
+    mlbench("create-cluster", "kind", "2", "rel")
+    found = mlbench("status", "--cluster", "rel-2", "--cloud", "-o", "json").json
+    assert {item["kind"]: item["found"] is not None for item in found["resources"]}["KIND cluster"]
+    assert not [item for item in found["findings"] if item["code"] == "missing"]
+    world.change(containers={})
+    told = mlbench("status", "--cluster", "rel-2", "--cloud", "-o", "json").json
+    assert {item["kind"]: item["found"] for item in told["resources"]}["KIND cluster"] is None
+    assert [item["code"] for item in told["findings"] if "KIND cluster" in item["summary"]] == ["missing"]
+
+
+def test_one_that_was_not_finished_says_why(mlbench: Command, world: World) -> None:
+    world.change(trouble={"kind create": "fail"})
+    mlbench("create-cluster", "kind", "2", "rel")
+    told = mlbench("status", "--cluster", "rel-2", "-o", "json").json
+    assert told["cluster"]["state"] == "failed"
+    assert told["provisioning_seconds"] is None
+    (finding,) = [item for item in told["findings"] if item["code"] != "planned"]
+    assert finding["code"] == "usage"
+    assert finding["summary"] in mlbench("status", "--cluster", "rel-2").out
+
+
+def test_one_that_nobody_goes_on_with_is_told(mlbench: Command, world: World) -> None:
+    mlbench("create-cluster", "kind", "2", "rel", "--ttl", "0")
+    store = Store()
+    cluster = store.cluster("rel-2")
+    store.record_cluster(replace(cluster, state="creating"))
+    codes = {item["code"] for item in mlbench("status", "--cluster", "rel-2", "-o", "json").json["findings"]}
+    assert codes >= {"abandoned", "expired"}
+
+
+def test_a_removed_cluster_is_still_a_result(mlbench: Command, tmp_path: Path) -> None:
+    mlbench("create-cluster", "kind", "2", "rel")
+    mlbench("delete-cluster", "rel-2", "--yes")
+    told = mlbench("status", "--cluster", "rel-2", "-o", "json").json
+    assert told["cluster"]["state"] == "removed"
+    assert told["cluster"]["removed"] > told["cluster"]["created"]
+    assert {item["state"] for item in told["resources"]} == {"gone"}
+    assert told["removal_seconds"] > 0
+    drawn = mlbench("charts", str(tmp_path / "charts"), "--cluster", "rel-2")
+    assert drawn.code == 0
+    assert [Path(line).name for line in drawn.out.split()] == [
+        "provisioning.png", "provisioning.svg", "provisioning.csv",
+    ]  # fmt: skip
+    assert "removal,KIND cluster,rel-2" in (tmp_path / "charts" / "provisioning.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["status", "--cluster", "rel-3"], 4, "no cluster"),
+        (["status", "--cloud"], 2, "--cluster NAME"),
+        (["status", "a-1", "--cluster", "local"], 2, "about a run"),
+        (["charts", "out", "--cluster", "rel-3"], 4, "no cluster"),
+        (["charts", "out", "--cluster", "local"], 2, "no times are known"),
+        (["charts", "out", "--cluster", "local", "--run", "a-1"], 2, "about runs"),
+    ],
+)
+def test_wrong_words(mlbench: Command, words: list[str], code: int, says: str) -> None:
+    told = mlbench(*words)
+    assert (told.code, says in told.err) == (code, True), told.err
