@@ -1,6 +1,6 @@
 """The catalogue of tasks: every folder under task_images/ with a `task.yaml` is one. Parsed into Task, checked, typed.
 
-A task.yaml looks like this (all keys but `legacy_name`, `goal` and `synthetic` are required):
+A task.yaml looks like this (all keys but `legacy_name`, `goal` and `free` are required):
 
     name: digits_resnet                  # the folder's name
     number: 1a                           # the benchmark's number in the specification
@@ -12,6 +12,7 @@ A task.yaml looks like this (all keys but `legacy_name`, `goal` and `synthetic` 
     devices: [cpu, gpu]
     goal: {metric: "Prec@1", comparison: ">=", wording: "{threshold}% Top 1 Validation Accuracy"}
     data: where the data come from, one line
+    free: [loaders]                      # parameters that leave the mathematics as it is (results/division.py)
     parameters:                          # name -> type, help, and for numbers min and max; `choices` for texts
       batch_size: {type: int, min: 1, max: 65536, help: samples per rank and step}
     presets:                             # `spec` names a value for every parameter, the others what they change
@@ -33,6 +34,7 @@ from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 TYPES = ("int", "float", "str", "bool", "list")
 COMPARISONS = (">=", "<=")
 BACKENDS = ("gloo", "nccl", "mpi")
+BUDGET = "budget_seconds"  # the parameter of tasks that can train for a given time
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class Task:
     parameters: Mapping[str, Parameter]
     presets: Mapping[str, Mapping[str, Any]]
     goal: GoalRule | None = None
+    free: tuple[str, ...] = ()
     legacy_name: str | None = None
     folder: Path = field(default=Path(), compare=False)
 
@@ -141,7 +144,7 @@ def parse_task(text: str, path: Path) -> Task:
     for key in data:
         if key not in known:
             raise UsageError(f"{where}: unknown key {key!r}.{did_you_mean(str(key), sorted(known))}")
-    for key in sorted(known - {"goal", "legacy_name"}):
+    for key in sorted(known - {"goal", "free", "legacy_name"}):
         if key not in data:
             raise UsageError(f'{where}: the key "{key}" is missing.')
     for key in ("name", "title", "image", "data", "legacy_name"):
@@ -167,6 +170,7 @@ def parse_task(text: str, path: Path) -> Task:
         parameters=parameters,
         presets=checked,
         goal=_goal(where, data.get("goal"), parameters),
+        free=_texts(where, data, "free", tuple(parameters)) if "free" in data else (),
         legacy_name=data.get("legacy_name"),
         folder=path.parent,
     )

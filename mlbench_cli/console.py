@@ -21,6 +21,7 @@ COLOURS = {"red": 31, "green": 32, "yellow": 33, "bold": 1}
 CELL_COLOURS = {
     "goal_reached": "green",
     "completed": "green",
+    "budget_spent": "green",
     "ok": "green",
     "ready": "green",
     "succeeded": "green",

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli import __version__
-from mlbench_cli.catalog import BACKENDS, Task, load_task, short
+from mlbench_cli.catalog import BACKENDS, BUDGET, Task, load_catalog, load_task, short
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.request import GIVEN_BY_ENGINE, KUBERNETES, OPTIONS, Request, clip, flag, parse_duration
-from mlbench_cli.spec import CUSTOM, KubernetesOptions, RunSpec, check_name
+from mlbench_cli.spec import CUSTOM, MAX_TIMEOUT, OPEN, SEED, KubernetesOptions, RunSpec, check_name
 from mlbench_cli.store import Cluster
 
 MAX_LOCAL_RANKS = 64
+MAX_REPEATS = 1000
 # The word in a cluster's record says that its figures mean nothing; this, in the run's, says why.
 FUNCTIONAL_ONLY = "all nodes of the cluster are containers on one machine"
 REGISTRY = "mlbench"  # where the catalogue's images are unless request or cluster say otherwise
@@ -67,7 +68,7 @@ def resolve(
     if local:
         machine = machine or local_machine()
         common["cpus"] = common["cpus"] or _equal_cpus(request.workers, common["processes_per_worker"], machine)
-    specs = tuple(_spec(request, cluster, workers, common) for workers in request.workers)
+    specs = tuple(_spec(size, cluster, common) for size in sizes(request))
     for spec in specs:
         if machine and local:
             _check_local(spec, machine)
@@ -82,22 +83,48 @@ def check_names(request: Request, taken: Collection[str] = ()) -> None:
         raise UsageError("The run has no name.", hint="mlbench run NAME 1 2 4 --task TASK")
     if not request.workers:
         raise UsageError("No number of workers is given.", hint=f"mlbench run {request.name} 1 2 4 ...")
-    for workers in request.workers:
-        name = check_name(f"{request.name}-{workers}")
-        if request.workers.count(workers) > 1:
-            raise UsageError(f"{workers} workers are asked for twice; both runs would be named {name}.")
-        if name in taken:
+    if request.repeat is not None and not 1 <= request.repeat <= MAX_REPEATS:
+        raise UsageError(f"--repeat {request.repeat}: the number must be from 1 to {MAX_REPEATS}.")
+    for size in sizes(request):
+        check_name(size.name)
+        if request.workers.count(size.workers) > 1:
+            hint = "To run a size several times: --repeat 3"
+            raise UsageError(f"{size.workers} workers are asked for twice; both runs would be {size.name}.", hint=hint)
+        if size.name in taken:
             raise UsageError(
-                f'There is already a run "{name}".', hint=f"Choose another name, or: mlbench delete {name}"
+                f'There is already a run "{size.name}".', hint=f"Choose another name, or: mlbench delete {size.name}"
             )
 
 
-def _spec(request: Request, cluster: Cluster, workers: int, common: Mapping[str, Any]) -> RunSpec:
+@dataclass(frozen=True)
+class Size:
+    """One run of a request: what sets it apart from the others."""
+
+    name: str
+    workers: int
+    seed: int
+
+
+def sizes(request: Request) -> list[Size]:
+    """The runs of a request in their order: all sizes once, then all again, so that what a machine does in the meantime
+    meets them alike."""
+    seed = SEED if request.seed is None else request.seed
+    if request.repeat in (None, 1):
+        return [Size(f"{request.name}-{workers}", workers, seed) for workers in request.workers]
+    return [
+        Size(f"{request.name}-{workers}-r{number + 1}", workers, seed + number)
+        for number in range(request.repeat or 1)
+        for workers in request.workers
+    ]
+
+
+def _spec(size: Size, cluster: Cluster, common: Mapping[str, Any]) -> RunSpec:
     return RunSpec(
-        name=f"{request.name}-{workers}",
+        name=size.name,
         cluster=cluster.name,
         engine="local" if cluster.provider == "local" else "kubernetes",
-        workers=workers,
+        workers=size.workers,
+        seed=size.seed,
         functional_only=FUNCTIONAL_ONLY if cluster.details.get("functional_only") else None,
         **common,
     )
@@ -109,28 +136,30 @@ def _spec(request: Request, cluster: Cluster, workers: int, common: Mapping[str,
 def _program(request: Request, cluster: Cluster, tasks: Mapping[str, Task] | None) -> dict[str, Any]:
     """The fields of RunSpec that say what is run."""
     local = cluster.provider == "local"
-    if request.task is not None and request.command is not None:
-        raise UsageError("--task and --command exclude each other: a task has a command of its own.")
     if request.image is not None and local:
         raise UsageError(
             "--image has no meaning on the local cluster, which runs processes.",
             hint="Leave it out, or choose a cluster with --cluster.",
         )
-    if request.task is not None:
+    if request.task is not None and request.command is None:
         task = load_task(request.task, tasks)
-        return {**_task_program(request, task), "image": None if local else _image(request, task, cluster)}
+        return {**_task_program(request, task, tasks), "image": None if local else _image(request, task, cluster)}
     if request.command is None:
         missing = "--task, or --command" if request.image is None else "--command for the image"
         raise UsageError(
             f"What to run is not said: {missing} is missing.",
             hint="--task NAME (see: mlbench tasks), or --command 'python train.py'",
         )
+    if request.task is not None:
+        task = load_task(request.task, tasks)
+        program = _open_program(request, task, _custom_program(request, request.command))
+        return {**program, "image": None if local else _image(request, task, cluster)}
     if request.image is None and not local:
         raise UsageError("--image is missing: on a cluster a command of your own needs one.", hint="--image NAME:TAG")
     return _custom_program(request, request.command)
 
 
-def _task_program(request: Request, task: Task) -> dict[str, Any]:
+def _task_program(request: Request, task: Task, tasks: Mapping[str, Task] | None) -> dict[str, Any]:
     device = "gpu" if request.gpu else "cpu"
     if device not in task.devices:
         raise UsageError(f'The task "{task.name}" runs on {" and ".join(task.devices)} only, not on {device}.')
@@ -143,9 +172,34 @@ def _task_program(request: Request, task: Task) -> dict[str, Any]:
         "task": task.name,
         "preset": preset,
         "argv": task.command,
-        "parameters": task.resolve(preset, request.set),
+        "parameters": task.resolve(preset, {**request.set, **_budget(request, task, tasks)}),
         "backend": _task_backend(request, task, device),
     }
+
+
+def _budget(request: Request, task: Task, tasks: Mapping[str, Task] | None) -> dict[str, float]:
+    """The parameter that --budget stands for."""
+    if request.budget is None:
+        return {}
+    if BUDGET not in task.parameters:
+        known = load_catalog() if tasks is None else tasks
+        able = [other.name for other in known.values() if BUDGET in other.parameters]
+        raise UsageError(
+            f'The task "{task.name}" cannot train for a given time, only to its goal.',
+            hint=f"Tasks that can: {', '.join(able)}. --timeout ends a run of any task.",
+        )
+    if BUDGET in request.set:
+        raise UsageError(f"--budget and --set {BUDGET} say the same; give one of them.")
+    seconds = parse_duration(request.budget, "--budget")
+    timeout = RunSpec.timeout if request.timeout is None else parse_duration(request.timeout, "--timeout")
+    if not 0 < seconds < MAX_TIMEOUT:
+        raise UsageError(f"--budget {clip(request.budget)}: it must be above 0 and below 30 days.")
+    if timeout <= seconds:
+        raise UsageError(
+            f"The run would be stopped after {timeout:g} s, before its budget of {seconds:g} s is spent.",
+            hint="Add a longer --timeout: loading the data and starting take time, too.",
+        )
+    return {BUDGET: seconds}
 
 
 def _image(request: Request, task: Task, cluster: Cluster) -> str:
@@ -165,7 +219,12 @@ def _task_backend(request: Request, task: Task, device: str) -> str:
 
 def _custom_program(request: Request, command: str) -> dict[str, Any]:
     if request.preset is not None:
-        raise UsageError("--preset is for a task; a command of your own has none.")
+        raise UsageError("--preset is for a task's own program; a command of your own has none.")
+    if request.budget is not None:
+        raise UsageError(
+            "--budget is for a task's own program; a command of your own knows best when to end.",
+            hint=f"--set {BUDGET}=7200 hands it to your command in MLBENCH_PARAMETERS; --timeout ends any run.",
+        )
     try:
         argv = tuple(shlex.split(command))
     except ValueError as error:
@@ -181,6 +240,20 @@ def _custom_program(request: Request, command: str) -> dict[str, Any]:
         "backend": backend,
         "run_on_all": on_all,
     }
+
+
+def _open_program(request: Request, task: Task, program: dict[str, Any]) -> dict[str, Any]:
+    """A command of one's own, held to the goal of a task."""
+    if task.goal is None:
+        raise UsageError(
+            f'The task "{task.name}" has no goal that a command of your own could be held to.',
+            hint="Leave out --task.",
+        )
+    goals = {name: task.presets["spec"][name] for name in ("goal_full", "goal_light")}
+    for name in goals:
+        if name in request.set:
+            raise UsageError(f"{name} is the task's; a result with another goal could be compared with nothing.")
+    return {**program, "task": task.name, "preset": OPEN, "parameters": {**program["parameters"], **goals}}
 
 
 def _asked_backend(request: Request) -> str | None:
@@ -253,8 +326,6 @@ def _placement(request: Request) -> dict[str, Any]:
         "cpus": None if request.num_cpus is None else float(max(1, request.num_cpus - 1)),
         "data_dir": request.data_dir,
     }
-    if request.seed is not None:
-        placement["seed"] = request.seed
     if request.timeout is not None:
         placement["timeout"] = parse_duration(request.timeout, "--timeout")
     return placement

@@ -8,7 +8,7 @@ from typing import Any
 from mlbench_cli.catalog import COMPARISONS, load_task
 from mlbench_cli.engines.base import Cursor, Engine, Observation
 from mlbench_cli.errors import MlbenchError
-from mlbench_cli.spec import Run, RunSpec
+from mlbench_cli.spec import CUSTOM, OPEN, Run, RunSpec
 from task_images import contract
 
 TREND = 4  # values of the goal's metric that its trend is drawn from
@@ -85,16 +85,30 @@ class EventReader:
 class Tracker:
     """Takes events one by one and knows what follows from them."""
 
-    def __init__(self, goal: Goal | None = None) -> None:
+    def __init__(self, goal: Goal | None = None, *, judges: bool = False) -> None:
+        """`judges`: where no result is reported, one is made of the goal's metric."""
         self.goal = goal
         self.metrics: dict[str, float] = {}  # last value by name
-        self.result: dict[str, Any] | None = None
+        self._judges = judges
+        self._result: dict[str, Any] | None = None
         self._phase: dict[str, Any] = {}
         self._loss: float | None = None
         self._best: float | None = None
         self._trend: list[tuple[float, float]] = []  # time and value of the goal's metric
         self._training_since: float | None = None
         self._last = 0.0
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> "Tracker":
+        return cls(goal_of(spec), judges=spec.preset == OPEN)
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """The result that rank 0 has reported, or what follows from its metric, as far as outcome and goal go."""
+        if self._result is not None or not self._judges or self.goal is None or self._best is None:
+            return self._result
+        outcome = "goal_missed" if self.goal.distance(self._best) else "goal_reached"
+        return {"outcome": outcome, "goal": {**asdict(self.goal), "value": self._best}}
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Take one event of the contract. Foreign values that are of the wrong kind are passed over."""
@@ -104,7 +118,7 @@ class Tracker:
         elif event["event"] == "metric":
             self._take_metric(event.get("name"), event.get("value"), event["time"])
         elif event["event"] == "result" and event["rank"] == 0:
-            self.result = dict(event)
+            self._result = dict(event)
 
     def progress(self, seen: Observation, created: float) -> Progress:
         """`created` is the time of the run's submission, which counts where no worker has started yet."""
@@ -201,7 +215,7 @@ class Tracker:
 def goal_of(spec: RunSpec) -> Goal | None:
     """The goal that a task of the catalogue has under this spec; None for a custom command or a task without one."""
     threshold = spec.parameters.get(f"goal_{spec.goal}")
-    if spec.task == "custom" or not is_number(threshold):
+    if spec.task == CUSTOM or not is_number(threshold):
         return None
     try:
         rule = load_task(spec.task).goal

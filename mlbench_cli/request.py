@@ -41,7 +41,8 @@ class Request:
     preset: str | None = _option("the task's set of parameters: spec (default), legacy, 2018 or tiny")
     set: Mapping[str, Any] = _option("change one parameter", kind="pairs", metavar="KEY=VALUE")
     command: str | None = _option(
-        "a command of your own instead of a task; {hosts} {rank} {run_id} {backend} in it are replaced"
+        "a command of your own; with --task held to that task's goal (open division); "
+        "{hosts} {rank} {run_id} {backend} in it are replaced"
     )
     image: str | None = _option("the image of your command, or another one for the task (clusters only)")
     backend: str | None = _option("gloo, nccl, mpi or custom:NAME; default: what suits task and device")
@@ -52,6 +53,11 @@ class Request:
     )
     gpu: bool | None = _option("train on GPUs", kind="switch", letter="g")
     light: bool | None = _option("stop at the task's light goal", kind="switch", letter="l")
+    budget: str | None = _option(
+        "train for this long, as 2h, and report how far that comes (accuracy after time) instead of the time to the "
+        "goal; for tasks with the parameter budget_seconds",
+        metavar="DURATION",
+    )
     num_cpus: int | None = _option(
         "CPUs of a worker's machine; the worker gets one fewer, which is left to the system; default on local: "
         "this machine's, shared equally among the workers of the largest run",
@@ -61,6 +67,12 @@ class Request:
     processes_per_worker: int | None = _option("ranks per worker; default: one, or one per GPU", kind="integer")
     gpus_per_worker: int | None = _option("GPUs of each worker; default: one with --gpu", kind="integer")
     seed: int | None = _option("of all random numbers; default: 42", kind="integer")
+    repeat: int | None = _option(
+        "run every size so often, with the seeds SEED, SEED+1, ..., named NAME-N-r1, NAME-N-r2, ...; status, charts "
+        "and compare then give mean and 95 % interval",
+        kind="integer",
+        metavar="TIMES",
+    )
     data_dir: str | None = _option("folder with the data sets", metavar="DIR")
     timeout: str | None = _option("longest time from start to end, as 90s, 15m, 2h; default: 24h", metavar="DURATION")
     cluster: str | None = _option("where to run; default: the cluster chosen with set-cluster")

@@ -34,7 +34,10 @@ CREATE TABLE IF NOT EXISTS choices (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 
 # States of a run; `outcome` is set with "finished" and is one of OUTCOMES.
 STATES = ("created", "running", "finished")
-OUTCOMES = ("goal_reached", "goal_missed", "completed", "failed", "cancelled", "deadline", "never_started", "lost")
+OUTCOMES = (
+    *("goal_reached", "goal_missed", "budget_spent", "completed"),
+    *("failed", "cancelled", "deadline", "never_started", "lost"),
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,10 @@ class RunRow:
 
 @dataclass(frozen=True)
 class JournalEntry:
-    """One thing asked of a cloud: intent, created, ready, deleting, deleted or failed; `time` in seconds since 1970."""
+    """One thing asked of a cloud: intent, created, ready, deleting, deleted, failed; `time` in seconds since 1970.
+
+    Of a whole cluster that has gone the last record is kept, as "removed".
+    """
 
     cluster: str
     kind: str

@@ -26,7 +26,7 @@ from mlbench_cli.errors import (
     TaskFailedError,
 )
 from mlbench_cli.progress import EventReader as EventReader
-from mlbench_cli.progress import Goal, Tracker, goal_of, is_number
+from mlbench_cli.progress import Goal, Tracker, is_number
 from mlbench_cli.progress import Progress as Progress
 from mlbench_cli.spec import Run, RunSpec
 from mlbench_cli.store import RunRow, Store, write_atomically
@@ -47,7 +47,7 @@ _OUTPUT_LOST = Finding(
     "Output files of the run are gone from the cluster, or were fetched by another client; the archive holds the logs.",
     hint="Fetch sooner: mlbench wait NAME, or hold longer with --hold.",
 )
-_SUCCESSES = ("goal_reached", "goal_missed", "completed")
+_SUCCESSES = ("goal_reached", "goal_missed", "budget_spent", "completed")
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,12 @@ class Outcome:
 def exit_code_of(outcome: Outcome | str, require_goal: bool = False) -> int:
     """mlbench's exit code for an outcome, or its word.
 
-    A missed goal is 0 unless `require_goal`. A cancelled run is 7 for those who waited for its result; who cancels it
+    A missed goal is 0 unless `require_goal`, and so is a spent budget, whose word does not say whether the goal was
+    reached on the way. A cancelled run is 7 for those who waited for its result; who cancels it
     with Ctrl-C leaves with 130, by the interrupt itself. Work done but not sealed is 8.
     """
     word = outcome if isinstance(outcome, str) else outcome.word
-    if word == "goal_missed" and require_goal:
+    if word in ("goal_missed", "budget_spent") and require_goal:
         return TaskFailedError.exit_code
     if word in _SUCCESSES:
         unsealed = isinstance(outcome, Outcome) and not outcome.sealed
@@ -128,7 +129,7 @@ def follow(
     from mlbench_cli.results import archive  # noqa: F401  (loaded while the run runs, not when it has ended)
 
     begun = time.monotonic()
-    reader, tracker = EventReader(engine, run), Tracker(goal_of(run.spec))
+    reader, tracker = EventReader(engine, run), Tracker.of(run.spec)
     created = datetime.fromisoformat(run.created).timestamp()
     next_read, noted = 0.0, False
     hopeless: tuple[Finding, ...] = ()
@@ -208,7 +209,7 @@ def snapshot(row: RunRow, engine: Engine) -> dict[str, Any]:
         document |= {"state": "finished", "outcome": outcome.word, "summary": outcome.summary}
         findings = outcome.findings
     else:
-        tracker = Tracker(goal_of(spec))
+        tracker = Tracker.of(spec)
         seen = _look(run, engine)
         for event in EventReader(engine, run).poll():
             tracker.take(event)
@@ -231,7 +232,7 @@ def snapshot(row: RunRow, engine: Engine) -> dict[str, Any]:
 
 def _settle(run: Run, engine: Engine, store: Store, seen: Observation) -> Outcome:
     """Complete a run that was seen to have ended, unless another client has done so in the meantime."""
-    tracker = Tracker(goal_of(run.spec))
+    tracker = Tracker.of(run.spec)
     word = decide(run.spec, seen, None)
     try:
         with _only_one(run):
@@ -407,6 +408,7 @@ def _summary(run: Run, word: str, seen: Observation, result: Mapping[str, Any] |
     sentence = {
         "goal_reached": f"{run.name} reached its goal{figures}.",
         "goal_missed": f"{run.name} ended without reaching its goal{figures}.",
+        "budget_spent": f"{run.name} has spent its time budget{_last_figures(result)}.",
         "completed": f"{run.name} completed.",
         "cancelled": f"{run.name} was cancelled. {reason}",
         "deadline": f"{run.name} ran out of time. {reason}",
@@ -425,6 +427,16 @@ def _figures(result: Mapping[str, Any] | None) -> str:
     after = f" after {seconds:.1f} s" if is_number(seconds) else ""
     wanted = f" ({goal.get('comparison')} {goal['threshold']:g})" if is_number(goal.get("threshold")) else ""
     return f": {str(goal.get('metric'))[:60]} {goal['value']:.4g}{wanted}{after}"
+
+
+def _last_figures(result: Mapping[str, Any] | None) -> str:
+    """ ", Prec@1 81.25 after 7200.1 s" as far as the result event says so."""
+    goal = result.get("goal") if result else None
+    if not result or not isinstance(goal, dict) or not is_number(goal.get("last")):
+        return ""
+    seconds = result.get("wall_seconds")
+    after = f" after {seconds:.1f} s" if is_number(seconds) else ""
+    return f": {str(goal.get('metric'))[:60]} {goal['last']:.4g}{after}"
 
 
 def _goal_facts(progress: Mapping[str, Any]) -> dict[str, Any] | None:

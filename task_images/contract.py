@@ -35,8 +35,11 @@ and further, by kind of event,
     phase        phase: loading | training | validation | finished | a word of the task's own; optional epoch,
                  epochs, step, steps, goal (object: metric, comparison, threshold, value)
     environment  any facts: framework and its version, device, threads, host
-    result       outcome: goal_reached | goal_missed | completed
+    result       outcome: goal_reached | goal_missed | completed | budget_spent (training ended at its time budget,
+                 whatever became of the goal on the way)
                  goal: null, or object with metric, comparison (">=" or "<="), threshold, kind (full | light), value
+                 (that which reached it, else the best), last (what the training ended with)
+                 budget_seconds: the time budget, where the outcome is budget_spent
                  wall_seconds: from the first training step to the goal or to the end, validation included
                  training_seconds: rank 0's sum over training steps, without data wait and validation
                  timings: object, category -> object with min, mean, max, rank0 (seconds, over ranks)
@@ -62,7 +65,7 @@ from typing import Any, TextIO
 PREFIX = "@mlbench "
 VERSION = 1
 KINDS = ("metric", "phase", "result", "environment")
-OUTCOMES = ("goal_reached", "goal_missed", "completed")
+OUTCOMES = ("goal_reached", "goal_missed", "completed", "budget_spent")
 
 HIGHEST = 2**53  # ranks and times beyond it are no figures
 

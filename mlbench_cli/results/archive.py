@@ -65,14 +65,12 @@ def _seal(run: Run, outcome: str, exit_code: int, seen: Observation, price: Mapp
     if not _is_of(folder / layout.RUN, run):
         replace(folder / layout.RUN, document(record.run_document(run)))
     _mend_resources(folder / layout.RESOURCES)
-    reading = _read_logs(run)
+    reading = _read_logs(run, record.started(run, seen))
     reported = reading.result
     goal, differing = record.goal_of(run.spec, reported["goal"] if reported else None)
-    proven = False
-    if goal is not None and record.is_proven(goal):
-        with open(folder / layout.METRICS, "rb") as metrics:
-            proven = proves(goal, metrics)
-    outcome, contradictions = record.settle(outcome, reported, goal, proven, seen)
+    proven = record.is_proven(goal) and _is_metric(folder, goal, "value")
+    shown = _is_metric(folder, goal, "last") if outcome == "budget_spent" else proven
+    outcome, contradictions = record.settle(outcome, reported, goal, shown, seen)
     result = record.result_document(
         run, outcome=outcome, exit_code=exit_code, seen=seen, reported=reported, goal=goal, proven=proven, price=price
     )
@@ -86,6 +84,14 @@ def _seal(run: Run, outcome: str, exit_code: int, seen: Observation, price: Mapp
     return outcome
 
 
+def _is_metric(folder: Path, goal: Mapping[str, Any] | None, key: str) -> bool:
+    """Whether the goal's `value` or `last` was reported as its metric, too."""
+    if goal is None or goal[key] is None:
+        return False
+    with open(folder / layout.METRICS, "rb") as metrics:
+        return proves({**goal, "value": goal[key]}, metrics)
+
+
 def _is_of(path: Path, run: Run) -> bool:
     """Whether the run.json that is there, if any, is whole and says what this run is."""
     try:
@@ -95,9 +101,9 @@ def _is_of(path: Path, run: Run) -> bool:
     return all(written.get(key) == value for key, value in record.identity(run).items())
 
 
-def _read_logs(run: Run) -> Reading:
+def _read_logs(run: Run, started: str | None) -> Reading:
     """Write metrics.jsonl, in the order of logs and of lines in them."""
-    reading = Reading(run.spec.world_size)
+    reading = Reading(run.spec.world_size, record.judge_of(run.spec, started))
     with replacing(run.folder / layout.METRICS) as metrics:
         for rank, path in log_files(run.folder).items():
             with open(path, "rb") as log:

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,14 +37,20 @@ def read_events(log: BinaryIO) -> Iterator[dict[str, Any]]:
 class Reading:
     """One pass over the logs of a run: its metrics one by one, and what is known once all logs are read.
 
-    `result` is the last that rank 0 reported in its own log, as by `result_of`; `environments` are facts by rank.
-    Events of ranks outside the run are left out.
+    `result` is the last that rank 0 reported in its own log, as by `result_of`; where it reported none, and `judge` is
+    given, what that makes of rank 0's metrics. `environments` are facts by rank. Events of ranks outside the run are
+    left out.
     """
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, judge: "Judge | None" = None) -> None:
         self._world_size = world_size
-        self.result: dict[str, Any] | None = None
+        self._reported: dict[str, Any] | None = None
+        self._judge = judge
         self.environments: dict[int, dict[str, Any]] = {}
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        return self._reported or (self._judge.result() if self._judge else None)
 
     def metrics(self, number: int, log: BinaryIO) -> Iterator[bytes]:
         """Read rank `number`'s log to its end; yields the lines of metrics.jsonl that follow from it."""
@@ -52,11 +59,59 @@ class Reading:
             if rank >= self._world_size:
                 continue
             if kind == "metric" and (metric := metric_of(event)):
+                if self._judge and rank == number == 0:
+                    self._judge.see(metric)
                 yield json_line(metric)
             elif kind == "environment":
                 self.environments.setdefault(rank, {}).update(event)
             elif kind == "result" and rank == number == 0:
-                self.result = result_of(event) or self.result
+                self._reported = result_of(event) or self._reported
+
+
+class Judge:
+    """What a program that only reports its metric has reached: its result, by the goal that it is held to.
+
+    `goal` has metric, comparison, threshold and kind; `started` is when the workers started (RFC 3339), from which the
+    seconds count, since nothing else is known of the program's clock.
+    """
+
+    def __init__(self, goal: Mapping[str, Any], started: str | None) -> None:
+        self._goal = goal
+        self._names = goal_names(goal["metric"])
+        self._started = None if started is None else datetime.fromisoformat(started).timestamp()
+        self._value: float | None = None  # that which reached the goal, else the best
+        self._last: float | None = None
+        self._moment = ""  # of the goal, else of the last value
+        self._reached = False
+
+    def see(self, metric: Mapping[str, Any]) -> None:
+        """Take rank 0's next metric, as by `metric_of`."""
+        value, comparison = metric["value"], self._goal["comparison"]
+        if metric["name"] not in self._names or not number(value):
+            return
+        self._last = value
+        if self._reached:
+            return
+        self._moment = metric["time"]
+        self._reached = meets(value, comparison, self._goal["threshold"])
+        if self._value is None or meets(value, comparison, self._value):
+            self._value = value
+
+    def result(self) -> dict[str, Any] | None:
+        """As `result_of` gives it; None where the metric was not reported."""
+        if self._value is None:
+            return None
+        seconds = None
+        if self._started is not None:
+            seconds = max(0.0, round(datetime.fromisoformat(self._moment).timestamp() - self._started, 3))
+        goal = {**self._goal, "value": self._value, "last": self._last}
+        outcome = "goal_reached" if self._reached else "goal_missed"
+        return result_of({"outcome": outcome, "goal": goal, "wall_seconds": seconds})
+
+
+def goal_names(metric: str) -> tuple[str, str, str]:
+    """The names under which a task reports its goal's metric: a goal says "Prec@1", its metric "val_global_Prec@1"."""
+    return (metric, f"val_{metric}", f"val_global_{metric}")
 
 
 def last_result(folder: Path) -> dict[str, Any] | None:
@@ -116,6 +171,7 @@ def result_of(event: Mapping[str, Any]) -> dict[str, Any] | None:
     return {
         "outcome": event["outcome"],
         "goal": _goal(event.get("goal")),
+        "budget_seconds": _amount(event.get("budget_seconds")),
         "wall_seconds": _amount(event.get("wall_seconds")),
         "training_seconds": _amount(event.get("training_seconds")),
         "timings": {
@@ -140,11 +196,8 @@ def meets(value: Any, comparison: str, threshold: float) -> bool:
 
 
 def proves(goal: Mapping[str, Any], lines: Iterable[bytes]) -> bool:
-    """Whether the lines of metrics.jsonl hold the goal's metric with the goal's value.
-
-    The goal of a task says "Prec@1" where its metric says "val_Prec@1" or "val_global_Prec@1".
-    """
-    names = {prefix + goal["metric"] for prefix in ("", "val_", "val_global_")}
+    """Whether the lines of metrics.jsonl hold the goal's metric with the goal's value."""
+    names = goal_names(goal["metric"])
     mark = json.dumps(goal["metric"])[1:].encode()
     for line in lines:
         if mark not in line:
@@ -199,4 +252,5 @@ def _goal(goal: Any) -> dict[str, Any] | None:
         "threshold": goal["threshold"],
         "kind": goal["kind"] if goal.get("kind") in ("full", "light") else None,
         "value": goal["value"] if number(goal.get("value")) else None,
+        "last": goal["last"] if number(goal.get("last")) else None,
     }

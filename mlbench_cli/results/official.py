@@ -5,6 +5,9 @@ from typing import Any
 
 from task_images.contract import COMPUTE_CATEGORIES
 
+# What a division means is in results/division.py.
+_OPEN = "comparable with results of the open division only"
+
 _ENDINGS = {
     "failed": "the run failed",
     "cancelled": "the run was cancelled",
@@ -19,8 +22,14 @@ def official_line(result: Mapping[str, Any]) -> str | None:
 
     "80% Top 1 Validation Accuracy reached in 106.912 seconds, Compute: 52.97 seconds, Communication: ...". Seconds are
     rank 0's: the sum over its training steps, without data wait and validation; parts that are 0 are left out.
+    Of a run that spent its time budget: "81.25% Top 1 Validation Accuracy after 7200.125 seconds (budget 7200), ...",
+    with seconds on the wall clock of the training, validation included, since that is what a budget is for.
     """
     goal = result["goal"]
+    if result["outcome"] == "budget_spent" and goal and goal["last"] is not None:
+        value = result_wording(goal, goal["last"])
+        seconds = result["task_seconds"]["wall"] or 0.0
+        return f"{value} after {seconds:.3f} seconds (budget {result['budget_seconds']:g})" + _parts(result)
     if result["outcome"] != "goal_reached" or not goal or not goal["reached"]:
         return None
     seconds = goal["seconds"]["training"]
@@ -28,15 +37,17 @@ def official_line(result: Mapping[str, Any]) -> str | None:
         seconds = goal["seconds"]["wall"]
     if seconds is None:
         return f"{goal['wording']} reached"
+    return f"{goal['wording']} reached in {seconds:.3f} seconds" + _parts(result)
+
+
+def _parts(result: Mapping[str, Any]) -> str:
     parts = {
         "Compute": sum(_rank0(result, category) for category in COMPUTE_CATEGORIES),
         "Communication": _rank0(result, "communication"),
         "Metrics Computation": _rank0(result, "metrics"),
         "Pre-processing": _rank0(result, "preprocessing"),
     }
-    return f"{goal['wording']} reached in {seconds:.3f} seconds" + "".join(
-        f", {name}: {value} seconds" for name, value in parts.items() if value
-    )
+    return "".join(f", {name}: {value} seconds" for name, value in parts.items() if value)
 
 
 def official_text(result: Mapping[str, Any]) -> str:
@@ -44,6 +55,8 @@ def official_text(result: Mapping[str, Any]) -> str:
     line = official_line(result) or f"No official result: {_reason(result)}."
     if result["synthetic"]:
         line += f"\nThe data were synthetic ({result['data'] or 'unnamed'}): not comparable with figures on real data."
+    if result["division"]["word"] == "open":
+        line += f"\nDivision: open ({result['division']['reason']}), {_OPEN}."
     if result["label"]["word"] == "functional":
         line += f"\nThe result is functional, no measure of performance: {result['label']['reason']}."
     return line + "\n"
@@ -55,6 +68,13 @@ def goal_wording(goal: Mapping[str, Any], template: str | None) -> str:
     if template is None:
         return f"{goal['metric']} {goal['comparison']} {threshold}"
     return template.replace("{threshold}", threshold)
+
+
+def result_wording(goal: Mapping[str, Any], value: float) -> str:
+    """ "81.25% Top 1 Validation Accuracy": the goal's wording with a value in the threshold's place."""
+    if goal["wording"] == goal_wording(goal, None):
+        return f"{goal['metric']} of {value:.6g}"
+    return str(goal["wording"]).replace(f"{goal['threshold']:g}", f"{value:.6g}", 1)
 
 
 def _reason(result: Mapping[str, Any]) -> str:

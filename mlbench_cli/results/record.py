@@ -11,12 +11,13 @@ from mlbench_cli import __version__
 from mlbench_cli.catalog import GoalRule, load_task
 from mlbench_cli.engines.base import Finding, Observation, WorkerState
 from mlbench_cli.errors import MlbenchError
-from mlbench_cli.results.events import meets, plain
+from mlbench_cli.results.division import division_of
+from mlbench_cli.results.events import Judge, meets, number, plain
 from mlbench_cli.results.official import goal_wording, official_line
-from mlbench_cli.spec import Run, RunSpec, canonical_json
+from mlbench_cli.spec import OPEN, Run, RunSpec, canonical_json
 from mlbench_cli.store import timestamp
 
-SUCCESSES = ("goal_reached", "goal_missed", "completed")
+SUCCESSES = ("goal_reached", "goal_missed", "budget_spent", "completed")
 
 # A task may report its environment variables; only these are kept, since the others may hold secrets.
 KEPT_VARIABLES = {
@@ -57,7 +58,8 @@ def goal_of(spec: RunSpec, reported: Mapping[str, Any] | None) -> tuple[dict[str
             return None, []
         return {**reported, "kind": reported["kind"] or spec.goal, "wording": goal_wording(reported, None)}, []
     asked = {"metric": rule.metric, "comparison": rule.comparison, "threshold": threshold, "kind": spec.goal}
-    goal = {**asked, "value": reported["value"] if reported else None, "wording": goal_wording(asked, rule.wording)}
+    values = {key: reported[key] if reported else None for key in ("value", "last")}
+    goal = {**asked, **values, "wording": goal_wording(asked, rule.wording)}
     if reported is None or _same_goal(asked, reported):
         return goal, []
     finding = Finding(
@@ -66,7 +68,21 @@ def goal_of(spec: RunSpec, reported: Mapping[str, Any] | None) -> tuple[dict[str
         hint="Check the task's parameters goal_full and goal_light.",
         evidence={"reported": reported, "asked": asked},
     )
-    return {**goal, "value": None}, [finding]
+    return {**goal, "value": None, "last": None}, [finding]
+
+
+def judge_of(spec: RunSpec, started: str | None) -> Judge | None:
+    """Who tells what a command of one's own has reached where it is held to a task's goal; None for any other run."""
+    goal, _ = goal_of(spec, None)
+    if spec.preset != OPEN or goal is None:
+        return None
+    return Judge({key: goal[key] for key in ("metric", "comparison", "threshold", "kind")}, started)
+
+
+def started(run: Run, seen: Observation) -> str | None:
+    """When the first worker began, as RFC 3339; None where none did."""
+    moment, _ = _span(run, seen)
+    return None if moment is None else timestamp(moment)
 
 
 def settle(
@@ -75,7 +91,8 @@ def settle(
     """The outcome that can be upheld, never better than the one given, and why it is another.
 
     A reached goal needs a result event that says so, a value that meets the threshold, a metric event with that value
-    (`proven`), and not one rank that failed.
+    (`proven`), and not one rank that failed. A spent budget with a goal needs a metric event with the last value
+    (`proven`), for that is its figure.
     """
     if outcome not in SUCCESSES:
         return outcome, []
@@ -89,15 +106,15 @@ def settle(
                 evidence={"exit_codes": {str(rank): code for rank, code in codes.items()}},
             )
         ]
-    if outcome != "goal_reached":
+    if outcome not in ("goal_reached", "budget_spent") or (outcome == "budget_spent" and goal is None):
         return outcome, []
-    claimed = reported is not None and reported["outcome"] == "goal_reached"
+    claimed = reported is not None and reported["outcome"] == outcome
     if claimed and goal is not None and goal["value"] is not None and proven:
         return outcome, []
     return "completed" if goal is None else "goal_missed", [
         Finding(
             "goal_not_proved",
-            "The goal counts as not reached: "
+            f"The outcome {outcome} is not upheld: "
             + (
                 "no metric event has the value that the result claims."
                 if claimed
@@ -123,9 +140,10 @@ def result_document(
     """result.json without its schema version. All times in seconds; `timings` are seconds over ranks."""
     told: Mapping[str, Any] = reported or {}
     spec = run.spec
-    reached = proven and goal is not None and told.get("outcome") == "goal_reached"
     seconds = {"wall": told.get("wall_seconds"), "training": told.get("training_seconds")}
+    to_goal = _seconds_to_goal(told, goal, seconds) if proven else None
     started, finished = _span(run, seen)
+    synthetic = told.get("synthetic", False)
     document: dict[str, Any] = {
         "run": run.name,
         "id": run.id,
@@ -143,14 +161,16 @@ def result_document(
         "finished": timestamp(finished),
         "wall_seconds": None if started is None else round(finished - started, 3),
         "task_seconds": seconds,
-        "goal": {**goal, "reached": reached, "seconds": seconds if reached else None} if goal else None,
+        "goal": {**goal, "reached": to_goal is not None, "seconds": to_goal} if goal else None,
+        "budget_seconds": told.get("budget_seconds"),
         "timings": told.get("timings", {}),
         "updates": told.get("updates"),
         "samples": told.get("samples"),
         "epochs": told.get("epochs"),
-        "synthetic": told.get("synthetic", False),
+        "synthetic": synthetic,
         "data": told.get("data"),
         "label": label_of(spec.functional_only),
+        "division": division_of(spec, synthetic).to_dict(),
         "first_failed": seen.first_failed,
         "ended": seen.ended,
         "worker_states": [_state(worker) for worker in seen.workers],
@@ -158,6 +178,25 @@ def result_document(
         "price": dict(price) if price else None,
     }
     return {**document, "official_line": official_line(document)}
+
+
+def _seconds_to_goal(
+    told: Mapping[str, Any], goal: Mapping[str, Any] | None, whole: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
+    """Seconds to the goal (wall, training): those of the whole training where that ended at the goal, those that the
+    task noted on its way where it went on to the end of a budget; None where the goal was not reached."""
+    if goal is None or not is_proven(goal):
+        return None
+    if told.get("outcome") == "goal_reached":
+        return whole
+    passage = told.get("details", {}).get("goals", {})
+    passage = passage.get(goal["kind"]) if isinstance(passage, dict) else None
+    if told.get("outcome") != "budget_spent" or not isinstance(passage, dict):
+        return None
+    seconds = {key: passage.get(f"{key}_seconds") for key in ("wall", "training")}
+    return {
+        key: value if value is not None and number(value) and value >= 0 else None for key, value in seconds.items()
+    }
 
 
 def label_of(functional_only: str | None) -> dict[str, Any]:

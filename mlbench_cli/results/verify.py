@@ -13,11 +13,11 @@ from mlbench_cli.errors import NotFoundError
 from mlbench_cli.results import canonical_zip, layout
 from mlbench_cli.results.archive import Archive, Zip
 from mlbench_cli.results.canonical_zip import ZipDamage
-from mlbench_cli.results.events import SPREAD, Reading, meets, number, proves
+from mlbench_cli.results.events import SPREAD, Judge, Reading, meets, number, proves
 from mlbench_cli.results.layout import DamagedArchive
 from mlbench_cli.results.official import official_line, official_text
 from mlbench_cli.results.record import label_of
-from mlbench_cli.spec import canonical_json
+from mlbench_cli.spec import OPEN, canonical_json
 from mlbench_cli.store import OUTCOMES
 
 MAX_PROBLEMS = 1000
@@ -208,6 +208,9 @@ def _contradictions(archive: Archive) -> Iterator[tuple[str, str]]:
         yield layout.RESULT, "the outcome is goal_reached, but the goal is not marked as reached"
     if outcome == "goal_reached" and any(worker["exit_code"] for worker in result["worker_states"]):
         yield layout.RESULT, "the outcome is goal_reached, but a rank has failed"
+    last = goal["last"] if goal and outcome == "budget_spent" else None
+    if last is not None and not proves({**goal, "value": last}, archive.lines(layout.METRICS)):
+        yield layout.METRICS, f"no metric has the value {last!r} that result.json says the budget ended with"
     if goal and goal["reached"]:
         if not meets(goal["value"], goal["comparison"], goal["threshold"]):
             yield layout.RESULT, f"the goal is marked as reached, but its value is {goal['value']!r}"
@@ -225,7 +228,8 @@ def _contradictions(archive: Archive) -> Iterator[tuple[str, str]]:
 def _against_logs(archive: Archive) -> Iterator[tuple[str, str]]:
     """Where metrics and result are not what rank 0 and the others have reported in their logs."""
     result = archive.result
-    reading = Reading(result["world_size"])
+    asked = result["goal"] if result["preset"] == OPEN else None
+    reading = Reading(result["world_size"], Judge(asked, result["started"]) if asked else None)
 
     def derived() -> Iterator[bytes]:
         for rank, name in archive.logs.items():
@@ -238,12 +242,12 @@ def _against_logs(archive: Archive) -> Iterator[tuple[str, str]]:
                 archive.path, layout.METRICS, f"line {index} does not follow from the logs", problem="inconsistent"
             )
     told: Mapping[str, Any] = reading.result or {"timings": {}, "details": {}, "synthetic": False}
-    for key in ("timings", "updates", "samples", "epochs", "synthetic", "data", "details"):
+    for key in ("timings", "updates", "samples", "epochs", "synthetic", "data", "details", "budget_seconds"):
         if result[key] != told.get(key):
             yield layout.RESULT, f"{key} is not what rank 0 reported in its log"
     goal, claimed = result["goal"], told.get("goal")
     if goal and goal["value"] is not None:
-        for key in ("metric", "comparison", "threshold", "value"):
+        for key in ("metric", "comparison", "threshold", "value", "last"):
             if not claimed or goal[key] != claimed[key]:
                 yield layout.RESULT, f"goal.{key} is not what rank 0 reported in its log"
     for key in ("wall", "training"):
@@ -311,6 +315,7 @@ _GOAL = _object(
     threshold=number,
     kind=_one_of("full", "light"),
     value=_optional(number),
+    last=_optional(number),
     wording=_text,
     reached=_one_of(True, False),
     seconds=_optional(_SECONDS),
@@ -327,9 +332,10 @@ _RESULT: dict[str, Check] = {
     "task_seconds": _SECONDS,
     "goal": lambda value: value is None or (_GOAL(value) and not (value["reached"] and value["seconds"] is None)),
     "timings": _map(_object(**dict.fromkeys(SPREAD, _amount))),
-    **dict.fromkeys(("updates", "samples", "epochs"), _optional(_amount)),
+    **dict.fromkeys(("updates", "samples", "epochs", "budget_seconds"), _optional(_amount)),
     "synthetic": lambda value: isinstance(value, bool),
     "data": _optional(_text),
+    "division": _object(word=_optional(_one_of("closed", "open")), reason=_optional(_text)),
     "label": _object(word=_one_of("functional", "performance"), reason=_optional(_text)),
     "first_failed": _optional(_count),
     "worker_states": _list(

@@ -30,6 +30,7 @@ class GoalWatch:
         self.chosen = chosen
         self.passages: dict[str, Passage] = {}
         self.best: float | None = None
+        self.last: float | None = None
 
     @property
     def threshold(self) -> float:
@@ -44,6 +45,7 @@ class GoalWatch:
         ranks agree on."""
         if not math.isfinite(value):
             return self.reached
+        self.last = value
         if self.best is None or self._better(value, self.best):
             self.best = value
         for kind, threshold in self.thresholds.items():
@@ -52,7 +54,7 @@ class GoalWatch:
         return self.reached
 
     def facts(self) -> dict[str, object]:
-        """The result event's `goal`: the value is that which reached the goal, or the best there was."""
+        """The result event's `goal`: the value is that which reached the goal, or the best there was; and the last."""
         value = self.passages[self.chosen].value if self.reached else self.best
         return {
             "metric": self.metric,
@@ -60,6 +62,7 @@ class GoalWatch:
             "threshold": self.threshold,
             "kind": self.chosen,
             "value": value,
+            "last": self.last,
         }
 
     def _meets(self, value: float, threshold: float) -> bool:

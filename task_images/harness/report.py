@@ -65,13 +65,21 @@ class Reporter:
         if self._world.is_first:
             print(line, flush=True)
 
-    def result(self, tracker: Tracker, goal: GoalWatch | None = None, details: Mapping[str, Any] | None = None) -> None:
+    def result(
+        self,
+        tracker: Tracker,
+        goal: GoalWatch | None = None,
+        details: Mapping[str, Any] | None = None,
+        spent: float | None = None,
+    ) -> None:
         """The result event, with timings of all ranks. Every rank must call it; rank 0 reports.
 
         With a goal that was reached the figures are those up to the goal; otherwise those up to now. `details` gets the
-        entry "goals": the figures up to each threshold that was passed.
+        entry "goals": the figures up to each threshold that was passed. `spent` is the time budget (seconds) at which
+        the training ended: then what counts is how far it came, the figures are those up to now.
         """
-        end = goal.passages[goal.chosen].snapshot if goal and goal.reached else tracker.snapshot()
+        reached = goal is not None and goal.reached and spent is None
+        end = goal.passages[goal.chosen].snapshot if goal and reached else tracker.snapshot()
         timings = gather_timings(self._world, end)
         details = dict(details or {})
         if facts := self._world.backend_facts():
@@ -82,12 +90,15 @@ class Reporter:
                 for kind, passage in goal.passages.items()
             }
         outcome = "completed" if goal is None else "goal_reached" if goal.reached else "goal_missed"
+        if spent is not None:
+            outcome = "budget_spent"
         if self._world.is_first:
             emit(
                 "result",
                 0,
                 outcome=outcome,
                 goal=goal.facts() if goal else None,
+                budget_seconds=spent,
                 wall_seconds=end.wall,
                 training_seconds=end.training,
                 timings=timings,

@@ -19,6 +19,7 @@ MACHINE = Machine(cores=4, gpus=0)
 WITH_GPUS = Machine(cores=4, gpus=2)
 REMOTE = Cluster("far", "kind")
 DIGITS = Request(name="run", workers=(1, 2), task="digits_resnet")
+CIFAR = Request(name="run", workers=(1, 2), task="cifar10_resnet20")
 COMMAND = Request(name="run", workers=(2,), command="python train.py --rank {rank} 'two words'")
 
 
@@ -70,6 +71,34 @@ def test_runs_to_compare_have_equal_cpus_per_worker() -> None:
     pairs = replace(request, processes_per_worker=2)
     assert [spec.cpus for spec in resolve(pairs, LOCAL, Machine(cores=16, gpus=0))] == [4.0, 4.0, 4.0]
     assert [spec.cpus for spec in resolve(request, REMOTE)] == [None, None, None]
+
+
+def test_repeats_have_names_and_seeds_of_their_own() -> None:
+    specs = resolve(replace(DIGITS, repeat=3, seed=7), LOCAL, MACHINE)
+    assert [(spec.name, spec.workers, spec.seed) for spec in specs] == [
+        *(("run-1-r1", 1, 7), ("run-2-r1", 2, 7)),
+        *(("run-1-r2", 1, 8), ("run-2-r2", 2, 8)),
+        *(("run-1-r3", 1, 9), ("run-2-r3", 2, 9)),
+    ]
+    assert {spec.cpus for spec in specs} == {2.0}
+    assert [spec.name for spec in resolve(replace(DIGITS, repeat=1), LOCAL, MACHINE)] == ["run-1", "run-2"]
+    with pytest.raises(UsageError, match='already a run "run-2-r3"'):
+        check_names(replace(DIGITS, repeat=3), taken={"run-2-r3"})
+
+
+def test_a_budget_is_a_parameter_of_the_task() -> None:
+    assert one(CIFAR, budget="2h").parameters["budget_seconds"] == 7200
+    assert one(CIFAR).parameters["budget_seconds"] == 0
+    able = refusal(DIGITS, budget="2h").hint or ""
+    assert "cifar10_resnet20, cifar10_resnet20_ddp" in able
+
+
+def test_a_command_held_to_a_tasks_goal() -> None:
+    spec = one(DIGITS, command="python mine.py", set={"rate": 3})
+    assert (spec.task, spec.preset, spec.argv) == ("digits_resnet", "open", ("python", "mine.py"))
+    assert spec.parameters == {"goal_full": 98.0, "goal_light": 90.0, "rate": 3}
+    assert one(DIGITS, REMOTE, command="python mine.py").image == f"mlbench/digits_resnet:{__version__}"
+    assert one(DIGITS, REMOTE, command="python mine.py", image="me/mine:1").image == "me/mine:1"
 
 
 def test_a_command_is_split_once() -> None:
@@ -206,7 +235,17 @@ def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
         (DIGITS, {"memory": "8Gi"}, "no meaning on the local cluster"),
         (DIGITS, {"env": {"A": "1"}}, "no meaning on the local cluster"),
         (DIGITS, {"spread": False}, "no meaning on the local cluster"),
-        (DIGITS, {"command": "true"}, "exclude each other"),
+        (DIGITS, {"command": "true", "set": {"goal_full": 1}}, "goal_full is the task's"),
+        (Request(name="x", workers=(1,), task="allreduce"), {"command": "true"}, "has no goal that a command"),
+        (DIGITS, {"budget": "2h"}, "only to its goal"),
+        (CIFAR, {"budget": "2h", "set": {"budget_seconds": 1}}, "say the same"),
+        (CIFAR, {"budget": "2h", "timeout": "1h"}, "stopped after 3600 s, before its budget of 7200 s"),
+        (CIFAR, {"budget": "25h"}, "before its budget"),
+        (CIFAR, {"budget": "0s"}, "above 0"),
+        (CIFAR, {"budget": "soon"}, '--budget "soon" is no duration'),
+        (COMMAND, {"budget": "2h"}, "--budget is for a task's own program"),
+        (DIGITS, {"repeat": 0}, "from 1 to 1000"),
+        (DIGITS, {"repeat": 2, "seed": 2**32 - 1}, "The seed is 4294967296"),
         (DIGITS, {"data_dir": "/no/such/folder"}, "there is no folder"),
         (Request(name="allreduce", workers=(1,), task="allreduce"), {"light": True}, "has no goal"),
         (COMMAND, {"command": None}, "--task, or --command is missing"),

@@ -22,6 +22,7 @@ def result(**changes: Any) -> dict[str, Any]:
             "comparison": ">=",
             "threshold": 80.0,
             "value": 80.4,
+            "last": 81.25,
             "reached": True,
             "wording": "80% Top 1 Validation Accuracy",
             "seconds": {"wall": 150.0, "training": 106.912},
@@ -35,6 +36,9 @@ def result(**changes: Any) -> dict[str, Any]:
             "validation": {"rank0": 30.0},
         },
         "label": {"word": "performance", "reason": None},
+        "division": {"word": None, "reason": None},
+        "budget_seconds": None,
+        "task_seconds": {"wall": 7200.125, "training": 7000.0},
         "synthetic": False,
         "data": "digits",
     }
@@ -49,6 +53,24 @@ def test_the_line_is_the_original_one() -> None:
     )
     assert official_line(result()) == line
     assert official_text(result()) == line + "\n"
+
+
+def test_accuracy_after_time_has_a_line_of_its_own() -> None:
+    spent = result(outcome="budget_spent", budget_seconds=7200.0, timings={"forward": {"rank0": 5.0}})
+    assert official_line(spent) == (
+        "81.25% Top 1 Validation Accuracy after 7200.125 seconds (budget 7200), Compute: 5.0 seconds"
+    )
+    plain = {**spent["goal"], "wording": "Prec@1 >= 80"}
+    assert str(official_line({**spent, "goal": plain})).startswith("Prec@1 of 81.25 after 7200.125 seconds")
+    assert official_line({**spent, "goal": None}) is None
+
+
+def test_the_open_division_is_told() -> None:
+    division = {"word": "open", "reason": "rate 0.5 instead of 0.02"}
+    assert official_text(result(division=division)).splitlines()[1] == (
+        "Division: open (rate 0.5 instead of 0.02), comparable with results of the open division only."
+    )
+    assert len(official_text(result(division={"word": "closed", "reason": None})).splitlines()) == 1
 
 
 def test_parts_that_took_no_time_are_left_out() -> None:

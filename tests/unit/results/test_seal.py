@@ -47,6 +47,7 @@ def test_archive_holds_what_was_reported(tmp_path: Path) -> None:
         "threshold": 80.0,
         "kind": "full",
         "value": 80.5,
+        "last": None,
         "wording": "Prec@1 >= 80",
         "reached": True,
         "seconds": {"wall": 100.0, "training": 86.0},

@@ -1,0 +1,69 @@
+"""The two divisions of the benchmark: which results may be held against which.
+
+closed  The task's own program with its preset `spec`. Free are the hardware, the number of workers, the backend, the
+        seed, the choice of the full or the light goal, a time budget, and the parameters that the task names as `free`:
+        they leave the mathematics as it is. Results of this division compare systems.
+open    The task's data and goal, by any model and any training: another preset, a changed parameter, another image,
+        or a command of one's own (`mlbench run NAME N --task TASK --command ...`). The goal's metric and threshold, and
+        the validation set that it is measured on, may not be changed; what a command of one's own measures it on is its
+        author's word. Results of this division compare ways to train.
+
+A run has no division where it has no goal of a task, where its threshold was changed, or where its data were made up.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mlbench_cli.catalog import BUDGET, Task, load_task
+from mlbench_cli.errors import MlbenchError
+from mlbench_cli.spec import CUSTOM, OPEN, RunSpec
+
+_GOALS = ("goal_full", "goal_light")
+
+
+@dataclass(frozen=True)
+class Division:
+    """`word` is closed, open or None; `reason` says why it is not closed."""
+
+    word: str | None
+    reason: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def division_of(spec: RunSpec, synthetic: bool) -> Division:
+    """The division of a run under `spec`; `synthetic` says that its data were generated."""
+    if spec.task == CUSTOM:
+        return Division(None, "a command without a task's goal")
+    try:
+        task = load_task(spec.task)
+    except MlbenchError:
+        return Division(None, "a task that this mlbench does not know")
+    if task.goal is None:
+        return Division(None, "the task has no goal")
+    official = task.presets["spec"]
+    if any(spec.parameters.get(name) != official[name] for name in _GOALS):
+        return Division(None, "the goal was changed")
+    if synthetic:
+        return Division(None, "the data are synthetic")
+    if spec.preset == OPEN:
+        return Division("open", "a command of one's own")
+    changes = list(_changes(spec, task))
+    return Division("open", ", ".join(changes)) if changes else Division("closed")
+
+
+def _changes(spec: RunSpec, task: Task) -> Iterator[str]:
+    if spec.preset != "spec":
+        yield f"preset {spec.preset}"
+    base = task.resolve(spec.preset) if spec.preset in task.presets else task.resolve()
+    for name, value in spec.parameters.items():
+        if name not in (*task.free, BUDGET) and value != base.get(name):
+            yield f"{name} {value} instead of {base.get(name)}"
+    if spec.argv != task.command:
+        yield "another command"
+    # The tag is the tool's version, and the prefix says where an image was copied to.
+    image = None if spec.image is None else spec.image.rpartition("/")[2].partition("@")[0].partition(":")[0]
+    if image not in (None, task.image):
+        yield f"image {spec.image}"

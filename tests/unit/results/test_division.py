@@ -1,0 +1,58 @@
+"""Which results are closed, which open, and which neither."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mlbench_cli.launch import resolve
+from mlbench_cli.request import Request
+from mlbench_cli.results.division import division_of
+from mlbench_cli.spec import RunSpec
+from mlbench_cli.store import LOCAL, Cluster
+
+
+def spec(cluster: Cluster = LOCAL, **options: Any) -> RunSpec:
+    return resolve(Request(name="x", workers=(2,), **{"task": "cifar10_resnet20", **options}), cluster)[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"light": True, "seed": 7, "backend": "mpi", "budget": "2h", "num_cpus": 3},
+        {"set": {"loaders": 4, "channels_last": False, "compile": "blocks"}},
+        {"cluster": Cluster("far", "kind"), "registry": "ghcr.io:443/me"},
+    ],
+)
+def test_the_tasks_own_program_as_specified_is_closed(options: dict[str, Any]) -> None:
+    assert division_of(spec(**options), synthetic=False).to_dict() == {"word": "closed", "reason": None}
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"set": {"rate": 0.5}}, "rate 0.5 instead of 0.02"),
+        ({"set": {"depth": 56, "precision": "bf16"}}, "depth 56 instead of 20, precision bf16 instead of fp32"),
+        ({"preset": "legacy"}, "preset legacy"),
+        ({"preset": "legacy", "set": {"epochs": 9}}, "preset legacy, epochs 9 instead of 164"),
+        ({"command": "python mine.py"}, "a command of one's own"),
+        ({"cluster": Cluster("far", "kind"), "image": "me/mine:1"}, "image me/mine:1"),
+    ],
+)
+def test_what_was_changed_is_open_and_told(options: dict[str, Any], reason: str) -> None:
+    assert division_of(spec(**options), synthetic=False).to_dict() == {"word": "open", "reason": reason}
+
+
+@pytest.mark.parametrize(
+    ("given", "synthetic", "reason"),
+    [
+        (spec(set={"goal_full": 10}), False, "the goal was changed"),
+        (spec(set={"data": "synthetic"}), True, "the data are synthetic"),
+        (spec(task="allreduce"), False, "the task has no goal"),
+        (spec(task=None, command="true"), False, "a command without a task's goal"),
+        (replace(spec(), task="of-tomorrow"), False, "a task that this mlbench does not know"),
+    ],
+)
+def test_what_can_be_held_against_nothing_has_no_division(given: RunSpec, synthetic: bool, reason: str) -> None:
+    assert division_of(given, synthetic).to_dict() == {"word": None, "reason": reason}
