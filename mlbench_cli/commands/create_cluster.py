@@ -4,9 +4,11 @@ import getpass
 import inspect
 import re
 import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import Field, fields, replace
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -20,7 +22,10 @@ from mlbench_cli.request import parse_duration
 from mlbench_cli.spec import check_name
 from mlbench_cli.store import Cluster, Store
 from providers import registry
-from providers.base import Plan, Provider
+from providers.base import Plan, Provider, Resource
+
+if TYPE_CHECKING:
+    from providers.charts.install import Installation
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 # How long a paid cluster lives that no person has confirmed: long enough for a benchmark, short enough for a bill.
@@ -71,6 +76,8 @@ def create(
     nodes: int,
     release: str,
     options: dict[str, Any],
+    chart_location: str | None,
+    custom_values: Sequence[str],
     ttl: str | None,
     dry_run: bool,
     yes: bool,
@@ -80,20 +87,57 @@ def create(
     store = Store()
     _refuse_taken(store, name, provider)
     cluster = provider.describe(name, nodes, provider.options(**options))
-    plan = provider.plan(cluster)
-    cluster = _completed(cluster, plan, ttl)
-    if dry_run:
-        _print_plan(cluster, plan, provider, output)
-        return
-    show_plan(cluster, plan)
-    if plan.total != 0:
-        console.confirm(f"Make the cluster {name}?", yes=yes)
-    from providers.lifecycle import up
-
-    with StepTeller() as tell:
-        ready = up(cluster, provider.resources(cluster), store, report=tell)
+    with _prepared(chart_location, custom_values or ()) as installation:
+        plan = provider.plan(cluster)
+        cluster = _completed(cluster, plan, ttl, _charts(store, name, installation))
+        if dry_run:
+            _print_plan(cluster, plan, provider, installation, output)
+            return
+        show_plan(cluster, plan)
+        _show_chart(installation)
+        if plan.total != 0:
+            console.confirm(f"Make the cluster {name}?", yes=yes)
+        ready = _make(cluster, provider, installation, store)
     store.choose_cluster(name)
     _report(ready, output)
+
+
+def _make(cluster: Cluster, provider: Provider, installation: "Installation | None", store: Store) -> Cluster:
+    from providers.lifecycle import up
+
+    resources: list[Resource] = list(provider.resources(cluster))
+    if installation is None:
+        with StepTeller() as tell:
+            return up(cluster, resources, store, report=tell)
+    from providers.charts.install import Release
+
+    with closing(Release(cluster, installation, lambda: provider.connect(cluster), resources)) as release:
+        with StepTeller() as tell:
+            ready = up(cluster, [*resources, release], store, report=tell)
+        if release.notes:
+            console.note(f"The chart says:\n{console.clean(release.notes, keep=chr(10))}\n")
+    return ready
+
+
+def _prepared(location: str | None, custom_values: Sequence[str]) -> "AbstractContextManager[Installation | None]":
+    """The chart with its values, fetched and checked before anything is made; None where none is asked for."""
+    if location is None and not custom_values:
+        return nullcontext()
+    from providers.charts.install import prepared
+
+    return prepared(location, custom_values)
+
+
+def _charts(store: Store, name: str, installation: "Installation | None") -> list[dict[str, Any]]:
+    """What is installed on the cluster, as far as this data directory knows it, and what is going to be."""
+    known: list[dict[str, Any]] = []
+    for cluster in store.clusters():
+        if cluster.name == name:
+            known = list(cluster.details.get("charts", []))
+    if installation is None:
+        return known
+    record = installation.record()
+    return [*(entry for entry in known if entry["release"] != record["release"]), record]
 
 
 def _refuse_taken(store: Store, name: str, provider: Provider) -> None:
@@ -105,9 +149,11 @@ def _refuse_taken(store: Store, name: str, provider: Provider) -> None:
             )
 
 
-def _completed(cluster: Cluster, plan: Plan, ttl: str | None) -> Cluster:
-    """The record with its owner, its end and the prices of today."""
+def _completed(cluster: Cluster, plan: Plan, ttl: str | None, charts: list[dict[str, Any]]) -> Cluster:
+    """The record with its owner, its end, its charts and the prices of today."""
     details: dict[str, Any] = {**cluster.details, "owner": _owner(), "plan": plan.to_dict()}
+    if charts:
+        details["charts"] = charts
     if ttl is None and plan.total != 0 and not console.interactive():
         ttl = UNATTENDED_TTL
     if ttl is not None and ttl != KEEP:
@@ -124,15 +170,39 @@ def _owner() -> str:
     return re.sub(r"[^a-z0-9_-]", "-", name.lower())[:63]
 
 
-def _print_plan(cluster: Cluster, plan: Plan, provider: Provider, output: Format) -> None:
+def _print_plan(
+    cluster: Cluster, plan: Plan, provider: Provider, installation: "Installation | None", output: Format
+) -> None:
     resources = [{"kind": item.kind, "name": item.name} for item in provider.resources(cluster)]
+    chart: dict[str, Any] | None = None
+    if installation is not None:
+        chart = {**installation.record(), "values": installation.merged(), "warnings": installation.warnings}
+        resources.append({"kind": "Helm release", "name": chart["release"]})
     if output == Format.json:
-        console.out_json({"cluster": document_of(cluster), "plan": plan.to_dict(), "resources": resources})
+        document = {"cluster": document_of(cluster), "plan": plan.to_dict(), "resources": resources}
+        console.out_json({**document, "chart": chart} if chart else document)
         return
     show_plan(cluster, plan)
+    _show_chart(installation)
     if ttl := cluster.details.get("ttl"):
         console.note(f"It may be removed by `mlbench gc --expired` after {ttl}.")
     console.out_table(["RESOURCE", "NAME"], [[item["kind"], item["name"]] for item in resources])
+    if chart is not None:
+        import yaml
+
+        console.out("\nvalues:")
+        console.out(yaml.safe_dump(chart["values"], sort_keys=False, allow_unicode=True, indent=2).rstrip())
+
+
+def _show_chart(installation: "Installation | None") -> None:
+    """Chart, version and digest, on stderr."""
+    if installation is None:
+        return
+    chart = installation.chart
+    console.note(f"Chart {chart.name} {chart.version} of {chart.source}")
+    console.note(f"  {chart.digest}, into the namespace {installation.namespace}, by helm {installation.helm.version}")
+    for warning in installation.warnings:
+        console.warn(warning)
 
 
 def _report(cluster: Cluster, output: Format) -> None:
@@ -191,6 +261,33 @@ def _keyword(name: str, annotation: Any, default: Any = inspect.Parameter.empty)
 _COMMON = [
     _keyword("nodes", Annotated[int, typer.Argument(metavar="NUM_WORKERS", help="machines of the cluster")]),
     _keyword("release", Annotated[str, typer.Argument(metavar="RELEASE", help="first part of the cluster's name")]),
+    _keyword(
+        "chart_location",
+        Annotated[
+            str | None,
+            typer.Option(
+                "--chart-location",
+                "-cl",
+                help="Helm chart to install, by the helm of this machine: a folder, or https://REPOSITORY/CHART@VERSION",
+                metavar="DIR|REPO@VERSION",
+            ),
+        ],
+        None,
+    ),
+    _keyword(
+        "custom_values",
+        Annotated[
+            list[str] | None,
+            typer.Option(
+                "--custom-value",
+                "-v",
+                help="value for it, as a.b[0].c=v; numbers, true, false, null and JSON are taken as such, the rest and "
+                "what is in quotes as text; repeatable",
+                metavar="PATH=VALUE",
+            ),
+        ],
+        None,
+    ),
     _keyword(
         "ttl",
         Annotated[

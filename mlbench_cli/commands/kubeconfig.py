@@ -1,6 +1,5 @@
 """`mlbench kubeconfig export`: for kubectl and its like. The only place that writes a kubeconfig for others to use."""
 
-import base64
 import json
 import os
 import sys
@@ -14,6 +13,7 @@ import typer
 from mlbench_cli import console
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.access import Access
+from mlbench_cli.kube.kubeconfig import composed
 from mlbench_cli.store import Cluster, Store
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -37,7 +37,7 @@ def export(
 ) -> None:
     """Print a kubeconfig for a cluster, or write it to a file. It gives access: keep it to yourself."""
     cluster, access = _access(name)
-    text = _dump(_document(cluster, access))
+    text = _dump(composed(f"mlbench-{cluster.name}", access, _plugin(cluster) if access.token else {}))
     if file is None:
         console.out(text.rstrip())
         return
@@ -74,35 +74,8 @@ def _access(name: str | None) -> tuple[Cluster, Access]:
     return cluster, registry.load(cluster.provider).connect(cluster)
 
 
-def _document(cluster: Cluster, access: Access) -> dict[str, Any]:
-    name = f"mlbench-{cluster.name}"
-    server: dict[str, Any] = {"server": access.server}
-    if access.ca:
-        server["certificate-authority-data"] = base64.b64encode(access.ca).decode()
-    if access.server_name:
-        server["tls-server-name"] = access.server_name
-    if not access.verify:
-        server["insecure-skip-tls-verify"] = True
-    if access.proxy:
-        server["proxy-url"] = access.proxy
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": name,
-        "clusters": [{"name": name, "cluster": server}],
-        "contexts": [{"name": name, "context": {"cluster": name, "user": name, "namespace": access.namespace}}],
-        "users": [{"name": name, "user": _user(cluster, access)}],
-    }
-
-
-def _user(cluster: Cluster, access: Access) -> dict[str, Any]:
-    if access.certificate and access.key:
-        return {
-            "client-certificate-data": base64.b64encode(access.certificate).decode(),
-            "client-key-data": base64.b64encode(access.key).decode(),
-        }
-    if access.token is None:
-        return {}
+def _plugin(cluster: Cluster) -> dict[str, Any]:
+    """What has kubectl ask mlbench for a token each time."""
     plugin: dict[str, Any] = {
         "apiVersion": "client.authentication.k8s.io/v1",
         "interactiveMode": "Never",

@@ -1,4 +1,7 @@
-"""Reads a kubeconfig as kubectl does, writes none. What is wrong with it is told with file, entry and next command."""
+"""Reads a kubeconfig as kubectl does, and composes one for other programs; writes none.
+
+What is wrong with one is told with file, entry and next command.
+"""
 
 import base64
 import binascii
@@ -51,6 +54,32 @@ def contexts(path: str | Path | None = None) -> list[str]:
 def current_context(path: str | Path | None = None) -> str | None:
     """The name of the current context, None where there is none."""
     return _merge(_files(path))["current-context"] or None
+
+
+def composed(name: str, access: Access, user: Mapping[str, Any]) -> dict[str, Any]:
+    """A kubeconfig for `access` alone. `user` holds its token, or what gives one; a client certificate goes first."""
+    server: dict[str, Any] = {"server": access.server}
+    if access.ca:
+        server["certificate-authority-data"] = base64.b64encode(access.ca).decode()
+    if access.server_name:
+        server["tls-server-name"] = access.server_name
+    if not access.verify:
+        server["insecure-skip-tls-verify"] = True
+    if access.proxy:
+        server["proxy-url"] = access.proxy
+    if access.certificate and access.key:
+        user = {
+            "client-certificate-data": base64.b64encode(access.certificate).decode(),
+            "client-key-data": base64.b64encode(access.key).decode(),
+        }
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": name,
+        "clusters": [{"name": name, "cluster": server}],
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name, "namespace": access.namespace}}],
+        "users": [{"name": name, "user": dict(user)}],
+    }
 
 
 def _files(path: str | Path | None) -> list[Path]:

@@ -1,16 +1,13 @@
 """Calls of `docker` and `kind`: each with a deadline, without a shell, its complaint quoted."""
 
-import fcntl
-import os
 import shutil
 import subprocess
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, UsageError
 from providers.base import TransientError
+from providers.locks import held
 
 CALL_SECONDS = 60.0
 KIND_LABEL = "io.x-k8s.kind.cluster"
@@ -106,20 +103,9 @@ def check_tools() -> str:
     return call(["kind", "version"]).split()[1]
 
 
-@contextmanager
-def creation_lock(name: str) -> Iterator[int | None]:
+def creation_lock(name: str) -> AbstractContextManager[int | None]:
     """The right to work on the containers of KIND cluster `name`; None where another process has it.
 
     A child that inherits the descriptor keeps the lock, so that `kind` holds it even when its client was killed.
     """
-    folder = Path(tempfile.gettempdir()) / f"mlbench-kind-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise UsageError(f"{folder} belongs to somebody else.", hint="Set TMPDIR to a folder of your own.")
-    with open(folder / f"{name}.lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield None
-            return
-        yield file.fileno()
+    return held("kind", name)

@@ -1,0 +1,78 @@
+"""Unpacks a chart's archive, which is trusted with nothing: no path out of its folder, no links, no bombs."""
+
+import io
+import tarfile
+import zlib
+from pathlib import Path, PurePosixPath
+
+from mlbench_cli.errors import UsageError
+
+MOST_PACKED = 20 << 20  # bytes; helm itself takes no more than that
+MOST_UNPACKED = 100 << 20
+MOST_FILES = 10_000
+
+
+def unpack(data: bytes, into: Path, what: str) -> Path:
+    """Unpack a gzipped tar file, all of which is in one folder, into `into`, and return that folder.
+
+    Raises UsageError for what is damaged, reaches outside, is too large, or holds more than files and folders.
+    """
+    try:
+        with tarfile.open(fileobj=io.BytesIO(_inflated(data, what)), mode="r:") as tar:
+            return _written(tar, into, what)
+    except (tarfile.TarError, EOFError, ValueError) as error:
+        raise UsageError(f"{what} is damaged: {error}.") from None
+    except OSError as error:
+        raise UsageError(f"{what} cannot be unpacked: {error}.") from None
+
+
+def _inflated(data: bytes, what: str) -> bytes:
+    """The tar file. At once and in memory, so that nothing can make it grow beyond the limit."""
+    machine = zlib.decompressobj(wbits=31)
+    try:
+        found = machine.decompress(data, MOST_UNPACKED + 1)
+    except zlib.error as error:
+        raise UsageError(f"{what} is damaged: {error}.") from None
+    if len(found) > MOST_UNPACKED:
+        raise UsageError(f"{what} is larger than {MOST_UNPACKED >> 20} MiB when unpacked; it is not taken.")
+    if not machine.eof:
+        raise UsageError(f"{what} is damaged: it ends too early.")
+    return found
+
+
+def _written(tar: tarfile.TarFile, into: Path, what: str) -> Path:
+    top: str | None = None
+    for number, member in enumerate(tar):
+        path = _path_of(member, what)
+        if number >= MOST_FILES:
+            raise UsageError(f"{what} has more than {MOST_FILES} files; it is not taken.")
+        if path is None:
+            continue
+        if top is not None and path.parts[0] != top:
+            raise UsageError(f'{what} has more than one folder: "{top}" and "{path.parts[0]}".')
+        top = path.parts[0]
+        target = into / path
+        if member.isdir():
+            target.mkdir(parents=True, exist_ok=True)
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source = tar.extractfile(member)
+        assert source is not None
+        content = source.read()
+        if len(content) != member.size:
+            raise UsageError(f'{what} is damaged: "{member.name}" ends too early.')
+        with open(target, "xb") as file:
+            file.write(content)
+    if top is None:
+        raise UsageError(f"{what} is empty.")
+    return into / top
+
+
+def _path_of(member: tarfile.TarInfo, what: str) -> PurePosixPath | None:
+    """Where the member belongs, None for the archive's root. Raises UsageError for what has no business in a chart."""
+    path = PurePosixPath(member.name)
+    if path.is_absolute() or ".." in path.parts or "\\" in member.name or "\0" in member.name:
+        raise UsageError(f'{what} has "{member.name}", which would be put outside of its folder; it is not taken.')
+    if not (member.isfile() or member.isdir()):
+        raise UsageError(f'{what} has "{member.name}", which is neither a file nor a folder; it is not taken.')
+    return path if path.parts else None

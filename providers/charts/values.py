@@ -1,0 +1,255 @@
+"""`--custom-value a.b[0].c=v`: values for a chart at any depth, with types; what contradicts is named, never guessed.
+
+A path is keys with dots between them and list indices in brackets; a backslash before a dot, a bracket or an equals
+sign makes it part of a key. `null` takes a value of the chart away, as helm has it.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from mlbench_cli.errors import UsageError, did_you_mean
+
+FLAG = "--custom-value"
+INTEGER = re.compile(r"[+-]?(0|[1-9]\d*)")
+FLOAT = re.compile(r"[+-]?(\d+\.\d*|\.\d+)([eE][+-]?\d+)?")
+INDEX = re.compile(r"\[(\d{1,6})\]")
+# From here on helm writes a number that comes from a file with an exponent, wherever a template prints it.
+EXPONENT_FROM = 10**6
+
+
+@dataclass(frozen=True)
+class CustomValue:
+    """One value as it was given: `text` is its path, `path` the keys (str) and indices (int) of it."""
+
+    text: str
+    path: tuple[str | int, ...]
+    value: Any
+
+
+Tree = dict[str | int, Any]  # by key or index: another tree, or a CustomValue
+
+
+def parsed(entries: Sequence[str]) -> tuple[CustomValue, ...]:
+    """The values of PATH=VALUE texts. Raises UsageError for one that is malformed and for two that contradict."""
+    customs = tuple(_parsed(entry) for entry in entries)
+    _tree(customs)
+    return customs
+
+
+def overrides(customs: Sequence[CustomValue], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """What helm is to put on top of the chart's own values.
+
+    Helm takes a list as a whole, so one of which an element is set comes with all the chart's other elements. Raises
+    UsageError for an index with a gap before it, and for a single value in the place of the chart's mapping.
+    """
+    resolved: dict[str, Any] = _resolved(_tree(customs), defaults, "")
+    return resolved
+
+
+def merged(defaults: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that the chart will see: mappings are joined, all else is replaced, null takes away."""
+    result = dict(deepcopy(defaults))
+    for key, value in top.items():
+        below = result.get(key)
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, Mapping):
+            result[key] = merged(below if isinstance(below, Mapping) else {}, value)
+        else:
+            result[key] = value
+    return result
+
+
+def warnings(customs: Sequence[CustomValue], defaults: Mapping[str, Any], subcharts: Sequence[str]) -> list[str]:
+    """What helm takes without a word, and what is seldom meant: paths that the chart does not know, long numbers."""
+    told = [warning for custom in customs if (warning := _unknown(custom, defaults, subcharts)) is not None]
+    for custom in customs:
+        value = custom.value
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) >= EXPONENT_FROM:
+            told.append(
+                f"helm prints {custom.text}={value} as {float(value):g}, unless the chart converts it; "
+                f"""for text put it in quotes: {FLAG} '{custom.text}="{value}"'"""
+            )
+    return told
+
+
+# --- one entry ------------------------------------------------------------------------------------------------------
+
+
+def _parsed(entry: str) -> CustomValue:
+    match = re.match(r"((?:\\.|[^\\=])*)=", entry, re.DOTALL)
+    if match is None:
+        raise UsageError(
+            f'{FLAG} "{_short(entry)}" is not of the form PATH=VALUE.', hint=f"For example: {FLAG} image.tag=v1"
+        )
+    text = match[1]
+    return CustomValue(text, _path(text), _typed(text, entry[match.end() :]))
+
+
+def _path(text: str) -> tuple[str | int, ...]:
+    path: list[str | int] = []
+    rest = text
+    while rest or not path:
+        key = re.match(r"(?:\\.|[^\\.\[\]])+", rest, re.DOTALL)
+        if key is None:
+            raise UsageError(
+                f'{FLAG}: the path "{_short(text)}" has an empty or unfinished key.',
+                hint="Write a.b[0].c, and a backslash before a dot or a bracket that belongs to a key.",
+            )
+        path.append(re.sub(r"\\(.)", r"\1", key[0], flags=re.DOTALL))
+        rest = rest[key.end() :]
+        while index := INDEX.match(rest):
+            path.append(int(index[1]))
+            rest = rest[index.end() :]
+        if rest and (rest[0] != "." or rest == "."):
+            raise UsageError(
+                f'{FLAG}: the path "{_short(text)}" cannot be read from "{_short(rest)}" on.',
+                hint="Write a.b[0].c: an index is a number in brackets, a dot stands between keys.",
+            )
+        rest = rest[1:]
+    return tuple(path)
+
+
+def _typed(path: str, text: str) -> Any:
+    """null, true, false, whole numbers, decimal fractions, JSON in brackets or braces; anything else is text."""
+    if text in ("null", "true", "false"):
+        return {"null": None, "true": True, "false": False}[text]
+    if INTEGER.fullmatch(text):
+        return int(text)
+    if FLOAT.fullmatch(text):
+        return _fraction(path, text)
+    if text[:1] in ("'", '"'):
+        return _quoted(path, text)
+    if text[:1] in ("[", "{"):
+        return _json(path, text)
+    return text
+
+
+def _fraction(path: str, text: str) -> float:
+    """A tag such as 1.10 is a version, and would come out as 1.1: what a number does not keep is asked about."""
+    value = float(text)
+    if f"{value:.17g}" == text or (repr(value) == text and not text.endswith(".0")):
+        return value
+    raise UsageError(
+        f"{FLAG} {path}={text}: as a number that is {value:.15g}.",
+        hint=f"""For text: {FLAG} '{path}="{text}"'; for the number: {FLAG} {path}={value:.15g}""",
+    )
+
+
+def _quoted(path: str, text: str) -> str:
+    if len(text) < 2 or text[-1] != text[0]:
+        raise UsageError(f"{FLAG} {path}={_short(text)}: the quote is not closed.")
+    if text[0] == "'":
+        return text[1:-1]
+    try:
+        return str(json.loads(text, strict=False))
+    except ValueError as error:
+        raise UsageError(
+            f"{FLAG} {path}={_short(text)}: {error}.", hint="Inside double quotes it is as in JSON; or use single ones."
+        ) from None
+
+
+def _json(path: str, text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{FLAG} {path}={_short(text)}: what begins with a bracket or a brace is JSON, and {error}.",
+            hint=f"""For text put it in quotes: {FLAG} '{path}="..."'""",
+        ) from None
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+# --- all together ---------------------------------------------------------------------------------------------------
+
+
+def _tree(customs: Sequence[CustomValue]) -> Tree:
+    tree: Tree = {}
+    for custom in customs:
+        place = tree
+        for number, step in enumerate(custom.path):
+            other = next((known for known in place if type(known) is not type(step)), None)
+            if other is not None:
+                raise _contradiction(custom, _any(place[other]), "one makes a list of it, the other a mapping")
+            if number == len(custom.path) - 1:
+                known = place.setdefault(step, custom)
+                if isinstance(known, dict):
+                    raise _contradiction(custom, _any(known), "the second goes further than the first")
+                if (type(known.value), known.value) != (type(custom.value), custom.value):
+                    raise _contradiction(known, custom, "the values differ")
+                continue
+            place = place.setdefault(step, {})
+            if isinstance(place, CustomValue):
+                raise _contradiction(place, custom, "the second goes further than the first")
+    return tree
+
+
+def _any(node: Any) -> CustomValue:
+    while isinstance(node, dict):
+        node = next(iter(node.values()))
+    assert isinstance(node, CustomValue)
+    return node
+
+
+def _contradiction(first: CustomValue, second: CustomValue, why: str) -> UsageError:
+    return UsageError(f"{FLAG} {_shown(first)} and {FLAG} {_shown(second)} contradict each other: {why}.")
+
+
+def _resolved(node: Any, default: Any, where: str) -> Any:
+    if isinstance(node, CustomValue):
+        if isinstance(default, Mapping) and default and not isinstance(node.value, Mapping | None):
+            raise UsageError(
+                f"{FLAG} {_shown(node)}: in the chart this is a mapping, of {_short(', '.join(map(str, default)))}.",
+                hint=f"Set one of them: {FLAG} {node.text}.{next(iter(default))}=...",
+            )
+        return node.value
+    if all(isinstance(step, int) for step in node):
+        return _list(node, default, where)
+    known = default if isinstance(default, Mapping) else {}
+    return {key: _resolved(child, known.get(key), f"{where}.{key}") for key, child in node.items()}
+
+
+def _list(node: Tree, default: Any, where: str) -> list[Any]:
+    result = deepcopy(default) if isinstance(default, list) else []
+    for index in sorted(int(step) for step in node):
+        if index > len(result):
+            custom = _any(node[index])
+            raise UsageError(
+                f"{FLAG} {_shown(custom)}: the list {where.lstrip('.')} has {len(result)} elements, so the next is "
+                f"[{len(result)}]."
+            )
+        below = result[index] if index < len(result) else None
+        value = _resolved(node[index], below, f"{where}[{index}]")
+        if isinstance(value, Mapping) and isinstance(below, Mapping):
+            value = merged(below, value)  # helm does not look into lists
+        result[index : index + 1] = [value]
+    return result
+
+
+def _unknown(custom: CustomValue, defaults: Mapping[str, Any], subcharts: Sequence[str]) -> str | None:
+    if custom.path[0] in (*subcharts, "global"):
+        return None
+    place: Any = defaults
+    for step in custom.path:
+        if not isinstance(place, Mapping) or not place:
+            return None
+        if step not in place:
+            near = did_you_mean(str(step), [str(key) for key in place])
+            return f'The chart\'s own values have no "{step}" of {custom.text}; helm may ignore it.{near}'
+        place = place[step]
+    return None
+
+
+def _shown(custom: CustomValue) -> str:
+    return f"{custom.text}={_short(json.dumps(custom.value, ensure_ascii=False))}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:59] + "…"
