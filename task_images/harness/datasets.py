@@ -70,7 +70,7 @@ def writable_folder(folder: Path) -> Path:
     except OSError:
         pass
     own = data_folder(Contract({}))
-    with _as_task_error(own):
+    with as_task_error(own):
         own.mkdir(parents=True, exist_ok=True)
     return own
 
@@ -83,14 +83,14 @@ def fetch(archive: Archive, folder: Path, say: Say) -> Path:
     """
     path = folder / archive.name
     if path.exists():
-        _check(archive, path)
+        check_archive(archive, path)
         return path
     partial = folder / f"{archive.name}.part"
-    with _as_task_error(partial):
-        _check_space(archive, partial)
+    with as_task_error(partial):
+        check_space(folder, archive.bytes - (partial.stat().st_size if partial.exists() else 0), archive.name)
         resumed = _download(archive, partial, say)
     try:
-        _check(archive, partial)
+        check_archive(archive, partial)
     except EnvironmentUnfitError:
         partial.unlink()
         if not resumed:
@@ -105,7 +105,7 @@ def fetch(archive: Archive, folder: Path, say: Say) -> Path:
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock file `path`; wait for whoever holds it. The lock goes with the process, however it ends."""
-    with _as_task_error(path), open(path, "ab") as file:
+    with as_task_error(path), open(path, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -119,7 +119,7 @@ def cached_arrays(
     than then. Without sources, as after a download that was tidied away, what is stored is good.
     """
     target = folder / f"{name}.arrays"
-    with locked(folder / f"{name}.lock"), _as_task_error(target):
+    with locked(folder / f"{name}.lock"), as_task_error(target):
         stored = _stored_identity(target)
         identity = {"form": form, "sources": [_identity(path) for path in sources()]}
         if stored is None or stored["form"] != form or identity["sources"] not in ([], stored["sources"]):
@@ -182,7 +182,8 @@ def _transfer(archive: Archive, partial: Path, say: Say) -> None:
         raise http.client.HTTPException(f"the connection broke off after {done} of {archive.bytes} bytes")
 
 
-def _check(archive: Archive, path: Path) -> None:
+def check_archive(archive: Archive, path: Path, hint: str | None = None) -> None:
+    """Compare the file's digest. Raises EnvironmentUnfitError with both, and with `hint` where to get it otherwise."""
     algorithm, _, expected = archive.digest.partition(":")
     with open(path, "rb") as file:
         found = hashlib.file_digest(file, algorithm).hexdigest()
@@ -190,16 +191,16 @@ def _check(archive: Archive, path: Path) -> None:
         raise EnvironmentUnfitError(
             f"{path} has {path.stat().st_size} bytes and {algorithm} {found}, but {archive.name} has"
             f" {archive.bytes} bytes and {algorithm} {expected}",
-            f"Delete the file; it is downloaded again, or get it from {archive.url}.",
+            hint or f"Delete the file; it is downloaded again, or get it from {archive.url}.",
         )
 
 
-def _check_space(archive: Archive, partial: Path) -> None:
-    missing = archive.bytes - (partial.stat().st_size if partial.exists() else 0)
-    free = shutil.disk_usage(partial.parent).free
+def check_space(folder: Path, missing: int, what: str) -> None:
+    """Raises EnvironmentUnfitError where `what` needs `missing` bytes and the disk of `folder` has fewer."""
+    free = shutil.disk_usage(folder).free
     if free < missing:
         raise EnvironmentUnfitError(
-            f"{partial.parent} has {free / 1e6:.0f} MB free; {archive.name} needs {missing / 1e6:.0f} MB more",
+            f"{folder} has {free / 1e6:.0f} MB free; {what} needs {missing / 1e6:.0f} MB more",
             "Make room, or choose another place with --data-dir.",
         )
 
@@ -227,7 +228,7 @@ def _store(target: Path, identity: Mapping[str, Any], arrays: Arrays) -> None:
 
 
 @contextmanager
-def _as_task_error(path: Path) -> Iterator[None]:
+def as_task_error(path: Path) -> Iterator[None]:
     """What the file system refuses, said with the path and what can be done."""
     try:
         yield

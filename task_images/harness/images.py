@@ -59,12 +59,9 @@ class ImageData:
         self._padding = padding
         self._mirror = mirror
         self._loaders = loaders
-        self._format = torch.channels_last if channels_last else torch.contiguous_format
+        self._normalise = Normalise(world.device, mean, deviation, channels_last)
         self._partition = Partition(len(training[1]), batch_size, world.size, seed)
         self.steps = self._partition.steps
-        spread = torch.tensor(deviation, device=world.device).view(-1, 1, 1)
-        self._factor = 1 / (255 * spread)
-        self._shift = torch.tensor(mean, device=world.device).view(-1, 1, 1) / spread
 
     def training(self, epoch: int) -> Iterator[Batch]:
         images, labels = self._training
@@ -90,13 +87,28 @@ class ImageData:
         return ahead(self._loaders, (partial(load, start) for start in starts))
 
     def prepare(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor]:
-        device = self._world.device
-        images = batch.inputs.to(device, non_blocking=True)
-        values = images.to(torch.float32, memory_format=self._format).mul_(self._factor).sub_(self._shift)
-        return values, batch.targets.to(device, non_blocking=True)
+        return self._normalise(batch.inputs), batch.targets.to(self._world.device, non_blocking=True)
 
     def _pinned(self, images: Tensor) -> Tensor:
         return images.pin_memory() if self._world.device.type == "cuda" else images
+
+
+class Normalise:
+    """Images of bytes [n, channels, height, width] on the CPU -> fp32 on `device`, with `mean` and `deviation` (per
+    channel, of values from 0 to 1) taken out, in the memory format that the model wants. Bytes travel, not numbers."""
+
+    def __init__(
+        self, device: torch.device, mean: Sequence[float], deviation: Sequence[float], channels_last: bool
+    ) -> None:
+        self._device = device
+        self._format = torch.channels_last if channels_last else torch.contiguous_format
+        spread = torch.tensor(deviation, device=device).view(-1, 1, 1)
+        self._factor = 1 / (255 * spread)
+        self._shift = torch.tensor(mean, device=device).view(-1, 1, 1) / spread
+
+    def __call__(self, images: Tensor) -> Tensor:
+        there = images.to(self._device, non_blocking=True)
+        return there.to(torch.float32, memory_format=self._format).mul_(self._factor).sub_(self._shift)
 
 
 class Crops:

@@ -141,6 +141,26 @@ class MultiStep:
 
 
 @dataclass(frozen=True)
+class Cosine:
+    """Linear warm-up from `start`, then half a cosine from `target` down to 0 at t = end."""
+
+    target: float
+    end: float
+    warmup: float = 0
+    start: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.warmup >= self.end:
+            raise ValueError("the warm-up must end before the training")
+
+    def __call__(self, t: float) -> float:
+        if t < self.warmup:
+            return LinearWarmup(self.start, self.target, self.warmup)(t)
+        share = min(1.0, (t - self.warmup) / (self.end - self.warmup))
+        return self.target * (1 + math.cos(math.pi * share)) / 2
+
+
+@dataclass(frozen=True)
 class InverseTime:
     """rate / (offset + t)."""
 

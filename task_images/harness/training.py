@@ -4,6 +4,7 @@ Read it from top to bottom: `Trainer.run` is an epoch after another, `_train` an
 differs (sequences, accumulation) write their own with the same tracker, strategy, loss guard, goal and reporter.
 """
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,7 @@ from task_images.harness.replicas import average_buffers, broadcast_state, check
 from task_images.harness.report import Reporter
 from task_images.harness.resumption import Progress, Resumption
 from task_images.harness.schedules import Schedule
-from task_images.harness.tracker import Tracker
+from task_images.harness.tracker import Snapshot, Tracker
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -39,13 +40,14 @@ class Trainer:
     """All that a training needs.
 
     model       on world.device; broadcast from rank 0 before the first step
-    loss        (outputs, targets) -> mean over the batch, a scalar
+    loss        (outputs, targets) -> mean over the batch, a scalar; validation_loss: where validation has another
     optimizer   its groups' rates are set before every update
-    metrics     of the validation set; among them the goal's, by name
+    metrics     of the validation set; among them the goal's, by name. None at all: no validation
     scores      from the model's outputs what the metrics want (probabilities from logits, say)
     goal        None: train all epochs
     precision   None: fp32
-    budget      seconds after which training ends, validation included in them; 0: no limit
+    budget      seconds after which training ends, validation included in them; it does not end at the goal then,
+                for what counts is how far it comes (accuracy after time); 0: train to the goal
     before_pass called with every training batch before its forward pass
     """
 
@@ -60,6 +62,7 @@ class Trainer:
     goal: GoalWatch | None
     report: Reporter
     epochs: int
+    validation_loss: Loss | None = None
     scores: Callable[[Tensor], Tensor] = _unchanged
     precision: Precision | None = None
     resumption: Resumption | None = None
@@ -77,27 +80,35 @@ class Trainer:
         self.world.barrier()
         self.tracker.restart()
         curve: list[dict[str, float]] = []
+        spent: float | None = None
         for epoch in range(self._earlier.epoch + 1, self.epochs + 1):
             self.tracker.epoch = epoch
+            begin = self.tracker.snapshot()
             training_loss = self._train(epoch)
+            rate = self._rate(begin)
             check_identical(self.world, self.model)
             with self.tracker.section("validation"):
                 values = self._validate(epoch)
-            self.schedule.after_epoch(values["loss"])
-            self._report_epoch(epoch, training_loss, values)
+            self.schedule.after_epoch(values.get("loss", training_loss))
+            self._report_epoch(epoch, training_loss, rate, values)
             curve.append(
-                {"epoch": epoch, "seconds": self.tracker.snapshot().wall, "train_loss": training_loss, **values}
+                {
+                    "epoch": epoch,
+                    "seconds": self.tracker.snapshot().wall,
+                    "train_loss": training_loss,
+                    "samples_per_second": rate,
+                    **values,
+                }
             )
             self._keep(epoch)
-            if self.goal and self.goal.observe(values[self.goal.metric], epoch, self.tracker):
+            if self.goal and self.goal.observe(values[self.goal.metric], epoch, self.tracker) and not self.budget:
                 break
             if self._is_over():
-                self.details["stopped_by"] = "budget"
+                spent = self.budget
                 break
         self.report.phase("finished")
-        self.report.result(
-            self.tracker, self.goal, {**self.details, "curve": curve, "communication": self.strategy.stats()}
-        )
+        found = {"curve": curve, "throughput": self._throughput(curve), "communication": self.strategy.stats()}
+        self.report.result(self.tracker, self.goal, {**self.details, **found}, spent)
 
     def _train(self, epoch: int) -> float:
         """One epoch; returns the mean training loss over all ranks' samples."""
@@ -151,6 +162,8 @@ class Trainer:
 
     def _validate(self, epoch: int) -> dict[str, float]:
         """Loss and metrics over the whole validation set, each rank on its shard."""
+        if not self.metrics:
+            return {}
         self.report.phase("validation", epoch=epoch, epochs=self.epochs)
         average_buffers(self.world, self.model)
         self.model.eval()
@@ -160,7 +173,7 @@ class Trainer:
                 inputs, targets = self.data.prepare(batch, training=False)
                 with self._precision.autocast():
                     outputs = self.model(inputs)
-                    loss = self.loss(outputs, targets)
+                    loss = (self.validation_loss or self.loss)(outputs, targets)
                 mean.add_mean(loss, batch.size)
                 scores = self.scores(outputs)
                 for metric in self.metrics:
@@ -185,12 +198,33 @@ class Trainer:
             progress = Progress(epoch, self._earlier.updates + self.tracker.updates)
             self.resumption.store(self.world, self.model, self.optimizer, self.schedule, progress)
 
-    def _report_epoch(self, epoch: int, training_loss: float, values: dict[str, float]) -> None:
+    def _rate(self, begin: Snapshot) -> float:
+        """Samples per second of all ranks since `begin`, by this rank's clock: steps and waiting for data."""
+        now = self.tracker.snapshot()
+        waited = now.seconds["data_wait"] - begin.seconds["data_wait"]
+        return (now.samples - begin.samples) / (now.training - begin.training + waited)
+
+    def _throughput(self, curve: list[dict[str, float]]) -> dict[str, float]:
+        """Over all epochs but the first, in which much is done for the first time, unless there is no other."""
+        rates = [point["samples_per_second"] for point in curve[1:] or curve]
+        if not rates:
+            return {}
+        whole = self.tracker.snapshot()
+        waited = whole.seconds["data_wait"]
+        return {
+            "samples_per_second": statistics.median(rates),
+            "least": min(rates),
+            "most": max(rates),
+            "data_wait_share": waited / (waited + whole.training),
+        }
+
+    def _report_epoch(self, epoch: int, training_loss: float, rate: float, values: dict[str, float]) -> None:
         seconds = self.tracker.snapshot().wall
         for name, value in values.items():
             self.report.metric(f"val_global_{name}", value, epoch=epoch, seconds=seconds)
-        shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items() if name != "loss")
+        self.report.metric("samples_per_second", rate, epoch=epoch, seconds=seconds)
+        names = {"loss": "validation loss"}
+        shown = "".join(f"  {names.get(name, name)} {value:.4g}" for name, value in values.items())
         self.report.say(
-            f"epoch {epoch}/{self.epochs}  loss {training_loss:.4f}  validation loss {values['loss']:.4f}  {shown}"
-            f"  {seconds:.1f} s"
+            f"epoch {epoch}/{self.epochs}  loss {training_loss:.4f}{shown}  {rate:.0f} samples/s  {seconds:.1f} s"
         )

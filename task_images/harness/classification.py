@@ -1,0 +1,161 @@
+"""What the image classifications share: the way from the contract to loading, common parameters, the training itself.
+
+with opening(contract, data="CIFAR-10") as (world, report):
+    images = ...                                    # load
+    seed_all(contract.seed)
+    train_classifier(world, report, settings, model, data, schedule)
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from task_images.comm.allreduce import GradientAllReduce
+from task_images.comm.ddp import DdpAllReduce
+from task_images.contract import Contract
+from task_images.harness.accumulation import count_parameters
+from task_images.harness.data import Data
+from task_images.harness.distributed import COLLECTIVE_SECONDS, World, open_world
+from task_images.harness.errors import TaskUsageError
+from task_images.harness.goals import GoalWatch
+from task_images.harness.metrics import TopK
+from task_images.harness.report import Reporter
+from task_images.harness.resumption import Resumption
+from task_images.harness.schedules import Schedule
+from task_images.harness.speed import SpeedOptions
+from task_images.harness.training import Loss, Trainer
+
+
+@dataclass(frozen=True)
+class ClassifierSettings:
+    """Parameters of every image classification. A task's own Settings have further ones, and their own defaults."""
+
+    batch_size: int = 128
+    epochs: int = 164
+    momentum: float = 0.9
+    nesterov: bool = True
+    weight_decay: float = 1e-4
+    goal_full: float = 80.0
+    goal_light: float = 70.0
+
+
+@dataclass(frozen=True)
+class LongSettings(ClassifierSettings):
+    """Further ones of those that run for long: interruption, and the speed options of harness.speed."""
+
+    budget_seconds: float = 0.0
+    checkpoint: bool = False
+    resume: str = ""
+    channels_last: bool = True
+    compile: str = "no"
+    precision: str = "fp32"
+    loaders: int = 2
+
+    @property
+    def speed(self) -> SpeedOptions:
+        return SpeedOptions(self.channels_last, self.compile, self.precision, self.loaders)
+
+
+@contextmanager
+def opening(
+    contract: Contract, data: str, synthetic: bool = False, collective_seconds: float = COLLECTIVE_SECONDS
+) -> Iterator[tuple[World, Reporter]]:
+    """Meet the other ranks and say what there is, before the data are loaded; part together after success.
+
+    data                 name of the data set; synthetic: it is generated
+    collective_seconds   longest time that a rank may keep the others waiting, see open_world
+    """
+    world = open_world(contract, collective_seconds=collective_seconds)
+    report = Reporter(world, data=data, synthetic=synthetic)
+    report.environment()
+    report.phase("loading")
+    yield world, report
+    world.close()
+
+
+def check_settings(settings: ClassifierSettings) -> None:
+    """Raises TaskUsageError for what does not go together, before anything is opened or loaded."""
+    if settings.nesterov and not settings.momentum:
+        raise TaskUsageError("nesterov needs a momentum above 0", "--set momentum=0.9, or --set nesterov=false")
+
+
+def train_classifier(
+    world: World,
+    report: Reporter,
+    settings: ClassifierSettings,
+    model: nn.Module,
+    data: Data,
+    schedule: Schedule,
+    *,
+    classes: int = 10,
+    loss: Loss = nn.functional.cross_entropy,
+    measure: bool = False,
+    groups: Callable[[nn.Module, float], Iterable[Any]] | None = None,
+    ddp: DdpAllReduce | None = None,
+    name: str = "",
+    identity: Mapping[str, Any] | None = None,
+    details: Mapping[str, Any] | None = None,
+) -> None:
+    """Train `model` (on the CPU as initialised) with synchronous SGD to the goal of Prec@1, and report the result.
+
+    classes    with fewer than five of them there is no Prec@5
+    loss       of training; validation has the cross-entropy
+    measure    no validation and no goal: throughput alone
+    groups     (model, weight decay) -> parameter groups of the optimiser; None: all parameters alike
+    ddp        reduces the gradients during the backward pass; None: one flat buffer after it
+    name       of the task in its checkpoints; identity: what must be the same for training to go on from one
+    """
+    model = model.to(world.device)
+    long = settings if isinstance(settings, LongSettings) else None
+    precision = None
+    same = {"seed": world.contract.seed, "global_batch": settings.batch_size * world.size}
+    facts: dict[str, Any] = {"parameters": count_parameters(model.parameters()), "global_batch": same["global_batch"]}
+    if long:
+        long.speed.apply(model)
+        precision = long.speed.make_precision(world.device)
+        facts["options"] = long.speed.facts(precision)
+    Trainer(
+        world=world,
+        model=ddp.wrap(world, model) if ddp else model,
+        loss=loss,
+        validation_loss=nn.functional.cross_entropy,
+        optimizer=torch.optim.SGD(
+            groups(model, settings.weight_decay) if groups else model.parameters(),
+            lr=0.0,  # the schedule's, before every update
+            momentum=settings.momentum,
+            nesterov=settings.nesterov,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        ),
+        schedule=schedule,
+        strategy=ddp or GradientAllReduce(),
+        data=data,
+        metrics=[] if measure else [TopK(k) for k in (1, 5) if k <= classes],
+        goal=None if measure else _goal(settings, world),
+        report=report,
+        epochs=settings.epochs,
+        precision=precision,
+        resumption=_resumption(world, long, name, {**(identity or {}), **same}) if long else None,
+        budget=long.budget_seconds if long else 0.0,
+        before_pass=ddp.before_pass if ddp else None,
+        details={**facts, **(details or {})},
+    ).run()
+
+
+def _goal(settings: ClassifierSettings, world: World) -> GoalWatch:
+    return GoalWatch("Prec@1", ">=", settings.goal_full, settings.goal_light, world.contract.goal)
+
+
+def _resumption(world: World, settings: LongSettings, name: str, identity: dict[str, Any]) -> Resumption:
+    """Checkpoints go into the output folder."""
+    return Resumption(
+        name,
+        identity,
+        save=Path(world.contract.output_dir) if settings.checkpoint else None,
+        load=Path(settings.resume) if settings.resume else None,
+    )

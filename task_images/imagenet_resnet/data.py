@@ -1,0 +1,167 @@
+"""The batches of one rank: image files decoded ahead in threads, generated files of the same form, or no files."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from task_images.harness.data import Batch
+from task_images.harness.datasets import as_task_error, locked, writable_folder
+from task_images.harness.distributed import World
+from task_images.harness.images import Bytes, Normalise, ahead, synthetic_images
+from task_images.harness.partition import Partition, shard
+from task_images.harness.seeds import generator, numpy_generator
+from task_images.imagenet_resnet.folders import ImageFolders, Part
+from task_images.imagenet_resnet.jpeg import training_crop, validation_crop
+
+# Per channel, of the training images, as everybody has them.
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+_CHUNK = 8  # images that a thread decodes at a time
+_BLOCK = 256
+_QUALITY = 90
+
+
+class FileData:
+    """Images in folders; `data.Data` for a training loop. How each is cut depends on seed, epoch and image alone.
+
+    side            of what the network sees, pixels
+    shorter         in validation, the shorter side before the middle is cut out
+    least_crop      in training, the least share of an image's area that is cut out
+    loaders         threads that decode ahead; 0: decode when asked
+    draft           whether JPEGs are decoded no larger than needed, see jpeg
+    """
+
+    def __init__(
+        self,
+        world: World,
+        images: ImageFolders,
+        batch_size: int,
+        seed: int,
+        *,
+        side: int,
+        shorter: int,
+        least_crop: float,
+        loaders: int,
+        draft: bool,
+        channels_last: bool,
+        validation_batch: int = 64,
+    ) -> None:
+        self._world = world
+        self._images = images
+        self._seed = seed
+        self._side = side
+        self._shorter = shorter
+        self._least_crop = least_crop
+        self._loaders = loaders
+        self._draft = draft
+        self._validation_batch = validation_batch
+        self._normalise = Normalise(world.device, MEAN, DEVIATION, channels_last)
+        self._partition = Partition(len(images.training), batch_size, world.size, seed)
+        self.steps = self._partition.steps
+
+    def training(self, epoch: int) -> Iterator[Batch]:
+        part = self._images.training
+
+        def decode(index: int) -> Bytes:
+            stream = numpy_generator(self._seed, "crop", epoch, index)
+            return training_crop(part.path(index), self._side, self._least_crop, stream, self._draft)
+
+        shares = self._partition.shares(epoch, self._world.rank)
+        return self._ahead(part, decode, ((share.indices, share.total) for share in shares))
+
+    def validation(self) -> Iterator[Batch]:
+        part = self._images.validation
+
+        def decode(index: int) -> Bytes:
+            return validation_crop(part.path(index), self._side, self._shorter, self._draft)
+
+        own = shard(len(part), self._world.size, self._world.rank)
+        starts = range(own.start, own.stop, self._validation_batch)
+        ends = ((start, min(start + self._validation_batch, own.stop)) for start in starts)
+        return self._ahead(part, decode, ((np.arange(start, stop), len(part)) for start, stop in ends))
+
+    def prepare(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor]:
+        return self._normalise(batch.inputs), batch.targets.to(self._world.device, non_blocking=True)
+
+    def _ahead(
+        self, part: Part, decode: Callable[[int], Bytes], wanted: Iterator[tuple[npt.NDArray[np.int64], int]]
+    ) -> Iterator[Batch]:
+        """Batches of the images wanted, every few images decoded by another thread into their place in the batch."""
+
+        def fill(place: Bytes, rows: npt.NDArray[np.int64], whole: Batch | None) -> Batch | None:
+            for image, index in zip(place, rows, strict=True):
+                image[:] = decode(int(index))
+            return whole
+
+        def calls() -> Iterator[Callable[[], Batch | None]]:
+            for rows, total in wanted:
+                images = torch.empty(
+                    (len(rows), self._side, self._side, 3),
+                    dtype=torch.uint8,
+                    pin_memory=self._world.device.type == "cuda",
+                )
+                batch = Batch(images.permute(0, 3, 1, 2), torch.from_numpy(part.labels[rows]), total)
+                for start in range(0, len(rows), _CHUNK):
+                    some = slice(start, start + _CHUNK)
+                    is_last = start + _CHUNK >= len(rows)
+                    yield partial(fill, images.numpy()[some], rows[some], batch if is_last else None)
+
+        # In order, so that a batch is whole when its last part is.
+        for batch in ahead(self._loaders, calls()):
+            if batch is not None:
+                yield batch
+
+
+class FakeData:
+    """One batch of random numbers, made once where the model is, `steps` times an epoch: throughput without loading."""
+
+    def __init__(
+        self, world: World, batch_size: int, steps: int, classes: int, side: int, seed: int, channels_last: bool
+    ) -> None:
+        stream = generator(seed, "fake", world.rank)
+        images = torch.randn(batch_size, 3, side, side, generator=stream)
+        memory = torch.channels_last if channels_last else torch.contiguous_format
+        targets = torch.randint(classes, (batch_size,), generator=stream)
+        self._batch = Batch(
+            images.to(world.device, memory_format=memory), targets.to(world.device), batch_size * world.size
+        )
+        self.steps = steps
+
+    def training(self, epoch: int) -> Iterator[Batch]:
+        return (self._batch for _ in range(self.steps))
+
+    def validation(self) -> Iterator[Batch]:
+        return iter(())
+
+    def prepare(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor]:
+        return batch.inputs, batch.targets
+
+
+def generate(folder: Path, classes: int, sizes: dict[str, int], side: int, seed: int) -> Path:
+    """JPEG files of images that a network can tell apart, in the folders that ImageNet has: `sizes` of `train` and
+    `val`, each `side` x `side`. Made by the first rank of the machine that comes; the same for equal arguments.
+
+    Returns the folder that holds `train` and `val`.
+    """
+    from PIL import Image
+
+    cache = writable_folder(folder)
+    name = f"imagenet-generated-{classes}x{sizes['train']}+{sizes['val']}-{side}-{seed}"
+    target, begun = cache / name, cache / f"{name}.partial"
+    with locked(cache / f"{name}.lock"), as_task_error(target):
+        if target.exists():
+            return target
+        for part, number in sizes.items():
+            for start in range(0, number, _BLOCK):
+                block = synthetic_images(min(_BLOCK, number - start), classes, side, seed, f"{part}-{start}")
+                for index, (image, label) in enumerate(zip(*block, strict=True), start):
+                    path = begun / part / f"class-{label:04d}" / f"{index:06d}.jpeg"
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    Image.fromarray(image.transpose(1, 2, 0)).save(path, quality=_QUALITY)
+        begun.rename(target)
+    return target

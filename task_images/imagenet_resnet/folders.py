@@ -1,0 +1,145 @@
+"""ImageNet on disk: `train` and `val`, each with one folder per class, listed once per machine.
+
+What the data folder, or its sub-folder `imagenet`, may hold instead are the official archives; they are unpacked there.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from task_images.harness.datasets import Arrays, Say, cached_arrays, writable_folder
+from task_images.harness.errors import EnvironmentUnfitError
+from task_images.harness.images import Labels
+from task_images.imagenet_resnet.archives import OFFICIAL, PAGE, Official, unpack
+
+PARTS = ("train", "val")
+ENDINGS = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
+SIZES = (1_281_167, 50_000)  # of the official data set, with 1000 classes
+FORM = 1
+
+
+@dataclass(frozen=True)
+class Part:
+    """The images of `train` or `val`: label [n] of each, and where its file is. Classes are numbered in the order of
+    their names."""
+
+    root: Path
+    classes: list[str]
+    labels: Labels
+    names: npt.NDArray[np.uint8]  # all file names, one behind the other
+    ends: npt.NDArray[np.int64]  # where each of them ends
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def path(self, index: int) -> Path:
+        start = int(self.ends[index - 1]) if index else 0
+        name = os.fsdecode(self.names[start : int(self.ends[index])].tobytes())
+        return self.root / self.classes[int(self.labels[index])] / name
+
+
+@dataclass(frozen=True)
+class ImageFolders:
+    training: Part
+    validation: Part
+
+    @property
+    def is_official(self) -> bool:
+        return (len(self.training), len(self.validation)) == SIZES and len(self.training.classes) == 1000
+
+
+def load(folder: Path, classes: int, say: Say, official: Official = OFFICIAL) -> ImageFolders:
+    """The images in `folder`, whose archives the first rank of the machine that comes has unpacked.
+
+    Raises EnvironmentUnfitError that says what is missing, or which folder is not as it should be.
+    """
+    place = _place(folder, official)
+
+    def build() -> Arrays:
+        unpack(place, [part for part in PARTS if not (place / part).is_dir()], official, say)
+        say(f"{place}: listing the images")
+        return _list(place, classes)
+
+    def sources() -> list[Path]:
+        return [path for part in PARTS for path in (_class_folders(place / part) or official.files(place, part))]
+
+    arrays = cached_arrays(writable_folder(place), "imagenet", FORM, sources, build)
+    names = os.fsdecode(arrays["classes"].tobytes()).split("\n")
+    _check_count(place, names, classes)
+    parts = (
+        Part(place / part, names, *(arrays[f"{part}_{what}"] for what in ("labels", "names", "ends")))  # type: ignore[arg-type]
+        for part in PARTS
+    )
+    return ImageFolders(*parts)
+
+
+def _place(folder: Path, official: Official) -> Path:
+    places = (folder, folder / "imagenet")
+    for place in places:
+        if all((place / part).is_dir() or official.files(place, part) for part in PARTS):
+            return place
+    place = next((place for place in places if any((place / part).is_dir() for part in PARTS)), folder)
+    missing = [part for part in PARTS if not (place / part).is_dir() and not official.files(place, part)]
+    wanted = " and ".join(f"{part}/ (or {' with '.join(item.name for item in official.of(part))})" for part in missing)
+    raise EnvironmentUnfitError(
+        f"ImageNet is not here: {place} has no {wanted}",
+        f"image-net.org gives it to registered users only, so it is never downloaded by itself: get the archives from"
+        f" {PAGE} and put them into a folder that --data-dir names. Without: --set data=generated, or --set data=fake.",
+    )
+
+
+def _list(place: Path, classes: int) -> Arrays:
+    """Labels and names of all images, the classes' names, after a look at whether they can be right."""
+    names = {part: [folder.name for folder in _class_folders(place / part)] for part in PARTS}
+    for part in PARTS:
+        if not names[part]:
+            raise EnvironmentUnfitError(
+                f"{place / part} has no folders, one per class",
+                "Where it holds the images of the archive as they are, delete it and put the archives beside it:"
+                " they are unpacked and sorted.",
+            )
+    _check_count(place, names["train"], classes)
+    different = sorted({*names["train"]} ^ {*names["val"]})
+    if different:
+        where = next(part for part in PARTS if different[0] not in names[part])
+        raise EnvironmentUnfitError(
+            f"{len(different)} classes are not in both parts: {place / where} has no {different[0]}",
+            "Both must have the same folders.",
+        )
+    arrays: Arrays = {"classes": np.frombuffer("\n".join(names["train"]).encode(), np.uint8)}
+    for part in PARTS:
+        files = [sorted(_images(place / part / name)) for name in names[part]]
+        empty = [name for name, found in zip(names[part], files, strict=True) if not found]
+        if empty:
+            raise EnvironmentUnfitError(f"{place / part / empty[0]} has no images", f"Looked for {', '.join(ENDINGS)}.")
+        encoded = [os.fsencode(name) for found in files for name in found]
+        arrays[f"{part}_labels"] = np.repeat(np.arange(len(files)), [len(found) for found in files])
+        arrays[f"{part}_names"] = np.frombuffer(b"".join(encoded), np.uint8)
+        arrays[f"{part}_ends"] = np.cumsum([len(name) for name in encoded])
+    return arrays
+
+
+def _check_count(place: Path, names: list[str], classes: int) -> None:
+    if len(names) != classes:
+        raise EnvironmentUnfitError(
+            f"{place / PARTS[0]} has {len(names)} classes, the run expects {classes}",
+            f"Complete it, or train on what there is: --set classes={len(names)}.",
+        )
+
+
+def _class_folders(part: Path) -> list[Path]:
+    if not part.is_dir():
+        return []
+    with os.scandir(part) as entries:
+        return sorted(part / entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _images(folder: Path) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.lower().endswith(ENDINGS) and not entry.name.startswith("."):
+                yield entry.name

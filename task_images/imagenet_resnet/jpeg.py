@@ -1,0 +1,92 @@
+"""One image file -> the square of bytes that the network sees, as the field cuts it (Szegedy et al. 2014; torchvision).
+
+Pillow's decoder and scaler let go of the interpreter's lock while they work, so threads are enough to load ahead. With
+`draft` the decoder leaves out what a smaller image does not need: a JPEG is decoded at 1/2, 1/4 or 1/8 of its size
+where that still has every pixel of the result (a scaled cosine transform in place of part of the averaging).
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from task_images.harness.errors import EnvironmentUnfitError
+from task_images.harness.images import Bytes
+
+RATIOS = (3 / 4, 4 / 3)
+TRIES = 10
+
+Box = tuple[float, float, float, float]  # left, upper, right, lower
+
+
+def training_crop(path: Path, side: int, least: float, stream: np.random.Generator, draft: bool) -> Bytes:
+    """A random part of `least` to all of the image's area, 3:4 to 4:3, scaled to `side` x `side`, every other mirrored.
+
+    Returns [side, side, 3]. All that is random comes from `stream`. Raises EnvironmentUnfitError for a damaged file.
+    """
+
+    def cut(image: Image.Image) -> Bytes:
+        box = random_box(*image.size, least, stream)
+        mirrored = stream.random() < 0.5
+        pixels = _scaled(image, box, (side, side), draft)
+        return pixels[:, ::-1] if mirrored else pixels
+
+    return _read(path, cut)
+
+
+def validation_crop(path: Path, side: int, shorter: int, draft: bool) -> Bytes:
+    """The middle `side` x `side` of the image, its shorter side scaled to `shorter`. Returns [side, side, 3]."""
+
+    def cut(image: Image.Image) -> Bytes:
+        width, height = image.size
+        factor = shorter / min(width, height)
+        size = max(side, int(width * factor)), max(side, int(height * factor))
+        pixels = _scaled(image, (0, 0, width, height), size, draft)
+        left, upper = (round((length - side) / 2) for length in size)
+        return pixels[upper : upper + side, left : left + side]
+
+    return _read(path, cut)
+
+
+def random_box(width: int, height: int, least: float, stream: np.random.Generator) -> Box:
+    """A box inside the image: share of its area uniform in [least, 1], logarithm of width / height uniform in that of
+    RATIOS. After ten tries that did not fit, the greatest box in the middle with the nearest ratio."""
+    low, high = (math.log(ratio) for ratio in RATIOS)
+    for _ in range(TRIES):
+        area = width * height * stream.uniform(least, 1.0)
+        ratio = math.exp(stream.uniform(low, high))
+        across, down = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < across <= width and 0 < down <= height:
+            left, upper = int(stream.integers(width - across + 1)), int(stream.integers(height - down + 1))
+            return left, upper, left + across, upper + down
+    ratio = min(max(width / height, RATIOS[0]), RATIOS[1])
+    across, down = min(width, round(height * ratio)), min(height, round(width / ratio))
+    left, upper = (width - across) // 2, (height - down) // 2
+    return left, upper, left + across, upper + down
+
+
+def _scaled(image: Image.Image, box: Box, size: tuple[int, int], draft: bool) -> Bytes:
+    """The part `box` of the image, scaled to `size` (bilinear, averaging where it gets smaller); [height, width, 3]."""
+    width, height = image.size
+    if draft:
+        # The size of the whole at which the box is just as large as wanted; the decoder takes a power of two above.
+        image.draft(None, (round(width * size[0] / (box[2] - box[0])), round(height * size[1] / (box[3] - box[1]))))
+    across, down = image.width / width, image.height / height
+    colours = image if image.mode == "RGB" else image.convert("RGB")  # grey ones, CMYK, PNGs with transparency
+    inside = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
+    return np.asarray(colours.resize(size, Image.Resampling.BILINEAR, inside))
+
+
+def _read(path: Path, cut: Callable[[Image.Image], Bytes]) -> Bytes:
+    try:
+        with Image.open(path) as image:
+            return cut(image)
+    except FileNotFoundError:
+        raise EnvironmentUnfitError(f"{path} is gone", "It was there when the folders were listed.") from None
+    except Exception as error:  # a damaged file may raise anything
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        raise EnvironmentUnfitError(
+            f"{path} cannot be read as an image: {why}", "Get the file anew, or remove it."
+        ) from None
