@@ -48,7 +48,11 @@ def test_tiny_reaches_its_goal(ranks: RankServer, tmp_path: Path) -> None:
     assert result["samples"] == 600 * result["epochs"]
     assert result["updates"] == 10 * result["epochs"] == result["details"]["communication"]["messages"]
     assert result["details"]["options"]["channels_last"] is True
-    assert set(result["details"]["curve"][0]) == {"epoch", "seconds", "train_loss", "loss", "Prec@1", "Prec@5"}
+    point = {"epoch", "seconds", "train_loss", "samples_per_second", "loss", "Prec@1", "Prec@5"}
+    assert set(result["details"]["curve"][0]) == point
+    throughput = result["details"]["throughput"]
+    assert 0 < throughput["least"] <= throughput["samples_per_second"] <= throughput["most"]
+    assert 0 <= throughput["data_wait_share"] < 1
     assert ended[0].metric("val_global_Prec@5")[-1] >= ended[0].metric("val_global_Prec@1")[-1]
 
 
@@ -88,10 +92,20 @@ def test_a_resumed_training_goes_on_as_if_nothing_had_happened(ranks: RankServer
 
 def test_a_budget_ends_the_training_with_the_accuracy_at_that_time(ranks: RankServer, tmp_path: Path) -> None:
     result = finished(run(ranks, tmp_path, **SMALL, epochs=100_000, budget_seconds=1.0))
-    assert result["outcome"] == "goal_missed"
-    assert result["details"]["stopped_by"] == "budget"
+    assert result["outcome"] == "budget_spent"
+    assert result["budget_seconds"] == 1.0
     assert result["wall_seconds"] >= 1.0
-    assert result["goal"]["value"] == max(point["Prec@1"] for point in result["details"]["curve"])
+    curve = [point["Prec@1"] for point in result["details"]["curve"]]
+    assert (result["goal"]["value"], result["goal"]["last"]) == (max(curve), curve[-1])
+
+
+def test_a_budget_is_spent_beyond_the_goal(ranks: RankServer, tmp_path: Path) -> None:
+    result = finished(
+        run(ranks, tmp_path, **SMALL | {"goal_full": 0.0, "goal_light": 0.0}, epochs=3, budget_seconds=60.0)
+    )
+    assert result["outcome"] == "goal_reached"  # for the epochs ended before the budget did
+    assert result["epochs"] == 1
+    assert len(result["details"]["curve"]) == 3
 
 
 def test_mixed_precision_learns_and_is_listed(ranks: RankServer, tmp_path: Path) -> None:
