@@ -9,7 +9,7 @@ from mlbench_cli.errors import UsageError
 
 MOST_PACKED = 20 << 20  # bytes; helm itself takes no more than that
 MOST_UNPACKED = 100 << 20
-MOST_FILES = 10_000
+MOST_FILES = 2_000
 
 
 def unpack(data: bytes, into: Path, what: str) -> Path:

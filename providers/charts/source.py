@@ -58,15 +58,21 @@ class Wanted:
 
 
 @contextmanager
-def fetched(location: str) -> Iterator[Chart]:
+def fetched(location: str, read_seconds: float = READ_SECONDS) -> Iterator[Chart]:
     """The chart at DIR or REPO@VERSION, in a private folder of its own that goes when this is left.
+
+    A repository may be silent for `read_seconds`.
 
     Raises UsageError for what is no chart, is damaged, or is not what its repository promises, NotFoundError where
     there is none, DeadlineError where nobody answers.
     """
     wanted = wanted_of(location) if "://" in location else None
     with tempfile.TemporaryDirectory(prefix="mlbench-chart-") as folder:
-        yield _downloaded(wanted, Path(folder), location) if wanted else _copied(Path(location), Path(folder))
+        yield (
+            _downloaded(wanted, Path(folder), location, read_seconds)
+            if wanted
+            else _copied(Path(location), Path(folder))
+        )
 
 
 def wanted_of(location: str) -> Wanted:
@@ -126,11 +132,11 @@ def _copied(source: Path, folder: Path) -> Chart:
 # --- a repository ---------------------------------------------------------------------------------------------------
 
 
-def _downloaded(wanted: Wanted, folder: Path, location: str) -> Chart:
-    entry = _entry(wanted)
+def _downloaded(wanted: Wanted, folder: Path, location: str, read_seconds: float) -> Chart:
+    entry = _entry(wanted, read_seconds)
     url = urljoin(f"{wanted.repository}/", str(entry["urls"][0]))
     _check_scheme(url)
-    data = _get(wanted.repository, url, MOST_PACKED)
+    data = _get(wanted.repository, url, MOST_PACKED, read_seconds)
     digest = hashlib.sha256(data).hexdigest()
     promised = str(entry.get("digest") or "").removeprefix("sha256:").lower()
     warnings: tuple[str, ...] = ()
@@ -147,9 +153,10 @@ def _downloaded(wanted: Wanted, folder: Path, location: str) -> Chart:
     return chart
 
 
-def _entry(wanted: Wanted) -> Mapping[str, Any]:
+def _entry(wanted: Wanted, read_seconds: float) -> Mapping[str, Any]:
     """What the repository's index says of exactly this version."""
-    index = _yaml(_get(wanted.repository, f"{wanted.repository}/index.yaml", MOST_INDEX), "The repository's index.yaml")
+    url = f"{wanted.repository}/index.yaml"
+    index = _yaml(_get(wanted.repository, url, MOST_INDEX, read_seconds), url)
     entries = index.get("entries")
     if not isinstance(entries, Mapping):
         raise UsageError(f"{wanted.repository} is no chart repository: its index.yaml has no entries.", hint=FORM)
@@ -169,7 +176,7 @@ def _entry(wanted: Wanted) -> Mapping[str, Any]:
     )
 
 
-def _get(repository: str, url: str, limit: int) -> bytes:
+def _get(repository: str, url: str, limit: int, read_seconds: float) -> bytes:
     """The file at `url`, of at most `limit` bytes."""
     library = _library()
     import requests
@@ -182,14 +189,14 @@ def _get(repository: str, url: str, limit: int) -> bytes:
                 repository,
                 url,
                 stream=True,
-                timeout=(CONNECT_SECONDS, READ_SECONDS),
+                timeout=(CONNECT_SECONDS, read_seconds),
                 hooks={"response": _Guard(limit)},
             )
         )
     except library.HTTPGetError as error:
         raise _refused(url, int(error.args[2])) from None
     except requests.Timeout:
-        raise DeadlineError(f"{url} gave no answer within {READ_SECONDS:.0f} s.", hint="Repeat it later.") from None
+        raise DeadlineError(f"{url} gave no answer within {read_seconds:.0f} s.", hint="Repeat it later.") from None
     except requests.TooManyRedirects:
         raise UsageError(f"{url} redirects in a circle.") from None
     except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
@@ -220,9 +227,7 @@ class _Guard:
                 if time.monotonic() > self.end:
                     raise DeadlineError(f"{url} has not come whole after {FILE_SECONDS:.0f} s.")
         except urllib3.exceptions.ReadTimeoutError:
-            raise DeadlineError(
-                f"{url} stopped half-way: nothing came for {READ_SECONDS:.0f} s.", hint="Repeat it later."
-            ) from None
+            raise DeadlineError(f"{url} stopped half-way: nothing came for a while.", hint="Repeat it later.") from None
         finally:
             raw.close()
         response.raw = io.BytesIO(bytes(content))

@@ -1,0 +1,280 @@
+"""Custom values, names of charts, and archives: what needs neither a cluster nor a network."""
+
+import gzip
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.errors import NotFoundError, UsageError
+from providers.charts.archive import MOST_FILES, MOST_UNPACKED, unpack
+from providers.charts.source import Wanted, fetched, wanted_of
+from providers.charts.values import merged, overrides, parsed, warnings
+from tests.fakes.chart_repository import chart_files, packed, write_chart
+
+DEFAULTS: dict[str, Any] = {
+    "replicas": 1,
+    "image": {"repository": "web", "tag": "v1"},
+    "ports": [{"name": "http", "port": 80}, {"name": "admin", "port": 81}],
+    "annotations": {},
+    "auth": None,
+    "deep": {"er": {"still": {"x": 1, "y": 2}}},
+}
+
+
+def given(*entries: str) -> dict[str, Any]:
+    return overrides(parsed(entries), DEFAULTS)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", 1), ("-7", -7), ("0", 0), ("0.5", 0.5), ("-12.25", -12.25), ("true", True), ("false", False),
+        ("null", None), ("", ""), ("text", "text"), ("007", "007"), ("1e5", "1e5"), ("True", "True"), ("yes", "yes"),
+        ("1.2.3", "1.2.3"), ("a=b", "a=b"), ('"5"', "5"), ("'true'", "true"), ('"a\\n\\"b\\""', 'a\n"b"'), ("''", ""),
+        ("'it''s'", "it''s"), ('["a", 1, null]', ["a", 1, None]), ('{"b": {"c": 0.5}}', {"b": {"c": 0.5}}),
+        ("é ☃", "é ☃"), ("12345678901234567890", 12345678901234567890),
+    ],
+)  # fmt: skip
+def test_types(text: str, value: Any) -> None:
+    found = given(f"auth={text}")["auth"]
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("path", "steps"),
+    [
+        ("a", ("a",)),
+        ("a.b.c.d.e", ("a", "b", "c", "d", "e")),
+        ("a[0]", ("a", 0)),
+        ("a[2][10].b", ("a", 2, 10, "b")),
+        (r"a.prometheus\.io/scrape", ("a", "prometheus.io/scrape")),
+        (r"a\[0\].b", ("a[0]", "b")),
+        (r"a\=b", ("a=b",)),
+        ("0.1", ("0", "1")),
+    ],
+)
+def test_paths(path: str, steps: tuple[str | int, ...]) -> None:
+    [custom] = parsed([f"{path}=x=y"])
+    assert (custom.path, custom.value) == (steps, "x=y")
+
+
+@pytest.mark.parametrize("entry", ["a", "=1", ".a=1", "a.=1", "a..b=1", "a[=1", "a[x]=1", "a[-1]=1", "[0]=1", "a[0]b=1",
+                                   "a]=1", "a\\"])  # fmt: skip
+def test_malformed_paths_are_refused(entry: str) -> None:
+    with pytest.raises(UsageError, match="--custom-value"):
+        parsed([entry])
+
+
+@pytest.mark.parametrize(
+    ("value", "says", "helps"),
+    [
+        ("1.10", "as a number that is 1.1", "'auth=\"1.10\"'"),
+        ("1.0", "as a number that is 1", "auth=1"),
+        ("0.50", "as a number that is 0.5", "auth=0.5"),
+        ('"open', "quote is not closed", None),
+        ('"', "quote is not closed", None),
+        ('"a\\x"', "Invalid", "as in JSON"),
+        ("[1, 2", "is JSON", "in quotes"),
+        ("{{ .Values.x }}", "is JSON", "in quotes"),
+        ("[NaN]", "NaN is not JSON", "in quotes"),
+    ],
+)
+def test_what_may_be_meant_otherwise_is_asked_about(value: str, says: str, helps: str | None) -> None:
+    with pytest.raises(UsageError, match=says) as caught:
+        parsed([f"auth={value}"])
+    assert helps is None or helps in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("entries", "says"),
+    [
+        (("a=1", "a=2"), "a=1 and --custom-value a=2 contradict each other: the values differ"),
+        (("a=1", 'a="1"'), "the values differ"),
+        (("a=1", "a=true"), "the values differ"),
+        (("a=1", "a.b=2"), "a=1 and --custom-value a.b=2 .* goes further"),
+        (("a.b.c=1", "a.b=2"), "goes further"),
+        (("a[0]=1", "a.b=2"), "one makes a list of it, the other a mapping"),
+        (("a[0].b=1", "a[0]=x"), "goes further"),
+    ],
+)
+def test_contradictions_are_named(entries: tuple[str, ...], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        parsed(entries)
+
+
+def test_the_same_twice_is_no_contradiction() -> None:
+    assert given("a.b=1", "a.c=2", "a.b=1") == {"a": {"b": 1, "c": 2}}
+
+
+def test_depth() -> None:
+    """The original took two levels only, and lost the first of three."""
+    assert given("deep.er.still.x=9") == {"deep": {"er": {"still": {"x": 9}}}}
+    assert merged(DEFAULTS, given("deep.er.still.x=9"))["deep"] == {"er": {"still": {"x": 9, "y": 2}}}
+
+
+def test_lists_keep_the_charts_other_elements() -> None:
+    found = given("ports[1].port=8081", "ports[2].name=more", "ports[2].port=1")
+    assert found["ports"] == [
+        {"name": "http", "port": 80},
+        {"name": "admin", "port": 8081},
+        {"name": "more", "port": 1},
+    ]
+    assert DEFAULTS["ports"][1]["port"] == 81
+
+
+def test_a_gap_in_a_list_is_named() -> None:
+    with pytest.raises(UsageError, match=r"ports\[4\]=1: the list ports has 2 elements, so the next is \[2\]"):
+        given("ports[4]=1")
+    with pytest.raises(UsageError, match=r"the list new has 0 elements"):
+        given("new[1]=1")
+
+
+def test_a_mapping_of_the_chart_is_not_replaced_by_a_value() -> None:
+    with pytest.raises(UsageError, match="image=3: in the chart this is a mapping, of repository, tag") as caught:
+        given("image=3")
+    assert "image.repository=" in (caught.value.hint or "")
+    assert given("image=null") == {"image": None}
+    assert given("annotations=none", 'image={"tag": "x"}')["image"] == {"tag": "x"}
+
+
+def test_null_takes_away() -> None:
+    assert merged(DEFAULTS, given("image.tag=null", "replicas=null")) == {
+        **{key: value for key, value in DEFAULTS.items() if key != "replicas"},
+        "image": {"repository": "web"},
+    }
+
+
+def test_unknown_paths_and_long_numbers_are_warned_of() -> None:
+    customs = parsed(["imgae.tag=x", "image.tga=y", "annotations.any=1", "sub.x=1", "global.y=1", "replicas=2000000"])
+    told = warnings(customs, DEFAULTS, ["sub"])
+    assert len(told) == 3
+    assert 'no "imgae"' in told[0]
+    assert 'Did you mean "image"' in told[0]
+    assert 'Did you mean "tag"' in told[1]
+    assert "2e+06" in told[2]
+
+
+# --- where a chart is -----------------------------------------------------------------------------------------------
+
+
+def test_a_repository_a_chart_and_a_version() -> None:
+    assert wanted_of("https://example.org/charts/web@1.2.3-rc.1+b") == Wanted(
+        "https://example.org/charts", "web", "1.2.3-rc.1+b"
+    )
+    assert wanted_of("http://127.0.0.1:1/web@v1.2.3").version == "v1.2.3"
+
+
+@pytest.mark.parametrize(
+    ("location", "says"),
+    [
+        ("https://example.org/web", "names no version"),
+        ("https://example.org/web@latest", "no exact version"),
+        ("https://example.org/web@^1.2", "no exact version"),
+        ("https://example.org/web@1.2", "no exact version"),
+        ("https://example.org/web@", "no exact version"),
+        ("https://example.org@1.2.3", "names no chart"),
+        ("https://me:secret@example.org/web@1.2.3", "password does not belong"),
+        ("http://example.org/web@1.2.3", "not encrypted"),
+        ("http://127.0.0.1.example.org/web@1.2.3", "not encrypted"),
+        ("ftp://example.org/web@1.2.3", "none of https and http"),
+        ("file:///web@1.2.3", "none of https and http"),
+        ("https://example.org/web?x=1@1.2.3", "no meaning"),
+        ("oci://example.org/web@1.2.3", "image registries"),
+    ],
+)
+def test_what_names_no_chart_is_refused_unasked(location: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says) as caught:
+        wanted_of(location)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_folder_is_copied_and_has_a_digest(tmp_path: Path) -> None:
+    source = write_chart(tmp_path / "web")
+    with fetched(str(source)) as chart:
+        (source / "values.yaml").write_text("changed: 1")
+        assert (chart.name, chart.version, chart.values["replicas"]) == ("web", "1.2.3", 1)
+        assert (chart.folder / "values.yaml").read_text() == chart_files()["values.yaml"]
+        kept, digest = chart.folder, chart.digest
+    assert not kept.exists()
+    with fetched(str(source)) as chart:
+        assert chart.digest != digest
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({}, "has no Chart.yaml"),
+        ({"Chart.yaml": "name: web\nversion: 1.2.3"}, "no apiVersion"),
+        ({"Chart.yaml": "apiVersion: v2\nname: web"}, "no version"),
+        ({"Chart.yaml": "apiVersion: v2\nname: Web_1\nversion: 1.2.3"}, "cannot be the name of a release"),
+        ({"Chart.yaml": "apiVersion: v2\nname: web\nversion: 1.2.3\ntype: library"}, "library"),
+        ({"Chart.yaml": "a: [b"}, "not valid YAML"),
+        ({"Chart.yaml": "- 1"}, "not a mapping"),
+        ({**chart_files(), "values.yaml": "- 1"}, "values.yaml .* not a mapping"),
+    ],
+)
+def test_a_folder_that_is_no_chart(tmp_path: Path, files: dict[str, str], says: str) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=says), fetched(str(tmp_path)):
+        pass
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="does not exist"), fetched(str(tmp_path / "nope")):
+        pass
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="not a folder"), fetched(str(tmp_path / "file")):
+        pass
+
+
+# --- archives -------------------------------------------------------------------------------------------------------
+
+
+def _member(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, target
+    return member
+
+
+EVIL: dict[str, tuple[bytes, str]] = {
+    "dots": (packed({"../../evil": "x"}), "outside of its folder"),
+    "inner dots": (packed({"a/../../../evil": "x"}), "outside of its folder"),
+    "absolute": (packed({"/etc/evil": "x"}), "outside of its folder"),
+    "backslash": (packed({"a\\b": "x"}), "outside of its folder"),
+    "symbolic link": (packed({"l": _member("web/l", tarfile.SYMTYPE, "/etc/passwd")}), "neither a file nor a folder"),
+    "hard link": (packed({"l": _member("web/l", tarfile.LNKTYPE, "web/x")}), "neither a file nor a folder"),
+    "device": (packed({"l": _member("web/l", tarfile.CHRTYPE)}), "neither a file nor a folder"),
+    "pipe": (packed({"l": _member("web/l", tarfile.FIFOTYPE)}), "neither a file nor a folder"),
+    "twice": (gzip.compress(gzip.decompress(packed({"a": "1"}))[:1024] * 2), "cannot be unpacked"),
+    "two folders": (packed({"a": "1", "b/": _member("other/", tarfile.DIRTYPE)}), "more than one folder"),
+    "empty": (packed({}), "is empty"),
+    "not gzip": (b"hello", "damaged"),
+    "not tar": (gzip.compress(b"hello" * 500), "damaged"),
+    "truncated": (packed(chart_files())[:-20], "ends too early"),
+    "half a file": (gzip.compress(gzip.decompress(packed({"a": "1" * 5000}))[:2000]), "damaged"),
+    "bomb": (gzip.compress(b"\0" * (MOST_UNPACKED + 1), 1), "when unpacked"),
+    "many": (packed({str(number): "" for number in range(MOST_FILES + 1)}), "more than"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EVIL)
+def test_what_is_not_unpacked(tmp_path: Path, name: str) -> None:
+    data, says = EVIL[name]
+    inside = tmp_path / "a" / "b"
+    inside.mkdir(parents=True)
+    with pytest.raises(UsageError, match=says):
+        unpack(data, inside, "web.tgz")
+    assert {path for path in tmp_path.rglob("*") if inside not in path.parents} == {tmp_path / "a", inside}
+
+
+def test_an_archive_is_unpacked(tmp_path: Path) -> None:
+    assert unpack(packed(chart_files()), tmp_path, "web.tgz") == tmp_path / "web"
+    assert (tmp_path / "web/templates/config.yaml").read_text() == chart_files()["templates/config.yaml"]
+    with tarfile.open(fileobj=io.BytesIO(packed(chart_files()))) as tar:
+        assert len(tar.getmembers()) == 3
