@@ -123,6 +123,7 @@ class Provider(Protocol):
     functional_only  True where timings on the cluster mean nothing
     nodes            how many machines it has
     gpus_per_node    of the machines that work
+    devices_per_node other devices of theirs that every worker of a run gets, by Kubernetes' name of the resource
     registry         where tasks' images come from, unless a run says otherwise
     options          the provider's options, by name
     expires          seconds since 1970, when `gc --expired` may remove it; absent: never

@@ -4,16 +4,25 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from mlbench_cli.errors import UsageError
+from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.kube.access import Access
 from mlbench_cli.store import Cluster
 from providers.base import Plan, Resource, option, options_of
 from providers.eks.aws import aws_in, region_of
 from providers.eks.control import AddOn, Admin, ControlPlane, access_to
-from providers.eks.gpus import DevicePlugin
+from providers.eks.devices import Device, DevicePlugin, gpus, network_cards
 from providers.eks.machines import Machine, alike, check_alike, chosen, machine_of
 from providers.eks.network import PlacementGroup, Stack
-from providers.eks.nodes import Group, LaunchTemplate, NodeGroup, NodeGroupSize, worker_group
+from providers.eks.nodes import (
+    BOTTLEROCKET,
+    EFA,
+    IMAGES,
+    Group,
+    LaunchTemplate,
+    NodeGroup,
+    NodeGroupSize,
+    worker_group,
+)
 
 MOST_NODES = 450  # the quota of machines in one managed node group
 SYSTEM_MACHINES = 1
@@ -42,7 +51,10 @@ class EksOptions:
         (), "--spot-type", help="with --spot: another instance type that will do; repeatable; default: the same GPUs"
     )
     placement_group: bool = option(False, "--placement-group", help="put the workers close together")
-    efa: bool = option(False, "--efa", help="fast network cards, with a placement group")
+    efa: bool = option(False, "--efa", help="fast network cards, with a placement group; runs get them")
+    node_image: str = option(
+        "al2023", "--node-image", help="of the workers: al2023, or bottlerocket, which shows GPUs by itself"
+    )
     admin: tuple[str, ...] = option((), "--admin", help="ARN that may also use the cluster; repeatable")
     allow_from: tuple[str, ...] = option(
         (), "--allow-from", help="CIDR that may reach the Kubernetes API; repeatable; default: any"
@@ -76,6 +88,8 @@ class EksProvider:
             "location": options.zone or region,
             "options": asdict(options),
         }
+        if options.efa:
+            details["devices_per_node"] = {EFA: machine.efa}
         return Cluster(name, self.name, "creating", details=details)
 
     def plan(self, cluster: Cluster) -> Plan:
@@ -100,6 +114,8 @@ class EksProvider:
             spot=options.spot,
             zone=options.zone,
             private=_private(options, machine),
+            efa=options.efa,
+            system=options.node_image,
         )
         return system, workers
 
@@ -116,13 +132,13 @@ class EksProvider:
         # What is only found by its marks may have any of these.
         if options.efa or options.placement_group or not options_known(cluster):
             placement = PlacementGroup(cluster, aws, stack)
-            template = LaunchTemplate(plane, options.disk_size, machine if options.efa else None, placement)
+            cards = machine if options.efa else None
+            template = LaunchTemplate(plane, options.disk_size, cards, placement, options.node_image)
             found += [placement, template]
         base = NodeGroup(plane, stack, system, before)
         working = NodeGroup(plane, stack, workers, before, template)
         found += [base, working, AddOn(plane, AFTER_NODES, (plane, base))]
-        if workers.gpu and workers.count:
-            found.append(DevicePlugin(plane, working, workers.count, machine.gpus))
+        found += [DevicePlugin(plane, working, workers.count, device) for device in _devices(cluster) if workers.count]
         return found
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
@@ -142,10 +158,16 @@ class EksProvider:
         plane = ControlPlane(cluster, aws, stack)
         working = NodeGroup(plane, stack, workers, ())
         size = NodeGroupSize(working, nodes)
-        gpus = int(cluster.details.get("gpus_per_node", 0))
-        if not gpus or not nodes:
-            return [size]
-        return [size, DevicePlugin(plane, working, nodes, gpus, needs=(size,))]
+        devices = _devices(cluster) if nodes else []
+        return [size, *(DevicePlugin(plane, working, nodes, device, needs=(size,)) for device in devices)]
+
+
+def _devices(cluster: Cluster) -> list[Device]:
+    """What each worker has to show before the cluster is of use."""
+    each = int(cluster.details.get("gpus_per_node") or 0)
+    cards = int((cluster.details.get("devices_per_node") or {}).get(EFA, 0))
+    built_in = options_of(cluster, EksOptions).node_image == BOTTLEROCKET
+    return ([gpus(each, built_in=built_in)] if each else []) + ([network_cards(cards)] if cards else [])
 
 
 def options_known(cluster: Cluster) -> bool:
@@ -166,6 +188,11 @@ def _check_network(options: EksOptions, machine: Machine) -> None:
         raise UsageError(
             f"{machine.name} has no network card with EFA, as far as the table of machines knows.",
             hint="Leave out --efa, or choose a larger machine, as g5.8xlarge or p4d.24xlarge.",
+        )
+    if options.node_image not in IMAGES:
+        raise UsageError(
+            f'--node-image "{options.node_image}" is none of {", ".join(IMAGES)}.'
+            f"{did_you_mean(options.node_image, list(IMAGES))}"
         )
     if options.spot_type and not options.spot:
         raise UsageError("--spot-type needs --spot: other machines are of one type only.")

@@ -17,8 +17,15 @@ WORKER = "worker"
 GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NO_SCHEDULE"}
 # Keeps runs off the small machine; what EKS itself installs tolerates it.
 SYSTEM_TAINT = {"key": "CriticalAddonsOnly", "value": "true", "effect": "NO_SCHEDULE"}
-ROOT_DEVICE = "/dev/xvda"  # of Amazon Linux 2023
-STANDARD, NVIDIA = "AL2023_x86_64_STANDARD", "AL2023_x86_64_NVIDIA"
+GPU, EFA = "nvidia.com/gpu", "vpc.amazonaws.com/efa"
+AL2023, BOTTLEROCKET = "al2023", "bottlerocket"
+# EKS' name of each image, without and with NVIDIA's driver.
+IMAGES = {
+    AL2023: ("AL2023_x86_64_STANDARD", "AL2023_x86_64_NVIDIA"),
+    BOTTLEROCKET: ("BOTTLEROCKET_x86_64", "BOTTLEROCKET_x86_64_NVIDIA"),
+}
+# Where images and logs go. Bottlerocket's own system has a small disk of its own before it.
+DISKS = {AL2023: "/dev/xvda", BOTTLEROCKET: "/dev/xvdb"}
 
 
 @dataclass(frozen=True)
@@ -34,15 +41,18 @@ class Group:
     spot: bool = False
     zone: str | None = None
     private: bool = False
+    efa: bool = False
+    system: str = AL2023  # the operating system
 
     @property
     def image(self) -> str:
-        return NVIDIA if self.gpu else STANDARD
+        return IMAGES[self.system][self.gpu]
 
     @property
     def labels(self) -> dict[str, str]:
         labels = {ROLE_LABEL: WORKER if self.worker else "system"}
-        return {**labels, "nvidia.com/gpu.present": "true"} if self.gpu else labels
+        present = ((GPU, self.gpu), (EFA, self.efa))
+        return {**labels, **{f"{device}.present": "true" for device, is_there in present if is_there}}
 
     @property
     def taints(self) -> list[dict[str, str]]:
@@ -63,12 +73,14 @@ class LaunchTemplate(Resource):
         disk: int,
         machine: Machine | None,
         placement: PlacementGroup | None = None,
+        system: str = AL2023,
     ) -> None:
         self.cluster = plane.cluster
         self.aws = plane.aws
         self.plane = plane
         self.name = f"mlbench-{plane.name}"
         self.disk = disk
+        self.device = DISKS[system]
         self.machine = machine  # None: ordinary interfaces
         self.placement = placement
         self.needs = (plane, *((placement,) if placement else ()))
@@ -92,7 +104,7 @@ class LaunchTemplate(Resource):
         kinds = ("instance", "volume", "network-interface")
         volume = {"VolumeSize": self.disk, "VolumeType": "gp3", "DeleteOnTermination": True}
         data: dict[str, Any] = {
-            "BlockDeviceMappings": [{"DeviceName": ROOT_DEVICE, "Ebs": volume}],
+            "BlockDeviceMappings": [{"DeviceName": self.device, "Ebs": volume}],
             "TagSpecifications": [{"ResourceType": kind, "Tags": tags} for kind in kinds],
             "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
         }

@@ -17,8 +17,8 @@ QUOTAS = (
     (("a", "c", "d", "h", "i", "m", "r", "t", "z"), "L-1216C47A", "L-34B43A08"),
 )
 EFA_WARNING = (
-    "--efa: the machines get EFA interfaces, but runs use them only where AWS' EFA device plugin is installed and "
-    "the image has libfabric; otherwise traffic goes over TCP."
+    "--efa: every worker of a run gets its machine's EFA cards; only an image with libfabric and NCCL's plugin for it "
+    "uses them, and all others go over TCP."
 )
 
 

@@ -32,8 +32,11 @@ class EksRules(Base):
         if answer.status < 300:
             cluster = self._eks(request.region).clusters[given["name"]]
             cluster.status = "CREATING"
-            cluster.endpoint = f"http://127.0.0.1:{self.port}/k8s/{request.region}/{cluster.name}"
-            cluster.certificate_authority = {"data": base64.b64encode(b"CA").decode()}
+            cluster.endpoint = (
+                self.rules.get("endpoint") or f"http://127.0.0.1:{self.port}/k8s/{request.region}/{cluster.name}"
+            )
+            ca = str(self.rules.get("ca") or "CA")
+            cluster.certificate_authority = {"data": base64.b64encode(ca.encode()).decode()}
             vpc = subnets[0].vpc_id
             ec2 = get_backend("ec2")[ACCOUNT][request.region]
             group = ec2.create_security_group(f"eks-cluster-sg-{cluster.name}-1", "EKS created security group", vpc)

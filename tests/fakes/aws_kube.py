@@ -1,18 +1,22 @@
 """The Kubernetes API of each cluster of the AWS double: nodes, one DaemonSet, and EKS' own kind of token."""
 
 import base64
+import hashlib
+import hmac
 import json
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from tests.fakes.aws_answers import Answer, json_answer
 
 if TYPE_CHECKING:
     from tests.fakes.aws import AwsDouble
 
-GPUS = {"g4dn.xlarge": 1, "g5.xlarge": 1, "g4dn.12xlarge": 4, "p4d.24xlarge": 8}
+EFA_CARDS = {"g4dn.8xlarge": 1, "p4d.24xlarge": 4}
+GPUS = {"g4dn.8xlarge": 1, "g4dn.xlarge": 1, "g5.xlarge": 1, "g4dn.12xlarge": 4, "p4d.24xlarge": 8}
+SECRET = "not-a-secret"  # of every client of the double
 DAEMON_SETS = "/apis/apps/v1/namespaces/kube-system/daemonsets/"
 
 
@@ -44,24 +48,22 @@ class KubeSide:
             del self.daemon_sets[key]
 
     def _nodes(self, cluster: Any, query: str) -> list[dict[str, Any]]:
-        """A machine shows its GPUs only where the device plugin may run on it."""
+        """A machine shows its devices only where their plugin may run on it, or its image has one."""
         key, _, value = parse_qs(query).get("labelSelector", [""])[0].partition("=")
         plugins = [item for name, item in self.daemon_sets.items() if name.startswith(f"{cluster.name} ")]
         nodes = []
         for group in cluster.nodegroups.values():
             if key and group.labels.get(key) != value:
                 continue
-            shown = group.status == "ACTIVE" and any(_may_run(plugin, group) for plugin in plugins)
-            gpus = GPUS.get(group.instance_types[0], 0)
-            allocatable = {"cpu": "3920m", **({"nvidia.com/gpu": str(gpus)} if gpus and shown else {})}
+            allocatable = {"cpu": "3920m", **_devices(group, plugins)}
             for number in range(group.scaling_config["desiredSize"]):
                 metadata = {"name": f"{group.nodegroup_name}-{number}", "labels": group.labels}
                 nodes.append({"metadata": metadata, "status": {"allocatable": allocatable}})
         return nodes
 
 
-def refusal_of(authorization: str, cluster: str) -> str | None:
-    """What is wrong with a token, as far as it can be told without asking STS; None where nothing is."""
+def refusal_of(authorization: str, cluster: str, secret: str = SECRET) -> str | None:
+    """What is wrong with a token for `cluster`: what AWS' authenticator and STS would say. None where nothing is."""
     token = authorization.removeprefix("Bearer ")
     if not token.startswith("k8s-aws-v1."):
         return "the token is not one of EKS"
@@ -71,7 +73,36 @@ def refusal_of(authorization: str, cluster: str) -> str | None:
     if query.get("Action") != "GetCallerIdentity" or query.get("X-Amz-SignedHeaders") != "host;x-k8s-aws-id":
         return "the token is not a signed question for the caller's identity"
     signed = datetime.strptime(query["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
-    return None if time.time() - signed < 900 else "the token has expired"
+    if time.time() - signed >= 900:
+        return "the token has expired"
+    proper = _signature(url.netloc, query, cluster, secret)
+    return None if hmac.compare_digest(proper, query["X-Amz-Signature"]) else "the token's signature is wrong"
+
+
+def _signature(host: str, query: dict[str, str], cluster: str, secret: str) -> str:
+    """Signature version 4 of the question that the token is, as AWS' documentation defines it."""
+    asked = sorted((quote(key, safe="-_.~"), quote(value, safe="-_.~")) for key, value in query.items())
+    line = "&".join(f"{key}={value}" for key, value in asked if key != "X-Amz-Signature")
+    headers = f"host:{host}\nx-k8s-aws-id:{cluster}\n\nhost;x-k8s-aws-id"
+    request = f"GET\n/\n{line}\n{headers}\n{hashlib.sha256(b'').hexdigest()}"
+    scope = query["X-Amz-Credential"].split("/", 1)[1]
+    text = f"AWS4-HMAC-SHA256\n{query['X-Amz-Date']}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}"
+    key = f"AWS4{secret}".encode()
+    for part in scope.split("/"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    return hmac.digest(key, text.encode(), "sha256").hex()
+
+
+def _devices(group: Any, plugins: list[dict[str, Any]]) -> dict[str, str]:
+    running = {plugin["metadata"]["name"] for plugin in plugins if _may_run(plugin, group)}
+    machine, shown = group.instance_types[0], {}
+    if group.status != "ACTIVE":
+        return {}
+    if "mlbench-nvidia-device-plugin" in running or group.ami_type == "BOTTLEROCKET_x86_64_NVIDIA":
+        shown["nvidia.com/gpu"] = GPUS.get(machine, 0)
+    if "mlbench-efa-device-plugin" in running and group.launch_template:
+        shown["vpc.amazonaws.com/efa"] = EFA_CARDS.get(machine, 0)
+    return {name: str(count) for name, count in shown.items() if count}
 
 
 def _may_run(plugin: dict[str, Any], group: Any) -> bool:

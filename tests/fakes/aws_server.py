@@ -9,6 +9,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from tests.fakes.aws_kube import SECRET
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -24,7 +26,7 @@ class AwsClient:
         return {
             "AWS_ENDPOINT_URL": self.url,
             "AWS_ACCESS_KEY_ID": client,
-            "AWS_SECRET_ACCESS_KEY": "not-a-secret",
+            "AWS_SECRET_ACCESS_KEY": SECRET,
             "AWS_REGION": region,
             "AWS_MAX_ATTEMPTS": "1",
             "AWS_CONFIG_FILE": "/dev/null",

@@ -6,13 +6,10 @@ Operations take time: so many looks, or seconds. `world.trouble` says which requ
 """
 
 import base64
-import datetime
-import ipaddress
 import json
 import os
 import re
 import signal
-import ssl
 import threading
 import time
 from concurrent import futures
@@ -23,11 +20,11 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import grpc
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric import rsa
 from google.cloud import container_v1 as g
 from google.rpc import status_pb2
+
+from tests.fakes.certificates import certified, private, server_context
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 LABEL = re.compile(r"[a-z0-9_-]{0,63}")
@@ -318,7 +315,8 @@ class Google:
         self.http = self._http(_Web)
         self.kube = self._http(_Kube)
         self.pem = folder / "server.pem"
-        self.certificate = _certify(self.kube, self.pem)
+        self.certificate = certified(self.pem, "gke double")
+        self.kube.socket = server_context(self.pem).wrap_socket(self.kube.socket, server_side=True)
         url = f"http://127.0.0.1:{self.http.server_port}"
         self.environment = {
             "MLBENCH_GKE_ENDPOINT": f"127.0.0.1:{port}",
@@ -413,31 +411,6 @@ class _Kube(_Handler):
         self.answer({"items": self.world.nodes(role)})
 
 
-def _certify(server: ThreadingHTTPServer, file: Path) -> bytes:
-    """Put a server behind TLS with a self-signed certificate, and return that; `file` gets it with its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "gke double")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem = certificate.public_bytes(serialization.Encoding.PEM)
-    file.write_bytes(pem + _private(key))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(file)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    return pem
-
-
 def _key_file(folder: Path, url: str) -> Path:
     """A service account's key file that signs in at our own server."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -446,16 +419,9 @@ def _key_file(folder: Path, url: str) -> Path:
         "project_id": PROJECT,
         "client_email": f"tester@{PROJECT}.iam.gserviceaccount.com",
         "private_key_id": "1",
-        "private_key": _private(key).decode(),
+        "private_key": private(key).decode(),
         "token_uri": f"{url}/token",
     }
     file = folder / "key.json"
     file.write_text(json.dumps(document))
     return file
-
-
-def _private(key: Any) -> bytes:
-    data: bytes = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return data

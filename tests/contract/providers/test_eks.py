@@ -19,6 +19,7 @@ from tests.contract.providers.eks_world import forget, make, remove
 from tests.fakes.aws_server import AwsServer
 
 REGION = "eu-west-1"
+PLUGINS = "/apis/apps/v1/namespaces/kube-system/daemonsets"
 GPU = EksOptions(machine_type="g4dn.xlarge")
 CALM: dict[str, Any] = {
     "no_capacity": [],
@@ -109,6 +110,7 @@ def test_every_create_call_says_whose_it_is(aws: AwsServer, home: Path, tmp_path
         assert marks.items() <= text.items(), entry["action"]
         if entry["action"] not in ("ec2:CreatePlacementGroup",):  # which has none; its name is unique
             assert any(key.lower() in ("clientrequesttoken", "clienttoken") for key in given), entry["action"]
+    assert EksProvider().connect(cluster).client().get(f"{PLUGINS}/mlbench-efa-device-plugin")
     (template,) = requests(aws, "CreateLaunchTemplate")
     kinds = [value for key, value in template.items() if key.endswith("InterfaceType")]
     assert kinds == ["efa"] * 4
@@ -122,6 +124,19 @@ def test_every_create_call_says_whose_it_is(aws: AwsServer, home: Path, tmp_path
     assert (found.details["owner"], found.details["expires"]) == ("ada", 1800000000)
     down(found, provider.resources(found), Store(home))
     assert aws.left("marked-2") == []
+
+
+def test_bottlerocket_shows_gpus_by_itself(aws: AwsServer, home: Path, tmp_path: Path) -> None:
+    made = make("rocket-2", home, EksOptions(machine_type="g4dn.xlarge", node_image="bottlerocket"))
+    assert [given["amiType"] for given in requests(aws, "CreateNodegroup")] == [
+        "AL2023_x86_64_STANDARD",
+        "BOTTLEROCKET_x86_64_NVIDIA",
+    ]
+    with pytest.raises(NotFoundError):
+        EksProvider().connect(made).client().get(f"{PLUGINS}/mlbench-nvidia-device-plugin")
+    assert "GPU devices" in {line["kind"] for line in made.details["provisioning"]}
+    remove("rocket-2", tmp_path / "empty")
+    assert aws.left("rocket-2") == []
 
 
 def test_again_changes_nothing(aws: AwsServer, home: Path, tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ def test_what_stands_in_has_the_same_gpus() -> None:
         ({"machine_type": "p4d.24xlarge", "spot": True, "efa": True, "spot_type": ("p4de.24xlarge",)}, "one type"),
         ({"system_machine_type": "g5.xlarge"}, "needs no GPU"),
         ({"admin": ("me",)}, "not the ARN"),
+        ({"node_image": "botlerocket"}, 'Did you mean "bottlerocket"?'),
         ({"allow_from": ("10.0.0.1/8",)}, "host bits set"),
     ],
 )
@@ -146,7 +147,7 @@ def test_what_a_cluster_consists_of() -> None:
     assert plain[:4] == ["CloudFormation stack", "EKS cluster", "add-on", "add-on"]
     assert plain.count("node group") == 2
     assert [kind for kind in gpu if kind not in plain] == ["GPU device plugin"]
-    assert [kind for kind in fast if kind not in gpu] == ["placement group", "launch template"]
+    assert [kind for kind in fast if kind not in gpu] == ["placement group", "launch template", "EFA device plugin"]
 
 
 def test_every_resource_stands_behind_what_it_needs() -> None:
@@ -274,18 +275,39 @@ def test_the_template_is_clean() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_the_device_plugin_goes_where_the_gpus_are() -> None:
+@pytest.mark.parametrize(
+    ("name", "image"),
+    [
+        ("nvidia", "nvcr.io/nvidia/k8s-device-plugin"),
+        ("efa", "602401143452.dkr.ecr.us-west-2.amazonaws.com/eks/aws-efa-k8s-device-plugin"),
+    ],
+)
+def test_a_device_plugin_goes_where_the_devices_are(name: str, image: str) -> None:
     from templates import documents
 
-    (manifest,) = documents("kubernetes/nvidia-device-plugin.yaml", {})
+    (manifest,) = documents(f"kubernetes/{name}-device-plugin.yaml", {})
     pod = manifest["spec"]["template"]["spec"]
     provider = EksProvider()
-    _, workers = provider.groups(provider.describe("demo-2", 2, EksOptions(machine_type="g5.xlarge")))
+    options = EksOptions(machine_type="g5.8xlarge", efa=True)
+    system, workers = provider.groups(provider.describe("demo-2", 2, options))
     assert pod["nodeSelector"].items() <= workers.labels.items()
+    assert not pod["nodeSelector"].items() <= system.labels.items()
     assert {taint["key"] for taint in workers.taints} <= {item["key"] for item in pod["tolerations"]}
-    image, _, version = pod["containers"][0]["image"].rpartition(":")
-    assert image == "nvcr.io/nvidia/k8s-device-plugin"
+    found, _, version = pod["containers"][0]["image"].rpartition(":")
+    assert found == image
     assert version.startswith("v0.")
+
+
+def test_bottlerocket_brings_its_own_plugin() -> None:
+    provider = EksProvider()
+    options = EksOptions(machine_type="g5.8xlarge", node_image="bottlerocket", placement_group=True)
+    cluster = provider.describe("demo-2", 2, options)
+    system, workers = provider.groups(cluster)
+    assert (system.image, workers.image) == ("AL2023_x86_64_STANDARD", "BOTTLEROCKET_x86_64_NVIDIA")
+    resources = {item.kind: item for item in provider.resources(cluster)}
+    assert "GPU device plugin" not in resources
+    assert resources["GPU devices"].find() is None
+    assert resources["launch template"].device == "/dev/xvdb"
 
 
 def test_the_token_is_a_signed_question_for_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +319,9 @@ def test_the_token_is_a_signed_question_for_the_caller(monkeypatch: pytest.Monke
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "never-shown")
     session.cache_clear()
     token = signed(Aws("eu-west-1"), "demo-2")
-    assert refusal_of(f"Bearer {token}", "demo-2") is None
+    assert refusal_of(f"Bearer {token}", "demo-2", "never-shown") is None
+    assert refusal_of(f"Bearer {token}", "demo-3", "never-shown") == "the token's signature is wrong"
+    assert refusal_of(f"Bearer {token}", "demo-2", "another") == "the token's signature is wrong"
     assert "never-shown" not in token
     assert refusal_of("Bearer something", "demo-2") is not None
     session.cache_clear()

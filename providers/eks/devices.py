@@ -1,39 +1,58 @@
-"""Makes GPUs known to Kubernetes: NVIDIA's device plugin, and the wait until every machine shows its GPUs."""
+"""Makes GPUs and fast network cards known to Kubernetes: device plugins, and the wait until all machines show them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from mlbench_cli.errors import MlbenchError, NotFoundError
 from providers.base import Found, Progress, Resource, TransientError
 from providers.eks.control import ControlPlane
-from providers.eks.nodes import ROLE_LABEL, WORKER, NodeGroup
+from providers.eks.nodes import EFA, GPU, ROLE_LABEL, WORKER, NodeGroup
 
-MANIFEST = "kubernetes/nvidia-device-plugin.yaml"
 PATH = "/apis/apps/v1/namespaces/kube-system/daemonsets"
-GPU = "nvidia.com/gpu"
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a machine has `each` of, by Kubernetes' name for it; `manifest` is the plugin that shows it."""
+
+    resource: str
+    words: str
+    each: int
+    manifest: str | None  # None: the machines' image brings the plugin along
+
+
+def gpus(each: int, *, built_in: bool = False) -> Device:
+    return Device(GPU, "GPU", each, None if built_in else "kubernetes/nvidia-device-plugin.yaml")
+
+
+def network_cards(each: int) -> Device:
+    return Device(EFA, "EFA", each, "kubernetes/efa-device-plugin.yaml")
 
 
 class DevicePlugin(Resource):
-    """Applied by us, since the machines' image brings the driver and not the plugin."""
+    """Applied by us, unless the machines' image has it; ready when all machines show their devices."""
 
-    kind = "GPU device plugin"
     create_seconds = 900.0
 
     def __init__(
-        self, plane: ControlPlane, workers: NodeGroup, count: int, gpus: int, needs: tuple[Resource, ...] = ()
+        self, plane: ControlPlane, workers: NodeGroup, count: int, device: Device, needs: tuple[Resource, ...] = ()
     ) -> None:
         from templates import documents
 
-        (self.manifest,) = documents(MANIFEST, {})
+        self.manifest = documents(device.manifest, {})[0] if device.manifest else None
         self.plane = plane
         self.count = count
-        self.gpus = gpus
-        self.name = str(self.manifest["metadata"]["name"])
+        self.device = device
+        self.kind = f"{device.words} device plugin" if self.manifest else f"{device.words} devices"
+        self.name = str(self.manifest["metadata"]["name"]) if self.manifest else f"{plane.name}/{count}"
         self.needs = needs or (plane, workers)
         self.goes_with = workers
 
     def find(self) -> Found | None:
+        if self.manifest is None:
+            return None  # it is nothing but a wait
         with self._api() as api:
             if api is None:
                 return None
@@ -44,6 +63,8 @@ class DevicePlugin(Resource):
         return Found("there")
 
     def create(self) -> None:
+        if self.manifest is None:
+            return
         with self._api() as api:
             if api is None:
                 raise TransientError(f"The EKS cluster {self.plane.name} cannot be reached yet.")
@@ -60,9 +81,9 @@ class DevicePlugin(Resource):
             if api is None:
                 return Progress(False, "the cluster cannot be reached yet")
             nodes = api.get("/api/v1/nodes", labelSelector=f"{ROLE_LABEL}={WORKER}")["items"]
-        shown = [_gpus(node) for node in nodes]
-        ready = sum(1 for gpus in shown if gpus >= self.gpus)
-        return Progress(ready >= self.count, f"{ready} of {self.count} machines show their {self.gpus} GPUs")
+        device = self.device
+        ready = sum(1 for node in nodes if _shown(node, device.resource) >= device.each)
+        return Progress(ready >= self.count, f"{ready} of {self.count} machines show {device.each} × {device.resource}")
 
     def delete(self) -> None:
         return
@@ -85,6 +106,6 @@ class DevicePlugin(Resource):
             raise
 
 
-def _gpus(node: dict[str, Any]) -> int:
+def _shown(node: dict[str, Any], resource: str) -> int:
     allocatable = (node.get("status") or {}).get("allocatable") or {}
-    return int(allocatable.get(GPU, 0))
+    return int(allocatable.get(resource, 0))
