@@ -105,8 +105,10 @@ class Tracker:
     @property
     def result(self) -> dict[str, Any] | None:
         """The result that rank 0 has reported, or what follows from its metric, as far as outcome and goal go."""
-        if self._result is not None or not self._judges or self.goal is None or self._best is None:
+        if self._result is not None or not self._judges or self.goal is None:
             return self._result
+        if self._best is None:
+            return {"outcome": "goal_missed"}
         outcome = "goal_missed" if self.goal.distance(self._best) else "goal_reached"
         return {"outcome": outcome, "goal": {**asdict(self.goal), "value": self._best}}
 

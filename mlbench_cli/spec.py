@@ -14,6 +14,7 @@ SPEC_VERSION = 1
 # Kubernetes appends a suffix to pod names and a Service wants a DNS label that begins with a letter.
 NAME_PATTERN = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 NAME_LENGTH = 40
+_REPEAT = re.compile(r"(.+-\d+)-r\d+")
 MAX_WORKERS = 4096
 MAX_TIMEOUT = 30 * 86400
 DEVICES = ("cpu", "gpu")
@@ -37,6 +38,12 @@ def check_name(name: str, what: str = "run name") -> str:
             hint='For example "my-run".',
         )
     return name
+
+
+def common_name(name: str) -> str | None:
+    """What repeats of a run have in common in their names: "demo-2" of "demo-2-r3"; None for any other name."""
+    found = _REPEAT.fullmatch(name)
+    return found[1] if found else None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format
+from mlbench_cli.commands._repeats import Repeats, show_repeats
 from mlbench_cli.spec import CUSTOM, Run, RunSpec
 
 if TYPE_CHECKING:
@@ -99,7 +100,9 @@ class Ended:
         if outcome.sealed:
             with Archive.open(run.folder) as archive:
                 result = archive.result
-        return cls(run, outcome, exit_code_of(outcome, require_goal), result)
+        goal = (result or {}).get("goal")
+        missed = require_goal and not (goal and goal["reached"])
+        return cls(run, outcome, exit_code_of(outcome, missed), result)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -113,16 +116,18 @@ class Ended:
         }
 
 
-def report_ended(runs: Sequence[Ended], output: Format) -> None:
+def report_ended(runs: Sequence[Ended], output: Format, repeats: Sequence[Repeats] = ()) -> None:
     """Print how runs have ended; on stderr why, and what can be done next."""
     if output == Format.json:
-        console.out_json({"runs": [ended.to_dict() for ended in runs]})
+        together = {"repeats": [found.to_dict() for found in repeats]} if repeats else {}
+        console.out_json({"runs": [ended.to_dict() for ended in runs], **together})
     else:
         console.out_table(
             ["RUN", "WORKERS", "OUTCOME", "GOAL", "SECONDS", "TOTAL", "EXIT"],
             [_row(ended) for ended in runs],
             droppable=["TOTAL", "EXIT", "GOAL"],
         )
+        show_repeats(repeats)
     for ended in runs:
         _explain(ended)
     for ended in runs:
@@ -144,17 +149,18 @@ def _row(ended: Ended) -> list[object]:
         ended.run.name,
         ended.run.spec.workers,
         ended.outcome.word,
-        _goal(result.get("goal")),
+        _goal(result.get("goal"), spent=ended.outcome.word == "budget_spent"),
         None if seconds is None else round(seconds, 2),
         console.duration(result.get("wall_seconds")),
         ended.exit_code,
     ]
 
 
-def _goal(goal: dict[str, Any] | None) -> str | None:
+def _goal(goal: dict[str, Any] | None, spent: bool) -> str | None:
     if goal is None:
         return None
-    value = "-" if goal["value"] is None else f"{goal['value']:.4g}"
+    shown = goal["last"] if spent else goal["value"]
+    value = "-" if shown is None else f"{shown:.4g}"
     return f"{goal['metric']} {value} ({goal['comparison']} {goal['threshold']:g})"
 
 

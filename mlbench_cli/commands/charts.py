@@ -8,6 +8,7 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import Yes, results_of, sealed
+from mlbench_cli.commands._repeats import runs_named
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.spec import Run
 from mlbench_cli.store import Store
@@ -18,7 +19,9 @@ def charts(
     archives: Annotated[
         list[Path] | None, typer.Argument(metavar="[ARCHIVE]...", help="folders or zip files instead of runs")
     ] = None,
-    runs: Annotated[list[str] | None, typer.Option("--run", metavar="NAME", help="a run; may be repeated")] = None,
+    runs: Annotated[
+        list[str] | None, typer.Option("--run", metavar="NAME", help="a run, or repeats; may be repeated")
+    ] = None,
     clusters: Annotated[
         list[str] | None,
         typer.Option("--cluster", metavar="NAME", help="draw the provisioning time of this cluster; may be repeated"),
@@ -39,7 +42,7 @@ def charts(
     chosen: list[Path] = list(archives or [])
     if runs:
         store = Store()
-        chosen += [results_of(store.run(name).run) for name in runs]
+        chosen += [results_of(run) for name in runs for run in runs_named(store, name)]
     if not chosen:
         chosen = [run.folder for run in _choose(_candidates(filter), ask=not yes and console.interactive())]
     elif filter is not None:

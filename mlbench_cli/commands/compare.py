@@ -1,5 +1,7 @@
 """`mlbench compare`: two results side by side."""
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -7,7 +9,9 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output, results_of
+from mlbench_cli.commands._repeats import in_figures, runs_named
 from mlbench_cli.errors import TaskFailedError, UsageError
+from mlbench_cli.results.archive import Archive
 from mlbench_cli.results.compare import Comparison
 from mlbench_cli.results.compare import compare as compare_archives
 from mlbench_cli.results.verify import open_verified
@@ -15,7 +19,9 @@ from mlbench_cli.store import Store
 
 
 def compare(
-    first: Annotated[str, typer.Argument(metavar="A", help="a run, or the folder or zip of one")],
+    first: Annotated[
+        str, typer.Argument(metavar="A", help="a run, the common name of repeats, or the folder or zip of a run")
+    ],
     second: Annotated[str, typer.Argument(metavar="B", help="another one")],
     slower: Annotated[
         float | None,
@@ -25,11 +31,16 @@ def compare(
     ] = None,
     output: Output = Format.text,
 ) -> int:
-    """Compare two results: what differs in their settings, and how their times relate. B / A below 1: B was faster."""
+    """Compare two results: what differs in their settings, and how their figures relate.
+
+    Seconds with B / A below 1: B was faster. Of repeats (mlbench run --repeat) means are compared, with half the 95 %
+    interval behind the sign ±.
+    """
     if slower is not None and not slower > 0:
         raise UsageError(f"--fail-above {slower:g}: the ratio must be above 0.")
-    with open_verified(_archive(first)) as a, open_verified(_archive(second)) as b:
-        found = compare_archives(a, b)
+    with ExitStack() as stack:
+        a, b = ([stack.enter_context(open_verified(path)) for path in _archives(word)] for word in (first, second))
+        found = compare_archives(a, b, (_name(first, a), _name(second, b)))
     if output == Format.json:
         console.out_json(found.to_dict())
     else:
@@ -37,15 +48,22 @@ def compare(
     return 0 if slower is None else _verdict(found, slower)
 
 
-def _archive(word: str) -> Path:
-    """A path where there is one, else the folder of the run of that name."""
+def _archives(word: str) -> list[Path]:
+    """A path where there is one, else the folders of the run, or of the repeats, of that name."""
     path = Path(word)
-    return path if path.exists() else results_of(Store().run(word).run)
+    return [path] if path.exists() else [results_of(run) for run in runs_named(Store(), word)]
+
+
+def _name(word: str, archives: Sequence[Archive]) -> str:
+    return word if len(archives) > 1 else str(archives[0].run["name"])
 
 
 def _show(found: Comparison) -> None:
-    rows = [[name, *pair, found.ratios[name]] for name, pair in found.seconds.items()]
-    console.out_table(["SECONDS", found.a, found.b, "B / A"], rows)
+    for title, figures in (("SECONDS", found.seconds), ("FIGURE", found.others)):
+        rows = [[name, *map(in_figures, (row.a, row.b, row.ratio))] for name, row in figures.items()]
+        if title != "SECONDS":
+            console.out("")
+        console.out_table([title, found.a, found.b, "B / A"], rows)
     if found.differences:
         console.out("")
         console.out_table(

@@ -9,6 +9,7 @@ import typer
 
 from mlbench_cli import console, launch, wizard
 from mlbench_cli.commands._common import Format, Output, RequireGoal, Yes, engine_of, renderer_of
+from mlbench_cli.commands._repeats import repeats_in
 from mlbench_cli.commands._report import Ended, Reporter, in_words, report_ended
 from mlbench_cli.engines.base import Engine, Submission
 from mlbench_cli.errors import InterruptedError_, MlbenchError, TerminatedError, UsageError
@@ -56,7 +57,9 @@ def run(
     if detach:
         return _start(runs, engine, store, output)
     ended = [_follow(runs, number, engine, store, require_goal) for number in range(len(runs))]
-    report_ended(ended, output)
+    names = {item.name for item in runs}
+    repeats = repeats_in(row for row in store.runs() if row.run.name in names) if request.repeat else []
+    report_ended(ended, output, repeats)
     return max(item.exit_code for item in ended)
 
 

@@ -6,6 +6,7 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output, engine_of_run
+from mlbench_cli.commands._repeats import repeats_in, runs_named, show_repeats
 from mlbench_cli.commands._report import Reporter, in_words
 from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.spec import Run
@@ -38,9 +39,13 @@ def status(
             raise UsageError("--metric and --watch are about one run.", hint="mlbench status NAME --watch")
         _show_all(store, output)
         return
+    runs = runs_named(store, name)
+    if len(runs) > 1 or runs[0].name != name:
+        _show_repeats(store, name, runs, metric, watch, output)
+        return
     from mlbench_cli import supervise
 
-    run = store.run(name).run
+    (run,) = runs
     engine = engine_of_run(run, store)
     if watch:
         with Reporter(run) as report:
@@ -56,10 +61,24 @@ def status(
         _show_one(run, document, metric)
 
 
+def _show_repeats(store: Store, name: str, runs: list[Run], metric: str | None, watch: bool, output: Format) -> None:
+    if metric is not None or watch:
+        raise UsageError(
+            f"--metric and --watch are about one run; {name} has {len(runs)} repeats.",
+            hint=f"mlbench status {runs[0].name} --watch",
+        )
+    names = {run.name for run in runs}
+    _show_rows([row for row in _settled(store) if row.run.name in names], output)
+
+
 def _show_all(store: Store, output: Format) -> None:
-    rows = _settled(store)
+    _show_rows(_settled(store), output)
+
+
+def _show_rows(rows: list[RunRow], output: Format) -> None:
     if output == Format.json:
-        console.out_json({"runs": [_document(row) for row in rows]})
+        repeats = [found.to_dict() for found in repeats_in(rows)]
+        console.out_json({"runs": [_document(row) for row in rows], "repeats": repeats})
         return
     if not rows:
         console.note("There are no runs yet.\nNext: mlbench tasks, then mlbench run NAME 1 2 --task TASK")
@@ -81,6 +100,7 @@ def _show_all(store: Store, output: Format) -> None:
         ],
         droppable=["BACKEND", "CREATED", "CLUSTER", "TASK"],
     )
+    show_repeats(repeats_in(rows))
 
 
 def _settled(store: Store) -> list[RunRow]:
@@ -116,6 +136,7 @@ def _document(row: RunRow) -> dict[str, Any]:
         "backend": spec.backend,
         "device": spec.device,
         "workers": spec.workers,
+        "seed": spec.seed,
         "world_size": spec.world_size,
         "cluster": spec.cluster,
         "folder": str(run.folder),

@@ -1,19 +1,23 @@
-"""The three figures of a set of runs: total_time, speedup and time_for_all_phases, each as PNG and SVG, and a CSV.
+"""The figures of a set of runs: total_time, speedup and time_for_all_phases, each as PNG and SVG, and a CSV. Where runs
+had a time to spend, accuracy_after_time, too.
 
 Figures are drawn without pyplot, so nothing global is touched, and hold neither dates nor versions: the same archives
 give the same bytes with the same matplotlib.
 """
 
+import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlbench_cli.catalog import BUDGET
 from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.results import layout
 from mlbench_cli.results.archive import Archive
 from mlbench_cli.results.series import Group, Point, Series, collect, describe, shorten
+from mlbench_cli.results.statistics import Estimate
 from mlbench_cli.results.verify import open_verified
 from mlbench_cli.spec import Run
 
@@ -88,7 +92,10 @@ def draw(archives: Iterable[Archive | Run | Path], folder: Path) -> list[Path]:
 def figures(series: Series) -> Iterator[tuple[str, "Figure"]]:
     """Name and figure, one after the other; each is to be used before the next is asked for. The style ends with it."""
     with style():
-        for name, plot in (("total_time", _total_time), ("speedup", _speedup), ("time_for_all_phases", _phases)):
+        plots = {"total_time": _total_time, "speedup": _speedup, "time_for_all_phases": _phases}
+        if any(group.after_time for group in series.groups):
+            plots["accuracy_after_time"] = _after_time
+        for name, plot in plots.items():
             figure = plot(series)
             figure.draw_without_rendering()
             figure.set_layout_engine("none")  # the same places in both formats, found once
@@ -130,7 +137,8 @@ def _total_time(series: Series) -> "Figure":
     """Bars by number of workers, one colour per group, one panel per task."""
     looks = _looks(series)
     legend = [(label, color) for label, (color, _, _) in looks.items()] if len(looks) > 1 else []
-    title = "Total time to the goal" if all(group.facts["goal"] for group in series.groups) else "Total time"
+    to_goal = all(group.facts["goal"] and not group.after_time for group in series.groups)
+    title = "Total time to the goal" if to_goal else "Total time"
     figure, panels = _panels(series, title, _titles(series, series.tasks), 3.5, legend)
     for task, axes in zip(series.tasks, panels, strict=True):
         groups = [group for group in series.groups if group.task == task]
@@ -195,6 +203,34 @@ def _phases(series: Series) -> "Figure":
             _whiskers(axes, x, point)
             _note(axes, x, point, _short(bottom), narrow=len(counts) > 8)
         _count_axis(axes, counts)
+    return figure
+
+
+def _after_time(series: Series) -> "Figure":
+    """The goal's metric at the end of the time budget over the number of workers, one panel per task."""
+    tasks = [task for task in series.tasks if any(group.after_time for group in series.groups if group.task == task)]
+    budgets = {group.facts.get(f"parameter {BUDGET}", "") for group in series.groups if group.after_time}
+    title = f"Accuracy after {float(budgets.pop()):g} s" if len(budgets) == 1 else "Accuracy after time"
+    figure, panels = _panels(series, title, _titles(series, tasks), 4.0)
+    looks = _looks(series)
+    for task, axes in zip(tasks, panels, strict=True):
+        groups = [group for group in series.groups if group.task == task and group.after_time]
+        counts = sorted({point.workers for group in groups for point in group.points if point.good})
+        for group in groups:
+            color, marker, style = looks[group.label]
+            points = [(counts.index(point.workers), point.value) for point in group.points if point.good]
+            found = [(x, value) for x, value in points if value]
+            label = textwrap.fill(shorten(group.label, 150), 66)
+            x, means = [x for x, _ in found], [value.mean for _, value in found]
+            axes.plot(x, means, color=color, marker=marker, linestyle=style, label=label, markersize=5)
+            for place, value in found:
+                _interval(axes, place, value, color)
+        axes.set_xticks(range(len(counts)), [str(count) for count in counts])
+        axes.set_xlim(-0.6, len(counts) - 0.4)
+        axes.set_xlabel("workers")
+        axes.set_ylabel(", ".join(dict.fromkeys(group.metric for group in groups)))
+        axes.margins(y=0.15)
+        axes.legend(loc="upper left", bbox_to_anchor=(-0.02, -0.13), fontsize=8.5, handlelength=2.6)
     return figure
 
 
@@ -292,7 +328,7 @@ def _footnote(series: Series) -> str:
     if any(run.whole_run for run in shown):
         notes.append("Runs that report no result are shown with the seconds of the whole run.")
     if any(len(point.shown) > 1 for group in series.groups for point in group.points):
-        notes.append("Repeats are averaged, whiskers show the fastest and the slowest.")
+        notes.append("Repeats are averaged; whiskers are the 95 % interval of the mean (Student's t).")
     if series.bad:
         names = [f"{run.name} ({_BAD.get(run.outcome, run.outcome)})" for run in series.bad]
         more = f" and {len(names) - 8} more" if len(names) > 8 else ""
@@ -317,10 +353,15 @@ def _bar(axes: "Axes", x: float, width: float, point: Point, color: str) -> None
 
 
 def _whiskers(axes: "Axes", x: float, point: Point) -> None:
-    if len(point.shown) < 2:
+    _interval(axes, x, point.seconds, "#222222", floor=0.0)
+
+
+def _interval(axes: "Axes", x: float, found: Estimate, color: str, floor: float = -math.inf) -> None:
+    """The interval of repeats, down to `floor` (no time is below 0); nothing without repeats."""
+    if found.low is None or found.high is None:
         return
-    mean, low, high = point.seconds.mean, point.seconds.low, point.seconds.high
-    axes.errorbar(x, mean, [[mean - low], [high - mean]], color="#222222", capsize=2.5, linewidth=1, capthick=1)
+    reach = [[found.mean - max(found.low, floor)], [found.high - found.mean]]
+    axes.errorbar(x, found.mean, reach, color=color, capsize=2.5, linewidth=1, capthick=1)
 
 
 def _note(axes: "Axes", x: float, point: Point, figure: str, *, narrow: bool) -> None:
@@ -336,7 +377,7 @@ def _note(axes: "Axes", x: float, point: Point, figure: str, *, narrow: bool) ->
         return
     axes.annotate(
         text,
-        (x, point.seconds.high),
+        (x, point.seconds.mean if point.seconds.high is None else point.seconds.high),
         xytext=(0, 3),
         textcoords="offset points",
         ha="center",
@@ -378,10 +419,9 @@ def _line(axes: "Axes", group: Group, color: str, marker: str, style: str) -> No
     )
     counts, means = [point.workers for point, _ in found], [speedup.mean for _, speedup in found]
     axes.plot(counts, means, color=color, marker=marker, linestyle=style, label=label, markersize=5)
-    for (point, speedup), count, mean in zip(found, counts, means, strict=True):
-        if len(point.good) > 1:
-            spread = [[mean - speedup.low], [speedup.high - mean]]
-            axes.errorbar(count, mean, spread, color=color, capsize=2.5, linewidth=1)
+    for point, speedup in found:
+        # A logarithmic axis has no room below 0.
+        _interval(axes, point.workers, speedup, color, floor=0.01 * speedup.mean)
 
 
 def _count_axis(axes: "Axes", counts: Sequence[int]) -> None:

@@ -2,7 +2,8 @@
 
 Speed-up S(k) = T(k0) / T(k), where k0 is the group's fewest workers and T the mean time of the runs that reached what
 they were to reach; efficiency = S(k) * k0 / k; price index = price increase / performance increase = (k / k0) / S(k)^2,
-so that below 1 more workers pay.
+so that below 1 more workers pay. Of runs that had a time to spend, there is no speed-up: what counts is how far they
+came. Intervals are those of results/statistics.py.
 """
 
 import csv
@@ -14,9 +15,10 @@ from functools import cached_property
 from typing import Any
 
 from mlbench_cli.results.archive import Archive
+from mlbench_cli.results.statistics import Estimate, estimate, ratio
 from task_images.contract import CATEGORIES
 
-SUCCESSFUL = ("goal_reached", "completed")
+SUCCESSFUL = ("goal_reached", "budget_spent", "completed")
 # Settings that tell groups apart, in the order of a label; parameters follow.
 _SPEC_FACTS = ("task", "backend", "device", "preset", "engine", "processes_per_worker", "gpus_per_worker", "cpus")
 
@@ -26,7 +28,8 @@ class Measurement:
     """One archive's numbers, in seconds. `parts` are rank 0's by category and add up to `seconds`.
 
     `seconds` counts from the first training step to the goal or the end; for a task that reports no result
-    (`whole_run`) it is the time of the whole run.
+    (`whole_run`) it is the time of the whole run. `value` is the goal's metric at the end of the training; `throughput`
+    is samples of all ranks per second of training, waiting for data included and validation left out.
     """
 
     name: str
@@ -37,6 +40,8 @@ class Measurement:
     parts: Mapping[str, float]
     facts: dict[str, str]
     reported: dict[str, str]
+    value: float | None = None
+    throughput: float | None = None
 
     @property
     def whole_run(self) -> bool:
@@ -48,15 +53,10 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Spread:
-    mean: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class Point:
-    """All runs of a group with one number of workers. Only `good` ones count; without any, `bad` ones stand alone."""
+    """All runs of a group with one number of workers: repeats. Only `good` ones count; without any, `bad` ones stand
+    alone.
+    """
 
     workers: int
     good: tuple[Measurement, ...]
@@ -67,13 +67,22 @@ class Point:
         return self.good or self.bad
 
     @cached_property
-    def seconds(self) -> Spread:
-        return _spread([run.seconds for run in self.shown])
+    def seconds(self) -> Estimate:
+        return estimate([run.seconds for run in self.shown])
+
+    @cached_property
+    def value(self) -> Estimate | None:
+        """The goal's metric at the end; None unless every run has told it."""
+        return _estimate([run.value for run in self.shown])
+
+    @cached_property
+    def throughput(self) -> Estimate | None:
+        return _estimate([run.throughput for run in self.shown])
 
     @cached_property
     def parts(self) -> dict[str, float]:
         """Mean seconds by category."""
-        return {name: _mean([run.parts.get(name, 0.0) for run in self.shown]) for name in CATEGORIES}
+        return {name: estimate([run.parts.get(name, 0.0) for run in self.shown]).mean for name in CATEGORIES}
 
 
 @dataclass(frozen=True)
@@ -85,16 +94,29 @@ class Group:
     facts: Mapping[str, str]
     points: tuple[Point, ...]
 
+    @property
+    def metric(self) -> str:
+        """Name of the goal's metric, empty where there is no goal."""
+        return self.facts["metric"]
+
+    @cached_property
+    def after_time(self) -> bool:
+        """Whether the runs had a time to spend, so that what counts is the metric that they came to."""
+        return any(run.outcome == "budget_spent" for point in self.points for run in point.good)
+
     @cached_property
     def baseline(self) -> Point | None:
-        return next((point for point in self.points if point.good and point.seconds.low > 0), None)
-
-    def speedup(self, point: Point) -> Spread | None:
-        """How many times faster than the baseline; None for a point without a good run."""
-        if self.baseline is None or not point.good or not point.seconds.low:
+        if self.after_time:
             return None
-        base = self.baseline.seconds.mean
-        return Spread(base / point.seconds.mean, base / point.seconds.high, base / point.seconds.low)
+        return next((point for point in self.points if point.good and point.seconds.mean > 0), None)
+
+    def speedup(self, point: Point) -> Estimate | None:
+        """How many times faster than the baseline; None for a point without a good run."""
+        if self.baseline is None or not point.good:
+            return None
+        if point is self.baseline:
+            return Estimate(len(point.good), 1.0)
+        return ratio(self.baseline.seconds, point.seconds)
 
     @property
     def has_speedup(self) -> bool:
@@ -149,6 +171,8 @@ def measure(archive: Archive) -> Measurement:
     seconds = max(reported or 0.0, sum(parts.values())) or result["wall_seconds"] or 0.0
     parts["other"] = parts.get("other", 0.0) + seconds - sum(parts.values())
     whole_run = reported is None and not result["timings"]
+    training = seconds - parts.get("validation", 0.0)
+    goal, samples = result["goal"], result["samples"]
     return Measurement(
         archive.run["name"],
         str(archive.path),
@@ -158,6 +182,8 @@ def measure(archive: Archive) -> Measurement:
         parts,
         _facts(spec),
         _reported(result, whole_run),
+        value=None if not goal else goal["value"] if goal["last"] is None else goal["last"],
+        throughput=samples / training if samples and not whole_run and training > 0 else None,
     )
 
 
@@ -179,6 +205,7 @@ def _facts(spec: Mapping[str, Any]) -> dict[str, str]:
 def _reported(result: Mapping[str, Any], whole_run: bool) -> dict[str, str]:
     return {
         "goal": result["goal"]["wording"] if result["goal"] else "",
+        "metric": result["goal"]["metric"] if result["goal"] else "",
         "synthetic": "synthetic data" if result["synthetic"] else "",
         "measure": "whole run" if whole_run else "",
     }
@@ -212,10 +239,16 @@ def describe(name: str, value: str) -> str:
         "engine": f"{value} engine",
         "processes_per_worker": f"{value} processes per worker",
         "gpus_per_worker": f"{value} GPUs per worker",
-        "cpus": f"{value} CPUs per worker",
+        "cpus": _cpus(value),
         "goal": f"goal {value}",
+        "metric": "",
     }
     return words.get(name, value)
+
+
+def _cpus(value: str) -> str:
+    number = value.removesuffix(".0")
+    return f"{number} CPU{'' if number == '1' else 's'} per worker"
 
 
 def shorten(text: str, width: int) -> str:
@@ -229,12 +262,9 @@ def _text(value: Any) -> str:
     return shorten(text, 40)
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _spread(values: Sequence[float]) -> Spread:
-    return Spread(_mean(values), min(values), max(values))
+def _estimate(values: Sequence[float | None]) -> Estimate | None:
+    known = [value for value in values if value is not None]
+    return estimate(known) if known and len(known) == len(values) else None
 
 
 _HEADER = [
@@ -252,8 +282,11 @@ _HEADER = [
         "runs_left_out",
         "outcomes",
     ),
-    *("seconds_mean", "seconds_min", "seconds_max", *(f"{name}_seconds" for name in CATEGORIES)),
-    *("baseline_workers", "baseline_seconds", "speedup", "efficiency", "price_index", "archives"),
+    *("seconds_mean", "seconds_low", "seconds_high", "seconds_min", "seconds_max"),
+    *(f"{name}_seconds" for name in CATEGORIES),
+    *("baseline_workers", "baseline_seconds", "speedup", "speedup_low", "speedup_high", "efficiency", "price_index"),
+    *("metric", "metric_mean", "metric_low", "metric_high"),
+    *("samples_per_second", "samples_per_second_low", "samples_per_second_high", "archives"),
 ]
 
 
@@ -269,15 +302,22 @@ def _row(group: Group, point: Point) -> Iterator[Any]:
         len(point.bad),
         " ".join(outcomes),
     )
-    yield from map(_figure, (point.seconds.mean, point.seconds.low, point.seconds.high, *point.parts.values()))
+    every = [run.seconds for run in point.shown]
+    yield from (*_figures(point.seconds), *map(_figure, (min(every), max(every), *point.parts.values())))
     if baseline is None or speedup is None:
-        yield from ("", "", "", "", "")
+        yield from [""] * 7
     else:
         growth = point.workers / baseline.workers
-        yield from (baseline.workers, _figure(baseline.seconds.mean), _figure(speedup.mean))
+        yield from (baseline.workers, _figure(baseline.seconds.mean), *_figures(speedup))
         yield from (_figure(speedup.mean / growth), _figure(growth / speedup.mean**2))
+    yield from (group.metric, *_figures(point.value), *_figures(point.throughput))
     yield " ".join(run.name for run in (*point.good, *point.bad))
 
 
-def _figure(value: float) -> str:
-    return f"{value:.6g}"
+def _figures(found: Estimate | None) -> tuple[str, str, str]:
+    """Mean, low and high; empty where there is none."""
+    return (_figure(found.mean), _figure(found.low), _figure(found.high)) if found else ("", "", "")
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"

@@ -130,7 +130,7 @@ def test_a_dry_run_prints_what_would_be_submitted(capsys: Captured) -> None:
     assert capsys.readouterr().out == first
     documents = list(yaml.safe_load_all(first))
     assert [document["name"] for document in documents] == ["x-1", "x-2"]
-    assert answer(capsys, "status") == {"schema_version": 1, "runs": []}
+    assert answer(capsys, "status") == {"schema_version": 1, "runs": [], "repeats": []}
     shown = answer(capsys, *argv)["submissions"]
     assert [entry["documents"][0] for entry in shown] == documents
     # What is submitted is what was printed.

@@ -64,6 +64,7 @@ def training_log(rank: int = 0, seconds: float = 100.0, outcome: str = "goal_rea
         event("phase", rank, 0.5, phase="training", epoch=0, epochs=3),
     ]
     last = 80.5 if outcome == "goal_reached" else 61.25
+    last = (changes.get("goal") or {}).get("last", last)
     for epoch, accuracy in enumerate((40.0, 60.0, last)):
         at = seconds * (epoch + 1) / 3
         loss = 2.0 / (epoch + 1)
@@ -120,7 +121,9 @@ def new_run(folder: Path, run_spec: RunSpec | None = None, logs: Mapping[int, It
 def sealed_run(folder: Path, outcome: str = "goal_reached", **changes: Any) -> Path:
     """The folder of a sealed run. `changes`: seconds, fields of the result event, and of the spec."""
     seconds = changes.pop("seconds", 100.0)
-    result = {key: changes.pop(key) for key in ("synthetic", "data", "timings", "goal") if key in changes}
+    result = {
+        key: changes.pop(key) for key in ("synthetic", "data", "timings", "goal", "budget_seconds") if key in changes
+    }
     run_spec = spec(**{"name": f"run-{changes.get('workers', 2)}", **changes})
     ranks = range(run_spec.workers)
     failed = outcome == "failed"

@@ -122,7 +122,65 @@ def test_repeats_are_averaged(tmp_path: Path) -> None:
         tmp_path, *({"workers": 1, "seconds": seconds, "seed": int(seconds)} for seconds in (90.0, 100.0, 140.0))
     )
     ((point,),) = (group.points for group in found.groups)
-    assert (point.seconds.mean, point.seconds.low, point.seconds.high) == pytest.approx((110.0, 90.0, 140.0))
+    assert point.seconds.mean == pytest.approx(110.0)
+    margin = 4.302653 * 26.457513 / 3**0.5  # t of 2 degrees of freedom, deviation of the three
+    assert (point.seconds.low, point.seconds.high) == pytest.approx((110.0 - margin, 110.0 + margin))
+
+
+def test_intervals_are_drawn_for_repeats_alone_and_written_to_the_table(tmp_path: Path) -> None:
+    found = series(
+        tmp_path,
+        *({"workers": 1, "seconds": seconds, "seed": int(seconds)} for seconds in (90.0, 100.0, 110.0)),
+        {"workers": 2, "seconds": 50.0},
+    )
+    margin = 4.302653 * 10 / 3**0.5
+    for name, figure in figures(found):
+        (axes,) = figure.axes
+        bars = [list(map(tuple, bar.get_segments()[0])) for bar in axes.collections]  # type: ignore[attr-defined]
+        if name == "speedup":
+            # The baseline is 1 by definition; the other point has the baseline's uncertainty.
+            assert [[tuple(end) for end in bar] for bar in bars] == [
+                [pytest.approx((2, 2 - 2 * margin / 100)), pytest.approx((2, 2 + 2 * margin / 100))]
+            ]
+        else:
+            assert bars == [[pytest.approx((0, 100 - margin)), pytest.approx((0, 100 + margin))]]
+    one, two = csv.DictReader(found.to_csv().splitlines())
+    assert (one["runs"], one["seconds_min"], one["seconds_max"]) == ("3", "90", "110")
+    assert (float(one["seconds_low"]), float(one["seconds_high"])) == pytest.approx(
+        (100 - margin, 100 + margin), rel=1e-5
+    )
+    assert (two["runs"], two["seconds_low"], two["seconds_high"], two["metric_low"]) == ("1", "", "", "")
+    assert (one["metric"], one["metric_mean"]) == ("Prec@1", "80.5")
+    assert float(two["samples_per_second"]) == pytest.approx(51200 / 45, rel=1e-5)  # a tenth is validation
+    assert float(one["samples_per_second_low"]) < float(one["samples_per_second"])
+
+
+def test_accuracy_after_time_has_a_figure_and_no_speedup(tmp_path: Path) -> None:
+    goal = {"metric": "Prec@1", "comparison": ">=", "threshold": 80.0, "kind": "full", "value": 80.5}
+    parameters = {"budget_seconds": 60.0}
+    found = series(
+        tmp_path,
+        *(
+            {"outcome": "budget_spent", "workers": workers, "seed": seed, "goal": {**goal, "last": last}}
+            | {"parameters": parameters, "budget_seconds": 60.0}
+            for workers, seed, last in ((1, 1, 60.0), (1, 2, 40.0), (2, 1, 80.5))
+        ),
+    )
+    drawn_figures = dict(figures(found))
+    (axes,) = drawn_figures["accuracy_after_time"].axes
+    assert list(axes.lines[0].get_ydata()) == [50.0, 80.5]
+    assert len(axes.collections) == 1  # one interval, of the repeats
+    assert axes.get_ylabel() == "Prec@1"
+    assert "Accuracy after 60 s" in texts(found)["accuracy_after_time"]
+    assert "Total time" in texts(found)["total_time"]
+    assert [text for text in texts(found)["speedup"] if "A speed-up needs" in text]
+
+
+@pytest.mark.parametrize(("cpus", "words"), [(1.0, "1 CPU per worker"), (2.0, "2 CPUs per worker"), (None, "")])
+def test_cpus_in_words(tmp_path: Path, cpus: float | None, words: str) -> None:
+    [subtitle] = [text for text in texts(series(tmp_path, {"cpus": cpus}))["total_time"] if text.startswith("unknown")]
+    assert ("CPU" in subtitle) == bool(words)
+    assert subtitle.endswith(words)
 
 
 def test_settings_that_differ_make_groups_and_labels(tmp_path: Path) -> None:

@@ -1,0 +1,122 @@
+"""Repeats, and commands held to a task's goal, through the command line and real processes."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.app import run
+from mlbench_cli.store import Store
+
+Captured = pytest.CaptureFixture[str]
+
+# A program whose time, metric and samples follow from its seed: 40 becomes 40 s, 40 %, 4000 samples.
+PROGRAM = """
+import json, os, sys
+seed = int(os.environ["MLBENCH_SEED"])
+def emit(**fields):
+    print("@mlbench " + json.dumps({"v": 1, "rank": 0, "time": 1.0, **fields}))
+if seed in map(int, sys.argv[1:]):
+    sys.exit(3)
+emit(event="metric", name="val_Prec@1", value=seed)
+goal = {"metric": "Prec@1", "comparison": ">=", "threshold": 1.0, "kind": "full", "value": seed, "last": seed}
+emit(event="result", outcome="goal_reached", goal=goal, wall_seconds=seed, samples=100 * seed * seed)
+"""
+
+
+@pytest.fixture(autouse=True)
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    Path("program.py").write_text(PROGRAM)
+
+
+def answer(capsys: Captured, *argv: str, code: int = 0) -> Any:
+    capsys.readouterr()
+    assert run([*argv, "-o", "json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_repeats_from_run_to_charts(capsys: Captured) -> None:
+    argv = ["run", "x", "1", "2", "--command", "python program.py", "--no-run-on-all", "--repeat", "3", "--seed", "39"]
+    document = answer(capsys, *argv)
+    assert [entry["name"] for entry in document["runs"]] == [
+        *("x-1-r1", "x-2-r1", "x-1-r2", "x-2-r2", "x-1-r3", "x-2-r3")
+    ]
+    assert {entry["name"]: entry["counted"] for entry in document["repeats"]}["x-2"] == ["x-2-r1", "x-2-r2", "x-2-r3"]
+    assert Store().run("x-2-r3").run.spec.seed == 41
+
+    repeats = {entry["name"]: entry for entry in answer(capsys, "status")["repeats"]}
+    assert repeats["x-1"]["workers"] == 1
+    margin = 4.302653 / 3**0.5  # t of 2 degrees of freedom; the deviation is 1
+    for figure, mean, factor in (("seconds", 40, 1), ("metric", 40, 1), ("samples_per_second", 4000, 100)):
+        found = repeats["x-1"][figure]
+        assert (found["count"], found["mean"]) == (3, mean)
+        assert (found["low"], found["high"]) == pytest.approx((mean - factor * margin, mean + factor * margin))
+    assert repeats["x-1"]["metric"]["name"] == "Prec@1"
+
+    assert run(["status", "x-1"]) == 0
+    out, err = capsys.readouterr()
+    assert "x-2" not in out
+    assert ["x-1", "1", "3", "40.0", "±", "2.5", "Prec@1", "40.0", "±", "2.5", "4000", "±", "248"] in [
+        line.split() for line in out.splitlines()
+    ]
+    assert "95 % interval" in err
+    assert run(["status", "x-1", "--watch"]) == 2
+    assert "mlbench status x-1-r1 --watch" in capsys.readouterr().err
+
+    compared = answer(capsys, "compare", "x-1", "x-2-r1")
+    assert (compared["a"], compared["b"], compared["seconds"]["task"]) == ("x-1", "x-2-r1", [40, 39])
+    assert compared["estimates"]["task"]["a"]["count"] == 3
+    assert compared["estimates"]["task"]["ratio"]["low"] < 39 / 40 < compared["estimates"]["task"]["ratio"]["high"]
+    assert run(["compare", "x-1", "x-2"]) == 0
+    assert "40.0 ± 2.5" in capsys.readouterr().out
+
+    assert run(["charts", "figures", "--run", "x-1", "--run", "x-2"]) == 0
+    rows = list(csv.DictReader(Path("figures/summary.csv").read_text().splitlines()))
+    assert [(row["workers"], row["runs"], float(row["seconds_high"])) for row in rows] == [
+        ("1", "3", pytest.approx(40 + margin, rel=1e-4)),
+        ("2", "3", pytest.approx(40 + margin, rel=1e-4)),
+    ]
+
+
+def test_repeats_that_failed_do_not_count_and_one_alone_has_no_interval(capsys: Captured) -> None:
+    argv = ["run", "x", "1", "--command", "python program.py 40 42", "--repeat", "3", "--seed", "40"]
+    [repeats] = answer(capsys, *argv, code=7)["repeats"]
+    assert (repeats["counted"], repeats["left_out"]) == (["x-1-r2"], ["x-1-r1", "x-1-r3"])
+    assert repeats["seconds"] == {"count": 1, "mean": 41, "low": None, "high": None, "confidence": 0.95}
+    assert run(["status"]) == 0
+    assert ["x-1", "1", "1", "of", "3", "41", "Prec@1", "41", "4100"] in [
+        line.split() for line in capsys.readouterr().out.splitlines()
+    ]
+
+
+def test_a_run_without_repeats_has_no_table_of_them(capsys: Captured) -> None:
+    document = answer(capsys, "run", "x", "1", "--command", "python program.py", "--repeat", "1")
+    assert "repeats" not in document
+    assert answer(capsys, "status")["repeats"] == []
+    assert run(["status"]) == 0
+    assert "REPEATS" not in capsys.readouterr().out
+    assert run(["status", "x-1"]) == 0
+    assert run(["status", "x"]) == 4
+
+
+def test_a_command_held_to_a_tasks_goal(capsys: Captured) -> None:
+    line = '@mlbench {"v":1,"event":"metric","rank":0,"time":%d,"name":"val_global_Prec@1","value":%s}\n'
+    Path("log").write_text(line % (4_000_000_000, 91.5) + line % (4_000_000_010, 99.5))
+    argv = ["run", "own", "1", "--task", "digits_resnet", "--command", "cat log"]
+    [entry] = answer(capsys, *argv)["runs"]
+    assert entry["outcome"] == "goal_reached"
+    assert entry["result"]["division"]["word"] == "open"
+    folder = Store().run("own-1").run.folder
+    official = (folder / "official_result.txt").read_text().splitlines()
+    assert official[0].startswith("98% Top 1 Validation Accuracy reached in ")
+    assert official[1].startswith("Division: open (a command of one's own)")
+    assert run(["verify", str(folder)]) == 0
+
+    [entry] = answer(capsys, "run", "light", *argv[2:], "--light")["runs"]
+    assert entry["result"]["goal"]["value"] == 91.5
+    Path("log").write_text("hello\n")
+    assert run(["run", "none", *argv[2:], "--require-goal"]) == 7
