@@ -13,6 +13,7 @@ from task_images.harness.distributed import World
 from task_images.harness.schedules import Schedule
 
 NAME = "checkpoint.pt"
+OWN = {"form", "task", "model", "optimizer", "schedule", "epoch", "updates"}
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,10 @@ class Resumption:
     facts: dict[str, Any]
     save: Path | None = None
     load: Path | None = None
+
+    def __post_init__(self) -> None:
+        if taken := OWN & set(self.facts):
+            raise ValueError(f"a checkpoint has entries of its own called {', '.join(sorted(taken))}")
 
     def restore(self, world: World, model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule) -> Progress:
         """Set all to what `load` holds. Raises EnvironmentUnfitError or TaskUsageError where it does not fit."""

@@ -29,6 +29,8 @@ _QUALITY = 90
 class FileData:
     """Images in folders; `data.Data` for a training loop. How each is cut depends on seed, epoch and image alone.
 
+    `least` is the number of images in the smallest training batch of any rank.
+
     side            of what the network sees, pixels
     shorter         in validation, the shorter side before the middle is cut out
     least_crop      in training, the least share of an image's area that is cut out
@@ -63,6 +65,8 @@ class FileData:
         self._normalise = Normalise(world.device, MEAN, DEVIATION, channels_last)
         self._partition = Partition(len(images.training), batch_size, world.size, seed)
         self.steps = self._partition.steps
+        last = len(images.training) - (self.steps - 1) * self._partition.global_batch
+        self.least = min(batch_size, last // world.size)
 
     def training(self, epoch: int) -> Iterator[Batch]:
         part = self._images.training
@@ -131,6 +135,7 @@ class FakeData:
             images.to(world.device, memory_format=memory), targets.to(world.device), batch_size * world.size
         )
         self.steps = steps
+        self.least = batch_size
 
     def training(self, epoch: int) -> Iterator[Batch]:
         return (self._batch for _ in range(self.steps))

@@ -11,7 +11,6 @@ from torch.nn.functional import cross_entropy
 from task_images.comm.ddp import DdpAllReduce
 from task_images.contract import Contract
 from task_images.harness.classification import LongSettings, check_settings, opening, train_classifier
-from task_images.harness.data import Data
 from task_images.harness.datasets import data_folder
 from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
@@ -28,6 +27,9 @@ REFERENCE_BATCH = 256
 
 # A machine that has to unpack the archives first keeps the others waiting.
 UNPACK_SECONDS = 12 * 3600.0
+
+# From this size on even a single image has more than one pixel at the end of every network.
+SIDE_FOR_ONE = 64
 
 NAMES = {
     "imagenet": "ImageNet (ILSVRC 2012)",
@@ -76,6 +78,7 @@ def main(contract: Contract) -> None:
     synthetic = settings.data != "imagenet"
     with opening(contract, NAMES[settings.data], synthetic, UNPACK_SECONDS) as (world, report):
         data, images = make_data(world, settings, report)
+        _check_batches(settings, data.least)
         seed_all(contract.seed)
         train_classifier(
             world,
@@ -92,12 +95,16 @@ def main(contract: Contract) -> None:
             groups=None if settings.decay_all else without_decay_of_scales,
             ddp=ddp,
             name="imagenet_resnet",
-            identity={name: getattr(settings, name) for name in ("model", "width", "norm", "classes")} | images,
+            identity={
+                "network": settings.model,
+                **{name: getattr(settings, name) for name in ("width", "norm", "classes")},
+                **images,
+            },
             details={"model": settings.model, **images},
         )
 
 
-def make_data(world: World, settings: Settings, report: Reporter) -> tuple[Data, dict[str, Any]]:
+def make_data(world: World, settings: Settings, report: Reporter) -> tuple[FileData | FakeData, dict[str, Any]]:
     """The batches, and what the result says of them."""
     seed = world.contract.seed
     if settings.data == "fake":
@@ -171,4 +178,13 @@ def _check(settings: Settings, workers: int) -> None:
         raise TaskUsageError(
             f"the middle {settings.side} pixels cannot be cut out of images scaled to {settings.shorter}",
             f"--set shorter={settings.side * 8 // 7}",
+        )
+
+
+def _check_batches(settings: Settings, least: int) -> None:
+    """Small images are one pixel at the end of the network: a batch of one has no statistics then."""
+    if least == 1 and settings.norm == "batch" and settings.side < SIDE_FOR_ONE:
+        raise TaskUsageError(
+            f"a rank has 1 image in a step: no statistics of a batch where images have {settings.side} pixels",
+            f"--set norm=group, side={SIDE_FOR_ONE}, or another batch_size",
         )
