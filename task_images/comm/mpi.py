@@ -11,8 +11,11 @@ engine here does.
 """
 
 import atexit
+import os
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -56,7 +59,25 @@ def _mpi() -> Any:
         return import_module("mpi4py.MPI")
     except (ImportError, RuntimeError) as error:
         why = " ".join(str(error).split())[:200]
-        raise EnvironmentUnfitError(f"mpi4py finds no MPI library: {why}", INSTALL) from None
+    # mpi4py looks into its interpreter's own folder, and Debian's pip installs into /usr/local.
+    path = _library_of_the_wheel()
+    if path is None or "MPI4PY_LIBMPI" in os.environ:
+        raise EnvironmentUnfitError(f"mpi4py finds no MPI library: {why}", INSTALL)
+    os.environ["MPI4PY_LIBMPI"] = path
+    try:
+        return import_module("mpi4py.MPI")
+    except (ImportError, RuntimeError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise EnvironmentUnfitError(f"mpi4py cannot load {path}: {why}", INSTALL) from None
+
+
+def _library_of_the_wheel() -> str | None:
+    """Where the package mpich has put its library; None where it is not installed."""
+    try:
+        files = distribution("mpich").files or ()
+    except PackageNotFoundError:
+        return None
+    return next((str(Path(str(file.locate())).resolve()) for file in files if file.name == "libmpi.so.12"), None)
 
 
 def _open_group(options: Any, _: Any) -> Any:

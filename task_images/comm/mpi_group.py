@@ -15,7 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from task_images.comm.mpi_work import Done, Message, Thread
+from task_images.comm.mpi_work import Awaited, Done, Message, Thread
+
+KEPT_MESSAGES = 1024
 
 # What MPI cannot reduce, and what it reduces instead.
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.int32}
@@ -63,6 +65,9 @@ class MpiGroup(dist.ProcessGroup):
         self._byte = mpi.BYTE
         self._in_place = mpi.IN_PLACE
         self._sum = (mpi.SUM, False)
+        self._mpi_sum = mpi.SUM
+        self._allreduce = communicator.Allreduce
+        self._messages: dict[tuple[int, int, torch.dtype], list[Any]] = {}
         self._done = Done()
 
     def name(self) -> str:
@@ -86,6 +91,7 @@ class MpiGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         self._thread.close()
         if self._comm:
+            self._messages.clear()
             self._comm.Free()
             self._comm = None
             if self._after_shutdown:
@@ -96,6 +102,17 @@ class MpiGroup(dist.ProcessGroup):
     # -- reductions: typed, by MPI's own operations
 
     def allreduce(self, tensors: Any, opts: Any = None, *_: Any) -> dist.Work:
+        # One tensor that the caller waits for, summed: what tasks do most, by the shortest way. At small sizes every
+        # look at `opts` or the tensor counts against the bare library.
+        if opts is not None and not opts.asyncOp and opts.reduceOp == _SUM and type(tensors) is list:
+            tensor = tensors[0]
+            if len(tensors) == 1 and tensor.is_cpu and tensor.is_contiguous() and tensor.dtype in self._types:
+                place = (tensor.data_ptr(), tensor.nbytes, tensor.dtype)
+                message = self._messages.get(place) or self._message_at(place)
+                if self._thread.last is not None:
+                    self._thread.drain()
+                self._allreduce(self._in_place, message, self._mpi_sum)
+                return self._done
         tensors = _listed(tensors)
         op, average = self._reduction(opts)
         if opts is None or opts.asyncOp:
@@ -106,11 +123,6 @@ class MpiGroup(dist.ProcessGroup):
 
     def _sum_up(self, tensors: list[Tensor], op: Any, average: bool) -> None:
         for tensor in tensors:
-            kind = self._types.get(tensor.dtype)
-            # The usual case by the shortest way: at small sizes every line here counts against the bare library.
-            if kind is not None and not average and tensor.is_cpu and tensor.is_contiguous():
-                self._comm.Allreduce(self._in_place, [self._address(tensor.data_ptr(), tensor.nbytes), kind], op)
-                continue
             buffer = self._reducible(tensor)
             self._comm.Allreduce(self._in_place, self._typed(buffer), op)
             self._return(buffer, tensor, average)
@@ -293,7 +305,17 @@ class MpiGroup(dist.ProcessGroup):
         return Message(self._mpi, request, tensors, lambda: self._return(buffer, tensor))
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> dist.Work:
-        return self.recv(tensors, self._mpi.ANY_SOURCE, tag)
+        tensor = tensors[0]
+        buffer = self._movable(tensor, copy=False)
+        others = [rank for rank in range(self._ranks) if rank != self._own]
+        return Awaited(
+            self._mpi,
+            lambda source: self._comm.Improbe(source, tag),
+            others,
+            tensors,
+            self._bytes(buffer),
+            lambda: self._return(buffer, tensor),
+        )
 
     # -- how it is done
 
@@ -362,6 +384,13 @@ class MpiGroup(dist.ProcessGroup):
                 buffer.div_(self._ranks, rounding_mode="trunc")
         if buffer.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(buffer)
+
+    def _message_at(self, place: tuple[int, int, torch.dtype]) -> list[Any]:
+        """What mpi4py is to be given for the tensor there; kept, since a training loop reduces the same ones again."""
+        if len(self._messages) >= KEPT_MESSAGES:
+            self._messages.clear()
+        address, size, kind = place
+        return self._messages.setdefault(place, [self._address(address, size), self._types[kind]])
 
     def _typed(self, tensor: Tensor) -> list[Any]:
         return [self._span(tensor), self._types[tensor.dtype]]

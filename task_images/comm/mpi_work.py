@@ -2,7 +2,8 @@
 
 import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -94,28 +95,61 @@ class Message(Done):
             self._arrive()
 
 
+class Awaited(Message):
+    """A message from whichever rank sends first. Asks for one of each in turn: with MPI_ANY_SOURCE, MPICH over UCX
+    waits for ever where messages of several ranks came before the question."""
+
+    def __init__(
+        self, mpi: Any, ask: Callable[[int], Any], sources: Sequence[int], tensors: list[Tensor], buffer: Any,
+        arrive: Callable[[], None],
+    ) -> None:  # fmt: skip
+        super().__init__(mpi, None, tensors, arrive)
+        self._ask = ask
+        self._sources = sources
+        self._buffer = buffer
+        self._came = False
+
+    def wait(self, timeout: Any = None) -> bool:
+        while not self.is_completed():
+            time.sleep(0)  # other threads of this process want to go on
+        return True
+
+    def is_completed(self) -> bool:
+        for source in () if self._came else self._sources:
+            message = self._ask(source)
+            if message is not None:
+                message.Recv(self._buffer, self._status)
+                self._came = True
+                self._close()
+                break
+        return self._came
+
+
 class Thread:
-    """Does one thing after another, in the order given. Starts with the first."""
+    """Does one thing after another, in the order given. Starts with the first.
+
+    `last` is the last that was given; None where all is known to be done.
+    """
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[tuple[Callable[[], None], Pending] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._last: Pending | None = None
+        self.last: Pending | None = None
 
     def submit(self, call: Callable[[], None], tensors: Any) -> Pending:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="mpi", daemon=True)
             self._thread.start()
-        self._last = Pending(tensors)
-        self._queue.put((call, self._last))
-        return self._last
+        self.last = Pending(tensors)
+        self._queue.put((call, self.last))
+        return self.last
 
     def drain(self) -> None:
         """Wait for all that was given before. A callback in the thread itself has nothing before it."""
-        last = self._last
+        last = self.last
         if last is not None and threading.current_thread() is not self._thread:
             last.future.wait()
-            self._last = None
+            self.last = None
 
     def close(self) -> None:
         if self._thread is not None:

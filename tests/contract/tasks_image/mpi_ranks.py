@@ -14,6 +14,7 @@ from task_images.comm import mpi
 os.environ.setdefault("RANK", os.environ.get("PMI_RANK", "0"))
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 EXACT = (torch.float32, torch.float64, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+meetings = 0
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -154,6 +155,41 @@ def in_place_and_strided() -> None:
     same(torch.stack(gathered), torch.stack(everyone(length=50_000)))
 
 
+def from_whoever_is_first() -> None:
+    """Rank 0 asks once all have sent: MPI then has messages of every rank before it is asked for any."""
+    for number in range(3 if RANK else 0):
+        dist.send(torch.tensor([RANK, number]), 0, tag=7)
+    meet_outside()
+    came = []
+    for _ in range(3 * (SIZE - 1) if RANK == 0 else 0):
+        got = torch.empty(2, dtype=torch.int64)
+        source = dist.recv(got, tag=7)
+        came.append((source, *got.tolist()))
+    for rank in range(1, SIZE) if RANK == 0 else ():
+        assert [message for message in came if message[0] == rank] == [(rank, rank, number) for number in range(3)]
+
+
+def no_rank_waits_for_one_outside_mpi() -> None:
+    """Who has reduced leaves MPI until all have reduced. Where the library had kept something back, this hangs."""
+    for length in (1, 100_000):
+        for _ in range(5):
+            tensor = own(length=length)
+            dist.all_reduce(tensor)
+            meet_outside()
+            dist.broadcast(tensor, SIZE - 1)
+            meet_outside()
+
+
+def meet_outside() -> None:
+    """A barrier that knows nothing of MPI."""
+    global meetings
+    meetings += 1
+    store = dist.distributed_c10d._get_default_store()
+    if store.add(f"meeting {meetings}", 1) == SIZE:
+        store.set(f"meeting {meetings} open", "1")
+    store.wait([f"meeting {meetings} open"], timedelta(seconds=20))
+
+
 def objects_and_order() -> None:
     names = [None] * SIZE
     dist.all_gather_object(names, {"rank": RANK, "pad": "x" * RANK})
@@ -214,6 +250,8 @@ def main() -> None:
         moves,
         exchanges,
         in_place_and_strided,
+        from_whoever_is_first,
+        no_rank_waits_for_one_outside_mpi,
         objects_and_order,
         below_ddp,
         refusals,

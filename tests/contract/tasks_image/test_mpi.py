@@ -30,9 +30,10 @@ def test_every_collective_gives_what_it_should(ranks: RankServer, tmp_path: Path
         ]
 
 
-def test_the_same_over_the_network_instead_of_shared_memory(ranks: RankServer, tmp_path: Path) -> None:
-    ended = ranks.run(PROGRAM, 2, tmp_path, {}, MPIR_CVAR_NOLOCAL="1")
-    assert [(one.code, one.stderr) for one in ended] == [(0, "")] * 2
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_same_over_the_network_instead_of_shared_memory(ranks: RankServer, tmp_path: Path, size: int) -> None:
+    ended = ranks.run(PROGRAM, size, tmp_path, {}, MPIR_CVAR_NOLOCAL="1")
+    assert [(one.code, one.stderr) for one in ended] == [(0, "")] * size
 
 
 def test_the_harness_takes_it_for_any_other_backend(ranks: RankServer, tmp_path: Path) -> None:
