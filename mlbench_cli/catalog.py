@@ -1,6 +1,6 @@
 """The catalogue of tasks: every folder under task_images/ with a `task.yaml` is one. Parsed into Task, checked, typed.
 
-A task.yaml looks like this (all keys but `legacy_name`, `goal` and `free` are required):
+A task.yaml looks like this (all keys but `legacy_name`, `goal`, `notes` and `free` are required):
 
     name: digits_resnet                  # the folder's name
     number: 1a                           # the benchmark's number in the specification
@@ -12,8 +12,9 @@ A task.yaml looks like this (all keys but `legacy_name`, `goal` and `free` are r
     devices: [cpu, gpu]
     goal: {metric: "Prec@1", comparison: ">=", wording: "{threshold}% Top 1 Validation Accuracy"}
     data: where the data come from, one line
+    notes: [a line]                      # further lines for `mlbench tasks NAME`
     free: [loaders]                      # parameters that leave the mathematics as it is (results/division.py)
-    parameters:                          # name -> type, help, and for numbers min and max; `choices` for texts
+    parameters:                          # name -> type, help, and for numbers min and max; `choices` for texts, lists
       batch_size: {type: int, min: 1, max: 65536, help: samples per rank and step}
     presets:                             # `spec` names a value for every parameter, the others what they change
       spec: {batch_size: 128}
@@ -30,8 +31,9 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
+from mlbench_cli.sizes import parse_sizes
 
-TYPES = ("int", "float", "str", "bool", "list")
+TYPES = ("int", "float", "str", "bool", "list", "sizes")
 COMPARISONS = (">=", "<=")
 BACKENDS = ("gloo", "nccl", "mpi")
 BUDGET = "budget_seconds"  # the parameter of tasks that can train for a given time
@@ -39,7 +41,7 @@ BUDGET = "budget_seconds"  # the parameter of tasks that can train for a given t
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a task. `type` is one of TYPES; a list holds numbers or texts."""
+    """One parameter of a task. `type` is one of TYPES; a list holds numbers or texts, sizes are whole bytes."""
 
     name: str
     type: str
@@ -50,19 +52,37 @@ class Parameter:
 
     def check(self, value: Any) -> Any:
         """`value` with this parameter's type (a text is read as that type), or UsageError saying what is allowed."""
-        read = _READERS[self.type](value)
+        try:
+            read = _READERS[self.type](value)
+        except ValueError as error:
+            raise UsageError(f'The parameter "{self.name}": {error}.') from None
         if read is None:
             raise UsageError(f'The parameter "{self.name}" is {short(value)}, which is not of type {self.type}.')
         if self.min is not None and read < self.min:
             raise UsageError(f'The parameter "{self.name}" is {short(value)}, the least is {self.min:g}.')
         if self.max is not None and read > self.max:
             raise UsageError(f'The parameter "{self.name}" is {short(value)}, the most is {self.max:g}.')
+        if self.choices and self.type == "list":
+            return self._chosen(read)
         if self.choices and read not in self.choices:
-            raise UsageError(
-                f'The parameter "{self.name}" is {short(value)}, not one of {", ".join(self.choices)}.'
-                + did_you_mean(str(read), self.choices)
-            )
+            raise self._no_choice(read)
         return read
+
+    def _chosen(self, items: list[Any]) -> list[Any]:
+        """Some of the choices, in the order given; "all" stands for every one."""
+        if items == ["all"]:
+            return list(self.choices)
+        for item in items or [""]:
+            if item not in self.choices:
+                raise self._no_choice(item)
+        return list(dict.fromkeys(items))
+
+    def _no_choice(self, value: Any) -> UsageError:
+        what = "has" if self.type == "list" else "is"
+        return UsageError(
+            f'The parameter "{self.name}" {what} {short(value)}, not one of {", ".join(self.choices)}.'
+            + did_you_mean(str(value), self.choices)
+        )
 
 
 @dataclass(frozen=True)
@@ -88,6 +108,7 @@ class Task:
     presets: Mapping[str, Mapping[str, Any]]
     goal: GoalRule | None = None
     free: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     legacy_name: str | None = None
     folder: Path = field(default=Path(), compare=False)
 
@@ -144,7 +165,7 @@ def parse_task(text: str, path: Path) -> Task:
     for key in data:
         if key not in known:
             raise UsageError(f"{where}: unknown key {key!r}.{did_you_mean(str(key), sorted(known))}")
-    for key in sorted(known - {"goal", "free", "legacy_name"}):
+    for key in sorted(known - {"goal", "free", "notes", "legacy_name"}):
         if key not in data:
             raise UsageError(f'{where}: the key "{key}" is missing.')
     for key in ("name", "title", "image", "data", "legacy_name"):
@@ -171,6 +192,7 @@ def parse_task(text: str, path: Path) -> Task:
         presets=checked,
         goal=_goal(where, data.get("goal"), parameters),
         free=_texts(where, data, "free", tuple(parameters)) if "free" in data else (),
+        notes=_texts(where, data, "notes") if "notes" in data else (),
         legacy_name=data.get("legacy_name"),
         folder=path.parent,
     )
@@ -180,7 +202,7 @@ def _parameter(where: str, name: str, entry: Any) -> Parameter:
     if not isinstance(entry, dict) or entry.get("type") not in TYPES or not entry.get("help"):
         raise UsageError(f'{where}: parameter "{name}" needs a type ({", ".join(TYPES)}) and a help text.')
     kind = entry["type"]
-    allowed = {"int": ("min", "max"), "float": ("min", "max"), "str": ("choices",)}.get(kind, ())
+    allowed = {"int": ("min", "max"), "float": ("min", "max"), "str": ("choices",), "list": ("choices",)}.get(kind, ())
     for key in entry:
         if key not in ("type", "help", *allowed):
             raise UsageError(f'{where}: {key!r} is no key of parameter "{name}", which is of type {kind}.')
@@ -310,6 +332,13 @@ def _read_list(value: Any) -> list[int | float | str] | None:
     return usable if len(usable) == len(value) else None
 
 
+def _read_sizes(value: Any) -> list[int] | None:
+    """Bytes, ascending; as a text "8B:64MiB:x2" or "4KiB,1MiB"."""
+    if isinstance(value, list | tuple):
+        value = ",".join(map(str, value))
+    return parse_sizes(value) if isinstance(value, str) else None
+
+
 def _read_item(word: str) -> int | float | str:
     number = _read_int(word)
     if number is not None:
@@ -324,4 +353,5 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "str": _read_str,
     "bool": _read_bool,
     "list": _read_list,
+    "sizes": _read_sizes,
 }

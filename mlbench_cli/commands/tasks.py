@@ -58,6 +58,7 @@ def _document(task: Task) -> dict[str, Any]:
             for parameter in task.parameters.values()
         },
         "presets": {preset: task.resolve(preset) for preset in task.presets},
+        "notes": list(task.notes),
     }
 
 
@@ -78,7 +79,7 @@ def _describe(task: Task) -> None:
         [
             [
                 parameter.name,
-                entry_text(task.presets["spec"][parameter.name]),
+                _shown(parameter, task.presets["spec"][parameter.name]),
                 *(_change(task, preset, parameter.name) for preset in changed),
                 _meaning(parameter),
             ]
@@ -86,6 +87,8 @@ def _describe(task: Task) -> None:
         ],
         wrap=True,
     )
+    if task.notes:
+        console.out("\n" + "\n".join(task.notes))
     console.note(f"\nNext: mlbench run NAME 1 2 --task {task.name}{_example(task)}")
 
 
@@ -96,12 +99,23 @@ def _goal(task: Task, preset: str, parameter: str = "goal_full") -> str | None:
 
 
 def _change(task: Task, preset: str, parameter: str) -> str:
-    return entry_text(task.presets[preset][parameter]) if parameter in task.presets[preset] else ""
+    changes = task.presets[preset]
+    return _shown(task.parameters[parameter], changes[parameter]) if parameter in changes else ""
+
+
+def _shown(parameter: Parameter, value: Any) -> str:
+    """A value as --set takes it; what would be a long list is named."""
+    if parameter.type == "list" and len(parameter.choices) > 1 and tuple(value) == parameter.choices:
+        return "all"
+    if parameter.type == "sizes" and len(value) > 4:
+        return f"{len(value)} from {value[0]} to {value[-1]}"
+    return entry_text(value)
 
 
 def _meaning(parameter: Parameter) -> str:
     if parameter.choices:
-        return f"{parameter.help} ({', '.join(parameter.choices)})"
+        some = "some of: " if parameter.type == "list" else ""
+        return f"{parameter.help} ({some}{', '.join(parameter.choices)})"
     low, high = parameter.min, parameter.max
     if low is None and high is None:
         return f"{parameter.help} ({parameter.type})"

@@ -4,93 +4,138 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
 
-from task_images.allreduce.pattern import Pattern
+from task_images.allreduce.operations import COLLECTIVES, DTYPES, IN_PLACE, Call, Ground
 from task_images.harness.distributed import World
 from task_images.harness.errors import TaskError
 from task_images.harness.tracker import Tracker
 
-FORMULA = "algbw = bytes / median; busbw = algbw * 2 (k - 1) / k; GB = 10^9 bytes; bytes = elements * size of one"
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+CLOCK = (
+    "before every sample the buffers are refilled and all ranks meet at a barrier, outside the clock; a sample is the "
+    "maximum over ranks of the time from a rank's call to its return (on GPUs: until the device is done)"
+)
+BANDWIDTH = "algbw = S / p50, GB = 10^9 bytes"
 LEAST_SAMPLES = 3
+_WARMUP_SHARE = 0.25  # of a size's time budget that warming up may take
 
 
 @dataclass(frozen=True)
 class Row:
-    """One size. Seconds are over samples, each the maximum over ranks (legacy: rank 0's own, and only the mean)."""
+    """One size. Microseconds over samples, percentiles by nearest rank (p50: the median), bandwidths in GB/s.
 
+    `bytes` is S, the larger side, and `elements` its numbers. The legacy protocol knows only the mean of rank 0.
+    """
+
+    collective: str
     dtype: str
-    elements: int
+    place: str
     bytes: int
+    elements: int
     samples: int
-    mean_seconds: float
-    min_seconds: float | None = None
-    median_seconds: float | None = None
-    p95_seconds: float | None = None
-    max_seconds: float | None = None
-    algbw: float | None = None  # GB/s
-    busbw: float | None = None  # GB/s
+    min_us: float | None
+    mean_us: float
+    p50_us: float | None = None
+    p95_us: float | None = None
+    p99_us: float | None = None
+    max_us: float | None = None
+    algbw: float | None = None
+    busbw: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def sizes(min_exponent: float, max_exponent: float, count: int, *, duplicates: bool = False) -> list[int]:
-    """`count` numbers of elements, evenly spaced on a log scale from 10^min to 10^max and cut to integers, ascending.
+COLUMNS = tuple(item.name for item in fields(Row))
 
-    Cutting makes the smallest ones equal; they are measured once unless `duplicates`.
-    """
-    step = (max_exponent - min_exponent) / max(1, count - 1)
-    # The tiny addition keeps 10^8, computed as 99999999.99, what it is.
-    values = [int(10 ** (min_exponent + index * step) + 1e-6) for index in range(count)]
-    return values if duplicates else sorted(set(values))
+
+@dataclass(frozen=True)
+class Series:
+    """What is measured over sizes."""
+
+    collective: str
+    dtype: str
+    place: str
+
+    def __str__(self) -> str:
+        return f"{self.collective}, {self.dtype}, {self.place.replace('_', ' ')}"
 
 
 def measure(
-    world: World, tracker: Tracker, elements: int, dtype: str, samples: int, warmup: int, seconds: float
+    world: World,
+    tracker: Tracker,
+    ground: Ground,
+    series: Series,
+    elements: int,
+    samples: int,
+    warmup: int,
+    seconds: float,
 ) -> Row:
-    """Time `samples` all-reduces (SUM, in place) of one buffer of `elements` numbers.
+    """Time `samples` calls on buffers of `elements` numbers.
 
-    Warm-up first; before every sample the buffer is refilled and all ranks meet at a barrier, outside the clock; the
-    device is synchronised at both ends of it. A sample is the maximum over ranks. Fewer samples (LEAST_SAMPLES at
-    least) where they would take longer than `seconds` (0: no limit). The last result is checked: TaskError if wrong.
+    Fewer samples (LEAST_SAMPLES at least) and warm-ups (one at least) where they would take longer than `seconds` (0:
+    no limit). The last result is checked: TaskError if wrong. MemoryError on every rank where one has no room.
     """
-    pattern = Pattern(world.rank, world.size, DTYPES[dtype], world.device)
-    buffer = torch.empty(elements, dtype=DTYPES[dtype], device=world.device)
-    begin = time.perf_counter()
-    time_samples(world, tracker, pattern, buffer, warmup)
-    per_sample = world.max([(time.perf_counter() - begin) / max(1, warmup)])[0]
+    call = make(world, ground, series, elements)
+    first = world.max([_wall(world, tracker, call, 1)])[0]
+    if seconds:
+        warmup = min(warmup, 1 + int(_WARMUP_SHARE * seconds / max(first, 1e-9)))
+    per_sample = first
+    if warmup > 1:
+        per_sample = world.max([_wall(world, tracker, call, warmup - 1) / (warmup - 1)])[0]
     if seconds:
         samples = max(LEAST_SAMPLES, min(samples, int(seconds / max(per_sample, 1e-9))))
-    times = world.max(time_samples(world, tracker, pattern, buffer, samples))
-    wrong = world.sum([pattern.wrong(buffer)])[0]
-    if wrong:
-        raise TaskError(f"the all-reduce of {elements} {dtype} numbers is wrong in {wrong:.0f} elements over all ranks")
-    return _row(dtype, elements, buffer.element_size(), times, world.size)
+    times = world.max(time_samples(world, tracker, call, samples))
+    check(world, series, elements, call)
+    return _row(series, elements, ground.element_size, times, world.size)
 
 
-def time_samples(world: World, tracker: Tracker, pattern: Pattern, buffer: torch.Tensor, samples: int) -> list[float]:
-    """This rank's seconds for each of `samples` all-reduces of `buffer`. All of it is booked as communication: a border
-    per sample would be felt in collectives of some hundred microseconds."""
+def make(world: World, ground: Ground, series: Series, elements: int) -> Call:
+    """The call with its buffers. MemoryError on every rank where one has no room for them."""
+    call = None
+    try:
+        call = COLLECTIVES[series.collective].make(ground, elements, series.place)
+    except RuntimeError as error:  # torch.OutOfMemoryError is one; the allocator of the CPU has no class of its own
+        if not isinstance(error, torch.OutOfMemoryError) and "memory" not in str(error):
+            raise
+    if world.max([call is None])[0] or call is None:
+        raise MemoryError
+    return call
+
+
+def time_samples(world: World, tracker: Tracker, call: Call, samples: int) -> list[float]:
+    """This rank's seconds for each of `samples` calls, 0 where its clock does not count. All of it is booked as
+    communication: a border per sample would be felt in collectives of some hundred microseconds."""
     times = []
     on_device = world.device.type == "cuda"
-    clock, all_reduce = time.perf_counter, world.all_reduce
+    clock, fill, barrier, timed = time.perf_counter, call.fill, world.barrier, call.call
     with tracker.section("communication"):
         for _ in range(samples):
-            pattern.fill(buffer)
-            world.barrier()
+            fill()
+            barrier()
             if on_device:
                 world.synchronize()
             begin = clock()
-            all_reduce(buffer)
+            timed()
             if on_device:
                 world.synchronize()
             times.append(clock() - begin)
-    return times
+    return [one / call.trips if call.counts else 0.0 for one in times]
+
+
+def check(world: World, series: Series, elements: int, call: Call) -> None:
+    """Raises TaskError on every rank where the last result is wrong on one."""
+    wrong = world.gather([call.wrong()])
+    bad = {rank: int(count) for rank, [count] in enumerate(wrong) if count}
+    if bad:
+        ranks = ", ".join(f"{count} on rank {rank}" for rank, count in list(bad.items())[:8])
+        raise TaskError(
+            f"{series} of {elements} numbers gave a wrong result: wrong elements: {ranks}",
+            "The figures of this backend mean nothing until that is understood.",
+        )
 
 
 def measure_as_original(world: World, tracker: Tracker, elements: int, dtype: str, samples: int) -> Row:
@@ -106,7 +151,8 @@ def measure_as_original(world: World, tracker: Tracker, elements: int, dtype: st
             world.all_reduce(tensor)
             world.synchronize()
             times.append(time.perf_counter() - begin)
-    return Row(dtype, elements, elements * tensor.element_size(), samples, statistics.fmean(times))
+    moved = elements * tensor.element_size()
+    return Row("all_reduce", dtype, IN_PLACE, moved, elements, samples, None, 1e6 * statistics.fmean(times))
 
 
 def check_sum(world: World) -> None:
@@ -116,22 +162,34 @@ def check_sum(world: World) -> None:
         raise TaskError(f"an all-reduce of ones over {world.size} ranks gives {int(one)}")
 
 
-def _row(dtype: str, elements: int, element_size: int, times: Sequence[float], ranks: int) -> Row:
-    ordered = sorted(times)
-    median = statistics.median(ordered)
-    moved = elements * element_size
-    algbw = moved / median / 1e9
+def _wall(world: World, tracker: Tracker, call: Call, samples: int) -> float:
+    begin = time.perf_counter()
+    time_samples(world, tracker, call, samples)
+    return time.perf_counter() - begin
+
+
+def _row(series: Series, elements: int, element_size: int, times: Sequence[float], ranks: int) -> Row:
+    ordered = sorted(1e6 * one for one in times)
+    median, moved = statistics.median(ordered), elements * element_size
+    algbw = moved / median / 1e3
     return Row(
-        dtype,
-        elements,
+        series.collective,
+        series.dtype,
+        series.place,
         moved,
-        len(times),
-        mean_seconds=statistics.fmean(times),
-        min_seconds=ordered[0],
-        median_seconds=median,
-        # Nearest rank, as nccl-tests does.
-        p95_seconds=ordered[math.ceil(0.95 * len(ordered)) - 1],
-        max_seconds=ordered[-1],
+        elements,
+        len(ordered),
+        min_us=ordered[0],
+        mean_us=statistics.fmean(ordered),
+        p50_us=median,
+        p95_us=_percentile(ordered, 0.95),
+        p99_us=_percentile(ordered, 0.99),
+        max_us=ordered[-1],
         algbw=algbw,
-        busbw=algbw * 2 * (ranks - 1) / ranks,
+        busbw=algbw * COLLECTIVES[series.collective].factor(ranks),
     )
+
+
+def _percentile(ordered: Sequence[float], share: float) -> float:
+    """Nearest rank, as nccl-tests does."""
+    return ordered[math.ceil(share * len(ordered)) - 1]

@@ -1,15 +1,34 @@
-"""All-reduce over a range of sizes and data types, with a time budget; no goal, outcome `completed`."""
+"""Collectives over a range of sizes and data types, with a time budget; no goal, outcome `completed`."""
 
 import csv
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from task_images.allreduce.measure import DTYPES, FORMULA, Row, check_sum, measure, measure_as_original, sizes
+from task_images.allreduce import table
+from task_images.allreduce.fit import Fit, fit
+from task_images.allreduce.measure import (
+    BANDWIDTH,
+    CLOCK,
+    COLUMNS,
+    LEAST_SAMPLES,
+    Row,
+    Series,
+    check,
+    check_sum,
+    make,
+    measure,
+    measure_as_original,
+    time_samples,
+)
+from task_images.allreduce.operations import COLLECTIVES, DTYPES, IN_PLACE, PLACES, Ground
+from task_images.allreduce.sizes import from_bytes, grid, in_parts
 from task_images.contract import Contract, emit
 from task_images.harness.distributed import World, open_world
-from task_images.harness.errors import TaskUsageError
+from task_images.harness.entry import tells_of_lost_peer
+from task_images.harness.errors import TaskError, TaskUsageError
 from task_images.harness.parameters import read_parameters
 from task_images.harness.report import Reporter
 from task_images.harness.tracker import Tracker
@@ -22,108 +41,319 @@ ONLY_FP32 = ("mpi",)
 class Settings:
     """The parameters of task.yaml; the defaults are the preset `spec`. Seconds of 0 mean no limit."""
 
+    collectives: list[str] = field(default_factory=lambda: ["all_reduce"])
+    dtypes: list[str] = field(default_factory=lambda: ["fp32", "fp16"])
+    places: list[str] = field(default_factory=lambda: [IN_PLACE])
+    sizes: list[int] = field(default_factory=list)
     min_exponent: float = 0.0
     max_exponent: float = 8.0
     count: int = 80
     samples: int = 100
     warmup: int = 5
-    dtypes: list[str] = field(default_factory=lambda: ["fp32", "fp16"])
     seconds_per_size: float = 60.0
     seconds_total: float = 3600.0
+    min_busbw_gbps: float = 0.0
     protocol: str = "current"
+
+
+@dataclass
+class Measured:
+    """A series on its way from small to large: `elements` are its sizes, of which as many are done as there are rows.
+
+    `why` says why it ends before the last.
+    """
+
+    series: Series
+    elements: list[int]
+    element_size: int
+    rows: list[Row] = field(default_factory=list)
+    why: str = ""
+    fit: Fit | None = None
+
+    @property
+    def left_out(self) -> list[int]:
+        """Sizes in bytes."""
+        return [count * self.element_size for count in self.elements[len(self.rows) :]]
+
+    @property
+    def peak(self) -> Row | None:
+        return max(self.rows, key=lambda row: row.busbw or 0.0, default=None)
+
+    @property
+    def next_seconds(self) -> float:
+        """The least that the next size takes, judged by the one before; filling the buffers doubles it."""
+        if not self.rows or self.rows[-1].p50_us is None:
+            return 0.0
+        growth = self.elements[len(self.rows)] / self.rows[-1].elements
+        return 2e-6 * self.rows[-1].p50_us * growth * (1 + LEAST_SAMPLES)
+
+    def to_dict(self, samples: int) -> dict[str, Any]:
+        peak = self.peak
+        return {
+            "collective": self.series.collective,
+            "dtype": self.series.dtype,
+            "place": self.series.place,
+            "sizes": len(self.rows),
+            "shortened": sum(row.samples < samples for row in self.rows),
+            "left_out": {"bytes": self.left_out, "why": self.why} if self.left_out else None,
+            "peak_busbw": peak.busbw if peak else None,
+            "peak_bytes": peak.bytes if peak else None,
+            "fit": self.fit.to_dict() if self.fit else None,
+        }
 
 
 def main(contract: Contract) -> None:
     settings = read_parameters(Settings, contract.parameters)
-    dtypes = _dtypes(settings, contract.backend)
+    _check(settings, contract.world_size)
     world = open_world(contract, grouped_alone=True)
     report = Reporter(world, data="generated buffers", synthetic=True)
     report.environment()
     tracker = Tracker(world.synchronize if world.device.type == "cuda" else None)
-
-    legacy = settings.protocol == "legacy"
-    if legacy:
-        check_sum(world)
-    elements = sizes(settings.min_exponent, settings.max_exponent, settings.count, duplicates=legacy)
     world.barrier()
     tracker.restart()
-    rows: list[Row] = []
-    left_out: list[dict[str, Any]] = []
-    for step, size in enumerate(elements, 1):
-        # Rank 0's clock decides for all, lest one rank stop while another waits for it.
-        elapsed = world.agree(tracker.snapshot().wall)
-        for dtype in dtypes:
-            if settings.seconds_total and elapsed > settings.seconds_total:
-                left_out.append({"dtype": dtype, "elements": size})
-                continue
-            report.step(step, len(elements))
-            rows.append(_measure(world, tracker, settings, size, dtype))
-            _report_row(report, world, rows[-1], legacy)
-    if left_out:
-        report.say(f"{len(left_out)} sizes left out: the time budget of {settings.seconds_total:g} s is spent")
+    refused: dict[Series, str] = {}
+    if settings.protocol == "legacy":
+        measured = _all_as_original(world, tracker, report, settings)
+    else:
+        measured, refused = _all(world, tracker, report, settings)
 
+    below = _below(measured, settings.min_busbw_gbps)
+    rows = [row.to_dict() for one in measured for row in one.rows]
     details = {
         "protocol": settings.protocol,
-        "formula": FORMULA,
         "ranks": world.size,
-        "rows": [row.to_dict() for row in rows],
-        "left_out": left_out,
-        "shortened": [[row.dtype, row.elements] for row in rows if row.samples < settings.samples],
-        "left_out_dtypes": sorted(set(settings.dtypes) - set(dtypes)),
+        "clock": CLOCK if settings.protocol == "current" else "rank 0's own, mean only",
+        "formulas": _formulas({one.series.collective for one in measured}),
+        "series": [one.to_dict(settings.samples) for one in measured],
+        "not_supported": [{"series": str(series), "why": why} for series, why in refused.items()],
+        "gate": {"min_busbw_gbps": settings.min_busbw_gbps, "below": below} if settings.min_busbw_gbps else None,
+        "rows": f"results/collectives.csv and .json of the output folder, {len(rows)} lines",
     }
     if world.is_first:
-        _write(Path(contract.output_dir), details)
+        facts = world.backend_facts()
+        _write(Path(contract.output_dir) / "results", {**details, "backend": facts, "rows": rows})
+        if settings.protocol == "current":
+            _conclude(report, measured, refused, facts, world.size)
     report.phase("finished")
     report.result(tracker, details=details)
     world.close()
+    if below:
+        raise TaskError("; ".join(below), "The table in the log has every size.")
 
 
-def _dtypes(settings: Settings, backend: str) -> list[str]:
-    for name in settings.dtypes:
-        if name not in DTYPES:
-            raise TaskUsageError(f'there is no data type "{name}", only {", ".join(DTYPES)}')
+def _check(settings: Settings, ranks: int) -> None:
+    for asked, known, what in (
+        (settings.collectives, COLLECTIVES, "collective"),
+        (settings.dtypes, DTYPES, "data type"),
+        (settings.places, PLACES, "place"),
+    ):
+        if not asked:
+            raise TaskUsageError(f"no {what} is given, choose from {', '.join(known)}")
+        for name in asked:
+            if name not in known:
+                raise TaskUsageError(f'there is no {what} "{name}", only {", ".join(known)}')
+    if not all(isinstance(size, int) and size > 0 for size in settings.sizes):
+        raise TaskUsageError("sizes are whole numbers of bytes, above 0")
     if settings.protocol not in ("current", "legacy"):
         raise TaskUsageError(f'the protocol "{settings.protocol}" is neither current nor legacy')
-    halves = settings.protocol != "legacy" or backend not in ONLY_FP32
-    kept = [name for name in DTYPES if name in settings.dtypes and (name == "fp32" or halves)]
-    if not kept:
-        raise TaskUsageError(f"the backend {backend} can reduce none of the data types {', '.join(settings.dtypes)}")
-    return kept
+    if settings.protocol == "legacy" and (settings.collectives, settings.places) != (["all_reduce"], [IN_PLACE]):
+        raise TaskUsageError("the protocol legacy knows the all-reduce in place only", "Leave out --preset legacy.")
+    if settings.min_busbw_gbps and (ranks == 1 or settings.protocol == "legacy"):
+        why = "one rank moves nothing" if ranks == 1 else "the protocol legacy measures none"
+        raise TaskUsageError(f"there is no bus bandwidth to hold against min_busbw_gbps: {why}")
 
 
-def _measure(world: World, tracker: Tracker, settings: Settings, size: int, dtype: str) -> Row:
-    if settings.protocol == "legacy":
-        return measure_as_original(world, tracker, size, dtype, settings.samples)
-    return measure(world, tracker, size, dtype, settings.samples, settings.warmup, settings.seconds_per_size)
+# --- measuring ------------------------------------------------------------------------------------------------------
 
 
-def _report_row(report: Reporter, world: World, row: Row, legacy: bool) -> None:
-    if legacy:
-        # Four points by every rank, under the original's names and to be read side by side.
-        bits = {"fp32": 32}.get(row.dtype, 16)
-        cuda = int(world.device.type == "cuda")
-        points = {"tensor_size": row.elements, "dtype": bits, "cuda": cuda, "avg_time": row.mean_seconds}
-        for name, value in points.items():
-            emit("metric", world.rank, name=f"val_{name}", value=value)
-        report.say(f"{row.dtype}  {row.elements:>11} elements  mean {1e6 * row.mean_seconds:10.1f} us")
-        return
-    assert row.median_seconds is not None
-    assert row.p95_seconds is not None
-    assert row.busbw is not None
-    report.metric(f"all_reduce_{row.dtype}_median", row.median_seconds, step=row.elements, unit="s")
-    report.metric(f"all_reduce_{row.dtype}_busbw", row.busbw, step=row.elements, unit="GB/s")
-    report.say(
-        f"{row.dtype}  {row.elements:>11} elements  median {1e6 * row.median_seconds:10.1f} us"
-        f"  p95 {1e6 * row.p95_seconds:10.1f} us  busbw {row.busbw:8.3f} GB/s  {row.samples} samples"
+def _all(
+    world: World, tracker: Tracker, report: Reporter, settings: Settings
+) -> tuple[list[Measured], dict[Series, str]]:
+    """Every series that the backend can do, and why the others cannot be. Each size is measured for all series before
+    the next one, so that what a machine does in the meantime meets them alike, and a budget costs the largest sizes.
+    """
+    asked = _series(settings)
+    refused = {series: why for series in asked if (why := _refusal(world, tracker, series))}
+    if len(refused) == len(asked):
+        first, why = next(iter(refused.items()))
+        raise TaskUsageError(f"the backend {world.backend} can do nothing of what is asked for; {first}: {why}")
+    grounds = {dtype: Ground.of(world, dtype) for dtype in settings.dtypes}
+    measured = [
+        Measured(
+            series, _elements(settings, series, grounds[series.dtype], world.size), grounds[series.dtype].element_size
+        )
+        for series in asked
+        if series not in refused
+    ]
+    steps = max(len(one.elements) for one in measured)
+    for step in range(steps):
+        for one in measured:
+            if one.why or step >= len(one.elements):
+                continue
+            report.step(step + 1, steps, series=str(one.series))
+            _next_size(world, tracker, report, settings, one, grounds[one.series.dtype])
+    for one in measured:
+        factor = COLLECTIVES[one.series.collective].factor(world.size)
+        one.fit = fit([row.bytes for row in one.rows], [row.p50_us or 0 for row in one.rows], factor)
+    return measured, refused
+
+
+def _series(settings: Settings) -> list[Series]:
+    """What is asked for, in the order of the tables here. A collective that has but one form is measured in that."""
+    found = []
+    for collective in (name for name in COLLECTIVES if name in settings.collectives):
+        forms = COLLECTIVES[collective].places
+        places = [place for place in PLACES if place in settings.places and place in forms] or list(forms)
+        found += [Series(collective, dtype, place) for dtype in DTYPES if dtype in settings.dtypes for place in places]
+    return found
+
+
+def _refusal(world: World, tracker: Tracker, series: Series) -> str:
+    """Why the backend cannot do it, found out with a few numbers; empty where it can. TaskError for a wrong result."""
+    least = COLLECTIVES[series.collective].least_ranks
+    if world.size < least:
+        return f"it takes {least} ranks"
+    elements, why, call = 4 * world.size, "", None
+    try:
+        call = make(world, Ground.of(world, series.dtype), series, elements)
+        time_samples(world, tracker, call, 1)
+    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        if tells_of_lost_peer(error):
+            raise
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+    failed = [rank for rank, [bad] in enumerate(world.gather([bool(why)])) if bad]
+    if failed or call is None:
+        return why or f"rank {failed[0]} could not"
+    check(world, series, elements, call)
+    return ""
+
+
+def _elements(settings: Settings, series: Series, ground: Ground, ranks: int) -> list[int]:
+    numbers = (
+        from_bytes(settings.sizes, ground.element_size)
+        if settings.sizes
+        else grid(settings.min_exponent, settings.max_exponent, settings.count)
     )
+    return in_parts(numbers, ranks) if COLLECTIVES[series.collective].divided else numbers
 
 
-def _write(folder: Path, details: dict[str, Any]) -> None:
-    """allreduce.csv, a line per size and type, and allreduce.json, the same with everything around it."""
+def _next_size(
+    world: World, tracker: Tracker, report: Reporter, settings: Settings, one: Measured, ground: Ground
+) -> None:
+    """One more row, or the reason why there is none."""
+    # Rank 0's clock decides for all, lest one rank stop while another waits for it.
+    spent = world.agree(tracker.snapshot().wall)
+    if settings.seconds_total and spent + one.next_seconds > settings.seconds_total:
+        one.why = f"the time budget of {settings.seconds_total:g} s is spent"
+        return
+    elements = one.elements[len(one.rows)]
+    limits = (settings.samples, settings.warmup, settings.seconds_per_size)
+    try:
+        row = measure(world, tracker, ground, one.series, elements, *limits)
+    except MemoryError:
+        one.why = "no memory for larger buffers"
+        return
+    one.rows.append(row)
+    _report(report, one.series, row)
+
+
+def _report(report: Reporter, series: Series, row: Row) -> None:
+    name = f"{row.collective}_{row.dtype}" + ("" if row.place == IN_PLACE else f"_{row.place}")
+    assert row.p50_us is not None
+    assert row.busbw is not None
+    report.metric(f"{name}_p50", row.p50_us, step=row.bytes, unit="us")
+    report.metric(f"{name}_busbw", row.busbw, step=row.bytes, unit="GB/s")
+    report.say(f"{table.size(row.bytes):>9}  {series}: {row.p50_us:.1f} us, busbw {row.busbw:.3g} GB/s")
+
+
+def _all_as_original(world: World, tracker: Tracker, report: Reporter, settings: Settings) -> list[Measured]:
+    halves = world.backend not in ONLY_FP32
+    dtypes = [name for name in DTYPES if name in settings.dtypes and (name == "fp32" or halves)]
+    if not dtypes:
+        raise TaskUsageError(
+            f"the original reduces none of the types {', '.join(settings.dtypes)} with {world.backend}"
+        )
+    check_sum(world)
+    elements = grid(settings.min_exponent, settings.max_exponent, settings.count, duplicates=True)
+    rows = []
+    for step, size in enumerate(elements, 1):
+        for dtype in dtypes:
+            report.step(step, len(elements))
+            row = measure_as_original(world, tracker, size, dtype, settings.samples)
+            rows.append(row)
+            # Four points by every rank, under the original's names and to be read side by side.
+            points: dict[str, float] = {"tensor_size": size, "dtype": 32 if dtype == "fp32" else 16}
+            points |= {"cuda": int(world.device.type == "cuda"), "avg_time": 1e-6 * row.mean_us}
+            for name, value in points.items():
+                emit("metric", world.rank, name=f"val_{name}", value=value)
+            report.say(f"{dtype}  {size:>11} elements  mean {row.mean_us:10.1f} us")
+    return [
+        Measured(
+            Series("all_reduce", dtype, IN_PLACE),
+            elements,
+            DTYPES[dtype].itemsize,
+            [row for row in rows if row.dtype == dtype],
+        )
+        for dtype in dtypes
+    ]
+
+
+# --- telling --------------------------------------------------------------------------------------------------------
+
+
+def _below(measured: Sequence[Measured], least: float) -> list[str]:
+    """What does not reach the least bus bandwidth at any size, in words."""
+    found = []
+    for one in measured if least else ():
+        peak = one.peak
+        if peak is None:
+            found.append(
+                f"{one.series}: no size was measured ({one.why}), {least:g} GB/s of bus bandwidth are demanded"
+            )
+        elif (peak.busbw or 0.0) < least:
+            found.append(
+                f"{one.series}: the bus bandwidth is {peak.busbw:.4g} GB/s at best, at {table.size(peak.bytes)} "
+                f"in {peak.p50_us:.4g} us; {least:g} GB/s are demanded"
+            )
+    return found
+
+
+def _formulas(collectives: set[str]) -> dict[str, Any]:
+    return {
+        "bandwidth": BANDWIDTH,
+        "fit": "t = alpha + S * beta by relative least squares; outliers weigh less",
+        **{
+            name: {"S": kind.size, "busbw": kind.formula, "model": kind.model}
+            for name, kind in COLLECTIVES.items()
+            if name in collectives
+        },
+    }
+
+
+def _conclude(
+    report: Reporter, measured: Sequence[Measured], refused: dict[Series, str], facts: dict[str, Any], ranks: int
+) -> None:
+    """The tables, and under them what is not in them."""
+    for one in measured:
+        report.say(table.header(one.series, ranks))
+        for row in one.rows:
+            report.say(table.line(row))
+        report.say(table.fitted(one.fit))
+        if one.left_out:
+            report.say(f"left out: {', '.join(map(table.size, one.left_out))}: {one.why}")
+    report.say("")
+    for series, why in refused.items():
+        report.say(f"not supported: {series}: {why}")
+    for detour in facts.get("detours", ()):
+        report.say(f"by the backend: {detour}")
+    report.say(f"time: {CLOCK}; {BANDWIDTH}")
+
+
+def _write(folder: Path, document: dict[str, Any]) -> None:
+    """collectives.csv, a line per size and series, and collectives.json, the same with everything around it."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "allreduce.json").write_text(json.dumps(details, indent=2) + "\n")
-    rows = details["rows"]
-    with open(folder / "allreduce.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, list(Row.__dataclass_fields__), lineterminator="\n")
+    (folder / "collectives.json").write_text(json.dumps(document, indent=1) + "\n")
+    with open(folder / "collectives.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(document["rows"])

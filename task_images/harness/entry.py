@@ -36,7 +36,7 @@ def run(main: Callable[[Contract], None]) -> NoReturn:
         _say(rank, str(error), error.hint)
         sys.exit(error.exit_code)
     except RuntimeError as error:
-        if not any(words in str(error).lower() for words in _LOST):
+        if not tells_of_lost_peer(error):
             traceback.print_exc()
             sys.exit(1)
         _say(
@@ -46,6 +46,11 @@ def run(main: Callable[[Contract], None]) -> NoReturn:
         )
         sys.exit(EXIT_RETRYABLE)
     sys.exit(0)
+
+
+def tells_of_lost_peer(error: Exception) -> bool:
+    """Whether an error of a collective says that another rank is gone, and not that the call was wrong."""
+    return any(words in str(error).lower() for words in _LOST)
 
 
 def _say(rank: int, message: str, hint: str | None = None) -> None:

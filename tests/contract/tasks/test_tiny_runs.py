@@ -1,8 +1,6 @@
 """Each task's preset `tiny` on two ranks: real processes, a real gloo group, and the events that come out."""
 
 import bz2
-import csv
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -107,50 +105,3 @@ def test_a_goal_out_of_reach_is_missed_and_told_so(ranks: RankServer, tmp_path: 
     assert first.result["epochs"] == 2
     assert first.result["samples"] == 2 * 2000
     check_times(first.result)
-
-
-def test_allreduce_measures_checks_and_writes_every_size(ranks: RankServer, tmp_path: Path) -> None:
-    first, second = run_tiny(ranks, "allreduce", tmp_path, dtypes=["fp32", "fp16", "bf16"])
-    result, rows = first.result, first.result["details"]["rows"]
-
-    check_times(result)
-    assert result["outcome"] == "completed"
-    assert result["goal"] is None
-    assert [row["elements"] for row in rows[::3]] == [1, 10, 100, 1000, 10000, 100000]
-    assert [row["dtype"] for row in rows[:3]] == ["fp32", "fp16", "bf16"]
-    for row in rows:
-        assert row["bytes"] == row["elements"] * (4 if row["dtype"] == "fp32" else 2)
-        assert 0 < row["min_seconds"] <= row["median_seconds"] <= row["p95_seconds"] <= row["max_seconds"]
-        assert row["algbw"] == pytest.approx(row["bytes"] / row["median_seconds"] / 1e9)
-        assert row["busbw"] == pytest.approx(row["algbw"])  # 2 (k - 1) / k is 1 for two ranks
-    assert "2 (k - 1) / k" in result["details"]["formula"]
-    assert first.metric("all_reduce_fp32_median") == [row["median_seconds"] for row in rows[::3]]
-    assert not second.events("result")
-
-    written = json.loads((tmp_path / "output-0" / "allreduce.json").read_text())
-    assert written["rows"] == rows
-    with open(tmp_path / "output-0" / "allreduce.csv", newline="") as file:
-        assert [float(row["median_seconds"]) for row in csv.DictReader(file)] == [row["median_seconds"] for row in rows]
-    assert list((tmp_path / "output-1").iterdir()) == []
-
-
-def test_allreduce_says_what_its_time_budget_left_out(ranks: RankServer, tmp_path: Path) -> None:
-    first, _ = run_tiny(ranks, "allreduce", tmp_path, seconds_total=1e-6, seconds_per_size=1e-6, dtypes=["fp32"])
-    details = first.result["details"]
-    # The first size is always measured: nothing has been spent before it.
-    assert len(details["rows"]) + len(details["left_out"]) == 6
-    assert len(details["left_out"]) >= 5
-    assert "left out" in first.stdout
-
-
-def test_allreduce_as_the_original_measured_it(ranks: RankServer, tmp_path: Path) -> None:
-    first, second = run_tiny(ranks, "allreduce", tmp_path, "legacy", max_exponent=1.0, count=12, samples=5)
-    rows = first.result["details"]["rows"]
-    sizes = [1, 1, 1, 1, 2, 2, 3, 4, 5, 6, 8, 10]
-    assert [row["elements"] for row in rows[::2]] == sizes
-    for rank in (first, second):
-        assert rank.metric("val_tensor_size") == [size for size in sizes for _ in "ab"]
-        assert rank.metric("val_dtype") == [32, 16] * 12
-        assert rank.metric("val_cuda") == [0] * 24
-        assert len(rank.metric("val_avg_time")) == 24
-    assert rows[0]["median_seconds"] is None

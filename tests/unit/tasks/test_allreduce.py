@@ -1,27 +1,39 @@
-"""Sizes of the all-reduce benchmark, and the pattern that betrays a wrong sum."""
+"""Sizes of the collectives benchmark, the pattern that betrays a wrong result, the fit, and what task.yaml says."""
+
+import math
+import random
 
 import numpy as np
 import pytest
 import torch
 
-from task_images.allreduce.measure import DTYPES, sizes
+from mlbench_cli.catalog import load_task
+from task_images.allreduce.fit import fit
+from task_images.allreduce.operations import COLLECTIVES, DTYPES, PLACES
 from task_images.allreduce.pattern import Pattern
+from task_images.allreduce.sizes import from_bytes, grid, in_parts
+from task_images.allreduce.table import size
 
 CPU = torch.device("cpu")
 
 
 def test_the_sizes_are_the_specified_ones_without_duplicates() -> None:
-    everything = sizes(0, 8, 80, duplicates=True)
+    everything = grid(0, 8, 80, duplicates=True)
     assert everything == [int(value) for value in np.logspace(0, 8, num=80)]
     assert (len(everything), sum(everything)) == (80, 480_807_107)
-    assert sizes(0, 8, 80) == sorted(set(everything))
-    assert len(sizes(0, 8, 80)) == 77
+    assert grid(0, 8, 80) == sorted(set(everything))
+    assert len(grid(0, 8, 80)) == 77
 
 
 def test_the_ends_are_what_was_asked_for() -> None:
-    assert sizes(3, 5, 1) == [1000]
+    assert grid(3, 5, 1) == [1000]
     # Computed in floating point the last one is 9999.999999999989.
-    assert sizes(0, 4, 50)[-1] == 10000
+    assert grid(0, 4, 50)[-1] == 10000
+
+
+def test_bytes_become_elements_and_parts_are_equal() -> None:
+    assert from_bytes([1, 2, 4, 8, 9, 4096], 4) == [1, 2, 1024]
+    assert in_parts([1, 2, 3, 7, 9], 3) == [3, 6, 9]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -32,12 +44,12 @@ def test_the_sum_is_exact_in_every_type(dtype: str, ranks: int, elements: int) -
     patterns = [Pattern(rank, ranks, DTYPES[dtype], CPU) for rank in some]
     buffer, total = torch.empty(elements, dtype=DTYPES[dtype]), torch.zeros(elements, dtype=DTYPES[dtype])
     for pattern in patterns:
-        pattern.fill(buffer)
+        pattern.own.fill(buffer)
         total += buffer
     if len(some) == ranks:
-        assert patterns[0].wrong(total) == 0
+        assert patterns[0].total.wrong(total) == 0
     total[-1] += 1
-    assert patterns[0].wrong(total) >= 1
+    assert patterns[0].total.wrong(total) >= 1
 
 
 def test_a_missing_or_doubled_rank_shows() -> None:
@@ -45,8 +57,85 @@ def test_a_missing_or_doubled_rank_shows() -> None:
     parts = []
     for pattern in patterns:
         buffer = torch.empty(1000)
-        pattern.fill(buffer)
+        pattern.own.fill(buffer)
         parts.append(buffer)
-    assert patterns[0].wrong(parts[0] + parts[1]) > 0
-    assert patterns[0].wrong(parts[0] + parts[1] + parts[1]) > 0
-    assert patterns[0].wrong(parts[0] + parts[1] + parts[2]) == 0
+    assert patterns[0].total.wrong(parts[0] + parts[1]) > 0
+    assert patterns[0].total.wrong(parts[0] + parts[1] + parts[1]) > 0
+    assert patterns[0].total.wrong(parts[0] + parts[1] + parts[2]) == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_moved_tells_its_rank_and_its_place(dtype: str) -> None:
+    pattern, whole = Pattern(0, 8, DTYPES[dtype], CPU), torch.empty(130_000, dtype=DTYPES[dtype])
+    pattern.moved.fill(whole, pattern.place(5))
+    assert pattern.moved.wrong(whole, pattern.place(5)) == 0
+    for begin in (1, 250, 251, 60_001):
+        assert pattern.moved.wrong(whole[begin:], pattern.place(5, begin)) == 0
+    for shift in (pattern.place(4), pattern.place(5, 1), pattern.place(5, 57_344)):
+        assert pattern.moved.wrong(whole, shift) > 129_000
+    assert all(pattern.place(rank) % 251 for rank in range(1, 251))
+
+
+def test_task_yaml_names_what_there_is_with_its_formula() -> None:
+    task = load_task("allreduce")
+    assert task.parameters["collectives"].choices == tuple(COLLECTIVES)
+    assert task.parameters["dtypes"].choices == tuple(DTYPES)
+    assert task.parameters["places"].choices == PLACES
+    told = {note.split()[0]: " ".join(note.split()[1:]) for note in task.notes}
+    for name, kind in COLLECTIVES.items():
+        assert told[name] == f"S = {kind.size} busbw = {kind.formula}"
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_the_formulas_say_what_is_computed(ranks: int) -> None:
+    for kind in COLLECTIVES.values():
+        words = kind.formula.replace("algbw", "1.0").replace("2 (", "2 * (")
+        assert eval(words, {"k": ranks}) == pytest.approx(kind.factor(ranks))
+        start, slope = kind.model.partition("alpha = ")[2].split(", beta = ")
+        start = start.replace("ceil(log2 k)", str(math.ceil(math.log2(ranks))))
+        for text, value in ((start, kind.start(ranks)), (slope.split(",")[0], kind.factor(ranks))):
+            words = text.rstrip(" ab").replace("2 (", "2 * (") or "1"
+            assert eval(words, {"k": ranks}) == pytest.approx(value), (kind.model, text)
+
+
+BYTES = [8 * 2**power for power in range(24)]
+
+
+def test_the_fit_finds_latency_and_bandwidth_through_noise_and_outliers() -> None:
+    noise = random.Random(1)
+    times = [(85 + number / 1200) * noise.uniform(0.9, 1.1) for number in BYTES]
+    times[5] *= 8
+    found = fit(BYTES, times, 0.5)
+    assert found is not None
+    assert found.alpha_us == pytest.approx(85, rel=0.05)
+    assert found.algbw == pytest.approx(1.2, rel=0.1)
+    assert found.busbw == pytest.approx(found.algbw / 2)
+    assert 0 < found.alpha_error_us < 5
+    assert 0 < (found.algbw_error or 0) < 0.2
+    assert (found.worst_bytes, found.sizes) == (BYTES[5], 24)
+    assert found.off_worst == pytest.approx(7 / 8, abs=0.05)
+
+
+def test_a_line_without_noise_is_found_exactly() -> None:
+    found = fit(BYTES, [40 + number / 5000 for number in BYTES], 2.0)
+    assert found is not None
+    assert (found.alpha_us, found.algbw, found.busbw) == pytest.approx((40, 5, 10))
+    assert found.off_mean < 1e-9
+
+
+def test_what_the_sizes_cannot_tell_is_not_told() -> None:
+    assert fit([8, 8, 16], [1.0, 1.0, 1.0], 1.0) is None
+    assert fit([], [], 1.0) is None
+    noise = random.Random(1)
+    flat = fit([8, 16, 32, 64], [50 * noise.uniform(0.95, 1.05) for _ in range(4)], 1.0)
+    assert flat is not None
+    assert flat.algbw is None
+    steep = fit(BYTES, [number / 1000 for number in BYTES], 1.0)
+    assert steep is not None
+    assert (steep.alpha_us, steep.algbw) == (0, pytest.approx(1.0))
+
+
+def test_sizes_are_written_in_binary_units() -> None:
+    assert [size(count) for count in (1, 1023, 1024, 1536, 2**26, 10**9)] == [
+        *("1 B", "1023 B", "1 KiB", "1.5 KiB", "64 MiB", "953.7 MiB"),
+    ]

@@ -1,0 +1,64 @@
+"""Sizes of messages as a person writes them: "8B:64MiB:x2", "1KiB:16KiB:+1KiB", "4KiB,1MiB", or a mix of these."""
+
+import re
+
+MOST = 10_000
+_UNITS = {
+    "": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30,
+    "KB": 10**3, "MB": 10**6, "GB": 10**9,
+}  # fmt: skip
+_SIZE = re.compile(r"(\d{1,15})([A-Za-z]{0,3})")
+_EXAMPLE = "write 8B:64MiB:x2, 1KiB:16KiB:+1KiB, or 4KiB,1MiB"
+
+
+def parse_sizes(text: str) -> list[int]:
+    """Bytes, ascending and each once. K, M and G are powers of 1024, as KiB; KB, MB and GB powers of 1000.
+
+    BEGIN:END:xF multiplies by F, BEGIN:END:+STEP adds, both as far as END; without a third part it doubles. Raises
+    ValueError that says what is wrong.
+    """
+    words = [word.strip() for word in text.strip().removeprefix("[").removesuffix("]").split(",")]
+    found: set[int] = set()
+    for word in filter(None, words):
+        found.update(_range(word) if ":" in word else [_size(word)])
+        if len(found) > MOST:
+            raise ValueError(f"these are more than {MOST} sizes")
+    return sorted(found)
+
+
+def _range(word: str) -> list[int]:
+    parts = word.split(":")
+    if len(parts) > 3:
+        raise ValueError(f'"{word}" has more than three parts; {_EXAMPLE}')
+    begin, end = _size(parts[0]), _size(parts[1])
+    if end < begin:
+        raise ValueError(f'"{word}" ends below its beginning')
+    step = parts[2] if len(parts) == 3 else "x2"
+    if step.startswith("+"):
+        width = _size(step[1:])
+        if (end - begin) // width >= MOST:
+            raise ValueError(f'"{word}" is more than {MOST} sizes')
+        return list(range(begin, end + 1, width))
+    return _powers(word, begin, end, step)
+
+
+def _powers(word: str, begin: int, end: int, step: str) -> list[int]:
+    try:
+        factor = float(step.removeprefix("x")) if step.startswith("x") else 0.0
+    except ValueError:
+        factor = 0.0
+    if not 1.001 <= factor <= 2**40:
+        raise ValueError(f'"{step}" in "{word}" is neither a factor such as x2 nor a step such as +4KiB')
+    found, exact = [], float(begin)
+    while (size := int(exact + 1e-6)) <= end:
+        found.append(size)
+        exact *= factor
+    return found
+
+
+def _size(word: str) -> int:
+    match = _SIZE.fullmatch(word.strip())
+    unit = _UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None or not int(match[1]):
+        raise ValueError(f'"{word.strip()[:40]}" is no size; {_EXAMPLE}')
+    return int(match[1]) * unit

@@ -1,0 +1,299 @@
+"""The collectives that are measured: what each moves, how its bandwidth is counted, and what must have arrived.
+
+S is the size of the larger side in bytes and k the number of ranks; factors and sides are those of nccl-tests, so that
+figures can be read beside each other. Ping-pong and bidirectional are done by pairs, rank r with rank r + k/2 (so that
+they are on different machines where there are several), all pairs at once.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from task_images.allreduce.pattern import Pattern
+from task_images.harness.distributed import World
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int32": torch.int32}
+IN_PLACE, OUT_OF_PLACE = "in_place", "out_of_place"
+PLACES = (IN_PLACE, OUT_OF_PLACE)
+_NOTHING = -1  # what no pattern holds: in a buffer before something arrives there
+
+# torch 2.12 and older know these by other names.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective on buffers of one size. `fill` makes them ready, `call` is what is timed, `wrong` counts elements.
+
+    counts   whether this rank's clock counts; False where it only answers another
+    trips    how often the buffer travels within a call, one after the other
+    """
+
+    fill: Callable[[], None]
+    call: Callable[[], object]
+    wrong: Callable[[], int]
+    counts: bool = True
+    trips: int = 1
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What calls are made on: this rank among all, with data of one type."""
+
+    world: World
+    dtype: torch.dtype
+    pattern: Pattern
+
+    @classmethod
+    def of(cls, world: World, dtype: str) -> "Ground":
+        return cls(world, DTYPES[dtype], Pattern(world.rank, world.size, DTYPES[dtype], world.device))
+
+    @property
+    def element_size(self) -> int:
+        return self.dtype.itemsize
+
+    def room(self, elements: int) -> Tensor:
+        """A buffer that holds nothing yet."""
+        return torch.full((elements,), _NOTHING, dtype=self.dtype, device=self.world.device)
+
+
+def all_reduce(ground: Ground, elements: int, place: str) -> Call:
+    pattern, send = ground.pattern, ground.room(elements)
+    if place == IN_PLACE:
+        return Call(lambda: pattern.own.fill(send), lambda: dist.all_reduce(send), lambda: pattern.total.wrong(send))
+    result = ground.room(elements)
+
+    def call() -> None:
+        result.copy_(send)
+        dist.all_reduce(result)
+
+    return Call(
+        lambda: _ready(pattern.own.fill, send, result),
+        call,
+        lambda: pattern.total.wrong(result) + pattern.own.wrong(send),
+    )
+
+
+def broadcast(ground: Ground, elements: int, place: str) -> Call:
+    pattern, rank, send = ground.pattern, ground.world.rank, ground.room(elements)
+    own, wanted = pattern.place(rank), pattern.place(0)
+    if place == IN_PLACE:
+        return Call(
+            lambda: pattern.moved.fill(send, own),
+            lambda: dist.broadcast(send, 0),
+            lambda: pattern.moved.wrong(send, wanted),
+        )
+    result = ground.room(elements)
+
+    def call() -> None:
+        if rank == 0:
+            result.copy_(send)
+        dist.broadcast(result, 0)
+
+    def fill() -> None:
+        pattern.moved.fill(send, own)
+        result.fill_(_NOTHING)
+
+    return Call(fill, call, lambda: pattern.moved.wrong(result, wanted))
+
+
+def reduce(ground: Ground, elements: int, place: str) -> Call:
+    pattern, send = ground.pattern, ground.room(elements)
+    is_root = ground.world.rank == 0
+    if place == IN_PLACE:
+        return Call(
+            lambda: pattern.own.fill(send),
+            lambda: dist.reduce(send, 0),
+            lambda: pattern.total.wrong(send) if is_root else 0,
+        )
+    result = ground.room(elements)
+
+    def call() -> None:
+        result.copy_(send)
+        dist.reduce(result, 0)
+
+    return Call(
+        lambda: _ready(pattern.own.fill, send, result),
+        call,
+        lambda: pattern.own.wrong(send) + (pattern.total.wrong(result) if is_root else 0),
+    )
+
+
+def all_gather(ground: Ground, elements: int, place: str) -> Call:
+    pattern, rank, ranks = ground.pattern, ground.world.rank, ground.world.size
+    part = elements // ranks
+    result = ground.room(elements)
+    send = result[rank * part : (rank + 1) * part] if place == IN_PLACE else ground.room(part)
+    parts = torch.split(result, part)
+
+    def fill() -> None:
+        result.fill_(_NOTHING)
+        pattern.moved.fill(send, pattern.place(rank))
+
+    return Call(
+        fill,
+        lambda: _all_gather(result, send),
+        lambda: sum(pattern.moved.wrong(row, pattern.place(source)) for source, row in enumerate(parts)),
+    )
+
+
+def reduce_scatter(ground: Ground, elements: int, place: str) -> Call:
+    pattern, rank, ranks = ground.pattern, ground.world.rank, ground.world.size
+    part = elements // ranks
+    send = ground.room(elements)
+    result = send[rank * part : (rank + 1) * part] if place == IN_PLACE else ground.room(part)
+
+    def fill() -> None:
+        result.fill_(_NOTHING)
+        pattern.own.fill(send)
+
+    return Call(fill, lambda: _reduce_scatter(result, send), lambda: pattern.total.wrong(result, rank * part))
+
+
+def all_to_all(ground: Ground, elements: int, place: str) -> Call:
+    pattern, rank, ranks = ground.pattern, ground.world.rank, ground.world.size
+    part = elements // ranks
+    send, result = ground.room(elements), ground.room(elements)
+    parts = torch.split(result, part)
+
+    def fill() -> None:
+        pattern.moved.fill(send, pattern.place(rank))
+        result.fill_(_NOTHING)
+
+    return Call(
+        fill,
+        lambda: dist.all_to_all_single(result, send),
+        lambda: sum(pattern.moved.wrong(row, pattern.place(source, rank * part)) for source, row in enumerate(parts)),
+    )
+
+
+def ping_pong(ground: Ground, elements: int, place: str) -> Call:
+    partner, is_first = _partner(ground.world)
+    if partner is None:
+        return _idle()
+    send, result = ground.room(elements), ground.room(elements)
+
+    def serve() -> None:
+        dist.send(send, partner)
+        dist.recv(result, partner)
+
+    def answer() -> None:
+        dist.recv(result, partner)
+        dist.send(send, partner)
+
+    call = serve if is_first else answer
+    return _exchange(ground, partner, send, result, call, counts=is_first, trips=2)
+
+
+def bidirectional(ground: Ground, elements: int, place: str) -> Call:
+    partner, _ = _partner(ground.world)
+    if partner is None:
+        return _idle()
+    send, result = ground.room(elements), ground.room(elements)
+    both = [dist.P2POp(dist.isend, send, partner), dist.P2POp(dist.irecv, result, partner)]
+
+    def call() -> None:
+        for work in dist.batch_isend_irecv(both):
+            work.wait()
+
+    return _exchange(ground, partner, send, result, call)
+
+
+@dataclass(frozen=True)
+class Collective:
+    """How figures of a collective are to be read.
+
+    size      what S is
+    formula   of busbw from algbw, computed by `factor(k)`
+    model     what a ring, a tree or a pair makes of one message's latency a and the time b of one byte on a link:
+              t = alpha + S beta, with `start(k)` times a as alpha, and `factor(k)` times b as beta
+    """
+
+    make: Callable[[Ground, int, str], Call]
+    size: str
+    formula: str
+    factor: Callable[[int], float]
+    model: str
+    start: Callable[[int], float]
+    places: tuple[str, ...] = PLACES
+    divided: bool = False  # S is k equal parts
+    least_ranks: int = 1
+
+
+def _share(k: int) -> float:
+    return (k - 1) / k
+
+
+def _one(k: int) -> float:
+    return 1.0
+
+
+def _depth(k: int) -> float:
+    return float(math.ceil(math.log2(k)))
+
+
+_PIECES = "ring: alpha = (k - 1) a, beta = (k - 1) / k b"
+_TREE = "pipelined tree: alpha = ceil(log2 k) a, beta = b"
+_PARTS = "algbw * (k - 1) / k"
+COLLECTIVES = {
+    "all_reduce": Collective(
+        all_reduce, "the buffer", "algbw * 2 (k - 1) / k", lambda k: 2 * _share(k),
+        "ring: alpha = 2 (k - 1) a, beta = 2 (k - 1) / k b", lambda k: 2.0 * (k - 1),
+    ),
+    "broadcast": Collective(broadcast, "the buffer", "algbw", _one, _TREE, _depth),
+    "reduce": Collective(reduce, "the buffer", "algbw", _one, _TREE, _depth),
+    "all_gather": Collective(
+        all_gather, "what is gathered, k parts", _PARTS, _share, _PIECES, lambda k: k - 1.0, divided=True
+    ),
+    "reduce_scatter": Collective(
+        reduce_scatter, "what is reduced, k parts", _PARTS, _share, _PIECES, lambda k: k - 1.0, divided=True
+    ),
+    "all_to_all": Collective(
+        all_to_all, "what a rank sends, k parts", _PARTS, _share, _PIECES, lambda k: k - 1.0,
+        places=(OUT_OF_PLACE,), divided=True,
+    ),
+    "ping_pong": Collective(
+        ping_pong, "one message; time is half the round trip", "algbw", _one, "pair: alpha = a, beta = b", _one,
+        places=(OUT_OF_PLACE,), least_ranks=2,
+    ),
+    "bidirectional": Collective(
+        bidirectional, "the message of each side, both at once", "algbw * 2", lambda k: 2.0,
+        "pair: alpha = a, beta = 2 b, b of both directions together", _one,
+        places=(OUT_OF_PLACE,), least_ranks=2,
+    ),
+}  # fmt: skip
+
+
+def _ready(fill: Callable[[Tensor], None], send: Tensor, result: Tensor) -> None:
+    fill(send)
+    result.fill_(_NOTHING)
+
+
+def _partner(world: World) -> tuple[int | None, bool]:
+    """The other rank of this rank's pair (None for the odd one out), and whether this is the pair's first."""
+    half = world.size // 2
+    if world.rank >= 2 * half:
+        return None, False
+    return (world.rank + half, True) if world.rank < half else (world.rank - half, False)
+
+
+def _exchange(
+    ground: Ground, partner: int, send: Tensor, result: Tensor, call: Callable[[], None], **more: Any
+) -> Call:
+    pattern = ground.pattern
+
+    def fill() -> None:
+        pattern.moved.fill(send, pattern.place(ground.world.rank))
+        result.fill_(_NOTHING)
+
+    return Call(fill, call, lambda: pattern.moved.wrong(result, pattern.place(partner)), **more)
+
+
+def _idle() -> Call:
+    return Call(lambda: None, lambda: None, lambda: 0, counts=False)

@@ -1,0 +1,55 @@
+"""What a person reads of the figures: a header for each collective and type, a line for each size, and the fit."""
+
+from task_images.allreduce.fit import Fit
+from task_images.allreduce.measure import Row, Series
+from task_images.allreduce.operations import COLLECTIVES
+
+_COLUMNS = (
+    *(("bytes", 11), ("elements", 11), ("min us", 10), ("mean us", 10), ("p50 us", 10), ("p95 us", 10)),
+    *(("p99 us", 10), ("max us", 10), ("algbw GB/s", 10), ("busbw GB/s", 10), ("samples", 7)),
+)
+
+
+def header(series: Series, ranks: int) -> str:
+    kind = COLLECTIVES[series.collective]
+    titles = "  ".join(f"{title:>{width}}" for title, width in _COLUMNS)
+    return f"\n{series}, k = {ranks} ranks: S = {kind.size}; busbw = {kind.formula}\n{titles}"
+
+
+def line(row: Row) -> str:
+    values = (
+        *(row.bytes, row.elements, row.min_us, row.mean_us, row.p50_us, row.p95_us, row.p99_us, row.max_us),
+        *(row.algbw, row.busbw, row.samples),
+    )
+    return "  ".join(
+        f"{_figure(value, title):>{width}}" for value, (title, width) in zip(values, _COLUMNS, strict=True)
+    )
+
+
+def fitted(fit: Fit | None) -> str:
+    if fit is None:
+        return "fit: none, it needs three sizes"
+    start = f"fit t = alpha + S * beta: alpha {fit.alpha_us:.4g} ± {fit.alpha_error_us:.2g} us"
+    off = f"off by {fit.off_mean:.0%}, at worst {fit.off_worst:.0%} ({size(fit.worst_bytes)})"
+    if fit.algbw is None or fit.algbw_error is None or fit.busbw is None:
+        return f"{start}, beta too small to tell; {off}"
+    return f"{start}, 1 / beta {fit.algbw:.4g} ± {fit.algbw_error:.2g} GB/s, as busbw {fit.busbw:.4g}; {off}"
+
+
+def size(count: int) -> str:
+    """Bytes in the largest binary unit of which there is one: "64 KiB", "1.5 MiB"."""
+    value, units = float(count), ["B", "KiB", "MiB", "GiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.4g} {units[0]}"
+
+
+def _figure(value: float | None, title: str) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, int):
+        return str(value)
+    if title.endswith(" us"):
+        return f"{value:.1f}"
+    return f"{value:.3g}" if value >= 0.001 else f"{value:.1e}"
