@@ -1,5 +1,6 @@
 """`mlbench delete-cluster [PROVIDER] NAME`: remove a cluster and all that belongs to it, or go on removing it."""
 
+from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -7,7 +8,7 @@ import typer
 from mlbench_cli import console
 from mlbench_cli.commands._clusters import Location, Project, StepTeller, locate, scope_of
 from mlbench_cli.commands._common import Yes, sealed
-from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.errors import CleanupError, NotFoundError, UsageError
 from mlbench_cli.store import Cluster, Store
 from providers import registry
 
@@ -53,10 +54,22 @@ def remove(store: Store, cluster: Cluster, *, yes: bool) -> None:
         console.out(f"The cluster {cluster.name} is forgotten; nothing on it was changed.")
         return
     console.confirm(f"Remove the cluster {cluster.name} ({cluster.provider}) and all that is on it?", yes=yes)
+    from providers.leavings import Leavings
     from providers.lifecycle import down
 
-    with StepTeller() as tell:
-        down(cluster, provider.resources(cluster), store, report=tell)
+    resources = provider.resources(cluster)
+    with closing(Leavings(cluster, provider, resources)) as leavings:
+        error: CleanupError | None = None
+        try:
+            with StepTeller() as tell:
+                down(cluster, [*resources, leavings], store, report=tell)
+        except CleanupError as caught:
+            error = caught
+        try:
+            leavings.check(error)
+        finally:
+            for warning in leavings.warnings:
+                console.warn(warning)
     console.out(f"The cluster {cluster.name} is deleted; nothing of it is left.")
 
 

@@ -1,0 +1,74 @@
+"""What workloads on a cluster have left in Google's cloud: disks and load balancers, where they were seen."""
+
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+from mlbench_cli.errors import NotFoundError
+from mlbench_cli.store import Cluster
+from providers.gke import api
+from providers.gke.compute import Compute
+from providers.leavings import Item, Leftover
+
+# What GKE puts on the disks of a cluster's volumes.
+LABEL = "goog-k8s-cluster-name"
+
+
+def left(cluster: Cluster, seen: Sequence[Item]) -> list[Leftover]:
+    """What is there. Raises MlbenchError where Google does not tell."""
+    compute = Compute(_project(cluster))
+    told = []
+    paths = {item.handle.partition("/zones/")[2] for item in seen if item.kind == "PersistentVolume"}
+    for disk in [*_labelled(compute, cluster), *(_found(compute, f"/zones/{path}") for path in paths if path)]:
+        if disk is not None:
+            zone = str(disk.get("zone") or _zone(cluster)).rpartition("/")[2]
+            remove = f"gcloud compute disks delete {disk['name']} --zone {zone} --project {_project(cluster)}"
+            told.append(Leftover("disk", str(disk["name"]), f"{disk.get('sizeGb')} GB, {disk.get('status')}", remove))
+    for address in {item.handle for item in seen if item.kind != "PersistentVolume" and item.handle}:
+        told += _rules(compute, cluster, address)
+    return list({(item.kind, item.name): item for item in told}.values())
+
+
+def command(cluster: Cluster, item: Item | None) -> str:
+    project = _project(cluster)
+    if item is not None and item.kind == "PersistentVolume" and "/zones/" in item.handle:
+        zone, _, disk = item.handle.partition("/zones/")[2].partition("/disks/")
+        return f"gcloud compute disks delete {disk} --zone {zone} --project {project}"
+    if item is not None and item.handle:
+        return f"gcloud compute forwarding-rules list --project {project} --filter IPAddress={item.handle}"
+    return (
+        f"gcloud compute disks list --project {project} --filter labels.{LABEL}={cluster.name}; "
+        f"gcloud compute forwarding-rules list --project {project}"
+    )
+
+
+def _labelled(compute: Compute, cluster: Cluster) -> list[dict[str, Any]]:
+    disks = compute._get(f"/zones/{_zone(cluster)}/disks?filter={quote(f'labels.{LABEL}={cluster.name}')}")
+    return list(disks.get("items") or ())
+
+
+def _found(compute: Compute, path: str) -> dict[str, Any] | None:
+    try:
+        return compute._get(path)
+    except NotFoundError:
+        return None
+
+
+def _rules(compute: Compute, cluster: Cluster, address: str) -> list[Leftover]:
+    """Forwarding rules are what of a load balancer has an address, and is paid for."""
+    region = _zone(cluster).rpartition("-")[0]
+    told = []
+    for place, flag in ((f"/regions/{region}", f"--region {region}"), ("/global", "--global")):
+        rules = compute._get(f"{place}/forwardingRules?filter={quote(f'IPAddress={address}')}")
+        for rule in rules.get("items") or ():
+            remove = f"gcloud compute forwarding-rules delete {rule['name']} {flag} --project {_project(cluster)}"
+            told.append(Leftover("load balancer", str(rule["name"]), address, remove))
+    return told
+
+
+def _project(cluster: Cluster) -> str:
+    return str(cluster.details.get("project") or api.project_of(None))
+
+
+def _zone(cluster: Cluster) -> str:
+    return str(cluster.details.get("location") or "-")

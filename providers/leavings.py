@@ -1,0 +1,370 @@
+"""What workloads have made outside of the cluster, load balancers and disks: it is paid for, and outlives the cluster.
+
+So it goes first: charts are uninstalled, Services of type LoadBalancer, Ingresses, Gateways and claims of volumes are
+removed, and the controllers that clean up in the cloud are waited for. What there is tells the cluster itself, whoever
+has made it; no record is needed. Where its API does not answer, or something does not go in time, the cluster is
+removed all the same, since it costs more; what may be left is told, as far as possible after a look into the cloud.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Protocol, cast
+
+from mlbench_cli.errors import CleanupError, MlbenchError, NotFoundError
+from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
+from mlbench_cli.store import Cluster
+from providers.base import MARK, Found, Progress, Provider, Resource
+from providers.charts import helm as program
+from providers.charts.helm import Call
+
+SECONDS = 600.0
+UNINSTALL_SECONDS = 180
+GRACE_SECONDS = 10  # that a pod with a volume has to end
+RETRY_SECONDS = 10.0
+APPS, BATCH, CORE = "/apis/apps/v1", "/apis/batch/v1", "/api/v1"
+# Of each kind: where they are listed.
+BALANCERS = {
+    "Service": f"{CORE}/services",
+    "Ingress": "/apis/networking.k8s.io/v1/ingresses",
+    "Gateway": "/apis/gateway.networking.k8s.io/v1/gateways",
+}
+DISKS = {
+    "PersistentVolumeClaim": f"{CORE}/persistentvolumeclaims",
+    "PersistentVolume": f"{CORE}/persistentvolumes",
+}
+KINDS = {**BALANCERS, **DISKS}
+# What makes pods anew, and so keeps their volumes in use.
+OWNERS = {
+    "ReplicaSet": (APPS, "replicasets"),
+    "Deployment": (APPS, "deployments"),
+    "StatefulSet": (APPS, "statefulsets"),
+    "DaemonSet": (APPS, "daemonsets"),
+    "Job": (BATCH, "jobs"),
+    "CronJob": (BATCH, "cronjobs"),
+}
+# Who can say what is left in the cloud. On KIND disks are folders of the nodes, and load balancers, if any, containers.
+CLOUDS = {"eks": "providers.eks.leftovers", "gke": "providers.gke.leftovers"}
+
+
+@dataclass(frozen=True)
+class Item:
+    """An object that stands for something in the cloud. `handle` is what the cloud calls that, as far as is known."""
+
+    kind: str
+    namespace: str
+    name: str
+    handle: str = ""
+    deleting: bool = False
+
+    @property
+    def path(self) -> str:
+        base, _, plural = KINDS[self.kind].rpartition("/")
+        return (
+            f"{base}/namespaces/{self.namespace}/{plural}/{self.name}"
+            if self.namespace
+            else f"{base}/{plural}/{self.name}"
+        )
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}" if self.namespace else f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Something in the cloud that nobody will remove any more, and how a person does."""
+
+    kind: str
+    name: str
+    reason: str
+    command: str
+
+
+class Cloud(Protocol):
+    """A module of CLOUDS."""
+
+    def left(self, cluster: Cluster, seen: Sequence[Item]) -> list[Leftover]:
+        """What is there of the cluster's load balancers and disks. Raises MlbenchError where that cannot be told."""
+        ...
+
+    def command(self, cluster: Cluster, item: Item | None) -> str:
+        """How a person finds, and removes, what stands behind `item`, or whatever the cluster has left."""
+        ...
+
+
+@dataclass
+class Seen:
+    """What there is at one moment. `spaces` are namespaces of ours, `retained` volumes that are to stay."""
+
+    items: list[Item]
+    spaces: dict[str, bool]  # by name: whether it is being removed
+    retained: list[Item] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.items or self.spaces)
+
+    def __str__(self) -> str:
+        told = [f"namespace {name}" for name in self.spaces] + [str(item) for item in self.items]
+        return ", ".join(told[:3]) + (f" and {len(told) - 3} more" if len(told) > 3 else "")
+
+
+class Leavings(Resource):
+    """Removed before everything else of a cluster. Close it, and then ask `check` what is left."""
+
+    kind = "what workloads left on"
+
+    def __init__(
+        self, cluster: Cluster, provider: Provider, resources: Sequence[Resource], seconds: float = SECONDS
+    ) -> None:
+        self.name = cluster.name
+        self.cluster = cluster
+        self.provider = provider
+        self.resources = resources
+        self.needs = tuple(resources)
+        self.seconds = seconds
+        self.delete_seconds = seconds + 120.0  # ours ends before the life-cycle's
+        self.warnings: list[str] = []
+        self._seen: dict[tuple[str, str, str], Item] = {}  # all that there ever was
+        self._late: list[Item] = []
+        self._retained: list[Item] = []
+        self._unseen: str | None = None
+        self._began: float | None = None
+        self._over = False
+        self._calls: dict[str, Call] | None = None  # by namespace
+
+    # --- as the life-cycle sees it ------------------------------------------------------------------------------
+
+    def find(self) -> Found | None:
+        if self._over:
+            return None
+        seen = self._look()
+        if not seen:
+            self._over = True
+            return None
+        if self._began is None:
+            return Found(str(seen))
+        if time.monotonic() - self._began > self.seconds:
+            self._over = True
+            self._late = seen.items
+            return Found(str(seen), kept=f"still there after {self.seconds:.0f} s: {seen}")
+        self._sweep(seen)  # controllers may have made some of it anew
+        return Found(str(seen), deleting=True)
+
+    def create(self) -> None:
+        raise NotImplementedError("made by workloads, not by us")
+
+    def poll(self) -> Progress:
+        raise NotImplementedError("made by workloads, not by us")
+
+    def delete(self) -> None:
+        self._began = time.monotonic()
+        if seen := self._look():
+            self._sweep(seen)
+
+    def close(self) -> None:
+        for call in (self._calls or {}).values():
+            call.stop()
+
+    # --- what is left when all is over --------------------------------------------------------------------------
+
+    def check(self, error: CleanupError | None = None) -> None:
+        """Raises CleanupError for what is left in the cloud, and `error` if there was one; the unknown: `warnings`."""
+        left = self._left()
+        if not left and error is not None:
+            raise error
+        if left:
+            lines = "\n".join(f"  {item.kind} {item.name}: {item.reason}\n    {item.command}" for item in left)
+            before = f"{error.message}\n" if error else f'The cluster "{self.cluster.name}" is deleted.\n'
+            known = error.details.get("leftovers", []) if error else []
+            raise CleanupError(
+                f"{before}Of what its workloads made, this is left and is paid for:\n{lines}",
+                hint=error.hint if error else "Remove each by the command below it.",
+                details={"leftovers": [*known, *(vars(item) for item in left)]},
+            )
+
+    def _left(self) -> list[Leftover]:
+        cloud = self._cloud()
+        if cloud is None:
+            return []
+        for item in self._retained:
+            self.warnings.append(
+                f"The disk of {item} stays, as its reclaim policy Retain asks, and is paid for: "
+                f"{cloud.command(self.cluster, item)}"
+            )
+        try:
+            left = cloud.left(self.cluster, [item for item in self._seen.values() if item not in self._retained])
+        except MlbenchError as error:
+            left = [
+                Leftover(
+                    item.kind, str(item), "it was still there when the cluster went", cloud.command(self.cluster, item)
+                )
+                for item in self._late
+            ]
+            if not left and (self._seen or self._unseen):
+                self.warnings.append(f"Whether load balancers or disks are left is not known: {error.message}")
+        else:
+            kept = {item.handle.rpartition("/")[2] for item in self._retained}
+            left = [item for item in left if item.name not in kept]
+        if self._unseen and not left:
+            self.warnings.append(
+                f"The cluster's API did not answer ({self._unseen}), so load balancers and disks that its workloads "
+                f"made may be left. See: {cloud.command(self.cluster, None)}"
+            )
+        return left
+
+    def _cloud(self) -> Cloud | None:
+        module = CLOUDS.get(self.cluster.provider)
+        return cast(Cloud, import_module(module)) if module else None
+
+    # --- looking ------------------------------------------------------------------------------------------------
+
+    def _look(self) -> Seen:
+        """What there is now; nothing where there is no cluster, where it is not ours, or does not answer."""
+        nothing = Seen([], {})
+        own = [resource for resource in self.resources if resource.goes_with is None]
+        founds = [found for resource in own if (found := resource.find()) is not None]
+        if not founds or not all(found.ours for found in founds):
+            return nothing
+        try:
+            with self.provider.connect(self.cluster).client() as api:
+                seen = self._seen_on(api)
+        except (NotFoundError, ApiError) as error:
+            if isinstance(error, ApiError):
+                self._unseen = error.message
+            return nothing
+        self._unseen = None
+        for item in seen.items:
+            key = (item.kind, item.namespace, item.name)
+            if item.handle or key not in self._seen:
+                self._seen[key] = item
+        self._retained = seen.retained or self._retained
+        return seen
+
+    def _seen_on(self, api: Api) -> Seen:
+        outside = self.cluster.provider in CLOUDS
+        items = {kind: self._listed(api, path) for kind, path in (KINDS if outside else BALANCERS).items()}
+        found: list[Item] = []
+        retained: list[Item] = []
+        for kind, documents in items.items():
+            for document in documents:
+                item = _item(kind, document)
+                if kind == "Service" and document["spec"].get("type") != "LoadBalancer":
+                    continue
+                if kind == "PersistentVolume":
+                    if not document["spec"].get("claimRef"):
+                        continue
+                    if document["spec"].get("persistentVolumeReclaimPolicy") != "Delete":
+                        retained.append(item)
+                        continue
+                found.append(item)
+        spaces = self._listed(api, f"{CORE}/namespaces", labelSelector=f"{MARK}={self.cluster.name}")
+        removed = {space["metadata"]["name"]: "deletionTimestamp" in space["metadata"] for space in spaces}
+        if not outside:  # what is in them is in the nodes
+            removed = {name: going for name, going in removed.items() if not going}
+        return Seen(found, removed, retained)
+
+    def _listed(self, api: Api, path: str, **params: Any) -> list[dict[str, Any]]:
+        seconds = RETRY_SECONDS if self.cluster.provider in CLOUDS else 0.0
+        try:
+            return list(api.request("GET", path, params=params, retry_seconds=seconds).get("items") or ())
+        except ObjectNotFound:  # Gateways are not known everywhere
+            return []
+
+    # --- sweeping -----------------------------------------------------------------------------------------------
+
+    def _sweep(self, seen: Seen) -> None:
+        """Ask for the removal of all that is not being removed yet."""
+        try:
+            access = self.provider.connect(self.cluster)
+            with access.client() as api:
+                if self._calls is None:
+                    self._calls = self._uninstalling(api, seen)
+                for space, going in seen.spaces.items():
+                    call = self._calls.get(space)
+                    if not going and (call is None or call.code is not None):
+                        api.delete(f"{CORE}/namespaces/{space}")
+                claims = [item for item in seen.items if item.kind == "PersistentVolumeClaim"]
+                self._stop_users(api, claims)
+                for item in seen.items:
+                    if not item.deleting and item.kind != "PersistentVolume":  # a volume goes with its claim
+                        api.delete(item.path)
+        except (NotFoundError, ApiError):
+            return  # the next look tells
+
+    def _uninstalling(self, api: Api, seen: Seen) -> dict[str, Call]:
+        """A helm at work on each release in our namespaces; without helm they only lose their namespace."""
+        try:
+            helm = program.found()
+        except MlbenchError:
+            helm = None
+        calls: dict[str, Call] = {}
+        for space, going in seen.spaces.items():
+            releases = self._listed(api, f"{CORE}/namespaces/{space}/secrets", labelSelector="owner=helm")
+            names = {secret["metadata"]["labels"]["name"] for secret in releases}
+            if helm is None or going or not names:
+                continue
+            words = ["uninstall", *sorted(names), "--namespace", space, "--timeout", f"{UNINSTALL_SECONDS}s"]
+            calls[space] = Call(helm, words, access=self.provider.connect(self.cluster))
+        return calls
+
+    def _stop_users(self, api: Api, claims: Sequence[Item]) -> None:
+        """End the pods that use a claim, and first what would make them, or the claim, anew."""
+        names: dict[str, set[str]] = {}
+        for claim in claims:
+            names.setdefault(claim.namespace, set()).add(claim.name)
+        for namespace, claimed in names.items():
+            for pod in api.get(f"{CORE}/namespaces/{namespace}/pods")["items"]:
+                if not claimed & _claims_of(pod):
+                    continue
+                owner = _owner(api, namespace, pod)
+                if owner is not None:
+                    api.delete(owner)
+                if "deletionTimestamp" not in pod["metadata"]:
+                    api.delete(f"{CORE}/namespaces/{namespace}/pods/{pod['metadata']['name']}", grace=GRACE_SECONDS)
+
+
+def _item(kind: str, document: Mapping[str, Any]) -> Item:
+    metadata = document["metadata"]
+    return Item(
+        kind,
+        metadata.get("namespace", ""),
+        metadata["name"],
+        _handle(kind, document),
+        deleting="deletionTimestamp" in metadata,
+    )
+
+
+def _handle(kind: str, document: Mapping[str, Any]) -> str:
+    """The address of a load balancer, the cloud's name of a disk."""
+    status, spec = document.get("status") or {}, document.get("spec") or {}
+    if kind in ("Service", "Ingress"):
+        points = (status.get("loadBalancer") or {}).get("ingress") or [{}]
+        return str(points[0].get("hostname") or points[0].get("ip") or "")
+    if kind == "Gateway":
+        return str((status.get("addresses") or [{}])[0].get("value") or "")
+    if kind == "PersistentVolume":
+        return str((spec.get("csi") or {}).get("volumeHandle") or "")
+    return ""
+
+
+def _claims_of(pod: Mapping[str, Any]) -> set[str]:
+    volumes = pod["spec"].get("volumes") or ()
+    return {volume["persistentVolumeClaim"]["claimName"] for volume in volumes if "persistentVolumeClaim" in volume}
+
+
+def _owner(api: Api, namespace: str, document: Mapping[str, Any]) -> str | None:
+    """The path of what, in the end, makes `document`; None where nothing does, or something unknown."""
+    path = None
+    for _ in range(3):  # a pod of a ReplicaSet of a Deployment
+        owners = document["metadata"].get("ownerReferences") or ()
+        owner = next((item for item in owners if item.get("controller") and item["kind"] in OWNERS), None)
+        if owner is None:
+            return path
+        base, plural = OWNERS[owner["kind"]]
+        path = f"{base}/namespaces/{namespace}/{plural}/{owner['name']}"
+        try:
+            document = api.get(path)
+        except ObjectNotFound:
+            return None
+    return path
