@@ -64,7 +64,7 @@ def resolve(
         request = replace(request, data_dir=_existing_folder(request.data_dir, "--data-dir"))
     elif request.data_claim or request.data_dir:
         request = replace(request, data_dir=_mount_point(request.data_dir or "/data"))
-    common = {**_program(request, cluster, tasks), **_placement(request), "kubernetes": _kubernetes(request)}
+    common = {**_program(request, cluster, tasks), **_placement(request), "kubernetes": _kubernetes(request, cluster)}
     if local:
         machine = machine or local_machine()
         common["cpus"] = common["cpus"] or _equal_cpus(request.workers, common["processes_per_worker"], machine)
@@ -125,6 +125,7 @@ def _spec(size: Size, cluster: Cluster, common: Mapping[str, Any]) -> RunSpec:
         engine="local" if cluster.provider == "local" else "kubernetes",
         workers=size.workers,
         seed=size.seed,
+        price=_price(cluster),
         functional_only=FUNCTIONAL_ONLY if cluster.details.get("functional_only") else None,
         **common,
     )
@@ -369,7 +370,26 @@ def _refuse_cluster_options(request: Request) -> None:
             )
 
 
-def _kubernetes(request: Request) -> KubernetesOptions:
+def _price(cluster: Cluster) -> dict[str, Any]:
+    """What the cluster was planned to cost, by the table of prices of that day: it stays with the run."""
+    plan = cluster.details.get("plan")
+    if not isinstance(plan, dict):
+        return {}
+    return {
+        "per_hour": plan.get("price_per_hour"),
+        "currency": plan.get("currency"),
+        "source": plan.get("price_source"),
+    }
+
+
+def _devices(request: Request, cluster: Cluster) -> dict[str, str]:
+    """All of a machine's, such as network cards, for its only worker; workers that share one do without."""
+    if request.spread is False:
+        return {}
+    return {name: str(count) for name, count in (cluster.details.get("devices_per_node") or {}).items()}
+
+
+def _kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
     given: dict[str, Any] = {
         "namespace": _label(request.namespace, "namespace"),
         "memory": _quantity(request.memory, "memory"),
@@ -392,6 +412,7 @@ def _kubernetes(request: Request) -> KubernetesOptions:
             raise UsageError(f'--node-selector: "{clip(key)}" is not the key of a label.')
     return KubernetesOptions(
         node_selector=dict(request.node_selector),
+        devices=_devices(request, cluster),
         tolerations=tuple(_toleration(text) for text in request.toleration),
         env=_environment(request.env),
         **{key: value for key, value in given.items() if value is not None},

@@ -66,6 +66,7 @@ class KubernetesOptions:
     host_network: bool = False
     registry: str | None = None  # prefix of catalogue images
     spread: bool = True  # one worker per node
+    devices: Mapping[str, str] = field(default_factory=dict)  # besides GPUs, of each worker: resource and count
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,8 @@ class RunSpec:
     seed: int = SEED
     data_dir: str | None = None
     timeout: float = 86400.0
+    # Of the cluster, as planned when it was made: per_hour (None: unknown), currency, source. Empty: nobody planned it.
+    price: Mapping[str, Any] = field(default_factory=dict)
     functional_only: str | None = None  # why its figures are no measure of performance, where they are none
     kubernetes: KubernetesOptions = field(default_factory=KubernetesOptions)
 

@@ -181,7 +181,7 @@ def _requests(spec: RunSpec) -> dict[str, str]:
 
 def _limits(spec: RunSpec) -> dict[str, str]:
     gpus = {"nvidia.com/gpu": str(spec.gpus_per_worker)} if spec.gpus_per_worker else {}
-    return {**({"memory": spec.kubernetes.memory} if spec.kubernetes.memory else {}), **gpus}
+    return {**({"memory": spec.kubernetes.memory} if spec.kubernetes.memory else {}), **gpus, **spec.kubernetes.devices}
 
 
 def _tolerations(spec: RunSpec) -> list[dict[str, Any]]:

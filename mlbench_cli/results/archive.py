@@ -36,9 +36,7 @@ from mlbench_cli.store import OUTCOMES
 # --- sealing ------------------------------------------------------------------------------------------------------
 
 
-def seal(
-    run: Run, *, outcome: str, exit_code: int, observation: Observation, price: Mapping[str, Any] | None = None
-) -> str:
+def seal(run: Run, *, outcome: str, exit_code: int, observation: Observation) -> str:
     """Complete the run's folder to an archive, once and for all, and return the outcome that it records.
 
     That is the given outcome (one of store.OUTCOMES), or a lesser one where logs and exit codes contradict it; a
@@ -51,7 +49,7 @@ def seal(
         with _only_one(run.folder):
             if is_sealed(run.folder):
                 return str(Archive.open(run.folder).result["outcome"])
-            return _seal(run, outcome, exit_code, observation, price)
+            return _seal(run, outcome, exit_code, observation)
 
 
 def is_sealed(folder: Path) -> bool:
@@ -59,7 +57,7 @@ def is_sealed(folder: Path) -> bool:
     return (folder / layout.SUMS).is_file()
 
 
-def _seal(run: Run, outcome: str, exit_code: int, seen: Observation, price: Mapping[str, Any] | None) -> str:
+def _seal(run: Run, outcome: str, exit_code: int, seen: Observation) -> str:
     folder = run.folder
     findings = list(seen.findings) + _make_portable(folder)
     if not _is_of(folder / layout.RUN, run):
@@ -72,7 +70,7 @@ def _seal(run: Run, outcome: str, exit_code: int, seen: Observation, price: Mapp
     shown = _is_metric(folder, goal, "last") if outcome == "budget_spent" else proven
     outcome, contradictions = record.settle(outcome, reported, goal, shown, seen)
     result = record.result_document(
-        run, outcome=outcome, exit_code=exit_code, seen=seen, reported=reported, goal=goal, proven=proven, price=price
+        run, outcome=outcome, exit_code=exit_code, seen=seen, reported=reported, goal=goal, proven=proven
     )
     replace(folder / layout.ENVIRONMENT, document(record.environment_document(run.spec, reading.environments)))
     replace(folder / layout.FINDINGS, document(record.findings_document(findings + differing + contradictions)))

@@ -135,7 +135,6 @@ def result_document(
     reported: Mapping[str, Any] | None,
     goal: Mapping[str, Any] | None,
     proven: bool,
-    price: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """result.json without its schema version. All times in seconds; `timings` are seconds over ranks."""
     told: Mapping[str, Any] = reported or {}
@@ -144,6 +143,7 @@ def result_document(
     to_goal = _seconds_to_goal(told, goal, seconds) if proven else None
     started, finished = _span(run, seen)
     synthetic = told.get("synthetic", False)
+    wall = None if started is None else round(finished - started, 3)
     document: dict[str, Any] = {
         "run": run.name,
         "id": run.id,
@@ -159,7 +159,7 @@ def result_document(
         "exit_code": exit_code,
         "started": None if started is None else timestamp(started),
         "finished": timestamp(finished),
-        "wall_seconds": None if started is None else round(finished - started, 3),
+        "wall_seconds": wall,
         "task_seconds": seconds,
         "goal": {**goal, "reached": to_goal is not None, "seconds": to_goal} if goal else None,
         "budget_seconds": told.get("budget_seconds"),
@@ -175,7 +175,7 @@ def result_document(
         "ended": seen.ended,
         "worker_states": [_state(worker) for worker in seen.workers],
         "details": told.get("details", {}),
-        "price": dict(price) if price else None,
+        "price": price_of(spec.price, wall),
     }
     return {**document, "official_line": official_line(document)}
 
@@ -197,6 +197,15 @@ def _seconds_to_goal(
     return {
         key: value if value is not None and number(value) and value >= 0 else None for key, value in seconds.items()
     }
+
+
+def price_of(price: Mapping[str, Any], wall_seconds: float | None) -> dict[str, Any] | None:
+    """What the whole cluster cost from the start of the first worker to the end of the last, as far as it is known."""
+    if not price:
+        return None
+    hours = None if wall_seconds is None else wall_seconds / 3600
+    each = price.get("per_hour")
+    return {**price, "amount": None if each is None or hours is None else round(each * hours, 4)}
 
 
 def label_of(functional_only: str | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from mlbench_cli.results.canonical_zip import ZipDamage
 from mlbench_cli.results.events import SPREAD, Judge, Reading, meets, number, proves
 from mlbench_cli.results.layout import DamagedArchive
 from mlbench_cli.results.official import official_line, official_text
-from mlbench_cli.results.record import label_of
+from mlbench_cli.results.record import label_of, price_of
 from mlbench_cli.spec import OPEN, canonical_json
 from mlbench_cli.store import OUTCOMES
 
@@ -200,6 +200,8 @@ def _contradictions(archive: Archive) -> Iterator[tuple[str, str]]:
     for key, value in pairs.items():
         if result[key] != value:
             yield layout.RESULT, f"{key} is {result[key]!r}, but {value!r} in run.json"
+    if result["price"] != price_of(spec.get("price") or {}, result["wall_seconds"]):
+        yield layout.RESULT, "price does not follow from run.json and wall_seconds"
     if result["label"] != label_of(spec.get("functional_only")):
         yield layout.RESULT, "label does not follow from functional_only in run.json"
     yield from _against_logs(archive)

@@ -56,7 +56,9 @@ FULL = a_spec(
         data_claim="datasets",
         host_network=True,
         spread=False,
+        devices={"vpc.amazonaws.com/efa": "4"},
     ),
+    price={"per_hour": 1.5, "currency": "USD", "source": "a table"},
 )
 
 

@@ -71,6 +71,14 @@ def test_archive_holds_what_was_reported(tmp_path: Path) -> None:
     assert verify(tmp_path / "run") == []
 
 
+@pytest.mark.parametrize(("each", "amount"), [(3.5, 0.1001), (None, None)])
+def test_the_price_is_what_the_run_was_recorded_with(tmp_path: Path, each: float | None, amount: float | None) -> None:
+    price = {"per_hour": each, "currency": "USD", "source": "a table of that day"}
+    folder = sealed_run(tmp_path / "run", price=price)
+    assert Archive.open(folder).result["price"] == {**price, "amount": amount}
+    assert verify(folder) == []
+
+
 def test_environment_keeps_no_secret_variables(tmp_path: Path) -> None:
     text = (sealed_run(tmp_path / "run") / "environment.json").read_text()
     assert "OMP_NUM_THREADS" in text
