@@ -12,6 +12,7 @@ from mlbench_cli.spec import CUSTOM, Run, RunSpec
 if TYPE_CHECKING:
     from mlbench_cli.supervise import Outcome, Progress
 
+LAST_WORDS = 3  # lines of the log that failed
 
 # --- while it runs --------------------------------------------------------------------------------------------------
 
@@ -170,3 +171,5 @@ def _explain(ended: Ended) -> None:
     for finding in ended.outcome.findings:
         if finding.summary not in ended.outcome.summary:
             console.note(f"  {finding.summary}")
+        for line in finding.evidence.get("log", ())[-LAST_WORDS:] if ended.exit_code else ():
+            console.note(f"  | {line}")

@@ -138,7 +138,7 @@ def main(contract: Contract) -> None:
     report.result(tracker, details=details)
     world.close()
     if below:
-        raise TaskError("; ".join(below), "The table in the log has every size.")
+        raise TaskError("; ".join(below))
 
 
 def _check(settings: Settings, ranks: int) -> None:
