@@ -186,7 +186,7 @@ def _budget(request: Request, task: Task, tasks: Mapping[str, Task] | None) -> d
         known = load_catalog() if tasks is None else tasks
         able = [other.name for other in known.values() if BUDGET in other.parameters]
         raise UsageError(
-            f'The task "{task.name}" cannot train for a given time, only to its goal.',
+            f'The task "{task.name}" cannot train for a given time.',
             hint=f"Tasks that can: {', '.join(able)}. --timeout ends a run of any task.",
         )
     if BUDGET in request.set:

@@ -46,6 +46,7 @@ def _document(task: Task) -> dict[str, Any]:
         "backends": list(task.backends),
         "devices": list(task.devices),
         "data": task.data,
+        "free": list(task.free),
         "goal": None if goal is None else {"metric": goal.metric, "comparison": goal.comparison},
         "parameters": {
             parameter.name: {
@@ -71,6 +72,7 @@ def _describe(task: Task) -> None:
         ("Light goal", _goal(task, "spec", "goal_light")),
         ("Data", task.data),
         ("Presets", ", ".join(task.presets)),
+        ("Free", ", ".join(task.free) or None),
     ]
     console.out("\n".join(f"{title + ':':<12}{text}" for title, text in facts if text is not None) + "\n")
     changed = [preset for preset in task.presets if preset != "spec"]

@@ -47,6 +47,7 @@ class Settings:
     average: str = "gradients"
     l1: float = 0.0
     l2: float = 2.5e-6
+    budget_seconds: float = 0.0
     goal_full: float = 89.0
     goal_light: float = 80.0
 
@@ -80,6 +81,7 @@ def main(contract: Contract) -> None:
         goal=GoalWatch("Prec@1", ">=", settings.goal_full, settings.goal_light, contract.goal),
         report=report,
         epochs=settings.epochs,
+        budget=settings.budget_seconds,
         scores=torch.sigmoid,
         details={"parameters": FEATURES, "rows": [len(training.labels), len(validation.labels)]},
     ).run()

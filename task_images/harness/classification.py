@@ -40,6 +40,7 @@ class ClassifierSettings:
     momentum: float = 0.9
     nesterov: bool = True
     weight_decay: float = 1e-4
+    budget_seconds: float = 0.0
     goal_full: float = 80.0
     goal_light: float = 70.0
 
@@ -48,7 +49,6 @@ class ClassifierSettings:
 class LongSettings(ClassifierSettings):
     """Further ones of those that run for long: interruption, and the speed options of harness.speed."""
 
-    budget_seconds: float = 0.0
     checkpoint: bool = False
     resume: str = ""
     channels_last: bool = True
@@ -141,7 +141,7 @@ def train_classifier(
         epochs=settings.epochs,
         precision=precision,
         resumption=_resumption(world, long, name, {**(identity or {}), **same}) if long else None,
-        budget=long.budget_seconds if long else 0.0,
+        budget=settings.budget_seconds,
         before_pass=ddp.before_pass if ddp else None,
         details={**facts, **(details or {})},
     ).run()

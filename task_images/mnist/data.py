@@ -1,41 +1,127 @@
-"""MNIST in its own format (idx, https://yann.lecun.com/exdb/mnist), plain or gzipped, from a folder."""
+"""MNIST in its own format (idx, https://yann.lecun.com/exdb/mnist), plain or gzipped, from a folder, or its like.
+
+The folder, or its sub-folder `mnist`, may hold the four files; where it has none of them, they are downloaded.
+"""
 
 import gzip
+import zlib
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import TensorDataset
 
+from task_images.harness.datasets import Archive, Say, fetch, locked, writable_folder
+from task_images.harness.errors import EnvironmentUnfitError
+from task_images.harness.images import Bytes, Labels
+
+CLASSES, SIDE = 10, 28
+OFFICIAL = (60_000, 10_000)
+LOCK = "mnist.lock"
 MEAN, DEVIATION = 0.1307, 0.3081
 FILES = {
     "training": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "validation": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
+# The authors' own site no longer hands them out; this is the mirror that the frameworks use.
+_MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist"
+_PUBLISHED = {
+    "train-images-idx3-ubyte": (9_912_422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+    "train-labels-idx1-ubyte": (28_881, "d53e105ee54ea40749a09fcbcd1e9432"),
+    "t10k-images-idx3-ubyte": (1_648_877, "9fb629c4189551a2d022fa330f9573f3"),
+    "t10k-labels-idx1-ubyte": (4_542, "ec29112dd5afa0611ce80d1b7f02629c"),
+}
+ARCHIVES = tuple(
+    Archive(f"{name}.gz", f"{_MIRROR}/{name}.gz", size, f"md5:{digest}") for name, (size, digest) in _PUBLISHED.items()
+)
+
+
+class Mnist(NamedTuple):
+    """Images [n, 1, 28, 28] of bytes and labels [n] from 0 to 9."""
+
+    training: tuple[Bytes, Labels]
+    validation: tuple[Bytes, Labels]
+
+    @property
+    def is_official(self) -> bool:
+        return (len(self.training[1]), len(self.validation[1])) == OFFICIAL
 
 
 def load(folder: Path | str, part: str) -> TensorDataset:
-    """Images [n, 1, rows, columns] (mean 0, deviation 1) and labels [n] of "training" or "validation".
+    """Images [n, 1, 28, 28] (mean 0, deviation 1) and labels [n] of "training" or "validation".
 
-    Raises FileNotFoundError, or ValueError naming the file that is damaged.
+    Raises EnvironmentUnfitError naming the file that is damaged, DownloadError where there is none and none to be had.
     """
-    images, labels = (_read(Path(folder), name) for name in FILES[part])
-    if len(images) != len(labels):
-        raise ValueError(f"{folder}: {len(images)} images but {len(labels)} labels of {part}")
-    values = (torch.from_numpy(images).float() / 255 - MEAN) / DEVIATION
-    return TensorDataset(values.unsqueeze(1), torch.from_numpy(labels).long())
+    images, labels = read_part(find(Path(folder), print), part)
+    return TensorDataset((torch.from_numpy(images).float() / 255 - MEAN) / DEVIATION, torch.from_numpy(labels))
 
 
-def _read(folder: Path, name: str) -> npt.NDArray[np.uint8]:
-    """Big-endian: two zero bytes, 8 for bytes, the number of dimensions, each length in 4 bytes, the values."""
+def read(folder: Path, say: Say, archives: tuple[Archive, ...] = ARCHIVES) -> Mnist:
+    """Both parts of the data set in `folder`. Raises as `load`."""
+    place = find(folder, say, archives)
+    return Mnist(read_part(place, "training"), read_part(place, "validation"))
+
+
+def find(folder: Path, say: Say, archives: tuple[Archive, ...] = ARCHIVES) -> Path:
+    """The folder that has the four files: `folder`, its sub-folder, or where the first rank that comes downloads them.
+
+    An archive of the published size is checked against its published checksum.
+    """
+    names = [name for pair in FILES.values() for name in pair]
+    places = (folder, folder / "mnist")
+    place = next((place for place in places if any(_file(place, name).exists() for name in names)), None)
+    missing = [] if place is None else [name for name in names if not _file(place, name).exists()]
+    # Beside the lock file a missing one is still to be downloaded, by another rank or after a run that was killed.
+    if place is not None and missing and not (place / LOCK).exists():
+        raise EnvironmentUnfitError(
+            f"{place} has no {missing[0]}.gz", "All four files are needed; an empty folder has them downloaded."
+        )
+    if place is None or missing:
+        return _download(writable_folder(place or folder), say, archives)
+    for archive in archives:
+        if (place / archive.name).exists() and (place / archive.name).stat().st_size == archive.bytes:
+            fetch(archive, place, say)  # it is there: only checked
+    return place
+
+
+def _download(place: Path, say: Say, archives: tuple[Archive, ...]) -> Path:
+    with locked(place / LOCK):
+        for archive in archives:
+            if not (place / archive.name).exists():
+                say(f"{archive.name}: downloading {archive.bytes / 1e6:.1f} MB to {place}")
+            fetch(archive, place, say)
+    return place
+
+
+def read_part(folder: Path, part: str) -> tuple[Bytes, Labels]:
+    images, labels = (_read(_file(folder, name)) for name in FILES[part])
+    if images.shape[1:] != (SIDE, SIDE) or labels.ndim != 1 or len(images) != len(labels) or not len(labels):
+        raise EnvironmentUnfitError(
+            f"{folder}: the {part} images have the shape {list(images.shape)}, the labels {list(labels.shape)}",
+            f"One label is needed for every image of {SIDE}x{SIDE}; get the data set anew.",
+        )
+    if labels.max() >= CLASSES:
+        raise EnvironmentUnfitError(f"{folder}: there are {part} labels up to {labels.max()}, not up to {CLASSES - 1}")
+    return images[:, None], labels.astype(np.int64)
+
+
+def _file(folder: Path, name: str) -> Path:
     zipped = folder / f"{name}.gz"
+    return zipped if zipped.exists() else folder / name
+
+
+def _read(path: Path) -> Bytes:
+    """Big-endian: two zero bytes, 8 for bytes, the number of dimensions, each length in 4 bytes, the values."""
     try:
-        raw = gzip.decompress(zipped.read_bytes()) if zipped.exists() else (folder / name).read_bytes()
-    except (EOFError, gzip.BadGzipFile) as error:
-        raise ValueError(f"{zipped} is damaged: {error}") from None
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (EOFError, OSError, zlib.error) as error:
+        raise EnvironmentUnfitError(f"{path} cannot be read: {error}", "Get the data set anew.") from None
     dimensions = raw[3] if len(raw) > 3 else 0
     shape = np.frombuffer(raw, ">u4", dimensions, 4).tolist() if len(raw) >= 4 + 4 * dimensions else []
-    if raw[:3] != b"\0\0\x08" or not shape or len(raw) != 4 + 4 * dimensions + int(np.prod(shape)):
-        raise ValueError(f"{folder / name} is no whole idx file of bytes")
+    values = 1
+    for length in shape:
+        values *= length
+    if raw[:3] != b"\0\0\x08" or not shape or len(raw) != 4 + 4 * dimensions + values:
+        raise EnvironmentUnfitError(f"{path} is no whole idx file of bytes", "Get the data set anew.")
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy()

@@ -89,7 +89,7 @@ def test_repeats_have_names_and_seeds_of_their_own() -> None:
 def test_a_budget_is_a_parameter_of_the_task() -> None:
     assert one(CIFAR, budget="2h").parameters["budget_seconds"] == 7200
     assert one(CIFAR).parameters["budget_seconds"] == 0
-    able = refusal(DIGITS, budget="2h").hint or ""
+    able = refusal(Request(name="x", workers=(1,), task="allreduce"), budget="2h").hint or ""
     assert "cifar10_resnet20, cifar10_resnet20_ddp" in able
 
 
@@ -237,7 +237,7 @@ def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
         (DIGITS, {"spread": False}, "no meaning on the local cluster"),
         (DIGITS, {"command": "true", "set": {"goal_full": 1}}, "goal_full is the task's"),
         (Request(name="x", workers=(1,), task="allreduce"), {"command": "true"}, "has no goal that a command"),
-        (DIGITS, {"budget": "2h"}, "only to its goal"),
+        (Request(name="x", workers=(1,), task="allreduce"), {"budget": "2h"}, "cannot train for a given time"),
         (CIFAR, {"budget": "2h", "set": {"budget_seconds": 1}}, "say the same"),
         (CIFAR, {"budget": "2h", "timeout": "1h"}, "stopped after 3600 s, before its budget of 7200 s"),
         (CIFAR, {"budget": "25h"}, "before its budget"),

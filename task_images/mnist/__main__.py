@@ -1,0 +1,4 @@
+from task_images.harness.entry import run
+from task_images.mnist.task import main
+
+run(main)

@@ -1,0 +1,84 @@
+"""The tutorial's network and training as a task of the catalogue: synchronous SGD on MNIST to a validation accuracy."""
+
+from dataclasses import dataclass, replace
+
+from torch.nn.functional import nll_loss
+
+from task_images.contract import Contract
+from task_images.harness.classification import ClassifierSettings, check_settings, opening, train_classifier
+from task_images.harness.datasets import data_folder
+from task_images.harness.distributed import World
+from task_images.harness.errors import TaskUsageError
+from task_images.harness.images import ImageData, synthetic_images
+from task_images.harness.parameters import read_parameters
+from task_images.harness.report import Reporter
+from task_images.harness.schedules import Constant, PerEpoch
+from task_images.harness.seeds import seed_all
+from task_images.mnist.data import CLASSES, DEVIATION, MEAN, SIDE, Mnist, read
+from task_images.mnist.ordinary import Net
+
+
+@dataclass(frozen=True)
+class Settings(ClassifierSettings):
+    """The parameters of task.yaml; the defaults are the preset `spec`."""
+
+    data: str = "mnist"
+    training_images: int = 60_000
+    validation_images: int = 10_000
+    batch_size: int = 128
+    epochs: int = 10
+    rate: float = 0.01
+    momentum: float = 0.5
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    loaders: int = 2
+
+
+def main(contract: Contract) -> None:
+    settings = read_parameters(Settings, contract.parameters)
+    check_settings(settings)
+    share = settings.batch_size // contract.world_size
+    if not share:
+        raise TaskUsageError(
+            f"a batch of {settings.batch_size} images cannot be shared among {contract.world_size} ranks",
+            f"--set batch_size={contract.world_size}, or more",
+        )
+    synthetic = settings.data == "synthetic"
+    with opening(contract, "images like MNIST, generated" if synthetic else "MNIST", synthetic) as (world, report):
+        images = load_images(world, settings, report)
+        seed_all(contract.seed)
+        model = Net()
+        seed_all(contract.seed, world.rank)  # each rank drops out others
+        train_classifier(
+            world,
+            report,
+            replace(settings, batch_size=share),
+            model=model,
+            data=ImageData(
+                world,
+                images.training,
+                images.validation,
+                share,
+                contract.seed,
+                mean=[MEAN],
+                deviation=[DEVIATION],
+                loaders=settings.loaders,
+            ),
+            schedule=PerEpoch(Constant(settings.rate)),
+            loss=nll_loss,
+            details={
+                "images": [len(images.training[1]), len(images.validation[1])],
+                "official_data": not synthetic and images.is_official,
+            },
+        )
+
+
+def load_images(world: World, settings: Settings, report: Reporter) -> Mnist:
+    if settings.data == "synthetic":
+        sizes = {"training": settings.training_images, "validation": settings.validation_images}
+        seed = world.contract.seed
+        return Mnist(*(synthetic_images(size, CLASSES, SIDE, seed, part, channels=1) for part, size in sizes.items()))
+    images = read(data_folder(world.contract), print)
+    if not images.is_official:
+        report.say(f"{len(images.training[1])} and {len(images.validation[1])} images: not the official data set")
+    return images
