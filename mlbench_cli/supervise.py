@@ -240,8 +240,10 @@ def _settle(run: Run, engine: Engine, store: Store, seen: Observation) -> Outcom
                 raise NotFoundError(f'The run "{run.name}" was deleted meanwhile.', hint="mlbench status")
             if (known := _recall(run, store)) is not None:
                 return known
-            if not engine.fetch(run).complete:
-                seen = replace(seen, findings=(*seen.findings, _OUTPUT_LOST))
+            fetched = engine.fetch(run)
+            codes = {finding.code for finding in seen.findings}
+            more = fetched.findings if fetched.complete else (_OUTPUT_LOST, *fetched.findings)
+            seen = replace(seen, findings=(*seen.findings, *(found for found in more if found.code not in codes)))
             _read_log(run, tracker)
             word = decide(run.spec, seen, tracker.result)
             outcome = _seal(run, tracker, word, seen)

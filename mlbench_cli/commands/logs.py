@@ -4,17 +4,17 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output, RunName, engine_of
-from mlbench_cli.engines.base import Engine
+from mlbench_cli.engines.base import LOG_GAP, Engine
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.results.archive import is_sealed
+from mlbench_cli.results.archive import Archive, is_sealed
 from mlbench_cli.spec import Run
 from mlbench_cli.store import Store
 from task_images import contract
@@ -52,9 +52,24 @@ def logs(
     engine = None if is_sealed(run.folder) else engine_of(store.cluster(run.spec.cluster))
     ranks = range(size) if rank is None else [rank]
     if output is Format.json:
-        console.out_json({"name": name, "lines": _documents(run, engine, ranks, raw)})
+        lines = _documents(run, engine, ranks, raw)
+        console.out_json({"name": name, "lines": lines, "gaps": _gaps(run, engine)})
         return
-    printer = Printer(sys.stdout.buffer, prefixed=rank is None and size > 1, raw=raw)
+    _print(run, engine, ranks, follow, Printer(sys.stdout.buffer, prefixed=rank is None and size > 1, raw=raw))
+    for gap in _gaps(run, engine):
+        console.warn(str(gap.get("summary")))
+
+
+def _gaps(run: Run, engine: Engine | None) -> list[dict[str, Any]]:
+    """The findings that lines are missing."""
+    if engine is not None:
+        return [finding.to_dict() for finding in engine.log_gaps(run)]
+    with Archive.open(run.folder) as archive:
+        return [finding for finding in archive.findings if finding.get("code") == LOG_GAP]
+
+
+def _print(run: Run, engine: Engine | None, ranks: Sequence[int], follow: bool, printer: "Printer") -> None:
+    size = run.spec.world_size
     if not follow or len(ranks) == 1 or engine is None:
         for number in ranks:
             for text in _lines(run, engine, number, follow):
@@ -64,8 +79,8 @@ def logs(
         return
     if size > MAX_FOLLOWED:
         raise UsageError(
-            f'The run "{name}" has {size} ranks; at most {MAX_FOLLOWED} are followed at once.',
-            hint=f"mlbench logs {name} --follow --rank 0",
+            f'The run "{run.name}" has {size} ranks; at most {MAX_FOLLOWED} are followed at once.',
+            hint=f"mlbench logs {run.name} --follow --rank 0",
         )
     _follow_all(run, engine, printer)
 

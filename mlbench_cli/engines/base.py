@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from mlbench_cli.spec import Run, RunSpec
 
+LOG_GAP = "log_gap"  # the code of the finding that lines of a log are missing
 PHASES = ("pending", "starting", "running", "succeeded", "failed", "lost")
 
 
@@ -84,11 +85,13 @@ class LogLine:
 
 @dataclass(frozen=True)
 class Fetched:
-    """What `fetch` brought into the run's folder. `complete` is False where an archive had to be rebuilt from logs."""
+    """What `fetch` brought into the run's folder. `complete` is False where an archive had to be rebuilt from logs;
+    `findings` are what else there is to say of it."""
 
     files: int
     bytes: int
     complete: bool = True
+    findings: tuple[Finding, ...] = ()
 
 
 class Engine(Protocol):
@@ -111,6 +114,10 @@ class Engine(Protocol):
 
     def logs(self, run: Run, rank: int, since: Cursor | None = None, follow: bool = False) -> Iterator[LogLine]:
         """The lines of one rank's log behind `since`; with `follow` until the rank has ended."""
+        ...
+
+    def log_gaps(self, run: Run) -> tuple[Finding, ...]:
+        """What is known to be missing from the logs in the run's folder: findings with the code LOG_GAP."""
         ...
 
     def fetch(self, run: Run) -> Fetched:

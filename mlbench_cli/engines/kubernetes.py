@@ -5,7 +5,7 @@ Everything is in the cluster or in the run's folder, nothing in this process: an
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -13,7 +13,7 @@ from typing import Any
 
 from mlbench_cli.engines.base import Cursor, Fetched, Finding, LogLine, Observation, Submission
 from mlbench_cli.engines.kubernetes_following import Following
-from mlbench_cli.engines.kubernetes_look import Looker, known_summaries, save_look, saved_look
+from mlbench_cli.engines.kubernetes_look import Looker, known_gaps, known_summaries, save_look, saved_look
 from mlbench_cli.engines.kubernetes_manifests import (
     FETCHED_ANNOTATION,
     MANAGED_LABEL,
@@ -30,7 +30,7 @@ from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
 from mlbench_cli.kube.collector import LogCollector
 from mlbench_cli.kube.fetch import FetchError, acknowledge
-from mlbench_cli.kube.logs import position_file, read_position, tail
+from mlbench_cli.kube.logs import log_gap, position_file, read_position, tail
 from mlbench_cli.kube.objects import collection, named
 from mlbench_cli.kube.watch import pods_now
 from mlbench_cli.kube.workers import Pod, Summary, by_worker, has_ended, has_started, is_cut_off
@@ -75,7 +75,8 @@ class KubernetesEngine:
             pods = looker.pods()
             looker.refresh(pods)
             summaries = known_summaries(run, _ranks(run))
-            seen = saved_look(run) or self._seen(run, looker, pods, summaries | looker.probe(pods, summaries))
+            gaps = known_gaps(run, _ranks(run))
+            seen = saved_look(run) or self._seen(run, looker, pods, summaries | looker.probe(pods, summaries), gaps)
             if seen.ended:
                 yield self._ended(run, looker, seen)
                 return
@@ -99,18 +100,27 @@ class KubernetesEngine:
             summaries = probed | following.summaries()
             if last != (version, len(summaries)) or time.monotonic() >= spoken + HEARTBEAT:
                 last, spoken = (version, len(summaries)), time.monotonic()
-                seen = self._seen(run, looker, pods, summaries)
+                gaps = log_gap(following.collector.gaps, _ranks(run))
+                seen = self._seen(run, looker, pods, summaries, gaps)
                 if seen.ended:
                     looker.refresh(pods)  # the Job may know better by now
-                    seen = self._seen(run, looker, pods, summaries)
+                    seen = self._seen(run, looker, pods, summaries, gaps)
                 if seen.ended:
                     yield self._ended(run, looker, seen)
                     return
                 yield seen
             following.watch.wait(version, TICK)
 
-    def _seen(self, run: Run, looker: Looker, pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -> Observation:
+    def _seen(
+        self,
+        run: Run,
+        looker: Looker,
+        pods: Mapping[int, Pod],
+        summaries: Mapping[int, Summary],
+        gaps: Sequence[Finding],
+    ) -> Observation:
         seen = looker.observation(pods, summaries)
+        seen = replace(seen, findings=(*seen.findings, *gaps))
         return seen if looker.job is not None else _without_job(run, seen)
 
     def _ended(self, run: Run, looker: Looker, seen: Observation) -> Observation:
@@ -161,6 +171,9 @@ class KubernetesEngine:
             return collector.complete(worker)
         finally:
             collector.close()
+
+    def log_gaps(self, run: Run) -> tuple[Finding, ...]:
+        return tuple(known_gaps(run, _ranks(run)))
 
     # --- end ------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from mlbench_cli.kube.api import AccessDenied, Api, ApiError, ObjectNotFound
 from mlbench_cli.kube.diagnose import diagnose
 from mlbench_cli.kube.facts import Facts
 from mlbench_cli.kube.failures import deadline
-from mlbench_cli.kube.logs import MARKER, last_lines, position_file, read_position
+from mlbench_cli.kube.logs import MARKER, last_lines, log_gap, position_file, read_position
 from mlbench_cli.kube.objects import collection, named
 from mlbench_cli.kube.scheduling import AUTOSCALER
 from mlbench_cli.kube.watch import pods_now
@@ -185,6 +185,12 @@ def known_summaries(run: Run, ranks: Sequence[int]) -> dict[int, Summary]:
     """The workers' last words, as far as their logs were copied into the run's folder."""
     positions = ((worker, read_position(position_file(run.folder, rank))) for worker, rank in enumerate(ranks))
     return {worker: position.summary for worker, position in positions if position and position.summary}
+
+
+def known_gaps(run: Run, ranks: Sequence[int]) -> list[Finding]:
+    """What is known to be missing of the logs in the run's folder."""
+    positions = ((worker, read_position(position_file(run.folder, rank))) for worker, rank in enumerate(ranks))
+    return log_gap({worker: position.gaps for worker, position in positions if position and position.gaps}, ranks)
 
 
 def save_look(run: Run, seen: Observation) -> None:

@@ -15,7 +15,7 @@ from mlbench_cli.engines.kubernetes_outcome import active, will_be_stopped
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
 from mlbench_cli.kube.fetch import acknowledge, download, held, read_summary, unpack
-from mlbench_cli.kube.logs import position_file, read_position
+from mlbench_cli.kube.logs import log_gap, position_file, read_position, samples_file
 from mlbench_cli.kube.objects import named
 from mlbench_cli.kube.workers import Pod, Summary, has_ended, has_started
 from mlbench_cli.spec import Run
@@ -54,7 +54,8 @@ class Results:
         self._write_resources()
         complete = all(item is not None for item in brought)
         found = [item for item in brought if item is not None]
-        return Fetched(sum(files for files, _ in found), sum(size for _, size in found), complete)
+        findings = tuple(log_gap(self._following.collector.gaps, self._ranks))
+        return Fetched(sum(files for files, _ in found), sum(size for _, size in found), complete, findings)
 
     def _stop_those_who_wait(self) -> bool:
         """Stop the workers that would go on for ever, if nobody else does. True where workers are being stopped."""
@@ -136,10 +137,11 @@ class Results:
             collector.wait(LOOK_SECONDS)
 
     def _write_resources(self) -> None:
-        """resources.jsonl: what the fetched workers sampled each second, and of the others their last sample."""
+        """resources.jsonl: what the fetched workers sampled each second, and of the others what their logs tell."""
         lines = []
         for worker in range(self._run.spec.workers):
-            sampled = _lines(self._resources_file(worker))
+            told = samples_file(self._run.folder, self._ranks[worker])
+            sampled = _lines(self._resources_file(worker)) or _lines(told)
             last = (self._following.collector.summary(worker) or {}).get("resources")
             lines += sampled or ([json.dumps(last, separators=(",", ":"))] if isinstance(last, dict) else [])
         if lines:

@@ -21,7 +21,7 @@ from typing import Any
 
 import mlbench_cli
 from mlbench_cli.engines import local_machine
-from mlbench_cli.engines.base import Cursor, Fetched, LogLine, Observation, Submission
+from mlbench_cli.engines.base import Cursor, Fetched, Finding, LogLine, Observation, Submission
 from mlbench_cli.engines.local_state import Watch, alive, observation, read_state, tail
 from mlbench_cli.engines.local_supervisor import AT_START, main
 from mlbench_cli.errors import NotFoundError, UsageError
@@ -194,6 +194,10 @@ class LocalEngine:
             if pieces and ended:
                 line = b"".join(pieces)
                 yield LogLine(rank, line, Cursor(offset + len(line)))
+
+    def log_gaps(self, run: Run) -> tuple[Finding, ...]:
+        """None: the ranks write their logs themselves."""
+        return ()
 
     # --- end ----------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import IO
 
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import ApiError
-from mlbench_cli.kube.logs import Copying, LogFile, position_file, read_position
+from mlbench_cli.kube.logs import Copying, LogFile, Position, position_file, read_position
 from mlbench_cli.kube.workers import Pod, Summary, has_ended, has_started, is_cut_off
 
 FOLLOWED = 48  # logs that are followed as they are written, where there are more than THREADS
@@ -48,6 +48,7 @@ class LogCollector:
         self._over = over
         self._summaries: dict[int, Summary] = {}
         self._complete: set[int] = set()
+        self._gaps: dict[int, list[int]] = {}
         self._changed = threading.Condition()
         self._closed = False
         self._leading = False
@@ -68,6 +69,11 @@ class LogCollector:
         self._recall(worker)
         return worker in self._complete
 
+    @property
+    def gaps(self) -> dict[int, list[int]]:
+        """Workers of whose logs lines are missing, as far as that is known, and before which bytes of the copy."""
+        return dict(self._gaps)
+
     def wait(self, seconds: float) -> None:
         """Until something may have changed."""
         with self._changed:
@@ -80,10 +86,15 @@ class LogCollector:
         position = read_position(position_file(self._folder, self._ranks[worker]))
         if position is None:
             return
-        if position.summary:
-            self._summaries[worker] = position.summary
+        self._take_in(worker, position)
         if position.complete:
             self._complete.add(worker)
+
+    def _take_in(self, worker: int, position: Position) -> None:
+        if position.summary:
+            self._summaries[worker] = position.summary
+        if position.gaps:
+            self._gaps[worker] = position.gaps
 
     # --- copy -----------------------------------------------------------------------------------------------------
 
@@ -194,8 +205,7 @@ class LogCollector:
             return
         with closing(LogFile(self._folder, worker, self._ranks[worker])) as log:
             whole = self._copy(pod, log, follow and not ended)
-            if log.position.summary:
-                self._summaries[worker] = log.position.summary
+            self._take_in(worker, log.position)
             if log.position.summary or (ended and whole):
                 log.finish()
                 self._complete.add(worker)
@@ -217,12 +227,14 @@ class LogCollector:
             if error.status not in (400, 404) and not is_cut_off(pod):
                 raise
             # The container has not started yet; or the pod is gone, and with it what was not copied.
-            log.position.gap = log.position.gap or (has_ended(pod) and has_started(pod))
+            if has_ended(pod) and has_started(pod):
+                log.note_gap()
             return has_ended(pod)
         except (urllib3.exceptions.HTTPError, OSError) as error:
             if isinstance(error, OSError) and error.errno in DISK:
                 raise
-            log.position.gap = log.position.gap or is_cut_off(pod)
+            if is_cut_off(pod):
+                log.note_gap()
             return is_cut_off(pod)
         finally:
             with self._changed:

@@ -9,18 +9,21 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlbench_cli.engines.base import LOG_GAP, Finding
 from mlbench_cli.kube.api import Api
 
 if TYPE_CHECKING:
     import urllib3
 
-MARKER = b"@mlbench-worker {"
+GAPS_LISTED = 100  # workers that evidence names at most
+MARKER = b"@mlbench-worker {"  # begins what worker.sh says at its beginning and at its end
+SAMPLE = b"@mlbench-sample {"  # and its samples of resources
 SAVE_SECONDS = 0.5
 SILENT_SECONDS = 60.0  # a follow that gave nothing for so long is opened anew
 DISORDER = timedelta(seconds=0.5)  # by how much time stamps of stdout and stderr may be out of order
@@ -42,14 +45,16 @@ class Position:
     newest: str = ""  # the greatest time stamp, from which to resume
     counts: dict[str, int] = field(default_factory=dict)
     complete: bool = False
-    gap: bool = False
+    begun: bool = False  # worker.sh has said that the log begins
+    gaps: list[int] = field(default_factory=list)  # offsets before which lines are missing
+    sampled: int = 0  # bytes of the file of samples
     summary: dict[str, Any] | None = None  # what worker.sh said at its end
 
 
 class LogFile:
     """The local copy of one worker's log: `logs/rank-N.log` in the run's folder, its position in `.state/`.
 
-    N is the worker's first rank.
+    N is the worker's first rank. What worker.sh has put into the log is taken out again.
     """
 
     def __init__(self, folder: Path, worker: int, rank: int) -> None:
@@ -61,17 +66,21 @@ class LogFile:
         for path in (self.path, self.state):
             path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(self.path, "ab")  # noqa: SIM115
-        if self._file.tell() < self.position.offset:
+        self._samples = open(samples_file(folder, rank), "ab")  # noqa: SIM115
+        if self._file.tell() < self.position.offset or self._samples.tell() < self.position.sampled:
             self.position = Position()  # somebody removed the copy: start anew
         self._file.truncate(self.position.offset)
+        self._samples.truncate(self.position.sampled)
 
     def close(self) -> None:
         self._file.close()
+        self._samples.close()
 
     def save(self, force: bool = True) -> None:
         if not force and time.monotonic() < self._saved + SAVE_SECONDS:
             return
         self._file.flush()
+        self._samples.flush()
         self._saved = time.monotonic()
         temporary = self.state.with_suffix(f".{os.getpid()}.tmp")
         temporary.write_text(json.dumps(asdict(self.position)), "utf-8")
@@ -107,7 +116,9 @@ class LogFile:
         """Append one line."""
         position = self.position
         if MARKER in text:
-            text, end = self._summary(text, end)
+            text, end = self._word(text, end)
+        elif SAMPLE in text:
+            text, end = self._sample(text, end)
         if text or end:
             self._file.write(text + end)
             position.offset += len(text) + len(end)
@@ -119,21 +130,69 @@ class LogFile:
         position.last = stamp
         position.newest = max(position.newest, stamp)
 
-    def _summary(self, text: bytes, end: bytes) -> tuple[bytes, bytes]:
-        """Take the worker's last word out of the line: what stands before it is the task's own, without a line end."""
-        own, _, said = text.rpartition(MARKER)
-        try:
-            summary = json.loads(b"{" + said)
-        except ValueError:
+    def note_gap(self) -> None:
+        """Lines are missing before what comes next."""
+        if self.position.offset not in self.position.gaps:
+            self.position.gaps.append(self.position.offset)
+
+    def _word(self, text: bytes, end: bytes) -> tuple[bytes, bytes]:
+        """Take the worker's first or last word out of the line; what is before it is the task's own, without an end."""
+        own, said = self._said(text, MARKER)
+        if said is None or not ("exit_code" in said or "began" in said):
             return text, end
-        if not isinstance(summary, dict) or summary.get("worker") != self.worker or "exit_code" not in summary:
-            return text, end
-        self.position.summary = summary
+        if "began" in said:
+            self.position.begun = True
+            return own, b""
+        self.position.summary = said
+        if said.get("told_begin") and not self.position.begun and 0 not in self.position.gaps:
+            self.position.gaps.insert(0, 0)  # the first lines had gone before anybody copied them
         return own, b""
+
+    def _sample(self, text: bytes, end: bytes) -> tuple[bytes, bytes]:
+        own, said = self._said(text, SAMPLE)
+        if said is None or not isinstance(said.get("sample"), dict):
+            return text, end
+        line = json.dumps(said["sample"], separators=(",", ":")).encode() + b"\n"
+        self._samples.write(line)
+        self.position.sampled += len(line)
+        return own, b""
+
+    def _said(self, text: bytes, marker: bytes) -> tuple[bytes, dict[str, Any] | None]:
+        """What is before the marker, and the object behind it, where it is this worker's."""
+        own, _, said = text.rpartition(marker)
+        try:
+            document = json.loads(b"{" + said)
+        except ValueError:
+            return text, None
+        ours = isinstance(document, dict) and document.get("worker") == self.worker
+        return own, document if ours else None
 
 
 def position_file(folder: Path, rank: int) -> Path:
     return folder / ".state" / f"log-{rank}.json"
+
+
+def log_gap(gaps: Mapping[int, Sequence[int]], ranks: Sequence[int]) -> list[Finding]:
+    """The finding on the workers of whose logs lines are missing, if any; `ranks[i]` is the first rank of worker i."""
+    if not gaps:
+        return []
+    worker = min(gaps)
+    others = f" (And of {len(gaps) - 1} others.)" if len(gaps) > 1 else ""
+    places = {f"logs/rank-{ranks[number]}.log": list(gaps[number]) for number in sorted(gaps)[:GAPS_LISTED]}
+    return [
+        Finding(
+            LOG_GAP,
+            f"Lines of worker {worker} are missing in its log: the node no longer had them when they were asked for, "
+            f"or is gone.{others}",
+            hint="A node keeps the last 10 MiB or so: follow a run that writes much (mlbench wait), or write less.",
+            evidence={"missing_before_byte": places},
+        )
+    ]
+
+
+def samples_file(folder: Path, rank: int) -> Path:
+    """The resources that a worker has told in its log, one JSON object a line."""
+    return folder / ".state" / f"samples-{rank}.jsonl"
 
 
 def read_position(path: Path) -> Position | None:
@@ -168,12 +227,12 @@ class Copying:
         try:
             self._copy(pod, log, follow, exact=True)
         except LogGap:
-            log.position.gap = True
+            log.note_gap()
             self._copy(pod, log, follow, exact=False)
 
     def _copy(self, pod: str, log: LogFile, follow: bool, exact: bool) -> None:
         since, skip, known = log.resume(exact)
-        last = log.position.last
+        last, newest = log.position.last, log.position.newest
         answer = self._api.stream(
             f"/api/v1/namespaces/{self._namespace}/pods/{pod}/log",
             read_seconds=SILENT_SECONDS,
@@ -194,7 +253,7 @@ class Copying:
                         continue  # the rest of a line from before `since`, or the kubelet's own words
                     if skip:
                         skip -= 1
-                        if not skip and stamp != last:
+                        if stamp > newest or (not skip and stamp != last):
                             raise LogGap
                         continue
                     log.take(stamp, text)

@@ -10,6 +10,7 @@ work=${MLBENCH_WORK_DIR:-/results}
 termination_log=${MLBENCH_TERMINATION_LOG:-/dev/termination-log}
 index=${JOB_COMPLETION_INDEX:-0}
 patience=10 # seconds between TERM and KILL
+samples=300 # of resources that a worker which is not held tells at its end
 command=''
 stopper=''
 terminated=''
@@ -164,6 +165,15 @@ wait_for_end() { # a worker that has no command of its own: until the run is sto
   terminated=''
 }
 
+tell_samples() { # into the log, so that they come home without this worker being held: SAMPLES of them, evenly spread
+  count=$(wc -l <"$work/resources.jsonl") || return
+  every=$(((count + samples - 1) / samples)) number=0
+  while read -r line; do
+    [ $((number % every)) = 0 ] && printf '@mlbench-sample {"worker":%d,"sample":%s}\n' "$index" "$line"
+    number=$((number + 1))
+  done <"$work/resources.jsonl"
+}
+
 pack() { # -> $archive, JSON
   archive=null
   # 1 means that a file changed while it was read: packed all the same.
@@ -205,6 +215,8 @@ case $epoch_ms in
   *[!0-9]* | ??????????) epoch_ms=$(date +%s)000 ;;
   *) epoch_ms=${epoch_ms%??????} ;;
 esac
+# Who copies the log knows by this line that it has the beginning.
+printf '@mlbench-worker {"worker":%d,"began":%d.%03d}\n' "$index" $((epoch_ms / 1000)) $((epoch_ms % 1000))
 rm -f "$work/deadline" "$work/ack"
 : >"$work/resources.jsonl"
 if [ "$MLBENCH_RUN_ON_ALL" = 1 ] || [ "$index" = 0 ]; then run "$@"; else wait_for_end; fi
@@ -221,12 +233,13 @@ if [ "$MLBENCH_COLLECT" = all ] || [ "$index" = 0 ]; then
   [ "$archive" != null ] && held=true
 fi
 resources=$(tail -n 1 "$work/resources.jsonl" 2>/dev/null)
+[ "$held" = true ] || tell_samples
 memory_kills
-summary=$(printf '{"worker":%d,"exit_code":%d,"reason":"%s","ended":%s,"memory_kills":%d,"held":%s,"archive":%s,"resources":%s}' \
+summary=$(printf '{"worker":%d,"told_begin":true,"exit_code":%d,"reason":"%s","ended":%s,"memory_kills":%d,"held":%s,"archive":%s,"resources":%s}' \
   "$index" "$code" "$reason" "$ended" "$kills" "$held" "$archive" "${resources:-null}")
 printf '%s\n' "$summary" >"$work/summary.part" && mv "$work/summary.part" "$work/summary.json"
 printf '%s' "$summary" >"$termination_log" 2>/dev/null
-# The client takes this line out of the log again, wherever in a line it stands.
+# The client takes these lines out of the log again, wherever in a line they stand.
 printf '@mlbench-worker %s\n' "$summary"
 [ "$held" = true ] && hold
 exit "$code"

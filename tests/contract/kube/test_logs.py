@@ -1,5 +1,6 @@
 """The copy of a log is the log: no line lost, none doubled, whatever is cut, killed or rotated in between."""
 
+import json
 import random
 import threading
 from collections.abc import Iterator
@@ -9,9 +10,19 @@ from pathlib import Path
 import pytest
 import urllib3
 
+from mlbench_cli.engines.base import LOG_GAP
 from mlbench_cli.kube.api import Api, ApiError
 from mlbench_cli.kube.collector import LogCollector
-from mlbench_cli.kube.logs import Copying, LogFile, last_lines, position_file, read_position, tail
+from mlbench_cli.kube.logs import (
+    Copying,
+    LogFile,
+    last_lines,
+    log_gap,
+    position_file,
+    read_position,
+    samples_file,
+    tail,
+)
 from mlbench_cli.kube.workers import INDEX_LABEL
 from tests.fakes.kube_api import Fault, KubeApi, Log, stamp
 
@@ -110,7 +121,45 @@ def test_a_rotation_between_two_readings_is_noticed(server: KubeApi, tmp_path: P
     assert copied(tmp_path) == b"one\ntwo\nthree\nfour\n"
     position = read_position(position_file(tmp_path, 0))
     assert position is not None
-    assert position.gap
+    assert position.gaps == [len(b"one\ntwo\n")]
+    (finding,) = log_gap({0: position.gaps}, [0])
+    assert (finding.code, finding.evidence) == (LOG_GAP, {"missing_before_byte": {"logs/rank-0.log": [8]}})
+
+
+def test_a_rotation_is_noticed_by_the_first_line_that_is_too_young(server: KubeApi, tmp_path: Path) -> None:
+    """Not only when as many lines have come as were copied before, which may be never."""
+    server.write(POD, *[b"old"] * 50, at=stamp(BEGIN))
+    copy(server, tmp_path)
+    server.logs[POD] = Log([(stamp(BEGIN + 0.1), b"young")])
+    server.end_log(POD)
+    copy(server, tmp_path, follow=True)
+    assert copied(tmp_path) == b"old\n" * 50 + b"young\n"
+
+
+@pytest.mark.parametrize("rotated", [False, True])
+def test_whether_the_beginning_was_there_is_known_at_the_end(server: KubeApi, tmp_path: Path, rotated: bool) -> None:
+    """Nobody had copied anything when the log was rotated: what is there now begins without the worker's first word."""
+    began = [] if rotated else [b'@mlbench-worker {"worker":0,"began":1.5}']
+    server.write(POD, *began, b"at work", SUMMARY.replace(b'"exit_code"', b'"told_begin":true,"exit_code"'))
+    copy(server, tmp_path)
+    position = read_position(position_file(tmp_path, 0))
+    assert position is not None
+    assert position.gaps == ([0] if rotated else [])
+    assert copied(tmp_path) == b"at work\n"
+
+
+def test_samples_that_a_worker_tells_are_no_lines_of_its_log(server: KubeApi, tmp_path: Path) -> None:
+    samples = [b'@mlbench-sample {"worker":0,"sample":{"rank":0,"time":%d}}' % number for number in range(5)]
+    foreign = b'@mlbench-sample {"worker":1,"sample":{}}'
+    server.write(POD, b"begun", foreign, b"without an end" + samples[0], *samples[1:3])
+    copy(server, tmp_path)
+    with open(samples_file(tmp_path, 0), "ab") as file:
+        file.write(b"half a sam")  # killed before the note was written
+    server.write(POD, *samples[3:], SUMMARY)
+    copy(server, tmp_path)
+    assert copied(tmp_path) == b"begun\n" + foreign + b"\nwithout an end"
+    told = [json.loads(line)["time"] for line in samples_file(tmp_path, 0).read_text().splitlines()]
+    assert told == [0, 1, 2, 3, 4]
 
 
 def test_the_kubelets_own_words_are_no_lines_of_the_task(server: KubeApi, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import tarfile
 import time
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import templates
 SCRIPT = templates.FOLDER / "kubernetes" / "worker.sh"
 SHELLS = [shell for shell in (["dash"], ["bash", "--posix"], ["busybox", "sh"]) if shutil.which(shell[0])]
 MARKER = "@mlbench-worker "
+SAMPLE = "@mlbench-sample "
 
 pytestmark = pytest.mark.skipif(not Path("/proc/uptime").exists(), reason="worker.sh runs in Linux containers")
 
@@ -52,15 +54,23 @@ class Worker:
             "MLBENCH_HOLD": "0",
         }
         environ |= changes
+        self.index = environ["JOB_COMPLETION_INDEX"]
+        self.samples: list[dict[str, Any]] = []
         self.process = subprocess.Popen(
             [*shell, str(SCRIPT), *argv], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
 
     def end(self) -> tuple[int, str, dict[str, Any]]:
-        """Exit code, output without the last word, the last word."""
+        """Exit code, output without the worker's own words, the last word."""
         output, _ = self.process.communicate(timeout=60)
+        first, output = output.split("\n", 1)
+        began = json.loads(first.removeprefix(MARKER))
+        assert (sorted(began), began["worker"]) == (["began", "worker"], int(self.index))
         own, _, said = output.rpartition(MARKER)
         summary = json.loads(said)
+        assert summary["told_begin"] is True
+        own, *told = own.split(SAMPLE)
+        self.samples = [json.loads(line)["sample"] for line in told]
         assert (self.folder / "termination").read_text() == said.strip()
         assert json.loads((self.folder / "summary.json").read_text()) == summary
         return self.process.returncode, own, summary
@@ -180,3 +190,20 @@ def test_several_processes_are_torchruns_affair(shell: list[str], tmp_path: Path
 def test_a_command_that_was_killed_for_memory_is_told_from_one_that_was_not(shell: list[str], tmp_path: Path) -> None:
     _, _, summary = run(shell, tmp_path, "true")
     assert isinstance(summary["memory_kills"], int)
+
+
+def test_a_worker_that_is_not_held_tells_its_samples(shell: list[str], tmp_path: Path) -> None:
+    worker = Worker(shell, tmp_path, "printf", "no end", JOB_COMPLETION_INDEX="1")
+    assert worker.end()[1] == "no end"
+    assert worker.samples == [json.loads(line) for line in (tmp_path / "resources.jsonl").read_text().splitlines()]
+
+
+def test_of_many_samples_it_tells_some(shell: list[str], tmp_path: Path) -> None:
+    many = (
+        'i=0; while [ $i -lt 1000 ]; do i=$((i+1)); echo "{\\"time\\":$i}"; done >>"$MLBENCH_WORK_DIR/resources.jsonl"'
+    )
+    worker = Worker(shell, tmp_path, "sh", "-c", many, JOB_COMPLETION_INDEX="1")
+    worker.end()
+    assert 200 <= len(worker.samples) <= 300
+    times = [sample["time"] for sample in worker.samples[1:-1] if sample["time"] <= 1000]
+    assert {later - earlier for earlier, later in pairwise(times)} <= {3, 4}  # the worker's own are among them
