@@ -74,7 +74,8 @@ class RunSpec:
     """One run, resolved. Built by `launch.resolve`, stored with the run, and as an annotation on a cluster.
 
     `argv` may hold the placeholders {hosts} {rank} {run_id} {backend} in any element of a custom command.
-    `cpus` is per worker; None leaves it to the engine. `timeout` is in seconds, from submission to the end.
+    `cpus` is per worker; None leaves it to the engine. `timeout` is in seconds, from a worker's start
+    to its end; on a cluster, workers of which none has started so long after their release are given up.
     """
 
     name: str  # NAME-N
