@@ -75,8 +75,8 @@ class Request:
     )
     data_dir: str | None = _option("folder with the data sets", metavar="DIR")
     timeout: str | None = _option(
-        "longest time of a worker from its start to its end, as 90s, 15m, 2h; on clusters also the longest that workers "
-        "wait for machines and images before that; default: 24h",
+        "longest time of a worker from its start to its end, as 90s, 15m, 2h; on clusters also the longest that "
+        "workers wait for machines and images before that; default: 24h",
         metavar="DURATION",
     )
     cluster: str | None = _option("where to run; default: the cluster chosen with set-cluster")

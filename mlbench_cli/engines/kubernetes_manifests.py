@@ -85,8 +85,9 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, Any]:
         "annotations": {SPEC_ANNOTATION: canonical_json(spec.to_dict()).decode()},
         "workers": spec.workers,
         "run_on_all": spec.run_on_all,
-        # Only a last resort: each worker keeps its own deadline and then still holds its results.
-        "active_deadline_seconds": math.ceil(spec.timeout) + hold + DEADLINE_MARGIN,
+        # Only a last resort: so long the workers may wait to be started, so long they may run, and so long one holds
+        # its results. Each of them keeps its own deadline.
+        "active_deadline_seconds": 2 * math.ceil(spec.timeout) + hold + DEADLINE_MARGIN,
         "ttl_seconds": TTL_SECONDS,
         "grace_seconds": GRACE_SECONDS,
         "host_network": options.host_network,

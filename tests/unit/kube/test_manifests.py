@@ -118,7 +118,7 @@ def test_a_dead_rank_ends_the_run() -> None:
     assert job["suspend"] is True
     assert (job["backoffLimit"], job["completionMode"], job["completions"], job["parallelism"]) == (0, "Indexed", 2, 2)
     assert [rule["action"] for rule in job["podFailurePolicy"]["rules"]] == ["FailJob", "FailJob"]
-    assert job["activeDeadlineSeconds"] > a_spec().timeout + a_spec().kubernetes.hold_seconds
+    assert job["activeDeadlineSeconds"] > 2 * a_spec().timeout + a_spec().kubernetes.hold_seconds
     assert job["ttlSecondsAfterFinished"] > job["template"]["spec"]["terminationGracePeriodSeconds"]
 
 
