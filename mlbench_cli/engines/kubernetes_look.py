@@ -223,4 +223,5 @@ def _spoken(text: str, worker: int) -> Summary | None:
         summary = json.loads(match[0].removeprefix(MARKER.decode()[:-1]))
     except ValueError:
         return None
-    return summary if isinstance(summary, dict) and summary.get("worker") == worker else None
+    ours = isinstance(summary, dict) and summary.get("worker") == worker and "exit_code" in summary
+    return summary if ours else None

@@ -177,6 +177,8 @@ def test_a_worker_that_holds_its_results_has_ended(server: KubeApi, tmp_path: Pa
     running = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {"startedAt": "x"}}}]}
     put_pod(server, 0, **running)
     put_pod(server, 1, **ended(0))
+    server.write("r-2-0-x", b'@mlbench-worker {"worker":0,"began":1.5}')
+    assert look(server, run).ended is None
     server.write("r-2-0-x", b"at work")
     assert look(server, run).ended is None
     server.write("r-2-0-x", b'end@mlbench-worker {"worker":0,"exit_code":0,"reason":"exited","held":true}')
