@@ -1,19 +1,30 @@
-"""The tracker's share of a training step of digits_resnet: at most 1 %.
+"""The tracker's, and the whole harness's, share of a training step of digits_resnet: at most 1 % each.
 
 Direct: the cost of one step's borders, measured by themselves, against the median step. Paired: steps with and without
 a tracker in turn, on the same model, so that both see the same machine; the difference of medians is mostly noise.
+Harness: a Trainer (tracker, losses, schedule, events) and a bare loop in turn on a model that costs next to nothing;
+what the Trainer takes longer, per step, against the median step of digits_resnet.
 """
 
 import contextlib
+import io
 import statistics
 import time
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
+from task_images.comm.allreduce import GradientAllReduce
+from task_images.contract import Contract
+from task_images.harness.data import ArrayData
+from task_images.harness.distributed import open_world
 from task_images.harness.models.resnet import resnet
+from task_images.harness.report import Reporter
+from task_images.harness.schedules import Constant, PerUpdate
 from task_images.harness.tracker import Tracker
+from task_images.harness.training import Trainer
 
 BATCH = 32
 PAIRS = 150
@@ -41,6 +52,8 @@ def main() -> None:
     print(f"step of digits_resnet, batch {BATCH}:  {1e3 * step_seconds:8.3f} ms")
     print(f"tracker's borders of one step:   {1e6 * cost:8.1f} us  = {cost / step_seconds:.3%} (budget 1 %)")
     print(f"tracked / bare, {PAIRS} pairs:       {tracked_seconds / step_seconds:8.4f}")
+    harness = harness_cost()
+    print(f"harness with tracker, one step:  {1e6 * harness:8.1f} us  = {harness / step_seconds:.3%} (budget 1 %)")
 
 
 def make_step(tracker: Tracker | None) -> Callable[[], None]:
@@ -88,6 +101,39 @@ def borders_cost(repeats: int = 20000) -> float:
                 with tracker.section(name):
                     pass
     return (time.perf_counter() - begin) / repeats
+
+
+def harness_cost(samples: int = 32_000, rounds: int = 5) -> float:
+    """Seconds a step that a Trainer takes longer than a bare loop; the least of each, so of an undisturbed machine."""
+    world = open_world(Contract({"OMP_NUM_THREADS": "1"}))
+    inputs = torch.randn(samples, 4).numpy()
+    targets = (inputs[:, 0] > 0).astype(np.int64)
+    data = ArrayData(world, (inputs, targets), (inputs, targets), BATCH, 1)
+    times: dict[str, list[float]] = {"bare": [], "trainer": []}
+    for _ in range(rounds):
+        model, optimizer = make_small()
+        begin = time.perf_counter()
+        for batch in data.training(1):
+            inputs_, targets_ = data.prepare(batch, training=True)
+            cross_entropy(model(inputs_), targets_).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+        times["bare"].append(time.perf_counter() - begin)
+        model, optimizer = make_small()
+        trainer = Trainer(
+            world, model, cross_entropy, optimizer, PerUpdate(Constant(0.1)), GradientAllReduce(), data,
+            metrics=[], goal=None, report=Reporter(world, "numbers", synthetic=True), epochs=1,
+        )  # fmt: skip
+        with contextlib.redirect_stdout(io.StringIO()):
+            begin = time.perf_counter()
+            trainer.run()
+            times["trainer"].append(time.perf_counter() - begin)
+    return (min(times["trainer"]) - min(times["bare"])) / data.steps
+
+
+def make_small() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = torch.nn.Linear(4, 2)
+    return model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, nesterov=True, fused=True)
 
 
 if __name__ == "__main__":
