@@ -182,7 +182,6 @@ class _Work:
             time.sleep(max(0.0, task.next_visit - time.monotonic()))
             if task.began is None:
                 task.began = time.monotonic()
-                self.timeline.line(task.resource).mark("began")
             visit(task)
             task.next_visit = time.monotonic() + _pause(task.seconds())
 
@@ -229,6 +228,7 @@ class _Making(_Work):
 
     def _visit(self, task: _Task) -> None:
         reason = "it is still to be made"
+        self.timeline.line(task.resource).mark("began")
         try:
             if not task.accepted:
                 self._ask(task)
@@ -335,6 +335,7 @@ class _Removing(_Work):
                 self._end(task, found)
                 return
             task.was_there = True
+            self.timeline.line(resource).mark("began")
             if found.deleting or found.busy:
                 task.trouble = None
                 self._wait(task, found.busy or found.state)

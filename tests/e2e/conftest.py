@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 import mlbench_cli
+from mlbench_cli.kube.access import Access
+from tests.e2e import real
 
 CLUSTER = "mlbench-e2e-3"  # one control plane, two machines for workers
 TASKS = ("allreduce", "digits_resnet")
@@ -57,3 +59,10 @@ def mlbench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mlbench]:
         command("delete-cluster", "kind", CLUSTER, "--yes", "--force")
     left = subprocess.run(["kind", "get", "clusters"], capture_output=True, text=True, check=True).stdout.split()
     assert CLUSTER not in left
+
+
+@pytest.fixture(scope="session")
+def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Access]:
+    """A small real cluster for the doubles of the clouds to hand out."""
+    with real.kubernetes(tmp_path_factory.mktemp("gate")) as access:
+        yield access

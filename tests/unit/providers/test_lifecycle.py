@@ -360,6 +360,9 @@ def test_the_times_of_a_removed_cluster_stay(cloud: ToyCloud, store: Store) -> N
     up(CLUSTER, toy_resources(cloud, "demo"), store)
     assert removed(store, "demo") is None
     assert not at_work(store, "demo")
+    cloud.request("delete", "demo-large")
+    while cloud.request("find", "demo-large"):
+        pass
     down(store.cluster("demo"), toy_resources(cloud, "demo"), store)
     gone = removed(store, "demo")
     assert gone is not None
@@ -367,6 +370,7 @@ def test_the_times_of_a_removed_cluster_stay(cloud: ToyCloud, store: Store) -> N
     assert gone.created
     assert {line["name"] for line in gone.details["provisioning"]} == set(cloud_names())
     ended = {line["name"]: line["gone"] for line in gone.details["removal"]}
+    assert "demo-large" not in ended  # it was gone before
     assert ended["demo-addon"] < ended["demo-small"] < ended["demo-plane"] < ended["demo-network"]
     # What was never there leaves no result.
     down(Cluster("never", "toy"), toy_resources(cloud, "never"), store)
