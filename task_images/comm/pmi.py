@@ -10,6 +10,7 @@ Wire protocol (MPICH, src/pmi, version 1.1): one request per line, "cmd=NAME key
 
 import contextlib
 import ctypes
+import errno
 import os
 import re
 import socket
@@ -18,7 +19,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from task_images.contract import EXIT_RETRYABLE
 
@@ -84,6 +85,9 @@ class Manager:
         # can do, MPI_ANY_SOURCE over UCX, is done without (mpi_work.Awaited). Machines whose fast network only
         # libfabric knows (EFA) ask for it with this variable.
         os.environ.setdefault("MPIR_CVAR_CH4_NETMOD", "ucx")
+        if not may_read_others():
+            # MPICH looks for the call and not for the right to it, and would end the rank when it is refused.
+            os.environ.setdefault("MPIR_CVAR_CH4_CMA_ENABLE", "0")
         try:
             library().MPI_Init_thread(None, None, THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
         finally:
@@ -165,6 +169,25 @@ def memory_domain() -> str:
     with contextlib.suppress(OSError):
         parts.append(str(os.stat("/dev/shm").st_dev))
     return "/".join(parts)
+
+
+def may_read_others() -> bool:
+    """Whether the kernel lets this process copy out of another one's memory (process_vm_readv), as the ranks of one
+    machine do. Containers mostly may not, nor where only descendants may be traced (Yama)."""
+    byte = ctypes.create_string_buffer(1)
+    own, others = _Span(ctypes.addressof(byte), 1), _Span(0, 1)  # nothing is at 0: EFAULT, once the right is there
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        libc.process_vm_readv(os.getppid(), ctypes.byref(own), 1, ctypes.byref(others), 1, 0)
+    except AttributeError:
+        return False
+    return ctypes.get_errno() == errno.EFAULT
+
+
+class _Span(ctypes.Structure):
+    """struct iovec."""
+
+    _fields_: ClassVar = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
 
 
 def process_mapping(domains: list[str]) -> str:
