@@ -30,9 +30,10 @@ from torch.nn.parallel import DistributedDataParallel
 from task_images.cifar10_resnet20.data import DEVIATION, FOLDERS, MEAN, TRAINING, VALIDATION, load
 from task_images.comm.allreduce import GradientAllReduce
 from task_images.contract import Contract
+from task_images.harness.arrays import synthetic_images
 from task_images.harness.data import Batch
 from task_images.harness.distributed import World, open_world
-from task_images.harness.images import ImageData, synthetic_images
+from task_images.harness.images import ImageData
 from task_images.harness.models.resnet import resnet
 from task_images.harness.precision import Precision
 

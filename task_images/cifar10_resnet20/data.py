@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from task_images.harness.arrays import Bytes, Labels
 from task_images.harness.datasets import Archive, Arrays, Say, cached_arrays, fetch, writable_folder
 from task_images.harness.errors import EnvironmentUnfitError
-from task_images.harness.images import Bytes, Labels
 
 CLASSES, CHANNELS, SIDE = 10, 3, 32
 PIXELS = CHANNELS * SIDE * SIDE

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from task_images.cifar10_resnet20 import data as cifar
 from task_images.comm.ddp import DdpAllReduce
 from task_images.contract import Contract
+from task_images.harness.arrays import synthetic_images
 from task_images.harness.classification import LongSettings, check_settings, opening, train_classifier
 from task_images.harness.datasets import data_folder
 from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
-from task_images.harness.images import ImageData, synthetic_images
+from task_images.harness.images import ImageData
 from task_images.harness.models.resnet import resnet
 from task_images.harness.parameters import read_parameters
 from task_images.harness.report import Reporter

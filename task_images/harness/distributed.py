@@ -1,6 +1,7 @@
 """The ranks of a run as one object: rendezvous, device, threads, and the few collectives that bookkeeping needs."""
 
 import os
+import platform
 import socket
 from collections.abc import Sequence
 from datetime import timedelta
@@ -87,6 +88,15 @@ class World:
         """Wait until the device has done what it was given. Nothing to do on a CPU."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def framework_facts(self) -> dict[str, Any]:
+        cuda = self.device.type == "cuda"
+        return {
+            "framework": "torch",
+            "framework_version": torch.__version__,
+            "device": str(self.device),
+            "device_name": torch.cuda.get_device_name(self.device) if cuda else platform.machine(),
+        }
 
     def backend_facts(self) -> dict[str, Any]:
         """What a result should say of the backend: with mpi the library, and which tensors took a detour through it."""

@@ -6,11 +6,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from task_images.contract import emit
-from task_images.harness.distributed import World
 from task_images.harness.goals import GoalWatch
+from task_images.harness.ranks import Ranks
 from task_images.harness.tracker import Snapshot, Tracker, gather_timings
 
 STEP_INTERVAL = 1.0
@@ -19,7 +17,7 @@ STEP_INTERVAL = 1.0
 class Reporter:
     """Events and log lines of this rank. `data` names the data, `synthetic` says that they were generated."""
 
-    def __init__(self, world: World, data: str, synthetic: bool = False) -> None:
+    def __init__(self, world: Ranks, data: str, synthetic: bool = False) -> None:
         self._world = world
         self._data = data
         self._synthetic = synthetic
@@ -27,16 +25,12 @@ class Reporter:
 
     def environment(self, **facts: Any) -> None:
         """What this rank runs on; every rank reports its own."""
-        device = self._world.device
         emit(
             "environment",
             self._world.rank,
-            framework="torch",
-            framework_version=torch.__version__,
+            **self._world.framework_facts(),
             python=platform.python_version(),
             host=socket.gethostname(),
-            device=str(device),
-            device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
             threads=self._world.threads,
             backend=self._world.backend,
             world_size=self._world.size,

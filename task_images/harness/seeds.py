@@ -5,9 +5,12 @@ Initial parameters, partition and split use the run's seed itself; dropout and a
 
 import hashlib
 import random
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:  # other frameworks' tasks know these streams, too
+    import torch
 
 
 def derive(seed: int, *path: str | int) -> int:
@@ -16,8 +19,10 @@ def derive(seed: int, *path: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def generator(seed: int, *path: str | int) -> torch.Generator:
+def generator(seed: int, *path: str | int) -> "torch.Generator":
     """A torch generator (on the CPU) of the stream `path`."""
+    import torch
+
     return torch.Generator().manual_seed(derive(seed, *path))
 
 
@@ -28,6 +33,8 @@ def numpy_generator(seed: int, *path: str | int) -> np.random.Generator:
 
 def seed_all(seed: int, rank: int | None = None) -> None:
     """Seed Python, numpy and torch: without `rank` the same everywhere, with it a stream of this rank's own."""
+    import torch
+
     value = derive(seed, "all") if rank is None else derive(seed, "rank", rank)
     random.seed(value)
     np.random.seed(value % 2**32)

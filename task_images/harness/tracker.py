@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from task_images.contract import CATEGORIES
-from task_images.harness.distributed import World
+from task_images.harness.ranks import Ranks
 
 _OUTSIDE_TRAINING = frozenset({"data_wait", "validation"})
 
@@ -172,7 +172,7 @@ class _Step:
             self._tracker.samples += self.samples
 
 
-def gather_timings(world: World, snapshot: Snapshot) -> dict[str, dict[str, float]]:
+def gather_timings(world: Ranks, snapshot: Snapshot) -> dict[str, dict[str, float]]:
     """category -> {min, mean, max, rank0} in seconds over all ranks. Every rank must call it; one collective."""
     rows = world.gather([snapshot.seconds[name] for name in CATEGORIES])
     columns = zip(*rows, strict=True)

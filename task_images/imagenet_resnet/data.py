@@ -9,10 +9,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from task_images.harness.arrays import Bytes, ahead, synthetic_images
 from task_images.harness.data import Batch
 from task_images.harness.datasets import as_task_error, locked, writable_folder
 from task_images.harness.distributed import World
-from task_images.harness.images import Bytes, Normalise, ahead, synthetic_images
+from task_images.harness.images import Normalise
 from task_images.harness.partition import Partition, shard
 from task_images.harness.seeds import generator, numpy_generator
 from task_images.imagenet_resnet.folders import ImageFolders, Part

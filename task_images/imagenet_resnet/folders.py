@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from task_images.harness.arrays import Labels
 from task_images.harness.datasets import Arrays, Say, cached_arrays, writable_folder
 from task_images.harness.errors import EnvironmentUnfitError
-from task_images.harness.images import Labels
 from task_images.imagenet_resnet.archives import OFFICIAL, PAGE, Official, unpack
 
 PARTS = ("train", "val")

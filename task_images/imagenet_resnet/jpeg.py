@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from task_images.harness.arrays import Bytes
 from task_images.harness.errors import EnvironmentUnfitError
-from task_images.harness.images import Bytes
 
 RATIOS = (3 / 4, 4 / 3)
 TRIES = 10

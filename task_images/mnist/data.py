@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
+from task_images.harness.arrays import Bytes, Labels
 from task_images.harness.datasets import Archive, Say, fetch, locked, writable_folder
 from task_images.harness.errors import EnvironmentUnfitError
-from task_images.harness.images import Bytes, Labels
 
 CLASSES, SIDE = 10, 28
 OFFICIAL = (60_000, 10_000)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from mlbench_cli.catalog import load_task
+from task_images.harness.arrays import synthetic_images
 from task_images.harness.datasets import Archive
 from task_images.harness.errors import EnvironmentUnfitError
-from task_images.harness.images import synthetic_images
 from task_images.mnist.data import FILES, load, read
 from task_images.mnist.task import Settings
 from tests.contract.tasks.ranks import ROOT, RankServer

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from task_images.contract import Contract
+from task_images.harness.arrays import ahead, synthetic_images
 from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
-from task_images.harness.images import Crops, ImageData, ahead, synthetic_images
+from task_images.harness.images import Crops, ImageData
 from task_images.harness.seeds import generator
 
 MEAN, DEVIATION = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
