@@ -70,7 +70,8 @@ def remove(store: Store, cluster: Cluster, *, yes: bool) -> None:
         finally:
             for warning in leavings.warnings:
                 console.warn(warning)
-    console.out(f"The cluster {cluster.name} is deleted; nothing of it is left.")
+    certain = "" if leavings.warnings else "; nothing of it is left"
+    console.out(f"The cluster {cluster.name} is deleted{certain}.")
 
 
 def _refuse_unfetched(store: Store, cluster: Cluster) -> None:

@@ -210,7 +210,7 @@ def _resolved(node: Any, default: Any, where: str) -> Any:
                 hint=f"Set one of them: {FLAG} {node.text}.{next(iter(default))}=...",
             )
         return node.value
-    if all(isinstance(step, int) for step in node):
+    if node and all(isinstance(step, int) for step in node):
         return _list(node, default, where)
     known = default if isinstance(default, Mapping) else {}
     return {key: _resolved(child, known.get(key), f"{where}.{key}") for key, child in node.items()}

@@ -80,6 +80,7 @@ class World:
     lock: Any = field(default_factory=threading.RLock)
     certificate: bytes = b""
     kube_port: int = 0
+    outside: set[str] = field(default_factory=set)  # disks' handles and load balancers' addresses
 
     def serve(self, method: str, request: Any) -> Any:
         with self.lock:
@@ -110,7 +111,7 @@ class World:
         zone = request.name.split("/")[3]
         if zone != ZONE:
             raise Refused(Code.INVALID_ARGUMENT, f'Location "{zone}" does not exist.')
-        channel = {"channel": "REGULAR", "valid_versions": list(VERSIONS)}
+        channel = {"channel": "REGULAR", "valid_versions": list(VERSIONS), "default_version": VERSIONS[1]}
         return g.ServerConfig({"valid_master_versions": list(VERSIONS), "channels": [channel]})
 
     def do_GetCluster(self, request: Any) -> g.Cluster:
@@ -393,12 +394,31 @@ class _Web(_Handler):
     def do_GET(self) -> None:
         parts = self.path.split("/")[5:]
         quotas = [{"metric": name, "limit": limit, "usage": 0} for name, limit in self.world.quotas.items()]
-        if not parts or parts[0] == "regions":
+        if parts and (parts[-1].startswith(("disks", "forwardingRules")) or parts[2:3] == ["disks"]):
+            self._outside(parts)
+        elif not parts or parts[0] == "regions":
             self.answer({"quotas": quotas})
+        elif parts == ["zones", ZONE, "acceleratorTypes"]:
+            self.answer({"items": [{"name": "nvidia-tesla-t4"}, {"name": "nvidia-l4"}, {"name": "ct5lp"}]})
         elif parts[:2] == ["zones", ZONE] and (len(parts) == 2 or parts[3] in (*SHAPES, *PLAIN, "nvidia-tesla-t4")):
             self.answer({"name": parts[-1]})
         else:
             self.answer({"error": {"code": 404, "message": f"The resource '{self.path}' was not found"}}, 404)
+
+    def _outside(self, parts: list[str]) -> None:
+        """ASSUMED: GKE labels the disks of all volumes; forwarding rules are filtered by their address."""
+        place, _, wanted = parts[-1].partition("?filter=")
+        if parts[-2] == "disks":
+            found = [item for item in self.world.outside if item.endswith("/".join(parts))]
+        elif place == "disks":
+            found = [item for item in self.world.outside if "/".join(parts[:2]) in item and "labels." in wanted]
+        else:
+            found = [item for item in self.world.outside if wanted == f"IPAddress%3D{item}" and parts[0] != "global"]
+        items = [{"name": item.rpartition("/")[2], "sizeGb": "10", "status": "READY"} for item in found]
+        if parts[-2] == "disks" and not items:
+            self.answer({"error": {"code": 404, "message": f"The resource '{self.path}' was not found"}}, 404)
+            return
+        self.answer(items[0] if parts[-2] == "disks" else {"items": items})
 
 
 class _Kube(_Handler):

@@ -108,6 +108,7 @@ def test_contradictions_are_named(entries: tuple[str, ...], says: str) -> None:
 
 def test_the_same_twice_is_no_contradiction() -> None:
     assert given("a.b=1", "a.c=2", "a.b=1") == {"a": {"b": 1, "c": 2}}
+    assert given() == {}
 
 
 def test_depth() -> None:
