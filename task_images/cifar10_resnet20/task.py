@@ -1,8 +1,9 @@
 """ResNet on CIFAR-10 with synchronous SGD to a validation accuracy: the official image classification."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from task_images.cifar10_resnet20 import data as cifar
+from task_images.cifar10_resnet20.schedule import ScheduleSettings, make_schedule
 from task_images.comm.ddp import DdpAllReduce
 from task_images.contract import Contract
 from task_images.harness.arrays import synthetic_images
@@ -14,12 +15,11 @@ from task_images.harness.images import ImageData
 from task_images.harness.models.resnet import resnet
 from task_images.harness.parameters import read_parameters
 from task_images.harness.report import Reporter
-from task_images.harness.schedules import MultiStep, PerEpoch, Plateau, Schedule, log2_warmup
 from task_images.harness.seeds import seed_all
 
 
 @dataclass(frozen=True)
-class Settings(LongSettings):
+class Settings(ScheduleSettings, LongSettings):
     """The parameters of task.yaml; the defaults are the preset `spec`."""
 
     data: str = "cifar10"
@@ -28,15 +28,6 @@ class Settings(LongSettings):
     depth: int = 20
     version: int = 1
     norm: str = "batch"
-    schedule: str = "plateau"
-    rate: float = 0.02
-    scale_rate: bool = True
-    warmup_epochs: int = -1
-    plateau_factor: float = 0.5
-    plateau_patience: int = 1
-    plateau_threshold: float = 0.01
-    milestones: list[int] = field(default_factory=lambda: [82, 109])
-    step_factor: float = 0.1
 
 
 def main(contract: Contract) -> None:
@@ -100,26 +91,3 @@ def load_images(world: World, settings: Settings, report: Reporter) -> cifar.Cif
     if not images.is_official:
         report.say(f"{len(images.training[1])} and {len(images.validation[1])} images: not the official data set")
     return images
-
-
-def make_schedule(settings: Settings, workers: int) -> Schedule:
-    """The rate of one worker, linearly warmed up to that of `workers`; then halved on plateaus, or cut at milestones.
-
-    Epoch by epoch. Warm-up: warmup_epochs, or floor(log2 workers) where that is -1. Raises TaskUsageError.
-    """
-    target = settings.rate * (workers if settings.scale_rate else 1)
-    warmup = log2_warmup(workers) if settings.warmup_epochs < 0 else settings.warmup_epochs
-    if settings.schedule == "plateau":
-        return Plateau(
-            start=settings.rate,
-            target=target,
-            warmup=warmup,
-            factor=settings.plateau_factor,
-            patience=settings.plateau_patience,
-            threshold=settings.plateau_threshold,
-            floor=settings.rate,
-        )
-    try:
-        return PerEpoch(MultiStep(target, tuple(settings.milestones), settings.step_factor, warmup, settings.rate))
-    except (ValueError, TypeError) as error:
-        raise TaskUsageError(f"milestones {settings.milestones} and {warmup} epochs of warm-up: {error}") from None

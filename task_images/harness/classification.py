@@ -20,10 +20,11 @@ from task_images.comm.ddp import DdpAllReduce
 from task_images.contract import Contract
 from task_images.harness.accumulation import count_parameters
 from task_images.harness.data import Data
-from task_images.harness.distributed import COLLECTIVE_SECONDS, World, open_world
+from task_images.harness.distributed import World, open_world
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.goals import GoalWatch
 from task_images.harness.metrics import TopK
+from task_images.harness.ranks import COLLECTIVE_SECONDS
 from task_images.harness.report import Reporter
 from task_images.harness.resumption import Resumption
 from task_images.harness.schedules import Schedule

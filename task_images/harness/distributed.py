@@ -14,9 +14,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from task_images.contract import Contract
 from task_images.harness.errors import EnvironmentUnfitError, PeerLostError
-
-RENDEZVOUS_SECONDS = 600.0
-COLLECTIVE_SECONDS = 1800.0
+from task_images.harness.ranks import COLLECTIVE_SECONDS, RENDEZVOUS_SECONDS, cpu_threads
 
 
 class World:
@@ -133,7 +131,7 @@ def open_world(
     """
     device = _device(contract)
     backend = _find_backend(contract, device)
-    threads = _threads(contract)
+    threads = cpu_threads(contract)
     torch.set_num_threads(threads)
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
@@ -171,15 +169,6 @@ def _find_backend(contract: Contract, device: torch.device) -> str:
             f'this build of torch has no communication backend "{backend}"', "Choose --backend gloo."
         )
     return backend
-
-
-def _threads(contract: Contract) -> int:
-    """CPU threads of this rank: OMP_NUM_THREADS as the engine set it, else this rank's share of what it may use."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    if given.isdigit():
-        return max(1, int(given))
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, usable // contract.local_world_size)
 
 
 def _meet(contract: Contract, backend: str, device: torch.device, seconds: float, collective_seconds: float) -> None:

@@ -1,7 +1,13 @@
 """What measuring and reporting ask of the ranks of a run, whatever framework they train with."""
 
+import os
 from collections.abc import Sequence
 from typing import Any, Protocol
+
+from task_images.contract import Contract
+
+RENDEZVOUS_SECONDS = 600.0
+COLLECTIVE_SECONDS = 1800.0
 
 
 class Ranks(Protocol):
@@ -26,3 +32,12 @@ class Ranks(Protocol):
     def backend_facts(self) -> dict[str, Any]:
         """What a result should say of the backend; empty where there is nothing to say."""
         ...
+
+
+def cpu_threads(contract: Contract) -> int:
+    """CPU threads of this rank: OMP_NUM_THREADS as the engine set it, else this rank's share of what it may use."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    if given.isdigit():
+        return max(1, int(given))
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, usable // contract.local_world_size)

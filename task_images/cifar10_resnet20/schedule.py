@@ -1,0 +1,44 @@
+"""The learning rate of the image classification on CIFAR-10, for every framework that trains it."""
+
+from dataclasses import dataclass, field
+
+from task_images.harness.errors import TaskUsageError
+from task_images.harness.schedules import MultiStep, PerEpoch, Plateau, Schedule, log2_warmup
+
+
+@dataclass(frozen=True)
+class ScheduleSettings:
+    """Parameters of task.yaml; the defaults are the preset `spec`."""
+
+    schedule: str = "plateau"
+    rate: float = 0.02
+    scale_rate: bool = True
+    warmup_epochs: int = -1
+    plateau_factor: float = 0.5
+    plateau_patience: int = 1
+    plateau_threshold: float = 0.01
+    milestones: list[int] = field(default_factory=lambda: [82, 109])
+    step_factor: float = 0.1
+
+
+def make_schedule(settings: ScheduleSettings, workers: int) -> Schedule:
+    """The rate of one worker, linearly warmed up to that of `workers`; then halved on plateaus, or cut at milestones.
+
+    Epoch by epoch. Warm-up: warmup_epochs, or floor(log2 workers) where that is -1. Raises TaskUsageError.
+    """
+    target = settings.rate * (workers if settings.scale_rate else 1)
+    warmup = log2_warmup(workers) if settings.warmup_epochs < 0 else settings.warmup_epochs
+    if settings.schedule == "plateau":
+        return Plateau(
+            start=settings.rate,
+            target=target,
+            warmup=warmup,
+            factor=settings.plateau_factor,
+            patience=settings.plateau_patience,
+            threshold=settings.plateau_threshold,
+            floor=settings.rate,
+        )
+    try:
+        return PerEpoch(MultiStep(target, tuple(settings.milestones), settings.step_factor, warmup, settings.rate))
+    except (ValueError, TypeError) as error:
+        raise TaskUsageError(f"milestones {settings.milestones} and {warmup} epochs of warm-up: {error}") from None
