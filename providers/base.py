@@ -9,6 +9,7 @@ have the members of `Resource`; that they are never leaked is the life-cycle's a
 * raises TransientError for what repeating may cure, another MlbenchError with the cloud's own words for the rest.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +24,21 @@ if TYPE_CHECKING:
 MARK = "mlbench-cluster"
 MARK_OWNER = "mlbench-owner"
 MARK_EXPIRES = "mlbench-expires"  # seconds since 1970
+CALL_SECONDS = 30.0
+
+
+def call_seconds() -> float:
+    """The longest that a cloud may take for one answer; MLBENCH_CALL_SECONDS changes it, for slow ways."""
+    given = os.environ.get("MLBENCH_CALL_SECONDS", "")
+    if not given:
+        return CALL_SECONDS
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 3600:
+        raise UsageError(f'MLBENCH_CALL_SECONDS is "{given}": it has to be a number of seconds, above 0, at most 3600.')
+    return seconds
 
 
 class TransientError(DeadlineError):

@@ -31,6 +31,15 @@ class Table:
                     return float(amount)
         return None
 
+    def known(self, region: str) -> int:
+        """Of how many things the price on demand is known there."""
+        return len({item for layer in self.layers for place in (region, ANY_REGION) for item in _entries(layer, place)})
+
+
+def _entries(layer: Mapping[str, Any], place: str) -> Mapping[str, Any]:
+    entries: Mapping[str, Any] = layer.get("on-demand", {}).get(place, {})
+    return entries
+
 
 def own_file() -> Path:
     return settings.config_dir() / "prices.toml"

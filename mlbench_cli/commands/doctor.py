@@ -5,13 +5,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from importlib import metadata
+from typing import Annotated
+
+import typer
 
 from mlbench_cli import __version__, console, settings
+from mlbench_cli.commands._clusters import Location, Project
 from mlbench_cli.commands._common import Format, Output
-from mlbench_cli.errors import MlbenchError, UsageError
+from mlbench_cli.errors import MlbenchError
 from mlbench_cli.launch import local_machine
+from providers.doctor import Check
 
 MIN_FREE = 2 << 30  # bytes; an archive is small, a task's checkpoints and data are not
 MIN_SHM = 256 << 20
@@ -24,26 +28,37 @@ print(torch.__version__, torch.cuda.device_count(), ",".join(backends) or "none"
 """
 
 
-@dataclass(frozen=True)
-class Check:
-    """One line of the report. `state`: ok | missing (something optional is not there) | failed (nothing will work)."""
+def doctor(
+    providers: Annotated[
+        list[str] | None, typer.Argument(metavar="[PROVIDER]...", help="gke, eks: ask this cloud instead")
+    ] = None,
+    project: Project = None,
+    location: Location = None,
+    output: Output = Format.text,
+) -> int:
+    """Check what this machine has and what is missing; or what a cloud has: credentials, rights, quotas, versions.
 
-    what: str
-    state: str
-    found: str
-    hint: str | None = None
+    Nothing is written anywhere. The exit code is 0 unless something has failed; then it is that failure's.
+    """
+    if providers:
+        from providers.doctor import checks as asked
 
-
-def doctor(output: Output = Format.text) -> int:
-    """Check what this machine has and what is missing. The exit code is 2 where nothing can work as it is."""
-    checks = [check() for check in CHECKS]
+        checks = [check for name in providers for check in asked(name, project, location)]
+    else:
+        checks = [check() for check in CHECKS]
     if output == Format.json:
-        console.out_json({"checks": [asdict(check) for check in checks]})
+        console.out_json({"checks": [_document(check) for check in checks]})
     else:
         console.out_table(["CHECK", "STATE", "FOUND"], [[check.what, check.state, check.found] for check in checks])
         hints = [f"{check.what}: {check.hint}" for check in checks if check.hint and check.state != "ok"]
         console.note("".join(f"\n{hint}" for hint in hints))
-    return UsageError.exit_code if any(check.state == "failed" for check in checks) else 0
+        if not providers:
+            console.note("\nA cloud's own: mlbench doctor gke, mlbench doctor eks")
+    return next((check.exit_code for check in checks if check.state == "failed"), 0)
+
+
+def _document(check: Check) -> dict[str, str | None]:
+    return {"what": check.what, "state": check.state, "found": check.found, "hint": check.hint}
 
 
 def _python() -> Check:

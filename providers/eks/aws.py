@@ -13,11 +13,10 @@ from mlbench_cli.errors import (
     UsageError,
     did_you_mean,
 )
-from providers.base import TransientError
+from providers.base import TransientError, call_seconds
 
 MISSING_LIBRARY = 'pip install "mlbench[eks]"'
-CONNECT_SECONDS = 10
-READ_SECONDS = 30
+CONNECT_SECONDS = 10.0
 REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
 
 LOG_IN = "aws sts get-caller-identity   shows who you are; aws configure or aws sso login gives credentials"
@@ -93,8 +92,8 @@ class Aws:
             from botocore.config import Config
 
             config = Config(
-                connect_timeout=CONNECT_SECONDS,
-                read_timeout=READ_SECONDS,
+                connect_timeout=min(CONNECT_SECONDS, call_seconds()),
+                read_timeout=call_seconds(),
                 retries={"mode": "standard"},
                 user_agent_extra="mlbench",
             )

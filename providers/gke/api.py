@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Token
-from providers.base import TransientError
+from providers.base import TransientError, call_seconds
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
     from google.cloud import container_v1
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-CALL_SECONDS = 60.0
 INSTALL = 'pip install "mlbench[gke]"'
 LOGIN = "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS to a service account's key file"
 QUOTAS = "https://console.cloud.google.com/iam-admin/quotas?project="
@@ -51,7 +50,7 @@ class Gke:
     def call(self, method: str, **request: Any) -> Any:
         """One request, answered once: what is to be repeated is the life-cycle's to decide. Raises MlbenchError."""
         with translated(f"{method.replace('_', ' ')} in {self.location}", self.project):
-            return getattr(client(), method)(request=request, retry=None, timeout=CALL_SECONDS)
+            return getattr(client(), method)(request=request, retry=None, timeout=call_seconds())
 
 
 @cache
@@ -105,12 +104,26 @@ def _fetched() -> tuple[str, float | None]:
     """A fresh access token, and when it expires. Raises CredentialError."""
     import calendar
 
-    from google.auth.transport.requests import Request
-
     found, _ = credentials()
     with translated("get an access token", ""):
-        found.refresh(Request())
+        found.refresh(sign_in())
     return str(found.token), float(calendar.timegm(found.expiry.utctimetuple())) if found.expiry else None
+
+
+def sign_in() -> Any:
+    """What google-auth asks for tokens with; its own would wait two minutes for each answer."""
+    from google.auth.transport.requests import Request
+
+    class Impatient(Request):  # type: ignore[misc,unused-ignore]
+        def __call__(self, *words: Any, **named: Any) -> Any:
+            return super().__call__(*words, **{**named, "timeout": call_seconds()})
+
+    return Impatient()
+
+
+def region_of(place: str) -> str:
+    """The region of a zone; a region itself."""
+    return place.rpartition("-")[0] if place.count("-") == 2 else place
 
 
 @contextmanager

@@ -1,10 +1,11 @@
 """Questions to Compute Engine before anything is made: does the zone have the machine, does the quota allow it."""
 
 import os
+import time
 from typing import Any
 
 from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError, UsageError
-from providers.base import TransientError
+from providers.base import TransientError, call_seconds
 from providers.gke import api
 from providers.gke.machines import Machine
 
@@ -46,7 +47,9 @@ class Compute:
         from google.auth.transport.requests import AuthorizedSession
 
         self.project = project
-        self._session: Any = AuthorizedSession(api.credentials()[0])
+        self.date: str | None = None  # what the last answer told of the time, and when it came
+        self.asked = 0.0
+        self._session: Any = AuthorizedSession(api.credentials()[0], auth_request=api.sign_in())
         self._base = f"{os.environ.get('MLBENCH_COMPUTE_ENDPOINT', ENDPOINT)}/compute/v1/projects/{project}"
 
     def offers(self, zone: str, collection: str, name: str) -> None:
@@ -60,14 +63,26 @@ class Compute:
                 hint=f"gcloud compute {_gcloud(collection)} list --filter=name={name} --project {self.project}",
             ) from None
 
+    def quotas(self, region: str) -> dict[str, Any]:
+        """What Compute Engine tells of each quota of the project, in the region and in all: limit and usage."""
+        answers = (self._get(f"/regions/{region}"), self._get(""))
+        return {item["metric"]: item for answer in answers for item in answer.get("quotas", [])}
+
+    def gpus(self, place: str) -> list[str]:
+        """The GPUs that a zone offers, those that mlbench knows. Raises UsageError where there is no such zone."""
+        if api.region_of(place) == place:
+            raise UsageError(f"{place} is a region.", hint="What GPUs there are is told of a zone: --zone")
+        self._zone(place)
+        found = {item["name"] for item in self._get(f"/zones/{place}/acceleratorTypes").get("items", [])}
+        return [name for name in QUOTA_OF if name in found]
+
     def quota(self, region: str, machine: Machine, count: int, spot: bool) -> list[str]:
         """Raises CapacityError where less is left than is asked for."""
         wanted = count * machine.gpus
         names = [QUOTA_OF.get(machine.gpu or "", "")]
         if spot and names[0]:
             names = [f"PREEMPTIBLE_{names[0]}"]
-        found = {item["metric"]: item for item in self._get(f"/regions/{region}").get("quotas", [])}
-        found.update({item["metric"]: item for item in self._get("").get("quotas", [])})
+        found = self.quotas(region)
         told = []
         for name in [*filter(None, names), ALL_GPUS]:
             if name not in found:
@@ -95,9 +110,10 @@ class Compute:
 
         with api.translated(f"tell of {path or self.project}", self.project):
             try:
-                answer = self._session.get(f"{self._base}{path}", timeout=api.CALL_SECONDS)
+                answer = self._session.get(f"{self._base}{path}", timeout=call_seconds())
             except http.RequestException as error:
                 raise TransientError(f"Compute Engine cannot be reached: {error}") from None
+            self.date, self.asked = answer.headers.get("Date"), time.time()
             if answer.status_code >= 400:
                 raise exceptions.from_http_response(answer)
             document: dict[str, Any] = answer.json()

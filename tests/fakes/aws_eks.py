@@ -85,7 +85,12 @@ class EksRules(Base):
 
     def _eks_DescribeClusterVersions(self, request: Request) -> Answer:
         return json_answer(
-            {"clusterVersions": [{"clusterVersion": key, "versionStatus": value} for key, value in VERSIONS.items()]}
+            {
+                "clusterVersions": [
+                    {"clusterVersion": key, "versionStatus": value, "defaultVersion": key == "1.34"}
+                    for key, value in VERSIONS.items()
+                ]
+            }
         )
 
     # --- EKS: node groups -----------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from tests.fakes.aws_answers import Answer, Refused, json_answer, xml_answer
 from tests.fakes.aws_base import ACCOUNT, Base, Request
 
 QUOTAS = {"L-DB2E81BA": 64.0, "L-3819A6DF": 64.0, "L-417A185B": 0.0, "L-7212CCBC": 0.0, "L-1216C47A": 256.0}
+QUOTAS |= {"L-34B43A08": 256.0, "L-F678F1CE": 5.0, "L-0263D0A3": 5.0, "L-1194D53C": 100.0}
 EC2_SPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
 
 

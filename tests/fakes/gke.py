@@ -103,6 +103,8 @@ class World:
             time.sleep(0.05)
         if kind == "THROTTLED":
             raise Refused(Code.RESOURCE_EXHAUSTED, "Quota exceeded for quota metric 'Requests', requests per minute")
+        if kind == "DISABLED":
+            raise Refused(Code.PERMISSION_DENIED, "API has not been used in project 1 before: SERVICE_DISABLED")
         raise Refused(getattr(Code, "UNAVAILABLE" if kind == "kill" else kind), f"{kind}: the test said so")
 
     # --- questions ----------------------------------------------------------------------------------------------

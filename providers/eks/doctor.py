@@ -1,0 +1,117 @@
+"""What can be known of an AWS account in one region before a cluster is made in it."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from providers import doctor
+from providers.doctor import Asking, Check
+from providers.eks.aws import MORE_QUOTA, Aws, aws_in, region_of
+from providers.eks.machines import GPU_MACHINES
+from providers.eks.plan import QUOTAS
+
+# A question to each service that clusters are made with: who may not even ask will not be let make anything.
+SERVICES: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("cloudformation", "describe_stacks", {}),
+    ("eks", "list_clusters", {}),
+    ("ec2", "describe_availability_zones", {}),
+    ("autoscaling", "describe_scaling_activities", {"MaxRecords": 1}),
+)
+FAMILIES = ("G and VT", "P", "standard")
+# Of the network of each cluster: its VPC, and the address of the NAT gateway that machines with several cards need.
+OTHER_QUOTAS = (
+    ("VPCs", "vpc", "L-F678F1CE"),
+    ("elastic addresses", "ec2", "L-0263D0A3"),
+    ("EKS clusters", "eks", "L-1194D53C"),
+)
+
+
+def checks(project: str | None, location: str | None) -> Iterator[Check]:
+    asking = Asking("eks")
+    yield (found := doctor.library(asking, "boto3", "1.40", "eks"))
+    if found.state == "failed":
+        return
+    region = asking("region", lambda: region_of(*_place(location)))
+    if region is None:
+        yield asking.failed or found
+        return
+    yield asking.line("region", region)
+    aws = aws_in(region)
+    caller = asking("credentials", lambda: aws.call("sts", "get_caller_identity"))
+    if caller is None:
+        yield asking.failed or found
+        return
+    yield asking.line("credentials", f"{caller['Arn']}, account {caller['Account']}")
+    headers = (caller.get("ResponseMetadata") or {}).get("HTTPHeaders") or {}
+    yield doctor.clock(asking, headers.get("date"), time.time())
+    yield from _services(asking, aws)
+    yield from _offered(asking, aws)
+    yield from _quotas(asking, aws)
+    yield doctor.ours(asking, lambda: _discovered(region))
+    yield doctor.prices(asking, "eks", region)
+    yield doctor.program(asking, "aws", "hints name its commands")
+
+
+def _place(location: str | None) -> tuple[str | None, str | None]:
+    """A zone ends with a letter."""
+    return (None, location) if location and location[-1].isalpha() else (location, None)
+
+
+def _services(asking: Asking, aws: Aws) -> Iterator[Check]:
+    for service, operation, parameters in SERVICES:
+        if asking(f"API {service}", lambda: aws.call(service, operation, **parameters)) is None:  # noqa: B023
+            if asking.failed:
+                yield asking.failed
+        else:
+            yield asking.line(f"API {service}", "allowed")
+
+
+def _offered(asking: Asking, aws: Aws) -> Iterator[Check]:
+    """Which Kubernetes and which machines with GPUs there are."""
+    versions = asking("Kubernetes", lambda: aws.pages("eks", "describe_cluster_versions", "clusterVersions"))
+    if versions is None:
+        if asking.failed:
+            yield asking.failed
+    else:
+        standard = [item["clusterVersion"] for item in versions if item.get("versionStatus") == "STANDARD_SUPPORT"]
+        default = next((item["clusterVersion"] for item in versions if item.get("defaultVersion")), None)
+        by_default = f", {default} by default" if default else ""
+        yield asking.line("Kubernetes", f"{', '.join(sorted(standard))} with standard support{by_default}")
+    filters = [{"Name": "instance-type", "Values": list(GPU_MACHINES)}]
+    question = ("ec2", "describe_instance_type_offerings", "InstanceTypeOfferings")
+    offers = asking("GPUs", lambda: aws.pages(*question, Filters=filters), optional=True)
+    if offers is None:
+        if asking.failed:
+            yield asking.failed
+        return
+    families = sorted({offer["InstanceType"].partition(".")[0] for offer in offers})
+    hint = "Choose another --region."
+    yield asking.line("GPUs", f"machines of {', '.join(families) or 'no family'}", hint, missing=not families)
+
+
+def _quotas(asking: Asking, aws: Aws) -> Iterator[Check]:
+    entries = [
+        (f"{name} vCPUs{way}", "ec2", code)
+        for name, (_, on_demand, spot) in zip(FAMILIES, QUOTAS, strict=True)
+        for code, way in ((on_demand, ""), (spot, " spot"))
+    ]
+    for name, service, code in [*entries, *OTHER_QUOTAS]:
+        quota = asking(f"quota {name}", lambda: _quota(aws, service, code), optional=True)  # noqa: B023
+        if quota is None:
+            if asking.failed:
+                yield asking.failed
+            continue
+        found = f"{quota['Value']:g} in all ({code})"
+        yield asking.line(f"quota {name}", found, MORE_QUOTA, missing=quota["Value"] <= 0)
+
+
+def _quota(aws: Aws, service: str, code: str) -> dict[str, Any]:
+    found: dict[str, Any] = aws.call("service-quotas", "get_service_quota", ServiceCode=service, QuotaCode=code)
+    quota: dict[str, Any] = found["Quota"]
+    return quota
+
+
+def _discovered(region: str) -> list[Any]:
+    from providers.eks.discovery import discovered
+
+    return list(discovered(region))

@@ -1,0 +1,280 @@
+"""`mlbench doctor gke|eks` against the doubles: what is missing is named with the next command, nothing is written.
+
+And clouds that take a request and never answer: every kind of call ends by itself.
+"""
+
+import datetime
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.app import run
+from mlbench_cli.errors import CapacityError, CredentialError, DeadlineError, UsageError
+from mlbench_cli.store import Cluster, Store
+from providers.base import TransientError
+from providers.doctor import Asking, clock, library
+from providers.eks import EksProvider
+from providers.gke import GkeProvider, api
+from providers.lifecycle import down
+from tests.contract.providers.eks_world import REGION, forget
+from tests.fakes.aws_server import AwsServer
+from tests.fakes.gke import PROJECT, ZONE, Google, World
+from tests.fakes.silent import Silent
+
+Checks = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Told:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def checks(self) -> Checks:
+        return {check["what"]: check for check in json.loads(self.out)["checks"]}
+
+
+Command = Callable[..., Told]
+
+
+@pytest.fixture(scope="module")
+def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
+    servers = Google(tmp_path_factory.mktemp("google"))
+    yield servers
+    servers.close()
+
+
+@pytest.fixture(scope="module")
+def double() -> Iterator[AwsServer]:
+    server = AwsServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def world(google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    for key, value in google.environment.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.delenv("GOOGLE_CLOUD_PROJECT", raising=False)
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    for cached in (api.client, api.credentials, api.token):
+        cached.cache_clear()
+    return google.reset()
+
+
+@pytest.fixture
+def aws(double: AwsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsServer]:
+    for key, value in double.environment("me", REGION).items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    forget()
+    double.calm("me")
+    yield double
+    forget()
+
+
+@pytest.fixture
+def mlbench(capsys: pytest.CaptureFixture[str]) -> Command:
+    def command(*words: str) -> Told:
+        return Told(run(list(words)), *capsys.readouterr())
+
+    return command
+
+
+# --- GKE --------------------------------------------------------------------------------------------------------------
+
+
+def test_all_that_a_google_project_has(mlbench: Command, world: World) -> None:
+    told = mlbench("doctor", "gcloud", "-o", "json")
+    assert told.code == 0
+    checks = told.checks
+    assert PROJECT in checks["gke credentials"]["found"]
+    assert "tester@demo-project" in checks["gke credentials"]["found"]
+    assert "1.34, 1.33 in the channel regular, 1.33.6-gke.200 by default" in checks["gke Kubernetes"]["found"]
+    assert checks["gke GPUs"]["found"] == f"in {ZONE}: nvidia-tesla-t4, nvidia-l4"
+    assert checks["gke quota NVIDIA_L4_GPUS"]["found"] == "8 of 8 left"
+    assert checks["gke clock"]["state"] == "ok"
+    assert all(line.startswith(("Get", "List")) for line in world.log)
+    assert "mlbench doctor gke" not in mlbench("doctor", "gke").err
+
+
+def test_what_a_google_project_lacks(mlbench: Command, world: World) -> None:
+    world.quotas = {"NVIDIA_L4_GPUS": 0}
+    checks = mlbench("doctor", "gke", "-o", "json").checks
+    assert checks["gke quota NVIDIA_L4_GPUS"]["state"] == "missing"
+    assert "iam-admin/quotas?project=demo-project" in checks["gke quota NVIDIA_L4_GPUS"]["hint"]
+    world.trouble = {"GetServerConfig": "DISABLED-before", "ListClusters": "DISABLED-before"}
+    told = mlbench("doctor", "gke", "-o", "json")
+    assert told.code == CredentialError.exit_code
+    assert told.checks["gke API container"]["hint"] == (
+        "gcloud services enable container.googleapis.com --project demo-project"
+    )
+    assert told.checks["gke API compute"]["state"] == "ok"  # it goes on
+
+
+@pytest.mark.parametrize(
+    ("spoil", "what", "code", "hint"),
+    [
+        ({"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere.json"}, "credentials", CredentialError.exit_code, "gcloud auth"),
+        ({"MLBENCH_GKE_ENDPOINT": "127.0.0.1:9"}, "API container", DeadlineError.exit_code, None),
+        ({"MLBENCH_COMPUTE_ENDPOINT": "http://127.0.0.1:9"}, "API compute", DeadlineError.exit_code, None),
+    ],
+)
+def test_what_fails_at_google_is_named(
+    mlbench: Command, world: World, monkeypatch: pytest.MonkeyPatch, spoil: Any, what: str, code: int, hint: str | None
+) -> None:
+    for key, value in spoil.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setenv("MLBENCH_CALL_SECONDS", "2")
+    told = mlbench("doctor", "gke", "-o", "json")
+    assert told.code == code, told.out
+    assert told.checks[f"gke {what}"]["state"] == "failed"
+    assert (hint or "") in (told.checks[f"gke {what}"]["hint"] or "")
+
+
+def test_clusters_that_are_forgotten_are_named(mlbench: Command, world: World) -> None:
+    assert mlbench("create-cluster", "gke", "1", "old", "--ttl", "1s", "--yes").code == 0
+    world.clusters["old-1"].resource_labels["mlbench-expires"] = "1000000000"
+    check = mlbench("doctor", "gke", "-o", "json").checks["gke clusters"]
+    assert (check["state"], check["found"]) == ("missing", "1 of ours: old-1")
+    assert check["hint"] == "mlbench gc --expired   removes old-1"
+
+
+# --- EKS --------------------------------------------------------------------------------------------------------------
+
+
+def test_all_that_an_account_has(mlbench: Command, aws: AwsServer) -> None:
+    told = mlbench("doctor", "aws", "--zone", "eu-west-1a", "-o", "json")
+    assert told.code == 0
+    checks = told.checks
+    assert checks["eks region"]["found"] == REGION
+    assert "account 123456789012" in checks["eks credentials"]["found"]
+    assert checks["eks Kubernetes"]["found"] == "1.33, 1.34, 1.35 with standard support, 1.34 by default"
+    assert "g4dn" in checks["eks GPUs"]["found"]
+    assert checks["eks quota P vCPUs"]["state"] == "missing"
+    assert checks["eks quota VPCs"]["found"].startswith("5 in all")
+    verbs = {entry["action"].partition(":")[2] for entry in aws.log("me")}
+    assert all(verb.startswith(("Get", "Describe", "List")) for verb in verbs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "action", "what", "code", "hint"),
+    [
+        ("expired", "sts:.*", "credentials", CredentialError.exit_code, "aws sso login"),
+        ("skew", "sts:.*", "credentials", CredentialError.exit_code, "clock"),
+        ("deny", "cloudformation:.*", "API cloudformation", CredentialError.exit_code, "another profile"),
+        ("quota", "eks:ListClusters.*", "API eks", CapacityError.exit_code, "servicequotas"),
+        ("deny", "eks:DescribeClusterVersions.*", "Kubernetes", CredentialError.exit_code, "another profile"),
+        ("error", "ec2:DescribeAvailabilityZones.*", "API ec2", DeadlineError.exit_code, None),
+    ],
+)
+def test_what_fails_at_aws_is_named(
+    mlbench: Command, aws: AwsServer, kind: str, action: str, what: str, code: int, hint: str | None
+) -> None:
+    aws.order("me", kind, action=action, times=1)
+    told = mlbench("doctor", "eks", "-o", "json")
+    assert told.code == code, told.out
+    assert told.checks[f"eks {what}"]["state"] == "failed"
+    assert (hint or "") in (told.checks[f"eks {what}"]["hint"] or "")
+
+
+def test_a_quota_that_may_not_be_read_is_no_failure(mlbench: Command, aws: AwsServer) -> None:
+    aws.order("me", "deny", action="servicequotas:.*", times=99)
+    told = mlbench("doctor", "eks", "-o", "json")
+    assert told.code == 0
+    assert told.checks["eks quota P vCPUs"]["state"] == "missing"
+    assert "is not authorized" in told.checks["eks quota P vCPUs"]["found"]
+
+
+def test_no_region_and_no_such_cloud(mlbench: Command, aws: AwsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_REGION")
+    forget()
+    told = mlbench("doctor", "eks", "-o", "json")
+    assert told.code == UsageError.exit_code
+    assert "--region" in told.checks["eks region"]["hint"]
+    told = mlbench("doctor", "azure")
+    assert (told.code, "only of gke, eks" in told.err) == (2, True)
+
+
+# --- pieces -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_clock_is_judged_by_the_clouds_own() -> None:
+    moment = datetime.datetime(2026, 11, 21, 12, tzinfo=datetime.UTC)
+    date = moment.strftime("%a, %d %b %Y %H:%M:%S GMT")
+    assert clock(Asking("eks"), date, moment.timestamp() + 30).state == "ok"
+    late = clock(Asking("eks"), date, moment.timestamp() - 400)
+    assert (late.state, late.found, late.exit_code) == ("failed", "400 s behind the cloud's", 3)
+    assert "timedatectl" in (late.hint or "")
+    assert clock(Asking("eks"), None, 0.0).found == "the cloud does not tell the time"
+
+
+def test_a_library_that_is_missing_or_old_is_named() -> None:
+    assert library(Asking("gke"), "no-such-package", "1.0", "gke").hint == "pip install 'mlbench[gke]'"
+    old = library(Asking("eks"), "boto3", "99.0", "eks")
+    assert (old.state, old.hint) == ("failed", "pip install 'mlbench[eks]' -U")
+
+
+# --- clouds that never answer -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Silent]:
+    server = Silent()
+    monkeypatch.setenv("MLBENCH_CALL_SECONDS", "0.4")
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize("what", ["cluster manager", "sign-in", "Compute Engine"])
+def test_google_that_never_answers_is_not_waited_for(
+    mlbench: Command, world: World, silent: Silent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    if what == "cluster manager":
+        monkeypatch.setenv("MLBENCH_GKE_ENDPOINT", f"127.0.0.1:{silent.port}")
+    elif what == "Compute Engine":
+        monkeypatch.setenv("MLBENCH_COMPUTE_ENDPOINT", silent.url)
+    else:
+        key = json.loads(Path(api.os.environ["GOOGLE_APPLICATION_CREDENTIALS"]).read_text())
+        (tmp_path / "key.json").write_text(json.dumps({**key, "token_uri": f"{silent.url}/token"}))
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
+    told = mlbench("create-cluster", "gke", "1", "never", "--yes")
+    assert told.code == DeadlineError.exit_code, told.err
+    assert silent.connections
+    assert not any(line.startswith("Create") for line in world.log)
+    if what == "cluster manager":
+        cluster = Cluster("never-1", "gke", details={"project": PROJECT, "location": ZONE, "options": {"zone": ZONE}})
+        with pytest.raises(Exception, match="unknown: Google refused to get cluster"):
+            down(cluster, GkeProvider().resources(cluster), Store(), patience=0.1)
+        with pytest.raises(TransientError):
+            GkeProvider().discover({"project": PROJECT})
+        with pytest.raises(TransientError):
+            GkeProvider().connect(cluster)
+
+
+@pytest.mark.parametrize("service", ["sts", "ec2", "cloudformation", "eks", "service_quotas"])
+def test_aws_that_never_answers_is_not_waited_for(
+    mlbench: Command, aws: AwsServer, silent: Silent, monkeypatch: pytest.MonkeyPatch, service: str
+) -> None:
+    monkeypatch.setenv(f"AWS_ENDPOINT_URL_{service.upper()}", silent.url)
+    forget()
+    if service in ("sts", "ec2", "service_quotas"):  # what is asked before anything is made
+        told = mlbench("create-cluster", "eks", "1", "never", "-t", "g4dn.xlarge", "--yes")
+        assert told.code == DeadlineError.exit_code, told.err
+        assert "no usable answer" in told.err
+        assert aws.left("never-1") == []
+    else:
+        with pytest.raises(TransientError, match="no usable answer"):
+            EksProvider().discover({"location": REGION})
+    assert silent.connections
+
+
+def test_a_wrong_limit_is_told(mlbench: Command, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLBENCH_CALL_SECONDS", "soon")
+    told = mlbench("create-cluster", "gke", "1", "never", "--yes")
+    assert (told.code, "MLBENCH_CALL_SECONDS" in told.err) == (2, True)
