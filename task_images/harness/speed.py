@@ -12,6 +12,10 @@ from task_images.harness.precision import LossScale, Precision
 FIRST_LOSS_SCALE = 65536.0
 
 
+# For each block: training and validation, and for each of these a last batch of another size, and again for any size.
+COMPILATIONS = 6
+
+
 @dataclass(frozen=True)
 class SpeedOptions:
     """channels_last   memory format of images and convolutions
@@ -32,8 +36,9 @@ class SpeedOptions:
             model.to(memory_format=torch.channels_last)
         if self.compile == "no":
             return
-        blocks = [block for child in model.children() if isinstance(child, nn.Sequential) for block in child]
-        for module in blocks if self.compile == "blocks" and blocks else [model]:
+        modules = (blocks_of(model) if self.compile == "blocks" else []) or [model]
+        _allow_compilations(COMPILATIONS * len(modules))
+        for module in modules:
             module.compile()
 
     def make_precision(self, device: torch.device) -> Precision:
@@ -49,3 +54,18 @@ class SpeedOptions:
             "fused_optimizer": True,
             "gradients": "views into one buffer per collective",
         }
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The parts that the forward pass is a sequence of, without single layers, which are hardly worth compiling."""
+    parts = (part for child in model.children() if isinstance(child, nn.Sequential) for part in child)
+    return [part for part in parts if any(True for _ in part.children())]
+
+
+def _allow_compilations(number: int) -> None:
+    """Blocks of a kind share their code, and torch counts compilations by code: beyond its limit (8) it would go on
+    without compiling the rest, and only say so in the log."""
+    import torch._dynamo.config as dynamo
+
+    dynamo.recompile_limit = max(dynamo.recompile_limit, number)
+    dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, number)
