@@ -26,17 +26,21 @@ def charts(
         list[str] | None,
         typer.Option("--cluster", metavar="NAME", help="draw the provisioning time of this cluster; may be repeated"),
     ] = None,
+    published: Annotated[
+        bool, typer.Option("--published", help="put the original's published curves beside those of the all-reduce")
+    ] = False,
     filter: Annotated[str | None, typer.Option("--filter", "-f", help="only runs with this in their names")] = None,
     yes: Yes = False,
 ) -> None:
-    """Draw total time, speedup and time per phase of finished runs, as PNG and SVG, with a CSV of the figures.
+    """Draw total time, speedup and time per phase of finished runs, as PNG and SVG, with a CSV of the figures; of
+    collectives also latency and bandwidth over the size.
 
     Without ARCHIVE and --run, asks on a terminal which of the finished runs to draw; with --yes, or without a
     terminal, it is all of them. With --cluster it draws how long the clusters, also removed ones, took to be made.
     """
     if clusters:
-        if archives or runs or filter is not None:
-            raise UsageError("--cluster draws clusters; archives, --run and --filter are about runs.")
+        if archives or runs or published or filter is not None:
+            raise UsageError("--cluster draws clusters; archives, --run, --published and --filter are about runs.")
         _draw_clusters(clusters, folder)
         return
     chosen: list[Path] = list(archives or [])
@@ -49,7 +53,7 @@ def charts(
         raise UsageError("--filter chooses among the finished runs; with ARCHIVE or --run there is nothing to choose.")
     from mlbench_cli.results.charts import draw
 
-    for path in draw(chosen, folder):
+    for path in draw(chosen, folder, published=published):
         console.out(str(path))
 
 

@@ -1,5 +1,5 @@
 """The figures of a set of runs: total_time, speedup and time_for_all_phases, each as PNG and SVG, and a CSV. Where runs
-had a time to spend, accuracy_after_time, too.
+had a time to spend, accuracy_after_time, too; where they measured collectives, those of results/collectives.py.
 
 Figures are drawn without pyplot, so nothing global is touched, and hold neither dates nor versions: the same archives
 give the same bytes with the same matplotlib.
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette (2008), told apart with any colour vision; yellow is left out for its contrast on white.
-_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
-_MARKERS = "osD^vPX"
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
+MARKERS = "osD^vPX"
 _STYLES = ("-", "--", "-.", ":")
 # One hue for what belongs together: computation blue, communication vermilion, data green, checking purple.
 _PHASES = {
@@ -67,12 +67,15 @@ _STYLE: dict[str, Any] = {
 }
 
 
-def draw(archives: Iterable[Archive | Run | Path], folder: Path) -> list[Path]:
+def draw(archives: Iterable[Archive | Run | Path], folder: Path, *, published: bool = False) -> list[Path]:
     """Draw the figures of sealed archives (folders, zips or runs) into `folder`; the paths that were written.
 
     Every archive is verified first. Raises UsageError without archives, DamagedArchive (which names it) where one is
     damaged or not sealed. With one number of workers there is no speed-up, and that figure says what to run.
+    `published` puts the original's curves beside those of collectives.
     """
+    from mlbench_cli.results import collectives
+
     opened = [_verified(item) for item in archives]
     if not opened:
         raise UsageError(
@@ -80,11 +83,16 @@ def draw(archives: Iterable[Archive | Run | Path], folder: Path) -> list[Path]:
             hint="mlbench run NAME 1 2 4 --task TASK, then: mlbench charts FOLDER",
         )
     series = collect(opened)
+    curves = [curve for archive in opened for curve in collectives.read(archive)]
+    if published:
+        curves += collectives.published(curves)
     for archive in opened:
         archive.close()
     with layout.told(folder, "written"):
         folder.mkdir(parents=True, exist_ok=True)
         written = [path for name, figure in figures(series) for path in write(figure, folder / name)]
+        if curves:
+            written += collectives.draw(curves, folder)
         layout.replace(folder / "summary.csv", series.to_csv().encode())
     return [*written, folder / "summary.csv"]
 
@@ -340,7 +348,7 @@ def _looks(series: Series) -> dict[str, tuple[str, str, str]]:
     """Colour, marker and line style of each label, the same in every panel and figure."""
     labels = list(dict.fromkeys(group.label for group in series.groups))
     return {
-        label: (_COLORS[index % 7], _MARKERS[index % 7], _STYLES[index // 7 % 4]) for index, label in enumerate(labels)
+        label: (COLORS[index % 7], MARKERS[index % 7], _STYLES[index // 7 % 4]) for index, label in enumerate(labels)
     }
 
 

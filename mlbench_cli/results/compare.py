@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mlbench_cli.results import collectives
 from mlbench_cli.results.archive import Archive
 from mlbench_cli.results.series import SUCCESSFUL, measure
 from mlbench_cli.results.statistics import Estimate, estimate, ratio
@@ -147,7 +148,8 @@ def _seconds(result: Mapping[str, Any]) -> dict[str, float | None]:
 def _others(archive: Archive) -> dict[str, float | None]:
     found = measure(archive)
     goal = archive.result["goal"]
-    return {**({goal["metric"]: found.value} if goal else {}), THROUGHPUT: found.throughput}
+    told = {**({goal["metric"]: found.value} if goal else {}), THROUGHPUT: found.throughput}
+    return {**told, **collectives.figures_of(archive)}
 
 
 def _columns(every: Sequence[Mapping[str, float | None]]) -> dict[str, Estimate | None]:
