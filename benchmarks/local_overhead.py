@@ -32,7 +32,7 @@ def in_process(home: Path) -> Callable[[int], None]:
     """A client that is up already: engine and supervise alone."""
     from mlbench_cli import supervise
     from mlbench_cli.engines.local import LocalEngine
-    from mlbench_cli.results import archive  # noqa: F401  (its import is the command line's cost)
+    from mlbench_cli.results import seal  # noqa: F401  (its import is the command line's cost)
     from mlbench_cli.spec import RunSpec
     from mlbench_cli.store import Store
 

@@ -126,7 +126,7 @@ def follow(
     """
     if (known := _recall(run, store)) is not None:
         return known
-    from mlbench_cli.results import archive  # noqa: F401  (loaded while the run runs, not when it has ended)
+    from mlbench_cli.results import seal  # noqa: F401  (loaded while the run runs, not when it has ended)
 
     begun = time.monotonic()
     reader, tracker = EventReader(engine, run), Tracker.of(run.spec)
@@ -256,12 +256,14 @@ def _settle(run: Run, engine: Engine, store: Store, seen: Observation) -> Outcom
 
 
 def _seal(run: Run, tracker: Tracker, word: str, seen: Observation) -> Outcome:
-    from mlbench_cli.results import archive
+    from mlbench_cli.results.seal import seal
 
     failed = next((worker for worker in seen.workers if worker.rank == seen.first_failed), None)
     codes = [failed.exit_code if failed else None, *(worker.exit_code for worker in seen.workers)]
+    # The first that is not 0; 0 where all are; None where nothing has ended.
+    code = next((code for code in codes if code), None if codes[1:] == [None] * len(codes[1:]) else 0)
     # The archive may uphold less than was decided here, for it reads all logs; its word is the last.
-    word = archive.seal(run, outcome=word, exit_code=next((code for code in codes if code), 0), observation=seen)
+    word = seal(run, outcome=word, exit_code=code, observation=seen)
     outcome = Outcome(word, exit_code_of(word), _summary(run, word, seen, tracker.result), seen.findings, seen)
     progress = tracker.progress(seen, datetime.fromisoformat(run.created).timestamp())
     document = {

@@ -65,7 +65,7 @@ def engine_of_run(run: Run, store: Store) -> Engine:
 
 
 def sealed(run: Run) -> bool:
-    """As results.archive.is_sealed, without the time to import that."""
+    """As results.layout.is_sealed, without the time to import that."""
     return (run.folder / "SHA256SUMS").is_file()
 
 

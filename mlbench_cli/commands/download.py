@@ -9,7 +9,8 @@ import typer
 from mlbench_cli import console, supervise
 from mlbench_cli.commands._common import RunName, engine_of_run
 from mlbench_cli.errors import UsageError
-from mlbench_cli.results.archive import Archive, pack
+from mlbench_cli.results.archive import Archive
+from mlbench_cli.results.pack import pack
 from mlbench_cli.spec import Run
 from mlbench_cli.store import Store
 

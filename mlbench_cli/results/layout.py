@@ -200,3 +200,8 @@ def told(path: Path, action: str) -> Iterator[None]:
     except OSError as error:
         what = error.filename or path
         raise MlbenchError(f"{what} cannot be {action}: {error.strerror or error}.") from None
+
+
+def is_sealed(folder: Path) -> bool:
+    """Whether a run's folder is a complete archive. That its files are as they were, only `verify` can say."""
+    return (folder / SUMS).is_file()

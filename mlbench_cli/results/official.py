@@ -82,7 +82,7 @@ def _reason(result: Mapping[str, Any]) -> str:
     if outcome in _ENDINGS:
         reason = _ENDINGS[outcome]
         if outcome == "failed":
-            reason += f" with exit code {result['exit_code']}"
+            reason += f" with exit code {result['exit_code']}" if result["exit_code"] is not None else ""
             reason += f", rank {result['first_failed']} first" if result["first_failed"] is not None else ""
         return reason
     if goal is None:

@@ -130,7 +130,7 @@ def result_document(
     run: Run,
     *,
     outcome: str,
-    exit_code: int,
+    exit_code: int | None,
     seen: Observation,
     reported: Mapping[str, Any] | None,
     goal: Mapping[str, Any] | None,

@@ -327,7 +327,7 @@ _RESULT: dict[str, Check] = {
     **dict.fromkeys(("run", "id", "task", "preset", "engine", "cluster", "backend", "device"), _text),
     **dict.fromkeys(("workers", "world_size"), _count),
     "outcome": _one_of(*OUTCOMES),
-    "exit_code": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "exit_code": _optional(lambda value: isinstance(value, int) and not isinstance(value, bool)),
     "started": _optional(_moment),
     "finished": _moment,
     "wall_seconds": _optional(_amount),

@@ -18,7 +18,7 @@ from mlbench_cli import supervise
 from mlbench_cli.engines.base import Fetched, Finding, Observation, WorkerState
 from mlbench_cli.engines.local import LocalEngine
 from mlbench_cli.errors import DeadlineError, NotFoundError
-from mlbench_cli.results.archive import is_sealed
+from mlbench_cli.results.layout import is_sealed
 from mlbench_cli.results.verify import verify
 from mlbench_cli.spec import Run
 from task_images.contract import format_event

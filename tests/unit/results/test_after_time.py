@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.results.archive import Archive, seal
+from mlbench_cli.results.archive import Archive
 from mlbench_cli.results.official import official_text
+from mlbench_cli.results.seal import seal
 from mlbench_cli.results.verify import verify
 from mlbench_cli.spec import OPEN, RunSpec
 from tests.unit.results.runs import event, new_run, observed, result_event, spec, timings

@@ -9,7 +9,8 @@ from zipfile import ZipFile
 
 import pytest
 
-from mlbench_cli.results.archive import Archive, seal
+from mlbench_cli.results.archive import Archive
+from mlbench_cli.results.seal import seal
 from mlbench_cli.results.v3 import export_v3
 from tests.unit.results.runs import START, new_run, observed, sealed_run
 
