@@ -259,7 +259,7 @@ def _figure(curves: Sequence[Curve], dtype: str, kind: str) -> "Figure":
     columns = {1: 1, 2: 2, 4: 2}.get(len(names), 3)
     rows, inner = -(-len(names) // columns), 6.4 if columns == 1 else 3.9
     width = columns * (_AXIS + inner) + 0.2
-    letters = int((inner - 0.45) * _LETTERS)
+    letters = int((inner - 0.55) * _LETTERS)
     legends = {name: [_legend(curve, letters) for curve in curves if curve.collective == name] for name in names}
     most = max(sum(text.count("\n") + 1 for text in texts) for texts in legends.values())
     subtitle = textwrap.wrap(f"{_KINDS[kind][1]}; dotted: the fit α + S β (± how far it is off).", int(width * 13.5))
@@ -282,7 +282,7 @@ def _figure(curves: Sequence[Curve], dtype: str, kind: str) -> "Figure":
         _panel(axes, [curve for curve in curves if curve.collective == name], kind, colors, legends[name])
         below = -0.48 / _PANEL
         axes.legend(
-            loc="upper left", bbox_to_anchor=(0, below), fontsize=8, handlelength=2.8, labelspacing=0.2,
+            loc="upper left", bbox_to_anchor=(0, below), fontsize=8, handlelength=3.6, labelspacing=0.2,
             borderaxespad=0, borderpad=0,
         )  # fmt: skip
     return figure

@@ -1,0 +1,194 @@
+"""Curves of collectives: read from archives, put together, beside the published ones, and drawn without overlaps."""
+
+import csv
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.errors import UsageError
+from mlbench_cli.results.archive import Archive
+from mlbench_cli.results.charts import draw, style
+from mlbench_cli.results.collectives import Curve, figures, figures_of, labelled, published, read
+from mlbench_cli.results.compare import compare
+from mlbench_cli.results.layout import DamagedArchive
+from mlbench_cli.results.pack import pack
+from tests.unit.results.runs import sealed_run
+from tests.unit.results.test_charts import drawn
+
+SIZES = [4 * 8**power for power in range(8)]
+ALL = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "ping_pong", "bidirectional")
+
+
+def measured_run(
+    folder: Path,
+    *,
+    alpha: float = 100.0,
+    series: Sequence[tuple[str, str, str]] = (("all_reduce", "fp32", "in_place"),),
+    document: Any = None,
+    **changes: Any,
+) -> Path:
+    """A sealed run of the task allreduce, whose collectives take `alpha` microseconds and a byte a nanosecond."""
+    rows = [
+        {
+            **dict(zip(("collective", "dtype", "place"), one, strict=True)),
+            "bytes": size,
+            "p50_us": alpha + size / 1e3,
+            "mean_us": 0.0,
+            "busbw": size / (alpha * 1e3 + size),
+        }
+        for one in series
+        for size in SIZES
+    ]
+    fit = {"alpha_us": alpha, "algbw": 1.0, "off_mean": 0.07}
+    fitted = [{**dict(zip(("collective", "dtype", "place"), one, strict=True)), "fit": fit} for one in series]
+    workers = changes.setdefault("workers", 2)
+    results = folder / "output" / "rank-0" / "results"
+    results.mkdir(parents=True)
+    document = {"ranks": workers, "rows": rows, "series": fitted} if document is None else document
+    (results / "collectives.json").write_text(json.dumps(document))
+    changes = {"task": "allreduce", "name": f"run-{workers}", "parameters": {}, "synthetic": True, **changes}
+    return sealed_run(folder, "completed", **changes)
+
+
+def curves_of(*folders: Path) -> list[Curve]:
+    return [curve for folder in folders for curve in read(Archive.open(folder))]
+
+
+def test_curves_are_read_from_folders_and_zips(tmp_path: Path) -> None:
+    folder = measured_run(
+        tmp_path / "run", series=[("reduce", "fp16", "out_of_place"), ("all_reduce", "fp32", "in_place")]
+    )
+    pack(folder, tmp_path / "run.zip")
+    first, second = read(Archive.open(folder))
+    assert (first.collective, first.dtype, first.place) == ("reduce", "fp16", "out_of_place")
+    assert first.points[0] == (4, 100.004, pytest.approx(4 / 100_004))
+    assert second.fit == {"alpha_us": 100.0, "algbw": 1.0, "off_mean": 0.07}
+    assert second.facts["ranks"] == "2 ranks"
+    assert "(local)" in second.machine
+    assert read(Archive.open(tmp_path / "run.zip")) == [first, second]
+    assert read(Archive.open(sealed_run(tmp_path / "other"))) == []
+
+
+@pytest.mark.parametrize(
+    "document",
+    [{}, {"ranks": 2, "rows": [{}], "series": []}, {"ranks": 2, "rows": 3, "series": []}, [1], {"ranks": "x"}],
+)
+def test_foreign_rows_are_refused_by_name(tmp_path: Path, document: Any) -> None:
+    folder = measured_run(tmp_path / "run", document=document)
+    with pytest.raises(DamagedArchive, match="not as the task writes it") as caught:
+        read(Archive.open(folder))
+    assert caught.value.file == "output/rank-0/results/collectives.json"
+
+
+def test_labels_say_what_differs_and_repeats_are_one_curve(tmp_path: Path) -> None:
+    curves = curves_of(
+        measured_run(tmp_path / "a", workers=2),
+        measured_run(tmp_path / "b", workers=2, alpha=300.0, seed=1, name="other-2"),
+        measured_run(tmp_path / "c", workers=2, backend="mpi", cluster="far"),
+        measured_run(tmp_path / "d", workers=4),
+    )
+    found = {curve.label: curve for curve in labelled(curves)}
+    assert set(found) == {"gloo, 2 ranks, local (2 runs)", "mpi, 2 ranks, far", "gloo, 4 ranks, local"}
+    both = found["gloo, 2 ranks, local (2 runs)"]
+    assert both.points[0][1] == pytest.approx(200.004)
+    assert both.fit == {"alpha_us": 200.0, "algbw": 1.0, "off_mean": 0.07}
+    assert both.run == "run-2 other-2"
+
+
+def test_published_curves_are_those_of_the_same_device_type_and_ranks(tmp_path: Path) -> None:
+    curves = curves_of(measured_run(tmp_path / "a", workers=4, series=[("all_reduce", "fp32", "in_place")]))
+    found = published(curves)
+    assert {(one.facts["backend"], one.facts["ranks"], one.facts["device"]) for one in found} == {
+        ("mpi", "4 ranks", "cpu"),
+        ("gloo", "4 ranks", "cpu"),
+    }
+    gloo = next(one for one in found if one.facts["backend"] == "gloo")
+    assert gloo.points[-1][:2] == (400_000_000, 1_100_000)
+    # Without runs of as many ranks, all of them.
+    assert len(published(curves_of(measured_run(tmp_path / "b", workers=3)))) == 6
+    halves = measured_run(tmp_path / "c", workers=2, series=[("all_reduce", "bf16", "in_place")])
+    with pytest.raises(UsageError, match="in fp32 and fp16"):
+        published(curves_of(halves))
+
+
+def test_the_published_bandwidth_agrees_with_its_description(tmp_path: Path) -> None:
+    """5.1, 5.4 and 4.3 Gbit/s of bus bandwidth for 2, 4 and 8 ranks by NCCL at 400 MB."""
+    run = measured_run(tmp_path / "a", workers=3, device="gpu", gpus_per_worker=1, backend="nccl")
+    found = {one.facts["ranks"]: one.points[-1] for one in published(curves_of(run)) if one.facts["backend"] == "nccl"}
+    assert [round(8 * found[f"{ranks} ranks"][2], 1) for ranks in (2, 4, 8)] == [5.1, 5.4, 4.3]
+
+
+def test_charts_draw_them_beside_the_others_with_a_csv(tmp_path: Path) -> None:
+    runs = [measured_run(tmp_path / "a", workers=2), measured_run(tmp_path / "b", workers=4)]
+    written = draw(runs, tmp_path / "charts", published=True)
+    names = [path.name for path in written]
+    assert [name for name in names if name.endswith(".png")][3:] == [
+        *("collectives_latency_fp32.png", "collectives_bandwidth_fp32.png"),
+    ]
+    rows = list(csv.DictReader((tmp_path / "charts" / "collectives.csv").read_text().splitlines()))
+    assert {row["published"] for row in rows} == {"yes", "no"}
+    own = [row for row in rows if row["published"] == "no"]
+    assert [(row["ranks"], row["bytes"]) for row in own[:2]] == [("2 ranks", "4"), ("2 ranks", "32")]
+    assert len(own) == 2 * len(SIZES)
+    with pytest.raises(UsageError, match="--published"):
+        draw([sealed_run(tmp_path / "other")], tmp_path / "none", published=True)
+
+
+def test_what_is_written_in_a_figure(tmp_path: Path) -> None:
+    curves = curves_of(measured_run(tmp_path / "a"), measured_run(tmp_path / "b", workers=4, alpha=2500.0))
+    with style():
+        found = {name: [text.get_text() for text in drawn(figure)] for name, figure in figures(labelled(curves))}
+    assert set(found) == {"collectives_latency_fp32", "collectives_bandwidth_fp32"}
+    for texts in found.values():
+        plain = [text.replace("\N{NO-BREAK SPACE}", " ").replace("\n", " ") for text in texts]
+        assert "gloo, 2 ranks: 100 µs + S / 1 GB/s (±7 %)" in plain
+        assert "gloo, 4 ranks: 2.5 ms + S / 1 GB/s (±7 %)" in plain
+        assert [text for text in plain if text.startswith("Measured on ")]
+        assert "1 KiB" in plain
+
+
+SETS: dict[str, list[dict[str, Any]]] = {
+    "one": [{}],
+    "all collectives in both places": [
+        {
+            "series": [(name, "fp32", place) for name in ALL for place in ("in_place", "out_of_place")],
+            "backend": backend,
+        }
+        for backend in ("gloo", "a-backend-with-a-rather-long-name")
+    ],
+    "many runs": [
+        {"workers": workers, "backend": backend, "cpus": cpus}
+        for workers, backend, cpus in itertools.product((2, 4), ("gloo", "mpi"), (1.0, 2.0))
+    ],
+    "beside the published": [{"workers": 2}, {"workers": 4}, {"workers": 8}],
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_no_text_overlaps_another_or_leaves_the_figure(tmp_path: Path, name: str) -> None:
+    curves = curves_of(*(measured_run(tmp_path / str(index), **changes) for index, changes in enumerate(SETS[name])))
+    curves += published(curves) if "published" in name else []
+    with style():
+        for figure_name, figure in figures(labelled(curves)):
+            figure.draw_without_rendering()
+            boxes = [(text.get_text(), text.get_window_extent()) for text in drawn(figure) if text.get_text().strip()]
+            for text, box in boxes:
+                inside = box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.width and box.y1 <= figure.bbox.height
+                assert inside, f"{figure_name}: {text!r} leaves the figure"
+            for (first, a), (second, b) in itertools.combinations(boxes, 2):
+                width, height = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
+                assert width <= 1 or height <= 1, f"{figure_name}: {first!r} and {second!r} overlap"
+
+
+def test_two_runs_are_compared_by_latency_and_bandwidth(tmp_path: Path) -> None:
+    a, b = (measured_run(tmp_path / str(alpha), alpha=alpha) for alpha in (100.0, 50.0))
+    assert figures_of(Archive.open(a))["all_reduce fp32, alpha us"] == 100.0
+    found = compare([Archive.open(a)], [Archive.open(b)])
+    row = found.others["all_reduce fp32, alpha us"]
+    assert row.ratio is not None
+    assert row.ratio.mean == 0.5
+    assert "all_reduce fp32, best busbw GB/s" in found.others
