@@ -7,15 +7,19 @@ from task_images.cifar10_resnet20.schedule import ScheduleSettings, make_schedul
 from task_images.comm.ddp import DdpAllReduce
 from task_images.contract import Contract
 from task_images.harness.arrays import synthetic_images
-from task_images.harness.classification import LongSettings, check_settings, opening, train_classifier
+from task_images.harness.classification import LongSettings, check_settings, train_classifier
 from task_images.harness.datasets import data_folder
 from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.images import ImageData
+from task_images.harness.models.layers import NORMS
 from task_images.harness.models.resnet import resnet
-from task_images.harness.parameters import read_parameters
+from task_images.harness.opening import opening
+from task_images.harness.parameters import check_choices, read_parameters
 from task_images.harness.report import Reporter
 from task_images.harness.seeds import seed_all
+
+CHOICES = {"data": ("cifar10", "synthetic"), "schedule": ("plateau", "multistep"), "norm": NORMS}
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ def train(contract: Contract, settings: Settings, ddp: DdpAllReduce | None = Non
 
 def _check(settings: Settings, workers: int) -> None:
     check_settings(settings)
+    check_choices(settings, CHOICES)
     make_schedule(settings, workers)
     if (settings.depth - 2) % 6:
         raise TaskUsageError(f"the depth {settings.depth} is not of the form 6n+2", "--set depth=20, 32, 44, 56 or 110")

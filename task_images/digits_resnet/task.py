@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 from task_images.contract import Contract
 from task_images.digits_resnet.data import CHANNELS, as_channels, load_split, shifted
-from task_images.harness.classification import ClassifierSettings, check_settings, opening, train_classifier
+from task_images.harness.classification import ClassifierSettings, check_settings, train_classifier
 from task_images.harness.data import ArrayData
 from task_images.harness.models.resnet import resnet
+from task_images.harness.opening import opening
 from task_images.harness.parameters import read_parameters
 from task_images.harness.schedules import Plateau, log2_warmup
 from task_images.harness.seeds import generator, seed_all

@@ -11,18 +11,18 @@ from task_images.comm.base import Strategy
 from task_images.contract import Contract
 from task_images.epsilon_logistic_regression.data import FEATURES, find_files, generate, read
 from task_images.harness.data import ArrayData
-from task_images.harness.distributed import open_world
-from task_images.harness.errors import TaskUsageError
 from task_images.harness.goals import GoalWatch
 from task_images.harness.metrics import F1, Dice, TopK
-from task_images.harness.parameters import read_parameters
-from task_images.harness.report import Reporter
+from task_images.harness.opening import opening
+from task_images.harness.parameters import check_choices, read_parameters
 from task_images.harness.schedules import InverseSqrt, PerUpdate, Plateau, Schedule
 from task_images.harness.seeds import seed_all
 from task_images.harness.training import Loss, Trainer
 
 # The rate over sqrt(t), tuned per number of workers in the 2018 specification.
 ALPHA_2018 = {1: 200.0, 2: 400.0, 4: 600.0, 8: 700.0, 16: 800.0}
+
+CHOICES = {"data": ("libsvm", "synthetic"), "schedule": ("plateau", "sqrt"), "average": ("gradients", "weights")}
 
 # A machine that has to convert the text first (up to half an hour an idle core) keeps the others waiting.
 CONVERSION_SECONDS = 4 * 3600.0
@@ -54,38 +54,35 @@ class Settings:
 
 def main(contract: Contract) -> None:
     settings = read_parameters(Settings, contract.parameters)
-    _check(settings)
+    check_choices(settings, CHOICES)
     synthetic = settings.data == "synthetic"
     files = None if synthetic else find_files(contract.data_dir)
-    world = open_world(contract, collective_seconds=CONVERSION_SECONDS)
-    report = Reporter(world, data="epsilon, generated" if synthetic else "epsilon", synthetic=synthetic)
-    report.environment()
-    report.phase("loading")
-    if files is None:
-        training = generate(settings.training_rows, contract.seed, "training")
-        validation = generate(settings.validation_rows, contract.seed, "validation")
-    else:
-        training, validation = read(files)
-
-    seed_all(contract.seed)
-    model = nn.Sequential(nn.Linear(FEATURES, 1, bias=False), nn.Flatten(0)).to(world.device)
-    Trainer(
-        world=world,
-        model=model,
-        loss=regularised(model, settings.l1, settings.l2),
-        optimizer=torch.optim.SGD(model.parameters(), lr=settings.rate, fused=True),
-        schedule=make_schedule(settings, world.size),
-        strategy=_strategy(settings),
-        data=ArrayData(world, training, validation, settings.batch_size, contract.seed),
-        metrics=[TopK(1), F1(), Dice()],
-        goal=GoalWatch("Prec@1", ">=", settings.goal_full, settings.goal_light, contract.goal),
-        report=report,
-        epochs=settings.epochs,
-        budget=settings.budget_seconds,
-        scores=torch.sigmoid,
-        details={"parameters": FEATURES, "rows": [len(training.labels), len(validation.labels)]},
-    ).run()
-    world.close()
+    with opening(contract, "epsilon, generated" if synthetic else "epsilon", synthetic, CONVERSION_SECONDS) as (
+        world,
+        report,
+    ):
+        if files is None:
+            training = generate(settings.training_rows, contract.seed, "training")
+            validation = generate(settings.validation_rows, contract.seed, "validation")
+        else:
+            training, validation = read(files)
+        seed_all(contract.seed)
+        model = nn.Sequential(nn.Linear(FEATURES, 1, bias=False), nn.Flatten(0)).to(world.device)
+        Trainer(
+            world=world,
+            model=model,
+            loss=regularised(model, settings.l1, settings.l2),
+            optimizer=torch.optim.SGD(model.parameters(), lr=settings.rate, fused=True),
+            schedule=make_schedule(settings, world.size),
+            strategy=_strategy(settings),
+            data=ArrayData(world, training, validation, settings.batch_size, contract.seed),
+            metrics=[TopK(1), F1(), Dice()],
+            goal=GoalWatch("Prec@1", ">=", settings.goal_full, settings.goal_light, contract.goal),
+            report=report,
+            epochs=settings.epochs,
+            scores=torch.sigmoid,
+            details={"parameters": FEATURES, "rows": [len(training.labels), len(validation.labels)]},
+        ).run()
 
 
 def regularised(model: nn.Module, l1: float, l2: float) -> Loss:
@@ -125,10 +122,3 @@ def make_schedule(settings: Settings, workers: int) -> Schedule:
 
 def _strategy(settings: Settings) -> Strategy:
     return WeightAllReduce() if settings.average == "weights" else GradientAllReduce()
-
-
-def _check(settings: Settings) -> None:
-    allowed = {"data": ("libsvm", "synthetic"), "schedule": ("plateau", "sqrt"), "average": ("gradients", "weights")}
-    for name, choices in allowed.items():
-        if getattr(settings, name) not in choices:
-            raise TaskUsageError(f'the parameter "{name}" is {getattr(settings, name)!r}, not {" or ".join(choices)}')

@@ -1,4 +1,4 @@
-"""What the image classifications share: the way from the contract to loading, common parameters, the training itself.
+"""What the image classifications share: common parameters, and the way from model and data to the result.
 
 with opening(contract, data="CIFAR-10") as (world, report):
     images = ...                                    # load
@@ -6,8 +6,7 @@ with opening(contract, data="CIFAR-10") as (world, report):
     train_classifier(world, report, settings, model, data, schedule)
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,18 @@ from torch import nn
 
 from task_images.comm.allreduce import GradientAllReduce
 from task_images.comm.ddp import DdpAllReduce
-from task_images.contract import Contract
 from task_images.harness.accumulation import count_parameters
 from task_images.harness.data import Data
-from task_images.harness.distributed import World, open_world
+from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.goals import GoalWatch
 from task_images.harness.metrics import TopK
-from task_images.harness.ranks import COLLECTIVE_SECONDS
+from task_images.harness.parameters import check_choices
+from task_images.harness.precision import FORMATS
 from task_images.harness.report import Reporter
 from task_images.harness.resumption import Resumption
 from task_images.harness.schedules import Schedule
-from task_images.harness.speed import SpeedOptions
+from task_images.harness.speed import COMPILE, SpeedOptions
 from task_images.harness.training import Loss, Trainer
 
 
@@ -62,27 +61,12 @@ class LongSettings(ClassifierSettings):
         return SpeedOptions(self.channels_last, self.compile, self.precision, self.loaders)
 
 
-@contextmanager
-def opening(
-    contract: Contract, data: str, synthetic: bool = False, collective_seconds: float = COLLECTIVE_SECONDS
-) -> Iterator[tuple[World, Reporter]]:
-    """Meet the other ranks and say what there is, before the data are loaded; part together after success.
-
-    data                 name of the data set; synthetic: it is generated
-    collective_seconds   longest time that a rank may keep the others waiting, see open_world
-    """
-    world = open_world(contract, collective_seconds=collective_seconds)
-    report = Reporter(world, data=data, synthetic=synthetic)
-    report.environment()
-    report.phase("loading")
-    yield world, report
-    world.close()
-
-
 def check_settings(settings: ClassifierSettings) -> None:
     """Raises TaskUsageError for what does not go together, before anything is opened or loaded."""
     if settings.nesterov and not settings.momentum:
         raise TaskUsageError("nesterov needs a momentum above 0", "--set momentum=0.9, or --set nesterov=false")
+    if isinstance(settings, LongSettings):
+        check_choices(settings, {"compile": COMPILE, "precision": FORMATS})
 
 
 def train_classifier(

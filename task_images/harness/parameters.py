@@ -2,7 +2,7 @@
 
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from task_images.harness.errors import TaskUsageError
@@ -29,3 +29,10 @@ def read_parameters(kind: type[Settings], given: Mapping[str, Any]) -> Settings:
             raise TaskUsageError(f'the parameter "{name}" is {value!r}, which is not of type {wanted.__name__}')
         values[name] = value
     return kind(**values)
+
+
+def check_choices(settings: Any, allowed: Mapping[str, Sequence[str]]) -> None:
+    """Raises TaskUsageError where a parameter in `allowed` has none of its words."""
+    for name, choices in allowed.items():
+        if getattr(settings, name) not in choices:
+            raise TaskUsageError(f'the parameter "{name}" is {getattr(settings, name)!r}, not {" or ".join(choices)}')

@@ -12,6 +12,8 @@ from task_images.harness.precision import LossScale, Precision
 FIRST_LOSS_SCALE = 65536.0
 
 
+COMPILE = ("no", "blocks", "whole")
+
 # For each block: training and validation, and for each of these a last batch of another size, and again for any size.
 COMPILATIONS = 6
 

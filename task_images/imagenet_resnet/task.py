@@ -10,12 +10,14 @@ from torch.nn.functional import cross_entropy
 
 from task_images.comm.ddp import DdpAllReduce
 from task_images.contract import Contract
-from task_images.harness.classification import LongSettings, check_settings, opening, train_classifier
+from task_images.harness.classification import LongSettings, check_settings, train_classifier
 from task_images.harness.datasets import data_folder
 from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
-from task_images.harness.models.imagenet import imagenet_model
-from task_images.harness.parameters import read_parameters
+from task_images.harness.models.imagenet import MODELS, imagenet_model
+from task_images.harness.models.layers import NORMS
+from task_images.harness.opening import opening
+from task_images.harness.parameters import check_choices, read_parameters
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import Cosine, Formula, MultiStep, PerUpdate, Schedule
 from task_images.harness.seeds import seed_all
@@ -35,6 +37,14 @@ NAMES = {
     "imagenet": "ImageNet (ILSVRC 2012)",
     "generated": "images in the folders of ImageNet, generated",
     "fake": "one batch of random numbers, no files and no decoding",
+}
+
+CHOICES = {
+    "data": tuple(NAMES),
+    "model": MODELS,
+    "norm": NORMS,
+    "schedule": ("cosine", "multistep"),
+    "reduction": ("ddp", "flat"),
 }
 
 
@@ -167,6 +177,7 @@ def without_decay_of_scales(model: nn.Module, weight_decay: float) -> Iterator[d
 
 def _check(settings: Settings, workers: int) -> None:
     check_settings(settings)
+    check_choices(settings, CHOICES)
     make_schedule(settings, workers, 1)
     if settings.data == "generated" and min(settings.training_images, settings.validation_images) < settings.classes:
         raise TaskUsageError(

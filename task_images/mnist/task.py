@@ -6,11 +6,12 @@ from torch.nn.functional import nll_loss
 
 from task_images.contract import Contract
 from task_images.harness.arrays import synthetic_images
-from task_images.harness.classification import ClassifierSettings, check_settings, opening, train_classifier
+from task_images.harness.classification import ClassifierSettings, check_settings, train_classifier
 from task_images.harness.datasets import data_folder
 from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.images import ImageData
+from task_images.harness.opening import opening
 from task_images.harness.parameters import read_parameters
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import Constant, PerEpoch
