@@ -14,7 +14,9 @@ import pytest
 
 import mlbench_cli
 from mlbench_cli.kube.access import Access
+from mlbench_cli.kube.api import ApiError
 from tests.e2e import real
+from tests.e2e.runs import Cluster, Runs
 
 CLUSTER = "mlbench-e2e-3"  # one control plane, two machines for workers
 TASKS = ("allreduce", "digits_resnet")
@@ -59,6 +61,44 @@ def mlbench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mlbench]:
         command("delete-cluster", "kind", CLUSTER, "--yes", "--force")
     left = subprocess.run(["kind", "get", "clusters"], capture_output=True, text=True, check=True).stdout.split()
     assert CLUSTER not in left
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A namespace where Pod Security is restricted, on the cluster of MLBENCH_E2E_KUBECONFIG, whose nodes have the
+    images LAB_TEST_IMAGE (sh, python3) and LAB_TORCH_IMAGE (torch); else on the one that is made here."""
+    given = os.environ.get("MLBENCH_E2E_KUBECONFIG")
+    if given:
+        path = Path(given)
+        if not path.exists():
+            pytest.skip(f"there is no cluster: MLBENCH_E2E_KUBECONFIG names {path}, which does not exist")
+        image, torch_image = os.environ.get("LAB_TEST_IMAGE"), os.environ.get("LAB_TORCH_IMAGE")
+        if not image or not torch_image:
+            pytest.skip("MLBENCH_E2E_KUBECONFIG is set, but not LAB_TEST_IMAGE and LAB_TORCH_IMAGE")
+    else:
+        if shutil.which("docker") is None or subprocess.run(["docker", "info"], capture_output=True).returncode:
+            pytest.skip("there is no cluster: MLBENCH_E2E_KUBECONFIG is not set, and no Docker answers to make one")
+        command = request.getfixturevalue("mlbench")
+        path = tmp_path_factory.mktemp("kube") / "config"
+        command("kubeconfig", "export", "--file", str(path))
+        image = torch_image = f"mlbench/allreduce:{mlbench_cli.__version__}"
+    namespace = f"e2e-{os.getpid()}"
+    access = Access.from_kubeconfig(path, namespace=namespace)
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    with access.client() as api:
+        try:
+            api.create("/api/v1/namespaces", {"kind": "Namespace", "metadata": {"name": namespace, "labels": labels}})
+        except ApiError as error:
+            pytest.skip(f"the cluster of {path} cannot be used: {error.message}")
+        yield Cluster(access, image, torch_image, path)
+        api.delete(f"/api/v1/namespaces/{namespace}")
+
+
+@pytest.fixture
+def runs(cluster: Cluster) -> Iterator[Runs]:
+    runs = Runs(cluster)
+    yield runs
+    runs.remove()
 
 
 @pytest.fixture(scope="session")

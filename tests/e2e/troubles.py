@@ -1,0 +1,290 @@
+"""Troubles that can be provoked on a real cluster: how, what they are to be called, and by what its API shows them."""
+
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import templates
+from mlbench_cli.engines.base import Observation
+from mlbench_cli.engines.kubernetes_manifests import RUN_LABEL
+from mlbench_cli.kube.api import Api, ApiError
+from mlbench_cli.kube.objects import collection, named
+from mlbench_cli.kube.workers import INDEX_LABEL, condition, has_ended, is_true, main_status, terminated
+from mlbench_cli.spec import Run
+from tests.e2e.runs import Runs, all_run
+
+LOOK_SECONDS = 0.2
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the API shows of a run at one moment, by plain lists."""
+
+    job: Object
+    pods: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    nodes: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """`code` is what the finding is to be called, `known` whether the API shows what it is about.
+
+    template   text of the Job's template, and what takes its place
+    arrange    what must be so while the run is tried
+    meanwhile  what is done to it once all workers run
+    ends       whether the run ends by it
+    """
+
+    code: str
+    argv: tuple[str, ...]
+    known: Callable[[Shown], bool]
+    changes: dict[str, Any] = field(default_factory=dict)
+    template: tuple[str, str] | None = None
+    arrange: Callable[[Api, str], AbstractContextManager[Any]] = lambda api, namespace: nullcontext()
+    meanwhile: Callable[[Api, str, Run], None] | None = None
+
+
+def provoke(trouble: Trouble, name: str, runs: Runs, folder: Path) -> tuple[Observation, float]:
+    """The first observation that calls it by its name (or that the run has ended), and by how many seconds that came
+    after the API showed it."""
+    cluster, changes = runs.cluster, dict(trouble.changes)
+    if trouble.template is not None:
+        changes["options"] = {**changes.get("options", {}), "template_dir": str(_template(folder, trouble.template))}
+    with cluster.access.client() as api, trouble.arrange(api, cluster.access.namespace):
+        engine, run = runs.start(cluster.spec(name, *trouble.argv, **changes), folder / "run")
+        meanwhile = trouble.meanwhile
+        with Asking(api, cluster.access.namespace, run, trouble.known) as asking:
+            with closing(engine.observe(run)) as observations:  # type: ignore[type-var]
+                for seen in observations:
+                    if meanwhile and all_run(seen):
+                        meanwhile(api, cluster.access.namespace, run)
+                        meanwhile = None
+                    if seen.ended or trouble.code in {finding.code for finding in seen.findings}:
+                        break
+            return seen, time.monotonic() - asking.wait()
+
+
+class Asking:
+    """Asks the API again and again, until it shows what is waited for."""
+
+    def __init__(self, api: Api, namespace: str, run: Run, known: Callable[[Shown], bool]) -> None:
+        self._api, self._namespace, self._run, self._known = api, namespace, run, known
+        self._since: float | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+
+    def __enter__(self) -> "Asking":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def wait(self) -> float:
+        """When it was shown first. What was named before that was known otherwise (from a worker's log): now."""
+        return self._since or time.monotonic()
+
+    def _ask(self) -> None:
+        while not self._closed.wait(LOOK_SECONDS):
+            try:
+                shown = self._shown()
+            except ApiError:
+                continue
+            if self._known(shown):
+                self._since = time.monotonic()
+                return
+
+    def _shown(self) -> Shown:
+        job = self._api.get(named("Job", self._namespace, self._run.name))
+        pods = self._api.get(collection("Pod", self._namespace), labelSelector=f"{RUN_LABEL}={self._run.name}")["items"]
+        uids = {item["metadata"]["uid"] for item in (job, *pods)}
+        events = self._api.get(collection("Event", self._namespace))["items"]
+        nodes = self._api.get("/api/v1/nodes")["items"]
+        return Shown(job, pods, [event for event in events if event["involvedObject"].get("uid") in uids], nodes)
+
+
+def worker(api: Api, namespace: str, run: Run, index: int) -> dict[str, Any]:
+    selector = f"{RUN_LABEL}={run.name},{INDEX_LABEL}={index}"
+    pod: dict[str, Any] = api.get(collection("Pod", namespace), labelSelector=selector)["items"][0]
+    return pod
+
+
+# --- what the API shows ---------------------------------------------------------------------------------------------
+
+
+def unschedulable(shown: Shown) -> bool:
+    return any(condition(pod, "PodScheduled").get("reason") == "Unschedulable" for pod in shown.pods)
+
+
+def waits(*reasons: str) -> Callable[[Shown], bool]:
+    def known(shown: Shown) -> bool:
+        states = (main_status(pod).get("state", {}).get("waiting", {}).get("reason") for pod in shown.pods)
+        return any(state in reasons for state in states)
+
+    return known
+
+
+def event(reason: str) -> Callable[[Shown], bool]:
+    return lambda shown: any(event["reason"] == reason for event in shown.events)
+
+
+def ended(shown: Shown) -> bool:
+    return any(terminated(pod).get("exitCode") for pod in shown.pods)
+
+
+def disrupted(shown: Shown) -> bool:
+    return any(is_true(condition(pod, "DisruptionTarget")) for pod in shown.pods)
+
+
+def deleted(shown: Shown) -> bool:
+    going = (pod for pod in shown.pods if "deletionTimestamp" in pod["metadata"])
+    return len(shown.pods) < 2 or any(map(has_ended, going))
+
+
+def node_silent(shown: Shown) -> bool:
+    return any(condition(node, "Ready").get("status") == "Unknown" for node in shown.nodes)
+
+
+def job_failed(shown: Shown) -> bool:
+    return is_true(condition(shown.job, "Failed")) or is_true(condition(shown.job, "FailureTarget"))
+
+
+# --- what is done ---------------------------------------------------------------------------------------------------
+
+
+def _template(folder: Path, change: tuple[str, str]) -> Path:
+    text = (templates.FOLDER / "kubernetes/job.yaml.j2").read_text()
+    old, new = change
+    assert old in text
+    (folder / "templates/kubernetes").mkdir(parents=True)
+    (folder / "templates/kubernetes/job.yaml.j2").write_text(text.replace(old, new))
+    return folder / "templates"
+
+
+def _there(kind: str, body: dict[str, Any]) -> Callable[[Api, str], AbstractContextManager[Any]]:
+    """An object of the namespace that is there meanwhile."""
+
+    @contextmanager
+    def arrange(api: Api, namespace: str) -> Iterator[None]:
+        path = f"/api/v1/namespaces/{namespace}/{kind}"
+        api.create(path, {"apiVersion": "v1", "metadata": {"name": "trouble"}, **body})
+        try:
+            while kind == "resourcequotas" and not api.get(f"{path}/trouble").get("status", {}).get("hard"):
+                time.sleep(0.1)
+            yield
+        finally:
+            api.delete(f"{path}/trouble")
+
+    return arrange
+
+
+def _delete(api: Api, namespace: str, run: Run) -> None:
+    api.delete(named("Pod", namespace, worker(api, namespace, run, 1)["metadata"]["name"]))
+
+
+def _evict(api: Api, namespace: str, run: Run) -> None:
+    """What `kubectl drain` does to each pod of a node."""
+    name = worker(api, namespace, run, 1)["metadata"]["name"]
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": namespace}}
+    api.create(f"{named('Pod', namespace, name)}/eviction", body)
+
+
+def _pause_node(api: Api, namespace: str, run: Run) -> None:
+    node = worker(api, namespace, run, 1)["spec"]["nodeName"]
+    subprocess.run(["docker", "pause", node], check=True, capture_output=True)
+
+
+@contextmanager
+def nodes_go_on(api: Api, namespace: str) -> Iterator[None]:
+    """Afterwards all nodes run again, and are ready."""
+    try:
+        yield
+    finally:
+        names = [node["metadata"]["name"] for node in api.get("/api/v1/nodes")["items"]]
+        for name in names:
+            subprocess.run(["docker", "unpause", name], check=False, capture_output=True)
+        end = time.monotonic() + 120
+        while time.monotonic() < end and not all(map(_is_ready, api.get("/api/v1/nodes")["items"])):
+            time.sleep(1)
+
+
+def _is_ready(node: Object) -> bool:
+    tainted = any(taint["key"].startswith("node.kubernetes.io/") for taint in node["spec"].get("taints") or ())
+    return is_true(condition(node, "Ready")) and not tainted
+
+
+def nodes_can_be_paused(api: Api) -> bool:
+    """Whether the nodes are containers of this machine's Docker."""
+    if shutil.which("docker") is None:
+        return False
+    names = [node["metadata"]["name"] for node in api.get("/api/v1/nodes")["items"]]
+    return subprocess.run(["docker", "inspect", *names], check=False, capture_output=True).returncode == 0
+
+
+EAT = "x = []\nwhile True: x.append(bytearray(b'x' * (1 << 20)))"
+SLEEP = ("sleep", "100")
+PULL = waits("ErrImagePull", "ImagePullBackOff")
+SMALL_TMP = ("- name: tmp\n        emptyDir: {}", "- name: tmp\n        emptyDir: {sizeLimit: 4Mi}")
+TROUBLES: dict[str, Trouble] = {
+    "cpu": Trouble("unschedulable", ("true",), unschedulable, {"cpus": 500.0}),
+    "gpu": Trouble("unschedulable", ("true",), unschedulable, {"gpus_per_worker": 1, "device": "gpu"}),
+    "nodes": Trouble("unschedulable", SLEEP, unschedulable, {"workers": 3}),
+    "node-selector": Trouble("unschedulable", ("true",), unschedulable, {"options": {"node_selector": {"no": "such"}}}),
+    "image": Trouble("image_pull", ("true",), PULL, {"image": "nosuch.invalid/x:1"}),
+    "image-absent": Trouble(
+        "image_not_found", ("true",), waits("ErrImageNeverPull"), {"image": "nosuch.invalid/x:1"},
+        ("imagePullPolicy: IfNotPresent", "imagePullPolicy: Never"),
+    ),
+    "image-name": Trouble("image_name_invalid", ("true",), waits("InvalidImageName"), {"image": "A b:1"}),
+    "secret": Trouble(
+        "config_error", ("true",), waits("CreateContainerConfigError"), {"options": {"env_secret": "nosuch"}}
+    ),
+    "quota": Trouble(
+        "quota_exceeded", ("true",), event("FailedCreate"),
+        arrange=_there("resourcequotas", {"kind": "ResourceQuota", "spec": {"hard": {"pods": "1"}}}),
+    ),
+    "limits": Trouble(
+        "admission_denied", ("true",), event("FailedCreate"), {"options": {"memory": "1Gi"}},
+        arrange=_there(
+            "limitranges",
+            {"kind": "LimitRange", "spec": {"limits": [{"type": "Container", "max": {"memory": "10Mi"}}]}},
+        ),
+    ),
+    "host-network": Trouble("pod_security", ("true",), event("FailedCreate"), {"options": {"host_network": True}}),
+    "command": Trouble("command_not_found", ("no-such-command",), ended),
+    "memory": Trouble(
+        "out_of_memory", ("python3", "-c", EAT), ended, {"options": {"memory": "64Mi", "shm": "16Mi"}}
+    ),
+    "disk": Trouble(
+        "evicted", ("sh", "-c", "head -c 40000000 /dev/zero >/tmp/x; sleep 300"), disrupted, template=SMALL_TMP
+    ),
+    "deadline": Trouble("deadline", SLEEP, ended, {"timeout": 2.0}),
+    "exit-64": Trouble("usage", ("sh", "-c", "exit 64"), ended),
+    "exit-75": Trouble("retryable", ("sh", "-c", "exit 75"), ended),
+    "exit-78": Trouble("bad_environment", ("sh", "-c", "exit 78"), ended),
+    "crash": Trouble("rank_crashed", ("sh", "-c", '[ "$RANK" = 0 ] || exit 3; sleep 100'), ended),
+    "segv": Trouble("rank_crashed", ("sh", "-c", "kill -SEGV $$"), ended),
+    "shm": Trouble("shm_exhausted", ("sh", "-c", "kill -BUS $$"), ended),
+    "deleted": Trouble("pod_deleted", SLEEP, deleted, meanwhile=_delete),
+    "drained": Trouble("drained", SLEEP, disrupted, meanwhile=_evict),
+    "node": Trouble("node_lost", ("sleep", "300"), node_silent, arrange=nodes_go_on, meanwhile=_pause_node),
+}  # fmt: skip
+WANTS_DOCKER = frozenset({"node"})
+
+
+def table(rows: Mapping[str, tuple[str, list[str], float]]) -> str:
+    """Trouble, code that it should have and codes that it had, seconds after the API knew."""
+    lines = [f"{'provoked':14} {'wanted':18} {'named':34} {'seconds after the API knew':>26}"]
+    for name, (wanted, named_as, seconds) in rows.items():
+        lines.append(f"{name:14} {wanted:18} {', '.join(named_as):34} {seconds:26.1f}")
+    return os.linesep.join(lines)
