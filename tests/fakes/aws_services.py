@@ -10,6 +10,7 @@ from tests.fakes.aws_base import ACCOUNT, Base, Request
 
 QUOTAS = {"L-DB2E81BA": 64.0, "L-3819A6DF": 64.0, "L-417A185B": 0.0, "L-7212CCBC": 0.0, "L-1216C47A": 256.0}
 QUOTAS |= {"L-34B43A08": 256.0, "L-F678F1CE": 5.0, "L-0263D0A3": 5.0, "L-1194D53C": 100.0}
+REGIONS = ("eu-west-1", "eu-central-1", "eu-north-1", "us-west-2")
 EC2_SPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
 
 
@@ -94,6 +95,11 @@ class ServiceRules(Base):
         return xml_answer("DescribeScalingActivitiesResponse", space, f"<Activities>{member}</Activities>")
 
     # --- EC2 and quotas: what moto has not ------------------------------------------------------------------------
+
+    def _ec2_DescribeRegions(self, request: Request) -> Answer:
+        """A few of them: moto takes its time with each that is asked for the first time."""
+        items = "".join(f"<item><regionName>{name}</regionName></item>" for name in REGIONS)
+        return xml_answer("DescribeRegionsResponse", EC2_SPACE, f"<regionInfo>{items}</regionInfo>")
 
     def _ec2_CreatePlacementGroup(self, request: Request) -> Answer:
         given = request.parameters

@@ -6,6 +6,8 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import pytest
+
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.store import Cluster, Store
 from providers.eks import EksOptions, EksProvider
@@ -15,6 +17,7 @@ from tests.fakes.aws_server import AwsClient
 
 REGION = "eu-west-1"
 AT_ONCE = 4
+made_for: list[str] = []  # the double that this process has clients for
 PATIENCE = 3.0
 OPTIONS = EksOptions(machine_type="g4dn.xlarge", placement_group=True, admin=("arn:aws:iam::123456789012:role/ci",))
 
@@ -42,8 +45,20 @@ def warm(aws: AwsClient) -> None:
 
 def forget() -> None:
     """The next one starts from its own environment."""
+    made_for.clear()
     aws_in.cache_clear()
     session.cache_clear()
+
+
+def become_for_a_test(aws: AwsClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process as the client "me" of a double. boto3's clients are made once for all such tests."""
+    for key, value in aws.environment("me", REGION).items():
+        monkeypatch.setenv(key, value)
+    if made_for != [aws.url]:
+        forget()
+        made_for[:] = [aws.url]
+    session().get_credentials().access_key = "me"
+    aws.calm("me")
 
 
 def become(aws: AwsClient, name: str) -> None:

@@ -20,7 +20,7 @@ from providers.doctor import Asking, clock, library
 from providers.eks import EksProvider
 from providers.gke import GkeProvider, api
 from providers.lifecycle import down
-from tests.contract.providers.eks_world import REGION, forget
+from tests.contract.providers.eks_world import REGION, become_for_a_test, forget
 from tests.fakes.aws_server import AwsServer
 from tests.fakes.gke import PROJECT, ZONE, Google, World
 from tests.fakes.silent import Silent
@@ -49,13 +49,6 @@ def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
     servers.close()
 
 
-@pytest.fixture(scope="module")
-def double() -> Iterator[AwsServer]:
-    server = AwsServer()
-    yield server
-    server.stop()
-
-
 @pytest.fixture
 def world(google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     for key, value in google.environment.items():
@@ -68,14 +61,10 @@ def world(google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wo
 
 
 @pytest.fixture
-def aws(double: AwsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsServer]:
-    for key, value in double.environment("me", REGION).items():
-        monkeypatch.setenv(key, value)
+def aws(aws_server: AwsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AwsServer:
+    become_for_a_test(aws_server, monkeypatch)
     monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
-    forget()
-    double.calm("me")
-    yield double
-    forget()
+    return aws_server
 
 
 @pytest.fixture
@@ -193,7 +182,6 @@ def test_a_quota_that_may_not_be_read_is_no_failure(mlbench: Command, aws: AwsSe
 
 def test_no_region_and_no_such_cloud(mlbench: Command, aws: AwsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_REGION")
-    forget()
     told = mlbench("doctor", "eks", "-o", "json")
     assert told.code == UsageError.exit_code
     assert "--region" in told.checks["eks region"]["hint"]
@@ -259,9 +247,15 @@ def test_google_that_never_answers_is_not_waited_for(
 
 @pytest.mark.parametrize("service", ["sts", "ec2", "cloudformation", "eks", "service_quotas"])
 def test_aws_that_never_answers_is_not_waited_for(
-    mlbench: Command, aws: AwsServer, silent: Silent, monkeypatch: pytest.MonkeyPatch, service: str
+    mlbench: Command,
+    aws: AwsServer,
+    silent: Silent,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    service: str,
 ) -> None:
     monkeypatch.setenv(f"AWS_ENDPOINT_URL_{service.upper()}", silent.url)
+    request.addfinalizer(forget)
     forget()
     if service in ("sts", "ec2", "service_quotas"):  # what is asked before anything is made
         told = mlbench("create-cluster", "eks", "1", "never", "-t", "g4dn.xlarge", "--yes")

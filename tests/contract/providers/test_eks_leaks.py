@@ -24,15 +24,16 @@ TRANSIENT = ("throttle", "error", "error-after", "cut", "cut-after")
 class World:
     """A double, the log of making a cluster and of removing it, and a double in which one is made."""
 
-    aws: AwsServer
+    aws: AwsClient
     made: AwsClient
     making: list[str]
     removing: list[str]
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    aws = AwsServer()
+def world(aws_server: AwsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    aws = aws_server.copy()
+    forget()
     before = dict(os.environ)
     try:
         warm(aws)
