@@ -78,6 +78,7 @@ def create(
     options: dict[str, Any],
     chart_location: str | None,
     custom_values: Sequence[str],
+    chart_timeout: str | None,
     ttl: str | None,
     dry_run: bool,
     yes: bool,
@@ -87,7 +88,7 @@ def create(
     store = Store()
     _refuse_taken(store, name, provider)
     cluster = provider.describe(name, nodes, provider.options(**options))
-    with _prepared(chart_location, custom_values or ()) as installation:
+    with _prepared(chart_location, custom_values or (), chart_timeout) as installation:
         plan = provider.plan(cluster)
         cluster = _completed(cluster, plan, ttl, _charts(store, name, installation))
         if dry_run:
@@ -119,13 +120,16 @@ def _make(cluster: Cluster, provider: Provider, installation: "Installation | No
     return ready
 
 
-def _prepared(location: str | None, custom_values: Sequence[str]) -> "AbstractContextManager[Installation | None]":
+def _prepared(
+    location: str | None, custom_values: Sequence[str], timeout: str | None
+) -> "AbstractContextManager[Installation | None]":
     """The chart with its values, fetched and checked before anything is made; None where none is asked for."""
-    if location is None and not custom_values:
+    if location is None and not custom_values and timeout is None:
         return nullcontext()
-    from providers.charts.install import prepared
+    from providers.charts.install import WAIT_SECONDS, prepared
 
-    return prepared(location, custom_values)
+    seconds = WAIT_SECONDS if timeout is None else parse_duration(timeout, "--chart-timeout")
+    return prepared(location, custom_values, seconds)
 
 
 def _charts(store: Store, name: str, installation: "Installation | None") -> list[dict[str, Any]]:
@@ -284,6 +288,18 @@ _COMMON = [
                 help="value for it, as a.b[0].c=v; numbers, true, false, null and JSON are taken as such, the rest and "
                 "what is in quotes as text; repeatable",
                 metavar="PATH=VALUE",
+            ),
+        ],
+        None,
+    ),
+    _keyword(
+        "chart_timeout",
+        Annotated[
+            str | None,
+            typer.Option(
+                "--chart-timeout",
+                help="how long all that it makes may take to be ready; default: 10m",
+                metavar="DURATION",
             ),
         ],
         None,

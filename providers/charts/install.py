@@ -24,9 +24,9 @@ from providers.charts.source import Chart, fetched, wanted_of
 from providers.locks import held
 
 CONTENT = "mlbench-content"
-WAIT_SECONDS = 600
-GRACE_SECONDS = 60  # helm ends by itself, a little after its time
-REMOVE_SECONDS = 300
+WAIT_SECONDS = 600.0
+GRACE_SECONDS = 60.0  # helm ends by itself, a little after its time
+REMOVE_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Installation:
     customs: tuple[custom.CustomValue, ...]
     values: Mapping[str, Any]
     helm: Helm
+    wait_seconds: float = WAIT_SECONDS  # until all that it makes is ready
 
     @property
     def namespace(self) -> str:
@@ -70,7 +71,9 @@ class Installation:
 
 
 @contextmanager
-def prepared(location: str | None, entries: Sequence[str]) -> Iterator[Installation | None]:
+def prepared(
+    location: str | None, entries: Sequence[str], wait_seconds: float = WAIT_SECONDS
+) -> Iterator[Installation | None]:
     """The installation of the chart at `location`, checked as far as it is possible without a cluster; or None.
 
     Raises UsageError for values that contradict or that the chart does not take, and where there is no helm; what
@@ -78,8 +81,9 @@ def prepared(location: str | None, entries: Sequence[str]) -> Iterator[Installat
     """
     customs = custom.parsed(entries)
     if location is None:
-        if entries:
-            raise UsageError("--custom-value is for a chart.", hint="Name it: --chart-location DIR or REPO@VERSION")
+        if entries or wait_seconds != WAIT_SECONDS:
+            flag = custom.FLAG if entries else "--chart-timeout"
+            raise UsageError(f"{flag} is for a chart.", hint="Name it: --chart-location DIR or REPO@VERSION")
         yield None
         return
     helm = program.found()
@@ -89,7 +93,7 @@ def prepared(location: str | None, entries: Sequence[str]) -> Iterator[Installat
             hint=f"Get helm: {program.INSTALL}\n{_without_helm(location)}",
         )
     with fetched(location) as chart:
-        installation = Installation(chart, customs, custom.overrides(customs, chart.values), helm)
+        installation = Installation(chart, customs, custom.overrides(customs, chart.values), helm, wait_seconds)
         program.rendered(helm, chart, installation.namespace, installation.values)
         yield installation
 
@@ -111,8 +115,7 @@ class Release(Resource):
     """The chart on the cluster: found by helm's own record there, made and changed by helm."""
 
     kind = "Helm release"
-    create_seconds = float(WAIT_SECONDS + GRACE_SECONDS)
-    delete_seconds = float(REMOVE_SECONDS)
+    delete_seconds = REMOVE_SECONDS
 
     def __init__(
         self,
@@ -125,6 +128,7 @@ class Release(Resource):
         self.installation = installation
         self.connect = connect
         self.needs = tuple(needs)
+        self.create_seconds = installation.wait_seconds + GRACE_SECONDS
         self.name = installation.chart.name
         self.namespace = installation.namespace
         self.remove_command = f"helm uninstall {self.name} --namespace {self.namespace}"
@@ -158,7 +162,16 @@ class Release(Resource):
     def create(self) -> None:
         self._make_namespace()
         words = ["upgrade", "--install", self.name, str(self.installation.chart.folder), "--namespace", self.namespace]
-        words += ["--wait", "--timeout", f"{WAIT_SECONDS}s", "--history-max", "3", "--output", "json", "--debug"]
+        words += [
+            "--wait",
+            "--timeout",
+            f"{self.installation.wait_seconds:g}s",
+            "--history-max",
+            "3",
+            "--output",
+            "json",
+            "--debug",
+        ]
         words += ["--labels", f"{CONTENT}={self.installation.content}"]
         self._call = Call(
             self.installation.helm,
@@ -182,7 +195,7 @@ class Release(Resource):
 
     def delete(self) -> None:
         """Of what was cut off half-way, before it is made anew."""
-        words = ["uninstall", self.name, "--namespace", self.namespace, "--wait", "--timeout", f"{REMOVE_SECONDS}s"]
+        words = ["uninstall", self.name, "--namespace", self.namespace, "--wait", "--timeout", f"{REMOVE_SECONDS:g}s"]
         with Call(self.installation.helm, words, access=self.connect(), lock=self._lock) as call:
             call.wait(REMOVE_SECONDS + GRACE_SECONDS)
             if call.code and "not found" not in call.complaint:
@@ -247,7 +260,7 @@ def _get(api: Api, path: str) -> dict[str, Any] | None:
 
 
 def _waiting(api: Api, namespace: str) -> list[str]:
-    """Which pods are not ready, and why, as Kubernetes tells it."""
+    """Which pods and load balancers are not ready, and why, as Kubernetes tells it."""
     told = []
     for pod in api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]:
         status = pod.get("status") or {}
@@ -260,4 +273,8 @@ def _waiting(api: Api, namespace: str) -> list[str]:
         unscheduled = (conditions.get("PodScheduled") or {}).get("message")
         why = "; ".join(reasons) or unscheduled or str(status.get("phase"))
         told.append(f"pod {pod['metadata']['name']}: {why[:300]}")
+    for service in api.get(f"/api/v1/namespaces/{namespace}/services")["items"]:
+        given = ((service.get("status") or {}).get("loadBalancer") or {}).get("ingress")
+        if service["spec"].get("type") == "LoadBalancer" and not given:
+            told.append(f"Service {service['metadata']['name']}: it has no load balancer; does the cluster make them?")
     return told[:10]
