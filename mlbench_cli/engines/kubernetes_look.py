@@ -27,6 +27,7 @@ from mlbench_cli.kube.workers import (
     condition,
     first_failed,
     has_started,
+    is_cut_off,
     last_words,
     worker_states,
 )
@@ -144,7 +145,7 @@ class Looker:
         return self._tails
 
     def _tail(self, pod: Pod | None, lines: int) -> str:
-        if pod is None:
+        if pod is None or is_cut_off(pod):  # a lost node would only be waited for
             return ""
         path = f"{named('Pod', self._namespace, pod['metadata']['name'])}/log"
         try:

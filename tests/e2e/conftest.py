@@ -16,7 +16,7 @@ import mlbench_cli
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import ApiError
 from tests.e2e import real
-from tests.e2e.runs import Cluster, Runs
+from tests.e2e.runs import Cluster, Runs, restricted
 
 CLUSTER = "mlbench-e2e-3"  # one control plane, two machines for workers
 TASKS = ("allreduce", "digits_resnet")
@@ -82,16 +82,11 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         path = tmp_path_factory.mktemp("kube") / "config"
         command("kubeconfig", "export", "--file", str(path))
         image = torch_image = f"mlbench/allreduce:{mlbench_cli.__version__}"
-    namespace = f"e2e-{os.getpid()}"
-    access = Access.from_kubeconfig(path, namespace=namespace)
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    with access.client() as api:
-        try:
-            api.create("/api/v1/namespaces", {"kind": "Namespace", "metadata": {"name": namespace, "labels": labels}})
-        except ApiError as error:
-            pytest.skip(f"the cluster of {path} cannot be used: {error.message}")
-        yield Cluster(access, image, torch_image, path)
-        api.delete(f"/api/v1/namespaces/{namespace}")
+    try:
+        with restricted(Access.from_kubeconfig(path)) as access:
+            yield Cluster(access, image, torch_image, path)
+    except ApiError as error:
+        pytest.skip(f"the cluster of {path} cannot be used: {error.message}")
 
 
 @pytest.fixture

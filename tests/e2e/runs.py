@@ -1,8 +1,9 @@
 """Runs of the kubernetes engine on a real cluster, and what tests and benchmarks ask of them."""
 
-from collections.abc import Callable
-from contextlib import closing
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,19 @@ class Cluster:
             kubernetes=KubernetesOptions(**(options or {})),
             **fields,
         )
+
+
+@contextmanager
+def restricted(access: Access) -> Iterator[Access]:
+    """The same access in a new namespace where Pod Security is restricted; it goes afterwards."""
+    namespace = f"e2e-{os.getpid()}"
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    with access.client() as api:
+        api.create("/api/v1/namespaces", {"kind": "Namespace", "metadata": {"name": namespace, "labels": labels}})
+        try:
+            yield replace(access, namespace=namespace)
+        finally:
+            api.delete(f"/api/v1/namespaces/{namespace}")
 
 
 class Runs:

@@ -1,12 +1,11 @@
 """Troubles that can be provoked on a real cluster: how, what they are to be called, and by what its API shows them."""
 
-import os
 import shutil
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,51 +33,61 @@ class Shown:
     nodes: list[dict[str, Any]]
 
 
+Known = Callable[[Shown], bool]
+
+
 @dataclass(frozen=True)
 class Trouble:
     """`code` is what the finding is to be called, `known` whether the API shows what it is about.
 
+    before     the same of what it is to be called earlier
     template   text of the Job's template, and what takes its place
     arrange    what must be so while the run is tried
-    meanwhile  what is done to it once all workers run
-    ends       whether the run ends by it
+    meanwhile  what is done to the run once all workers run
     """
 
     code: str
     argv: tuple[str, ...]
-    known: Callable[[Shown], bool]
+    known: Known
     changes: dict[str, Any] = field(default_factory=dict)
+    before: tuple[tuple[str, Known], ...] = ()
     template: tuple[str, str] | None = None
     arrange: Callable[[Api, str], AbstractContextManager[Any]] = lambda api, namespace: nullcontext()
     meanwhile: Callable[[Api, str, Run], None] | None = None
 
 
-def provoke(trouble: Trouble, name: str, runs: Runs, folder: Path) -> tuple[Observation, float]:
-    """The first observation that calls it by its name (or that the run has ended), and by how many seconds that came
-    after the API showed it."""
+def provoke(trouble: Trouble, name: str, runs: Runs, folder: Path) -> tuple[Observation, dict[str, float]]:
+    """The first observation that has the trouble's code, or that the run has ended; and by how many seconds each code
+    came after the API showed it (0 where it came first: a watch is quicker than a list now and then)."""
     cluster, changes = runs.cluster, dict(trouble.changes)
+    stages = {**dict(trouble.before), trouble.code: trouble.known}
+    told: dict[str, float] = {}
     if trouble.template is not None:
         changes["options"] = {**changes.get("options", {}), "template_dir": str(_template(folder, trouble.template))}
     with cluster.access.client() as api, trouble.arrange(api, cluster.access.namespace):
         engine, run = runs.start(cluster.spec(name, *trouble.argv, **changes), folder / "run")
         meanwhile = trouble.meanwhile
-        with Asking(api, cluster.access.namespace, run, trouble.known) as asking:
-            with closing(engine.observe(run)) as observations:  # type: ignore[type-var]
-                for seen in observations:
-                    if meanwhile and all_run(seen):
-                        meanwhile(api, cluster.access.namespace, run)
-                        meanwhile = None
-                    if seen.ended or trouble.code in {finding.code for finding in seen.findings}:
-                        break
-            return seen, time.monotonic() - asking.wait()
+        with (
+            Asking(api, cluster.access.namespace, run, stages) as asking,
+            closing(engine.observe(run)) as observations,  # type: ignore[type-var]
+        ):
+            for seen in observations:
+                if meanwhile and all_run(seen):
+                    meanwhile(api, cluster.access.namespace, run)
+                    meanwhile = None
+                for code in {finding.code for finding in seen.findings} & stages.keys() - told.keys():
+                    told[code] = time.monotonic()
+                if seen.ended or trouble.code in told:
+                    break
+    return seen, {code: max(0.0, moment - asking.since.get(code, moment)) for code, moment in told.items()}
 
 
 class Asking:
-    """Asks the API again and again, until it shows what is waited for."""
+    """Lists everything again and again, and notes in `since` when the API shows what by the monotonic clock."""
 
-    def __init__(self, api: Api, namespace: str, run: Run, known: Callable[[Shown], bool]) -> None:
-        self._api, self._namespace, self._run, self._known = api, namespace, run, known
-        self._since: float | None = None
+    def __init__(self, api: Api, namespace: str, run: Run, stages: Mapping[str, Known]) -> None:
+        self._api, self._namespace, self._run, self._stages = api, namespace, run, stages
+        self.since: dict[str, float] = {}
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._ask, daemon=True)
 
@@ -90,19 +99,13 @@ class Asking:
         self._closed.set()
         self._thread.join()
 
-    def wait(self) -> float:
-        """When it was shown first. What was named before that was known otherwise (from a worker's log): now."""
-        return self._since or time.monotonic()
-
     def _ask(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
-            try:
+            with suppress(ApiError):
                 shown = self._shown()
-            except ApiError:
-                continue
-            if self._known(shown):
-                self._since = time.monotonic()
-                return
+                for code, known in self._stages.items():
+                    if code not in self.since and known(shown):
+                        self.since[code] = time.monotonic()
 
     def _shown(self) -> Shown:
         job = self._api.get(named("Job", self._namespace, self._run.name))
@@ -277,14 +280,9 @@ TROUBLES: dict[str, Trouble] = {
     "shm": Trouble("shm_exhausted", ("sh", "-c", "kill -BUS $$"), ended),
     "deleted": Trouble("pod_deleted", SLEEP, deleted, meanwhile=_delete),
     "drained": Trouble("drained", SLEEP, disrupted, meanwhile=_evict),
-    "node": Trouble("node_lost", ("sleep", "300"), node_silent, arrange=nodes_go_on, meanwhile=_pause_node),
+    "node": Trouble(
+        "node_lost", ("sleep", "300"), disrupted, before=(("node_unreachable", node_silent),),
+        arrange=nodes_go_on, meanwhile=_pause_node,
+    ),
 }  # fmt: skip
 WANTS_DOCKER = frozenset({"node"})
-
-
-def table(rows: Mapping[str, tuple[str, list[str], float]]) -> str:
-    """Trouble, code that it should have and codes that it had, seconds after the API knew."""
-    lines = [f"{'provoked':14} {'wanted':18} {'named':34} {'seconds after the API knew':>26}"]
-    for name, (wanted, named_as, seconds) in rows.items():
-        lines.append(f"{name:14} {wanted:18} {', '.join(named_as):34} {seconds:26.1f}")
-    return os.linesep.join(lines)
