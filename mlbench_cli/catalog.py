@@ -35,7 +35,8 @@ from mlbench_cli.sizes import parse_sizes
 
 TYPES = ("int", "float", "str", "bool", "list", "sizes")
 COMPARISONS = (">=", "<=")
-BACKENDS = ("gloo", "nccl", "mpi")
+TORCH_BACKENDS = ("gloo", "nccl", "mpi")
+BACKENDS = (*TORCH_BACKENDS, "grpc")  # TensorFlow's own; a task names those that it can use
 BUDGET = "budget_seconds"  # the parameter of tasks that can train for a given time
 
 

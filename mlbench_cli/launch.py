@@ -231,7 +231,7 @@ def _custom_program(request: Request, command: str) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(f"--command {clip(repr(command))} cannot be split into words: {error}.") from None
     backend = _checked_device(_asked_backend(request) or "gloo", request)
-    on_all = backend in ("gloo", "nccl") if request.run_on_all is None else request.run_on_all
+    on_all = backend in ("gloo", "nccl", "grpc") if request.run_on_all is None else request.run_on_all
     return {
         "task": CUSTOM,
         "preset": CUSTOM,

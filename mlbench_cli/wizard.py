@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mlbench_cli import console, settings
-from mlbench_cli.catalog import BACKENDS, load_catalog, load_task
+from mlbench_cli.catalog import TORCH_BACKENDS, load_catalog, load_task
 from mlbench_cli.errors import UsageError
 from mlbench_cli.request import Request
 from mlbench_cli.spec import CUSTOM
@@ -55,7 +55,7 @@ def _ask_benchmark(request: Request, memory: Mapping[str, Any], local: bool) -> 
 
 
 def _ask_backend(request: Request, memory: Mapping[str, Any]) -> Request:
-    known = BACKENDS if request.task is None else load_task(request.task).backends
+    known = TORCH_BACKENDS if request.task is None else load_task(request.task).backends
     names = [*(backend for backend in known if backend != "nccl" or request.gpu), CUSTOM]
     choice = names[_choose("Backend", [*names[:-1], "another one"], names, memory.get("backend"))]
     if choice != CUSTOM:

@@ -4,6 +4,8 @@
 #   task_images/build.sh [TASK...]
 #
 # BASE      image to build the base image on, with Python and pip (torch is added where it is missing)
+# TF_BASE   the same for the TensorFlow task, which stands on an image of its own, without torch
+# TENSORFLOW  what that task installs where its base has none, as "tensorflow[and-cuda]>=2.20,<2.22" for GPUs
 # INDEX     package index for torch, if not pip's own
 # REGISTRY  prefix of the images' names (mlbench); `mlbench run --registry` wants the same
 set -eu
@@ -20,7 +22,13 @@ docker build --quiet --file task_images/base/Dockerfile --tag "$registry/base:$v
   ${BASE:+--build-arg "BASE=$BASE"} ${INDEX:+--build-arg "INDEX=$INDEX"} .
 for task; do
   image=$(sed -n 's/^image: *//p' "task_images/$task/task.yaml")
-  docker build --quiet --file "task_images/$task/Dockerfile" --tag "$registry/$image:$version" \
-    --build-arg "BASE=$registry/base:$version" .
+  # A Dockerfile that names a base of its own is not built on ours.
+  if grep -q '^ARG BASE=' "task_images/$task/Dockerfile"; then
+    docker build --quiet --file "task_images/$task/Dockerfile" --tag "$registry/$image:$version" \
+      ${TF_BASE:+--build-arg "BASE=$TF_BASE"} ${TENSORFLOW:+--build-arg "TENSORFLOW=$TENSORFLOW"} .
+  else
+    docker build --quiet --file "task_images/$task/Dockerfile" --tag "$registry/$image:$version" \
+      --build-arg "BASE=$registry/base:$version" .
+  fi
   echo "$registry/$image:$version"
 done

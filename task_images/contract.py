@@ -10,7 +10,7 @@ LOCAL_RANK, LOCAL_WORLD_SIZE     this process among those of its worker
 NODE_RANK                        this worker among the workers
 MASTER_ADDR, MASTER_PORT         where rank 0 listens for the rendezvous
 MLBENCH_RUN_ID                   name of the run
-MLBENCH_BACKEND                  communication backend: gloo, nccl, mpi, or a custom word
+MLBENCH_BACKEND                  communication backend: gloo, nccl, mpi, grpc (TensorFlow), or a custom word
 MLBENCH_HOSTS                    comma list of the workers' host names, in the order of NODE_RANK
 MLBENCH_DEVICE                   cpu or gpu
 MLBENCH_GOAL                     full or light

@@ -1,0 +1,110 @@
+"""Where each rank's server listens: every rank tells rank 0, which tells all. TensorFlow wants to know it beforehand.
+
+One line of JSON each way over a connection to MASTER_ADDR:MASTER_PORT.
+"""
+
+import json
+import socket
+import time
+from typing import Any
+
+from task_images.contract import Contract
+from task_images.harness.errors import EnvironmentUnfitError, PeerLostError
+
+LINE = 1 << 20
+PATIENCE = 5.0  # seconds for one line of somebody who has connected
+
+
+def meet(contract: Contract, port: int, seconds: float) -> list[str]:
+    """ "host:port" of every rank, by rank; `port` is that of this rank. Raises PeerLostError after `seconds`."""
+    deadline = time.monotonic() + seconds
+    if contract.rank == 0:
+        return _gather(contract, port, deadline, seconds)
+    return _join(contract, port, deadline, seconds)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _gather(contract: Contract, port: int, deadline: float, seconds: float) -> list[str]:
+    addresses = {0: _address(contract, contract.master_addr, port)}
+    waiting: dict[int, socket.socket] = {}
+    try:
+        with _listening(contract) as server:
+            while len(addresses) < contract.world_size:
+                missing = [rank for rank in range(contract.world_size) if rank not in addresses]
+                server.settimeout(max(0.01, deadline - time.monotonic()))
+                try:
+                    connection, _ = server.accept()
+                except TimeoutError:
+                    raise PeerLostError(
+                        f"rank {', '.join(map(str, missing))} did not come within {seconds:g} s",
+                        "The log of that rank says why.",
+                    ) from None
+                told = _read(connection)
+                rank, address = told.get("rank"), told.get("address")
+                if rank not in missing or not isinstance(address, str):  # a port scan, or a rank of another run
+                    connection.close()
+                    continue
+                addresses[rank], waiting[rank] = address, connection
+            everyone = [addresses[rank] for rank in range(contract.world_size)]
+            for connection in waiting.values():
+                connection.sendall(json.dumps({"addresses": everyone}).encode() + b"\n")
+            return everyone
+    finally:
+        for connection in waiting.values():
+            connection.close()
+
+
+def _listening(contract: Contract) -> socket.socket:
+    try:
+        return socket.create_server(("", contract.master_port), backlog=contract.world_size)
+    except OSError as error:
+        raise EnvironmentUnfitError(
+            f"port {contract.master_port} for the other ranks cannot be opened: {error.strerror}"
+        ) from None
+
+
+def _join(contract: Contract, port: int, deadline: float, seconds: float) -> list[str]:
+    place = (contract.master_addr, contract.master_port)
+    while time.monotonic() < deadline:
+        try:
+            with socket.create_connection(place, timeout=PATIENCE) as connection:
+                address = _address(contract, connection.getsockname()[0], port)
+                connection.sendall(json.dumps({"rank": contract.rank, "address": address}).encode() + b"\n")
+                told = _read(connection, max(0.01, deadline - time.monotonic()))
+        except OSError:
+            told = {}
+        addresses = told.get("addresses")
+        if isinstance(addresses, list) and len(addresses) == contract.world_size:
+            return [str(address) for address in addresses]
+        time.sleep(0.1)  # rank 0 is not there yet
+    raise PeerLostError(
+        f"rank 0 did not answer at {contract.master_addr}:{contract.master_port} within {seconds:g} s",
+        "The log of rank 0 says why.",
+    )
+
+
+def _address(contract: Contract, seen: str, port: int) -> str:
+    """Under which name the other ranks find this one: its worker's, else that which it was seen with."""
+    host = contract.hosts[contract.node_rank] if contract.node_rank < len(contract.hosts) else seen
+    return f"{'127.0.0.1' if host == 'localhost' else host}:{port}"
+
+
+def _read(connection: socket.socket, seconds: float = PATIENCE) -> dict[str, Any]:
+    """The line that the other end sends; empty where it is none of ours."""
+    connection.settimeout(seconds)
+    raw = b""
+    try:
+        while not raw.endswith(b"\n") and len(raw) < LINE:
+            block = connection.recv(4096)
+            if not block:
+                break
+            raw += block
+        told = json.loads(raw)
+    except (OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}

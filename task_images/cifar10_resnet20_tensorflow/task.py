@@ -1,0 +1,83 @@
+"""ResNet v2 on CIFAR-10 with synchronous SGD in TensorFlow 2 to a validation accuracy.
+
+The mathematics of the official image classification: one global batch per step, shared by the ranks; gradients weighted
+by samples and summed over all ranks before the update; every rank validates on its shard and all agree on the sums.
+"""
+
+from dataclasses import dataclass
+
+from task_images.cifar10_resnet20 import data as cifar
+from task_images.cifar10_resnet20.schedule import ScheduleSettings, make_schedule
+from task_images.cifar10_resnet20_tensorflow.data import Images
+from task_images.cifar10_resnet20_tensorflow.world import World, open_world
+from task_images.contract import Contract
+from task_images.harness.arrays import synthetic_images
+from task_images.harness.datasets import data_folder
+from task_images.harness.errors import TaskUsageError
+from task_images.harness.parameters import read_parameters
+from task_images.harness.report import Reporter
+
+
+@dataclass(frozen=True)
+class Settings(ScheduleSettings):
+    """The parameters of task.yaml; the defaults are the preset `spec`."""
+
+    data: str = "cifar10"
+    training_images: int = 50_000
+    validation_images: int = 10_000
+    depth: int = 20
+    batch_size: int = 128
+    epochs: int = 164
+    momentum: float = 0.9
+    nesterov: bool = True
+    weight_decay: float = 1e-4
+    decay_norms: bool = True
+    budget_seconds: float = 0.0
+    goal_full: float = 80.0
+    goal_light: float = 70.0
+    loaders: int = 2
+
+
+def main(contract: Contract) -> None:
+    settings = read_parameters(Settings, contract.parameters)
+    _check(settings, contract.world_size)
+    world = open_world(contract)
+    synthetic = settings.data == "synthetic"
+    report = Reporter(world, "images like CIFAR-10, generated" if synthetic else "CIFAR-10", synthetic)
+    report.environment()
+    report.phase("loading")
+    images = load_images(world, settings, report)
+
+    from task_images.cifar10_resnet20_tensorflow.training import Training
+
+    data = Images(images, settings.batch_size, world.rank, world.size, contract.seed, settings.loaders)
+    training = Training(world, settings, data, report, make_schedule(settings, world.size))
+    training.run(
+        {
+            "global_batch": settings.batch_size * world.size,
+            "images": [len(images.training[1]), len(images.validation[1])],
+            "official_data": not synthetic and images.is_official,
+        }
+    )
+    world.close()
+
+
+def load_images(world: World, settings: Settings, report: Reporter) -> cifar.Cifar:
+    if settings.data == "synthetic":
+        seed = world.contract.seed
+        sizes = {"training": settings.training_images, "validation": settings.validation_images}
+        return cifar.Cifar(
+            *(synthetic_images(size, cifar.CLASSES, cifar.SIDE, seed, part) for part, size in sizes.items())
+        )
+    images = cifar.load(data_folder(world.contract), print)
+    if not images.is_official:
+        report.say(f"{len(images.training[1])} and {len(images.validation[1])} images: not the official data set")
+    return images
+
+
+def _check(settings: Settings, workers: int) -> None:
+    make_schedule(settings, workers)
+    if settings.nesterov and not settings.momentum:
+        raise TaskUsageError("nesterov needs a momentum above 0", "--set momentum=0.9, or --set nesterov=false")
+    if (settings.depth - 2) % 6:
+        raise TaskUsageError(f"the depth {settings.depth} is not of the form 6n+2", "--set depth=20, 32, 44, 56 or 110")

@@ -1,0 +1,196 @@
+"""The ranks of a run as TensorFlow connects them: one worker each of a MultiWorkerMirroredStrategy.
+
+The strategy is used for what it does best, collectives over gRPC or NCCL; model and loop are written out, so that the
+tracker sees forward, backward, communication and update apart.
+"""
+
+import json
+import os
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+# Before TensorFlow is loaded: its own notices are no errors.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+try:
+    import tensorflow as tf
+except ImportError:  # said by open_world
+    tf = None
+
+from task_images.cifar10_resnet20_tensorflow.meeting import free_port, meet
+from task_images.contract import Contract
+from task_images.harness.errors import EnvironmentUnfitError, PeerLostError
+from task_images.harness.ranks import COLLECTIVE_SECONDS, RENDEZVOUS_SECONDS, cpu_threads
+
+
+class World:
+    """This rank among all ranks; see harness.ranks.Ranks. With one rank every collective is a no-op."""
+
+    def __init__(self, contract: Contract, device: str, threads: int, strategy: Any) -> None:
+        self.contract = contract
+        self.rank = contract.rank
+        self.size = contract.world_size
+        self.backend = contract.backend
+        self.threads = threads
+        self.device = device  # as TensorFlow names it: CPU:0 or GPU:0
+        self._strategy = strategy
+        self._reduce = tf.function(self._reduced, reduce_retracing=True) if strategy else None
+        self.messages = 0
+        self.bytes = 0
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def synchronize(self) -> Callable[[], None] | None:
+        """Waits until the device has done what it was given; None on a CPU, where nothing is queued."""
+        return tf.test.experimental.sync_devices if self.device.startswith("GPU") else None
+
+    def all_reduce(self, tensor: Any) -> Any:
+        """The sum of all ranks' tensors, the same bits on every rank."""
+        if self._reduce is None:
+            return tensor
+        with lost_ranks():
+            return self._reduce(tensor)
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Element by element, the sum over ranks, in float64. One collective."""
+        return [float(value) for value in self.all_reduce(tf.constant(list(values), tf.float64)).numpy()]
+
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        """Every rank's `values`, by rank, on every rank."""
+        rows = np.zeros((self.size, len(values)))
+        rows[self.rank] = values
+        flat = self.sum(rows.reshape(-1).tolist())
+        return np.reshape(flat, rows.shape).tolist()
+
+    def agree(self, value: float) -> float:
+        """Rank 0's `value`."""
+        return self.gather([value])[0][0]
+
+    def broadcast(self, variables: Sequence[Any]) -> None:
+        """Give every rank rank 0's values: a sum in which all other ranks add 0."""
+        self._replace(variables, 1.0 if self.is_first else 0.0)
+
+    def average(self, variables: Sequence[Any]) -> None:
+        """Replace every variable by its mean over ranks."""
+        self._replace(variables, 1 / self.size)
+
+    def framework_facts(self) -> dict[str, Any]:
+        return {
+            "framework": "tensorflow",
+            "framework_version": tf.__version__,
+            "device": self.device,
+            "device_name": _device_name() if self.device.startswith("GPU") else platform.machine(),
+        }
+
+    def backend_facts(self) -> dict[str, Any]:
+        return {"collectives": "NCCL" if self.backend == "nccl" else "ring over gRPC"} if self._strategy else {}
+
+    def close(self) -> None:
+        """Leave together, only after success."""
+        self.sum([0.0])
+
+    def _replace(self, variables: Sequence[Any], factor: float) -> None:
+        if self.size == 1:
+            return
+        flat = self.all_reduce(pack(variables) * factor)
+        for variable, part in zip(variables, unpack(flat, variables), strict=True):
+            variable.assign(part)
+
+    def _reduced(self, tensor: Any) -> Any:
+        def add(own: Any) -> Any:
+            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(own))
+
+        return self._strategy.run(add, args=(tensor,))
+
+
+def open_world(contract: Contract, seconds: float = RENDEZVOUS_SECONDS) -> World:
+    """Meet the other ranks and set up device and threads.
+
+    Raises EnvironmentUnfitError where TensorFlow, backend or device are not to be had, PeerLostError naming the ranks
+    that did not come within `seconds`.
+    """
+    if tf is None:
+        raise EnvironmentUnfitError("TensorFlow is not installed here", "Install it: pip install 'mlbench[tensorflow]'")
+    threads = cpu_threads(contract)
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    device = _device(contract)
+    return World(contract, device, threads, _strategy(contract, seconds) if contract.world_size > 1 else None)
+
+
+@contextmanager
+def lost_ranks() -> Iterator[None]:
+    """What TensorFlow raises where another rank is gone, as the harness says it."""
+    try:
+        yield
+    except (
+        tf.errors.UnavailableError,
+        tf.errors.DeadlineExceededError,
+        tf.errors.CancelledError,
+        tf.errors.AbortedError,
+        tf.errors.InternalError,
+    ) as error:
+        raise PeerLostError(
+            f"another rank is gone: {' '.join(str(error).split())[:300]}",
+            "The log of the rank that failed first says why.",
+        ) from None
+
+
+def pack(tensors: Sequence[Any]) -> Any:
+    """One flat tensor of all."""
+    return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+
+
+def unpack(flat: Any, like: Sequence[Any]) -> list[Any]:
+    """The reverse of `pack`."""
+    sizes = [int(np.prod(tensor.shape)) for tensor in like]
+    return [tf.reshape(part, tensor.shape) for part, tensor in zip(tf.split(flat, sizes), like, strict=True)]
+
+
+def _device(contract: Contract) -> str:
+    devices = tf.config.list_physical_devices("GPU")
+    if contract.device == "cpu":
+        if contract.backend == "nccl":
+            raise EnvironmentUnfitError(
+                "the backend nccl needs a GPU and the run's device is cpu", "Choose --backend grpc, or --gpu."
+            )
+        tf.config.set_visible_devices([], "GPU")
+        return "CPU:0"
+    if not devices:
+        raise EnvironmentUnfitError(
+            "the run wants a GPU, but TensorFlow finds none here",
+            "Run without --gpu, or install TensorFlow with its CUDA libraries: pip install 'tensorflow[and-cuda]'.",
+        )
+    own = devices[contract.local_rank % len(devices)]
+    tf.config.set_visible_devices([own], "GPU")
+    tf.config.experimental.set_memory_growth(own, True)
+    return "GPU:0"
+
+
+def _device_name() -> str:
+    (device,) = tf.config.get_visible_devices("GPU")
+    return str(tf.config.experimental.get_device_details(device).get("device_name", device.name))
+
+
+def _strategy(contract: Contract, seconds: float) -> Any:
+    if contract.backend not in ("grpc", "nccl"):
+        raise EnvironmentUnfitError(
+            f'TensorFlow has no communication backend "{contract.backend}"', "Choose --backend grpc."
+        )
+    addresses = meet(contract, free_port(), seconds)
+    task = {"type": "worker", "index": contract.rank}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
+    kinds = tf.distribute.experimental.CommunicationImplementation
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=kinds.NCCL if contract.backend == "nccl" else kinds.RING, timeout_seconds=COLLECTIVE_SECONDS
+    )
+    with lost_ranks():
+        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
