@@ -45,7 +45,9 @@ class Request:
         "{hosts} {rank} {run_id} {backend} in it are replaced"
     )
     image: str | None = _option("the image of your command, or another one for the task (clusters only)")
-    backend: str | None = _option("gloo, nccl, mpi, grpc (TensorFlow) or custom:NAME; default: what suits task and device")
+    backend: str | None = _option(
+        "gloo, nccl, mpi, grpc (TensorFlow's) or custom:NAME; default: what suits task and device"
+    )
     custom_backend: str | None = _option("the same as --backend custom:NAME", metavar="NAME")
     run_on_all: bool | None = _option(
         "whether your command runs on all workers or on the first only; default: not with mpi or a custom backend",

@@ -76,7 +76,9 @@ def test_a_budget_ends_the_training(tmp_path: Path) -> None:
 
 
 def test_a_training_that_diverges_is_no_result(tmp_path: Path) -> None:
-    (ended,) = launch(MODULE, 1, tmp_path, tiny(**SMALL, rate=100.0, weight_decay=1.0, epochs=9), MLBENCH_BACKEND="grpc")
+    (ended,) = launch(
+        MODULE, 1, tmp_path, tiny(**SMALL, rate=100.0, weight_decay=1.0, epochs=9), MLBENCH_BACKEND="grpc"
+    )
     assert ended.code == 1
     assert "has diverged" in ended.stderr
     assert not ended.events("result")
