@@ -14,7 +14,9 @@ from providers.gke.machines import CPU_DEFAULT, NOT_ON_DEMAND, Machine, choose
 from providers.gke.resources import ControlPlane, PoolSize, ReadyMachines, WorkerPool, access_to
 
 MOST_NODES = 1000
-ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]")
+DEFAULT_ZONE = "europe-west1-b"
+REGION = re.compile(r"[a-z]+-[a-z]+\d+")
+ZONE = re.compile(rf"{REGION.pattern}-[a-z]")
 CHANNELS = ("rapid", "regular", "stable", "extended")
 DRIVERS = ("latest", "default")
 
@@ -31,12 +33,17 @@ class GkeOptions:
     kubernetes_version: str | None = option(
         None, "--kubernetes-version", "-k", help="X.Y or X.Y.Z-gke.N; the release channel's unless told"
     )
-    zone: str = option("europe-west1-b", "--zone", "-z", help="where the cluster is")
-    worker_zone: str | None = option(None, "--worker-zone", help="of the workers: another zone of the same region")
+    zone: str | None = option(None, "--zone", "-z", help=f"where the cluster is; default: {DEFAULT_ZONE}")
+    region: str | None = option(None, "--region", help="instead of a zone: the control plane in all zones of a region")
+    worker_zone: tuple[str, ...] = option(
+        (), "--worker-zone", help="of the workers; repeatable; default: the cluster's, or the first that has them"
+    )
     project: str | None = option(None, "--project", "-p", help="Google project; default: the credentials' own")
     spot: bool = option(False, "--spot", "--preemptible", "-e", help="cheaper machines that may be taken away")
     flex_start: bool = option(False, "--flex-start", help="machines that come when there are some; runs wait for them")
-    reservation: str | None = option(None, "--reservation", help="take the workers from this reservation")
+    reservation: str | None = option(
+        None, "--reservation", help="take the workers from this reservation of Compute Engine"
+    )
     compact_placement: bool = option(False, "--compact-placement", help="put the workers close together")
     gpu_driver: str = option("latest", "--gpu-driver", help="latest or default, as GKE calls them")
     release_channel: str = option("regular", "--release-channel", help="rapid, regular, stable or extended")
@@ -55,13 +62,19 @@ class GkeProvider:
             raise UsageError(f"{nodes} workers: a cluster on GKE has from 0 to {MOST_NODES}.")
         machine = machine_of(options)
         _check(options, machine)
+        zones = len(options.worker_zone) or 1
+        if nodes % zones:
+            raise UsageError(
+                f"{nodes} workers cannot be shared evenly by {zones} zones.",
+                hint=f"For example: NUM_WORKERS {nodes - nodes % zones + zones}",
+            )
         details = {
             "nodes": nodes,
             "gpus_per_node": machine.gpus,
             "gpu": machine.gpu,
             "machine_type": machine.name,
             "project": api.project_of(options.project),
-            "location": options.zone,
+            "location": place_of(options),
             "options": asdict(options),
         }
         return Cluster(name, self.name, "creating", details=details)
@@ -76,7 +89,7 @@ class GkeProvider:
         machine = _recorded(cluster)
         plane = ControlPlane(cluster, _gke(cluster), options)
         count = int(cluster.details.get("nodes", 0))
-        pool = WorkerPool(plane, machine, count, options.worker_zone or options.zone)
+        pool = WorkerPool(plane, machine, count)
         found: list[Resource] = [plane, pool]
         if count and not options.flex_start:
             found.append(ReadyMachines(plane, count, machine.gpus, (pool,)))
@@ -103,8 +116,13 @@ class GkeProvider:
             raise UsageError("With --flex-start the machines come and go with the runs; there is nothing to scale.")
         machine = _recorded(cluster)
         plane = ControlPlane(cluster, _gke(cluster), options)
-        size = PoolSize(WorkerPool(plane, machine, nodes, options.worker_zone or options.zone), nodes)
+        size = PoolSize(WorkerPool(plane, machine, nodes), nodes)
         return [size, ReadyMachines(plane, nodes, machine.gpus, (size,))] if nodes else [size]
+
+
+def place_of(options: GkeOptions) -> str:
+    """The zone or region that the cluster is in."""
+    return options.region or options.zone or DEFAULT_ZONE
 
 
 def machine_of(options: GkeOptions) -> Machine:
@@ -124,13 +142,7 @@ def _recorded(cluster: Cluster) -> Machine:
 
 
 def _check(options: GkeOptions, machine: Machine) -> None:
-    for flag, zone in (("--zone", options.zone), ("--worker-zone", options.worker_zone)):
-        if zone is not None and not ZONE.fullmatch(zone):
-            raise UsageError(
-                f'{flag} "{zone}" is not a zone.', hint="For example europe-west1-b: gcloud compute zones list"
-            )
-    if options.worker_zone and options.worker_zone.rpartition("-")[0] != options.zone.rpartition("-")[0]:
-        raise UsageError(f"--worker-zone {options.worker_zone} is in another region than --zone {options.zone}.")
+    _check_place(options)
     if not 10 <= options.disk_size <= 65536:
         raise UsageError(f"--disk-size {options.disk_size}: from 10 to 65536 GB.")
     if options.kubernetes_version and not re.fullmatch(r"1\.\d{2}(\.\d+(-gke\.\d+)?)?", options.kubernetes_version):
@@ -156,7 +168,30 @@ def _check(options: GkeOptions, machine: Machine) -> None:
         )
 
 
+def _check_place(options: GkeOptions) -> None:
+    if options.region and options.zone:
+        raise UsageError("--region and --zone exclude each other.", hint="Of the workers: --worker-zone ZONE")
+    if options.region and not REGION.fullmatch(options.region):
+        raise UsageError(
+            f'--region "{options.region}" is not a region.',
+            hint="For example europe-west1: gcloud compute regions list",
+        )
+    for flag, zone in (("--zone", options.zone), *(("--worker-zone", zone) for zone in options.worker_zone)):
+        if zone is not None and not ZONE.fullmatch(zone):
+            raise UsageError(
+                f'{flag} "{zone}" is not a zone.', hint="For example europe-west1-b: gcloud compute zones list"
+            )
+    place = place_of(options)
+    for zone in options.worker_zone:
+        if api.region_of(zone) != api.region_of(place):
+            raise UsageError(f"--worker-zone {zone} is in another region than {place}.")
+    if len(set(options.worker_zone)) < len(options.worker_zone):
+        raise UsageError("A --worker-zone is named twice.")
+    if options.compact_placement and len(options.worker_zone) > 1:
+        raise UsageError("--compact-placement is within one zone.", hint="Name one --worker-zone.")
+
+
 def _gke(cluster: Cluster) -> Gke:
     details = cluster.details
-    location = details.get("location") or options_of(cluster, GkeOptions).zone
+    location = details.get("location") or place_of(options_of(cluster, GkeOptions))
     return Gke(details.get("project") or api.project_of(None), str(location))

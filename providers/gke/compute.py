@@ -22,22 +22,21 @@ QUOTA_OF = {
 ALL_GPUS = "GPUS_ALL_REGIONS"
 
 
-def check_machines(project: str, zone: str, machine: Machine, count: int, spot: bool) -> list[str]:
+def check_machines(project: str, zones: list[str], machine: Machine, count: int, spot: bool) -> list[str]:
     """Warnings about what may not work. Raises UsageError or CapacityError for what surely will not."""
     compute = Compute(project)
     try:
-        compute.offers(zone, "machineTypes", machine.name)
-        if machine.gpu and machine.name.startswith("n1-"):
-            compute.offers(zone, "acceleratorTypes", machine.gpu)
+        for zone in zones:
+            compute.has(zone, machine)
         if not machine.gpu or not count:
             return []
-        return compute.quota(zone.rpartition("-")[0], machine, count, spot)
+        return compute.quota(api.region_of(zones[0]), machine, count, spot)
     except (UsageError, CapacityError, NotFoundError):
         raise
     except TransientError:
         raise
     except MlbenchError as error:
-        return [f"Whether {zone} has the machines and the quota allows them is not known: {error.message}"]
+        return [f"Whether {', '.join(zones)} has the machines and the quota allows them is not known: {error.message}"]
 
 
 class Compute:
@@ -51,6 +50,29 @@ class Compute:
         self.asked = 0.0
         self._session: Any = AuthorizedSession(api.credentials()[0], auth_request=api.sign_in())
         self._base = f"{os.environ.get('MLBENCH_COMPUTE_ENDPOINT', ENDPOINT)}/compute/v1/projects/{project}"
+
+    def has(self, zone: str, machine: Machine) -> None:
+        """Raises UsageError where the zone has no such machine, or not the GPU that is to be attached to it."""
+        self.offers(zone, "machineTypes", machine.name)
+        if machine.gpu and machine.name.startswith("n1-"):
+            self.offers(zone, "acceleratorTypes", machine.gpu)
+
+    def zone_with(self, region: str, machine: Machine) -> str:
+        """The first zone of a region that has the machine. Raises UsageError where none has, or there is no region."""
+        try:
+            zones = sorted(str(url).rpartition("/")[2] for url in self._get(f"/regions/{region}").get("zones", []))
+        except NotFoundError:
+            raise UsageError(f'There is no region "{region}".', hint="gcloud compute regions list") from None
+        for zone in zones:
+            try:
+                self.has(zone, machine)
+            except UsageError:
+                continue
+            return zone
+        raise UsageError(
+            f"No zone of {region} has {machine.name}.",
+            hint=f"gcloud compute machine-types list --filter=name={machine.name} --project {self.project}",
+        )
 
     def offers(self, zone: str, collection: str, name: str) -> None:
         """Raises UsageError where the zone has no such machine or GPU, or is none."""

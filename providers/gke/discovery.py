@@ -4,7 +4,7 @@ from typing import Any
 
 from mlbench_cli.store import Cluster
 from providers.base import MARK, TransientError, from_marks
-from providers.gke.api import Gke
+from providers.gke.api import Gke, region_of
 from providers.gke.resources import WORKER_POOL
 
 STATES = {"PROVISIONING": "creating", "STOPPING": "deleting", "ERROR": "failed"}
@@ -22,7 +22,8 @@ def discovered(project: str, location: str) -> list[Cluster]:
 
 def _cluster(found: Any, project: str) -> Cluster:
     pool = next((pool for pool in found.node_pools if pool.name == WORKER_POOL), None)
-    options: dict[str, Any] = {"zone": found.location, "project": project}
+    place = "region" if region_of(found.location) == found.location else "zone"
+    options: dict[str, Any] = {place: found.location, "project": project}
     details: dict[str, Any] = {
         "project": project,
         "location": found.location,
@@ -36,6 +37,7 @@ def _cluster(found: Any, project: str) -> Cluster:
         state = "failed" if state == "ready" else state
     else:
         accelerator = pool.config.accelerators[0] if pool.config.accelerators else None
+        options["worker_zone"] = tuple(pool.locations)
         # Of the machines one is the system's.
         details["nodes"] = max(0, found.current_node_count - 1)
         details["gpu"] = accelerator.accelerator_type if accelerator else None

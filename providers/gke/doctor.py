@@ -5,7 +5,7 @@ from typing import Any
 
 from providers import doctor
 from providers.doctor import Asking, Check
-from providers.gke import GkeOptions, api
+from providers.gke import DEFAULT_ZONE, api
 from providers.gke.api import Gke
 from providers.gke.compute import ALL_GPUS, QUOTA_OF, Compute
 
@@ -18,7 +18,7 @@ def checks(project: str | None, location: str | None) -> Iterator[Check]:
     yield (found := doctor.library(asking, "google-cloud-container", "2.50", "gke"))
     if found.state == "failed":
         return
-    zone = location or GkeOptions().zone
+    zone = location or DEFAULT_ZONE
     name = asking("credentials", lambda: _signed_in(project))
     if name is None:
         yield asking.failed or found

@@ -6,9 +6,10 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.store import Cluster
 from providers import pricing
 from providers.base import Plan, PlanLine
-from providers.gke.api import Gke
+from providers.gke.api import Gke, region_of
 from providers.gke.compute import check_machines
 from providers.gke.machines import Machine
+from providers.gke.resources import ControlPlane
 
 if TYPE_CHECKING:
     from providers.gke import GkeOptions
@@ -20,15 +21,18 @@ def planned(cluster: Cluster, options: "GkeOptions", machine: Machine, gke: Gke)
     """Raises CredentialError, UsageError or CapacityError for what cannot work; what may not work is a warning."""
     _check_version(options, gke)
     count = int(cluster.details["nodes"])
-    zone = options.worker_zone or options.zone
-    warnings = check_machines(gke.project, zone, machine, count, options.spot)
+    zones = ControlPlane(cluster, gke, options).zones(machine)
+    warnings = check_machines(gke.project, zones, machine, count, options.spot)
+    if len(zones) > 1:
+        warnings.append("Workers in several zones: what they send each other is slower, and costs extra.")
     if options.flex_start:
         warnings.append("Flex-start machines come only when a run asks for them; it may wait for hours.")
     prices = pricing.table("gke")
-    region = options.zone.rpartition("-")[0]
+    region = region_of(gke.location)
+    regional = " in all zones of the region" if options.region else ""
     way = " (spot)" if options.spot else ""
     lines = [
-        PlanLine("GKE control plane", 1, prices.price("control-plane", region)),
+        PlanLine(f"GKE control plane{regional}", 1, prices.price("control-plane", region)),
         PlanLine(f"system machine {options.system_machine_type}", 1, prices.price(options.system_machine_type, region)),
         PlanLine(f"worker {machine.name}{way}", count, prices.price(machine.name, region, spot=options.spot)),
     ]
@@ -36,7 +40,7 @@ def planned(cluster: Cluster, options: "GkeOptions", machine: Machine, gke: Gke)
         price = prices.price(machine.gpu, region, spot=options.spot)
         lines.append(PlanLine(f"GPU {machine.gpu}{way}", count * machine.gpus, price))
     lines.append(PlanLine("GB of disk", SYSTEM_DISK + count * options.disk_size, prices.price("disk-gb", region)))
-    location = f"{zone} of project {gke.project}"
+    location = f"{', '.join(zones)} of project {gke.project}"
     return Plan(tuple(lines), location, prices.currency, prices.source, tuple(warnings))
 
 
@@ -51,6 +55,6 @@ def _check_version(options: "GkeOptions", gke: Gke) -> None:
     if not any(version == wanted or version.startswith((f"{wanted}.", f"{wanted}-")) for version in offered):
         short = sorted({".".join(version.split(".")[:2]) for version in offered})
         raise UsageError(
-            f"GKE does not offer Kubernetes {wanted} in the channel {options.release_channel} of {options.zone}.",
+            f"GKE does not offer Kubernetes {wanted} in the channel {options.release_channel} of {gke.location}.",
             hint=f"It has {', '.join(short)}; or leave out --kubernetes-version",
         )

@@ -12,6 +12,7 @@ from mlbench_cli.store import Cluster
 from providers.base import MARK, Found, Progress, Resource, TransientError, marks
 from providers.gke import api
 from providers.gke.api import Gke
+from providers.gke.compute import Compute
 from providers.gke.machines import Machine
 
 SYSTEM_POOL = "system"
@@ -27,29 +28,69 @@ DELETE_SECONDS = 3600.0
 CAPACITY_CODES = ("GCE_STOCKOUT", "GCE_QUOTA_EXCEEDED")
 
 
-class ControlPlane(Resource):
+class Made(Resource):
+    """What GKE makes by an operation: read by its path, in a state, with conditions that say what is wrong."""
+
+    reading: str  # the cluster manager's methods
+    removing: str
+    ready: tuple[str, ...] = ("RUNNING",)
+    failed: tuple[str, ...] = ("ERROR", "RUNNING_WITH_ERROR")
+
+    def __init__(self, gke: Gke, name: str, path: str) -> None:
+        self.gke = gke
+        self.name = name
+        self.path = path
+        self.operation: str | None = None
+
+    def described(self) -> Any | None:
+        try:
+            return self.gke.call(self.reading, name=self.path)
+        except NotFoundError:
+            return None
+
+    def poll(self) -> Progress:
+        return self.watched(self.operation, "made")
+
+    def watched(self, operation: str | None, doing: str) -> Progress:
+        """How far an operation on it is. Raises with Google's words where it, or what it works on, has failed."""
+        what = f'The {self.kind} "{self.name}" was not {doing}'
+        found = self.described()
+        done, detail = _operation(self.gke, operation, what)
+        if found is None:
+            raise NotFoundError(f'The {self.kind} "{self.name}" has gone while it was being {doing}.')
+        state = found.status.name
+        if state in self.failed:
+            raise _failure(what, found, self.gke.project)
+        return Progress(done and state in self.ready, detail or f"it is {state}")
+
+    def delete(self) -> None:
+        try:
+            self.gke.call(self.removing, name=self.path)
+        except NotFoundError:
+            return
+
+    def flaw(self, found: Any) -> str | None:
+        """Why it will never be ready."""
+        state = found.status.name
+        return (_conditions(found) or f"it is in the state {state}") if state in self.failed else None
+
+
+class ControlPlane(Made):
     """The cluster itself, with its system pool."""
 
     kind = "GKE cluster"
     create_seconds = 1800.0
     delete_seconds = DELETE_SECONDS
+    reading, removing = "get_cluster", "delete_cluster"
+    ready, failed = ("RUNNING", "DEGRADED"), ("ERROR",)
 
     def __init__(self, cluster: Cluster, gke: Gke, options: Any) -> None:
+        super().__init__(gke, cluster.name, gke.cluster(cluster.name))
         self.cluster = cluster
-        self.gke = gke
         self.options = options
-        self.name = cluster.name
-        self.path = gke.cluster(self.name)
-        self.operation: str | None = None
         self.remove_command = (
             f"gcloud container clusters delete {self.name} --location {gke.location} --project {gke.project}"
         )
-
-    def described(self) -> Any | None:
-        try:
-            return self.gke.call("get_cluster", name=self.path)
-        except NotFoundError:
-            return None
 
     def find(self) -> Found | None:
         found = self.described()
@@ -61,37 +102,31 @@ class ControlPlane(Resource):
             ours=found.resource_labels.get(MARK) == self.name,
             deleting=state == "STOPPING",
             busy="an operation on it is going on" if state in ("PROVISIONING", "RECONCILING") else None,
-            broken=_conditions(found) or "it is in the state ERROR" if state == "ERROR" else None,
+            broken=self.flaw(found),
         )
 
     def create(self) -> None:
         answer = self.gke.call("create_cluster", parent=self.gke.parent, cluster=self.request())
         self.operation = answer.name
 
-    def poll(self) -> Progress:
-        found = self.described()
-        done, detail = _operation(self.gke, self.operation, f'The GKE cluster "{self.name}" was not made')
-        if found is None:
-            raise MlbenchError(f'The GKE cluster "{self.name}" has gone while it was being made.')
-        state = found.status.name
-        if state == "ERROR":
-            raise _failure(f'The GKE cluster "{self.name}" was not made', found, self.gke.project)
-        return Progress(done and state in ("RUNNING", "DEGRADED"), detail or f"it is {state}")
-
-    def delete(self) -> None:
-        try:
-            self.gke.call("delete_cluster", name=self.path)
-        except NotFoundError:
-            return
+    def zones(self, machine: Machine) -> list[str]:
+        """Where the workers are: as asked for, else with the cluster, in a region in the first zone that has them."""
+        if self.options.worker_zone:
+            return list(self.options.worker_zone)
+        place = self.gke.location
+        return [place] if api.region_of(place) != place else [Compute(self.gke.project).zone_with(place, machine)]
 
     def request(self) -> dict[str, Any]:
         """The cluster as GKE is asked for it; its marks are labels, which Google also puts on the bill."""
         labels = marks(self.cluster)
         options = self.options
+        # One zone, also in a region: a second machine for the system would only cost.
+        zone = self.zones(Machine(options.system_machine_type))[0]
+        zones = [self.gke.location] if api.region_of(self.gke.location) != self.gke.location else [zone]
         request: dict[str, Any] = {
             "name": self.name,
             "resource_labels": labels,
-            "locations": [self.gke.location],
+            "locations": zones,
             "release_channel": {"channel": options.release_channel.upper()},
             "ip_allocation_policy": {"use_ip_aliases": True},
             "network_config": {"datapath_provider": "ADVANCED_DATAPATH"},
@@ -121,66 +156,36 @@ class ControlPlane(Resource):
         return request
 
 
-class WorkerPool(Resource):
-    """The machines that runs get, all of one shape and in one zone."""
+class WorkerPool(Made):
+    """The machines that runs get, all of one shape, in one zone or shared evenly by several."""
 
     kind = "node pool"
     create_seconds = 2400.0
+    reading, removing = "get_node_pool", "delete_node_pool"
 
-    def __init__(self, plane: ControlPlane, machine: Machine, count: int, zone: str) -> None:
+    def __init__(self, plane: ControlPlane, machine: Machine, count: int) -> None:
+        super().__init__(plane.gke, f"{plane.name}/{WORKER_POOL}", f"{plane.path}/nodePools/{WORKER_POOL}")
         self.plane = plane
-        self.gke = plane.gke
         self.machine = machine
         self.count = count
-        self.zone = zone
-        self.name = f"{plane.name}/{WORKER_POOL}"
-        self.path = f"{plane.path}/nodePools/{WORKER_POOL}"
         self.needs = (plane,)
         self.goes_with = plane
-        self.operation: str | None = None
         self.remove_command = (
             f"gcloud container node-pools delete {WORKER_POOL} --cluster {plane.name} "
             f"--location {self.gke.location} --project {self.gke.project}"
         )
 
-    def described(self) -> Any | None:
-        try:
-            return self.gke.call("get_node_pool", name=self.path)
-        except NotFoundError:
-            return None
-
     def find(self) -> Found | None:
         found = self.described()
         if found is None:
             return None
-        state = found.status.name
-        failed = state in ("ERROR", "RUNNING_WITH_ERROR")
-        return Found(
-            state,
-            deleting=state == "STOPPING",
-            broken=_conditions(found) or f"it is in the state {state}" if failed else None,
-            differs=None if failed else self._difference(found),
-        )
+        state, flaw = found.status.name, self.flaw(found)
+        differs = None if flaw else self._difference(found)
+        return Found(state, deleting=state == "STOPPING", broken=flaw, differs=differs)
 
     def create(self) -> None:
         answer = self.gke.call("create_node_pool", parent=self.plane.path, node_pool=self.request())
         self.operation = answer.name
-
-    def poll(self) -> Progress:
-        found = self.described()
-        done, detail = _operation(self.gke, self.operation, f'The node pool "{self.name}" was not made')
-        if found is None:
-            raise MlbenchError(f'The node pool "{self.name}" has gone while it was being made.')
-        state = found.status.name
-        if state in ("ERROR", "RUNNING_WITH_ERROR"):
-            raise _failure(f'The node pool "{self.name}" was not made', found, self.gke.project)
-        return Progress(done and state == "RUNNING", detail or f"it is {state}")
-
-    def delete(self) -> None:
-        try:
-            self.gke.call("delete_node_pool", name=self.path)
-        except NotFoundError:
-            return
 
     def request(self) -> dict[str, Any]:
         options, machine = self.plane.options, self.machine
@@ -208,10 +213,11 @@ class WorkerPool(Resource):
                 "key": "compute.googleapis.com/reservation-name",
                 "values": [options.reservation],
             }
+        zones = self.plane.zones(machine)
         request: dict[str, Any] = {
             "name": WORKER_POOL,
-            "initial_node_count": self.count,
-            "locations": [self.zone],
+            "initial_node_count": self.count // len(zones),  # GKE counts in each zone
+            "locations": zones,
             "config": config,
             "management": {"auto_repair": True, "auto_upgrade": True},
         }
@@ -222,6 +228,7 @@ class WorkerPool(Resource):
             request["initial_node_count"] = 0
             request["autoscaling"] = {"enabled": True, "total_max_node_count": self.count, "location_policy": "ANY"}
             request["management"] = {"auto_repair": False, "auto_upgrade": True}
+            config["reservation_affinity"] = {"consume_reservation_type": "NO_RESERVATION"}
         return request
 
     def _difference(self, found: Any) -> str | None:
@@ -252,16 +259,15 @@ class PoolSize(Resource):
         return None
 
     def create(self) -> None:
-        self.operation = self.pool.gke.call("set_node_pool_size", name=self.pool.path, node_count=self.count).name
+        found = self.pool.described()
+        zones = len(found.locations) if found is not None else 0
+        if self.count % (zones or 1):
+            raise UsageError(f"{self.count} workers cannot be shared evenly by the {zones} zones of the node pool.")
+        each = self.count // (zones or 1)
+        self.operation = self.pool.gke.call("set_node_pool_size", name=self.pool.path, node_count=each).name
 
     def poll(self) -> Progress:
-        found = self.pool.described()
-        done, detail = _operation(self.pool.gke, self.operation, f'The node pool "{self.pool.name}" was not resized')
-        if found is None:
-            raise NotFoundError(f'The node pool "{self.pool.name}" has gone.')
-        if found.status.name in ("ERROR", "RUNNING_WITH_ERROR"):
-            raise _failure(f'The node pool "{self.pool.name}" was not resized', found, self.pool.gke.project)
-        return Progress(done and found.status.name == "RUNNING", detail or f"it is {found.status.name}")
+        return self.pool.watched(self.operation, "resized")
 
     def delete(self) -> None:
         return

@@ -35,7 +35,8 @@ SHAPES = {
 }
 PLAIN = ("e2-standard-2", "n1-standard-4", "n1-standard-8")
 VERSIONS = ("1.34.4-gke.100", "1.33.6-gke.200")
-PROJECT, ZONE = "demo-project", "europe-west1-b"
+PROJECT, ZONE, REGION = "demo-project", "europe-west1-b", "europe-west1"
+ZONES = (ZONE, f"{REGION}-d")  # that have machines
 Status, Code = g.Cluster.Status, grpc.StatusCode
 OPERATION_ERRORS = {
     "stockout": (14, "GCE_STOCKOUT", "ZONE_RESOURCE_POOL_EXHAUSTED: the zone does not have enough resources"),
@@ -110,9 +111,9 @@ class World:
     # --- questions ----------------------------------------------------------------------------------------------
 
     def do_GetServerConfig(self, request: Any) -> g.ServerConfig:
-        zone = request.name.split("/")[3]
-        if zone != ZONE:
-            raise Refused(Code.INVALID_ARGUMENT, f'Location "{zone}" does not exist.')
+        place = request.name.split("/")[3]
+        if place not in (ZONE, REGION):
+            raise Refused(Code.INVALID_ARGUMENT, f'Location "{place}" does not exist.')
         channel = {"channel": "REGULAR", "valid_versions": list(VERSIONS), "default_version": VERSIONS[1]}
         return g.ServerConfig({"valid_master_versions": list(VERSIONS), "channels": [channel]})
 
@@ -152,6 +153,7 @@ class World:
             raise Refused(Code.ALREADY_EXISTS, f"Already exists: {request.parent}/clusters/{asked.name}.")
         for pool in asked.node_pools:
             self._check_machine(pool)
+        self._check_zones(asked.locations, request.parent.split("/")[3])
         made = g.Cluster(asked)
         made.status, made.location = Status.PROVISIONING, request.parent.split("/")[3]
         made.create_time = "2026-11-20T10:00:00+00:00"
@@ -178,6 +180,7 @@ class World:
         if any(pool.name == asked.name for pool in cluster.node_pools):
             raise Refused(Code.ALREADY_EXISTS, f"Already exists: {request.parent}/nodePools/{asked.name}.")
         self._check_machine(asked)
+        self._check_zones(asked.locations, cluster.location)
         asked.status = g.NodePool.Status.PROVISIONING
         cluster.node_pools.append(asked)
         return self._change("CreateNodePool", cluster, asked.name)
@@ -249,6 +252,10 @@ class World:
                 return pool
         raise Refused(Code.NOT_FOUND, f"Not found: {path}.")
 
+    def _check_zones(self, zones: Any, place: str) -> None:
+        if not zones or not all(zone in ZONES and place in (ZONE, REGION) for zone in zones):
+            raise Refused(Code.INVALID_ARGUMENT, f"Invalid locations {list(zones)} of a cluster in {place}.")
+
     def _check_machine(self, pool: g.NodePool) -> None:
         machine = pool.config.machine_type
         found = [(item.accelerator_type, item.accelerator_count) for item in pool.config.accelerators]
@@ -278,7 +285,7 @@ class World:
                     "conditions": [{"type": "Ready", "status": "True"}],
                     "allocatable": {"nvidia.com/gpu": str(gpus)} if gpus else {},
                 }
-                for number in range(pool.initial_node_count):
+                for number in range(pool.initial_node_count * len(pool.locations)):
                     found.append({"metadata": {"name": f"{pool.name}-{number}"}, "status": status})
         return found
 
@@ -398,11 +405,16 @@ class _Web(_Handler):
         quotas = [{"metric": name, "limit": limit, "usage": 0} for name, limit in self.world.quotas.items()]
         if parts and (parts[-1].startswith(("disks", "forwardingRules")) or parts[2:3] == ["disks"]):
             self._outside(parts)
-        elif not parts or parts[0] == "regions":
-            self.answer({"quotas": quotas})
+        elif not parts or parts == ["regions", REGION]:
+            zones = [f"https://compute/zones/{zone}" for zone in ("europe-west1-c", *reversed(ZONES))]
+            self.answer({"quotas": quotas, "zones": zones})
         elif parts == ["zones", ZONE, "acceleratorTypes"]:
             self.answer({"items": [{"name": "nvidia-tesla-t4"}, {"name": "nvidia-l4"}, {"name": "ct5lp"}]})
-        elif parts[:2] == ["zones", ZONE] and (len(parts) == 2 or parts[3] in (*SHAPES, *PLAIN, "nvidia-tesla-t4")):
+        elif (
+            parts[:1] == ["zones"]
+            and parts[1] in ZONES
+            and (len(parts) == 2 or parts[3] in (*SHAPES, *PLAIN, "nvidia-tesla-t4"))
+        ):
             self.answer({"name": parts[-1]})
         else:
             self.answer({"error": {"code": 404, "message": f"The resource '{self.path}' was not found"}}, 404)

@@ -147,6 +147,41 @@ def test_made_twice_nothing_is_asked_for_twice(world: World, tmp_path: Path) -> 
     assert sum(line.startswith("Create") for line in world.log) == 2
 
 
+def test_a_regional_cluster_with_workers_in_two_zones(mlbench: Any, world: World) -> None:
+    zones = ["--worker-zone", "europe-west1-b", "--worker-zone", "europe-west1-d"]
+    words = ["create-cluster", "gke", "4", "wide", "--region", "europe-west1", *zones]
+    planned = mlbench(*words, "--dry-run", "-o", "json").json
+    assert planned["plan"]["location"] == "europe-west1-b, europe-west1-d of project demo-project"
+    assert [line["count"] for line in planned["plan"]["lines"]] == [1, 1, 4, 450]
+    assert "several zones" in planned["plan"]["warnings"][0]
+    told = mlbench(*words, "--yes", "-o", "json")
+    assert told.code == 0, told.err
+    assert told.json["cluster"]["details"]["location"] == "europe-west1"
+    system, workers = world.clusters["wide-4"].node_pools
+    assert (system.initial_node_count, workers.initial_node_count) == (1, 2)
+    assert list(workers.locations) == ["europe-west1-b", "europe-west1-d"]
+    assert mlbench("scale-cluster", "wide-4", "2", "--yes").code == 0
+    assert workers.initial_node_count == 1
+    uneven = mlbench("scale-cluster", "wide-4", "3", "--yes")
+    assert (uneven.code, "shared evenly by the 2 zones" in uneven.err) == (2, True)
+    [found] = GkeProvider().discover({})
+    assert found.details["options"]["region"] == "europe-west1"
+    assert mlbench("delete-cluster", "gke", "wide-4", "--yes").code == 0
+    assert world.clusters == {}
+
+
+def test_a_region_finds_a_zone_for_the_workers_itself(mlbench: Any, world: World) -> None:
+    told = mlbench(
+        "create-cluster", "gke", "2", "far", "--region", "europe-west1", "--gpu-type", "l4", "--spot", "--yes"
+    )
+    assert told.code == 0, told.err
+    cluster = world.clusters["far-2"]
+    assert list(cluster.locations) == list(cluster.node_pools[1].locations) == ["europe-west1-b"]
+    told = mlbench("create-cluster", "gke", "2", "no", "--region", "europe-west1", "-t", "n9-standard-4", "--yes")
+    assert (told.code, "No zone of europe-west1 has n9-standard-4" in told.err) == (2, True)
+    assert "no-2" not in world.clusters
+
+
 # --- killed, and refused, at every request --------------------------------------------------------------------------
 
 
@@ -410,6 +445,11 @@ def test_what_google_refuses_is_quoted_with_the_right_exit_code(
         (["--zone", "europe"], "not a zone"),
         (["--zone", "us-mars1-a"], "does not exist"),
         (["--zone", "europe-west1-b", "--worker-zone", "us-east1-b"], "another region"),
+        (["--zone", "europe-west1-b", "--region", "europe-west1"], "exclude each other"),
+        (["--region", "europe-west1-b"], "not a region"),
+        (["--region", "us-mars1"], "does not exist"),
+        (["--worker-zone", "europe-west1-b", "--worker-zone", "europe-west1-b"], "named twice"),
+        (["--flex-start", "--reservation", "mine"], "exclude each other"),
         (["--machine-type", "n9-standard-4"], "has no n9-standard-4"),
         (["--machine-type", "g2-standard-8", "--num-gpus", "2"], "--machine-type g2-standard-24"),
         (["--machine-type", "g2-standard-8", "--gpu-type", "t4"], "has nvidia-l4, not nvidia-tesla-t4"),
@@ -452,6 +492,7 @@ def test_every_kind_of_pool_is_one_that_the_sdk_knows(world: World, tmp_path: Pa
     _make(_cluster(options=options), tmp_path / "home")
     pool = made["rel-2"].node_pools[-1]
     if options.flex_start:
+        assert pool.config.reservation_affinity.consume_reservation_type.name == "NO_RESERVATION"
         assert (pool.initial_node_count, pool.autoscaling.total_max_node_count, pool.config.flex_start) == (0, 2, True)
     if options.reservation:
         assert list(pool.config.reservation_affinity.values) == ["mine"]
