@@ -147,7 +147,7 @@ class Leavings(Resource):
         if time.monotonic() - self._began > self.seconds:
             self._over = True
             self._late = seen.items
-            return Found(str(seen), kept=f"still there after {self.seconds:.0f} s: {seen}")
+            return Found(str(seen), kept=f"still there after {self.seconds:g} s: {seen}")
         self._sweep(seen)  # controllers may have made some of it anew
         return Found(str(seen), deleting=True)
 

@@ -19,9 +19,13 @@ from typing import Any
 import pytest
 
 from mlbench_cli.app import run
+from mlbench_cli.errors import CleanupError
 from mlbench_cli.store import Store
 from providers.base import MARK
-from providers.gke import api
+from providers.gke import GkeProvider, api
+from providers.leavings import Leavings
+from providers.lifecycle import down
+from tests.contract.terminal import Terminal
 from tests.fakes.chart_repository import write_chart
 from tests.fakes.gke import PROJECT, Google, World
 from tests.fakes.helm_tool import HelmTool
@@ -230,16 +234,23 @@ def test_a_failed_installation_is_told_in_helms_words_and_can_be_repeated(
     assert place.statuses == ["failed", "deployed"]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_stopped_helm_is_stopped_too(place: Place, number: signal.Signals, code: int) -> None:
-    process = place.start(*place.words("trouble=hang"))
-    place.until(lambda: place.statuses == ["pending-install"])
-    process.send_signal(number)
-    _, told = process.communicate(timeout=30)
-    assert process.returncode == code, told
+def test_a_terminal_shows_what_helm_says_and_ctrl_c_stops_it(place: Place) -> None:
+    terminal = Terminal(*place.words("trouble=hang"), home=place.home / "home", columns=200)
+    terminal.expect("Helm release web being made: Deployment is not ready: web. 0 out of 1 expected pods are ready")
+    terminal.type("\x03")
+    assert terminal.finish()[0] == 130
     assert place.statuses == ["failed"]
     place.create()
     assert place.statuses == ["failed", "deployed"]
+
+
+def test_terminated_helm_is_stopped_too(place: Place) -> None:
+    process = place.start(*place.words("trouble=hang"))
+    place.until(lambda: place.statuses == ["pending-install"])
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == 143, told
+    assert place.statuses == ["failed"]
 
 
 def test_killed_the_orphan_is_waited_for(place: Place) -> None:
@@ -320,6 +331,22 @@ def test_what_the_cloud_still_has_is_named_with_exit_code_8(place: Place) -> Non
     assert f"gcloud compute forwarding-rules delete 192.0.2.7 --region europe-west1 --project {PROJECT}" in told
     out, _ = place.mlbench(*DELETE)
     assert "deleted before" in out
+
+
+def test_what_does_not_go_in_time_does_not_hold_the_cluster(place: Place) -> None:
+    place.mlbench(*CREATE)
+    place.kube.balancer("web")
+    place.kube.stuck = {"web"}
+    store, provider = Store(place.home / "home"), GkeProvider()
+    cluster = store.cluster("rel-1")
+    resources = provider.resources(cluster)
+    leavings = Leavings(cluster, provider, resources, seconds=0.3)
+    told: list[str] = []
+    down(cluster, [*resources, leavings], store, report=lambda step: told.append(f"{step.action} {step.reason}"))
+    assert place.world.clusters == {}
+    assert "kept still there after 0.3 s: Service default/web" in told
+    with pytest.raises(CleanupError, match=r"load balancer 192\.0\.2\.7"):
+        leavings.check()
 
 
 def test_an_api_that_does_not_answer_does_not_hold_the_cluster(place: Place) -> None:
