@@ -10,16 +10,14 @@ here. Waiting for batches is measured in steps of the task alone, one after the 
 Budget: task / original at least 1.25, task / ddp at least 1.0, data wait at most 5 % of a step.
 """
 
-import os
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import _ranks
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -43,21 +41,12 @@ SGD = {"lr": 0.02, "momentum": 0.9, "weight_decay": 1e-4, "nesterov": True}
 
 
 def main() -> None:
-    if "RANK" in os.environ:
+    if _ranks.is_rank():
         compare(open_world(Contract()))
         return
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = str(server.getsockname()[1])
-    shared = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         write_files(Path(folder, FOLDERS[0]))
-        shared["MLBENCH_DATA_DIR"] = folder
-        ranks = [
-            subprocess.Popen([sys.executable, __file__], env={**os.environ, **shared, "RANK": str(rank)})
-            for rank in range(RANKS)
-        ]
-        code = max(abs(rank.wait()) for rank in ranks)
+        code = _ranks.start(__file__, RANKS, {"MLBENCH_DATA_DIR": folder})
     sys.exit(code)
 
 

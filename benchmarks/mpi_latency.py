@@ -14,14 +14,12 @@ only add to it. Once through shared memory, once with MPICH told to use TCP (on 
 machines. Wanted: backend / raw at most 1.2, and below gloo for small sizes.
 """
 
-import os
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+import _ranks
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -38,26 +36,14 @@ TCP = {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp,self"}
 
 
 def main() -> None:
-    if "RANK" in os.environ:
+    if _ranks.is_rank():
         compare()
         return
     code = 0
     for name, variables in (("shared memory", {}), ("TCP", TCP)):
         print(f"-- {name}", flush=True)
-        code = max(code, start(variables))
+        code = max(code, _ranks.start(__file__, RANKS, {**variables, "MLBENCH_BACKEND": "mpi"}))
     sys.exit(code)
-
-
-def start(variables: dict[str, str]) -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = str(server.getsockname()[1])
-    shared = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    environment = {**os.environ, **shared, **variables, "MLBENCH_BACKEND": "mpi"}
-    ranks = [
-        subprocess.Popen([sys.executable, __file__], env={**environment, "RANK": str(rank)}) for rank in range(RANKS)
-    ]
-    return max(abs(rank.wait()) for rank in ranks)
 
 
 class Least(dist.ProcessGroup):

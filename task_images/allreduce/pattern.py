@@ -23,6 +23,11 @@ class Tile:
 
     def fill(self, buffer: Tensor, shift: int = 0) -> None:
         """Element i of `buffer` (1-D) becomes number (i + shift) of the row."""
+        if len(buffer) <= self._length:
+            # In one step: what lies between two samples should be short, for threads that wait fall asleep.
+            start = shift % self._period
+            buffer.copy_(self._values[start : start + len(buffer)])
+            return
         tile, tiled, rest = self._cut(buffer, shift)
         tiled.copy_(tile.expand_as(tiled))
         rest.copy_(tile[: len(rest)])
