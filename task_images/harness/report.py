@@ -4,6 +4,7 @@ import platform
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from task_images.contract import emit
@@ -31,6 +32,7 @@ class Reporter:
             **self._world.framework_facts(),
             python=platform.python_version(),
             host=socket.gethostname(),
+            cpu=_cpu_model(),
             threads=self._world.threads,
             backend=self._world.backend,
             world_size=self._world.size,
@@ -103,6 +105,15 @@ class Reporter:
                 data=self._data,
                 details=details,
             )
+
+
+def _cpu_model() -> str:
+    """The processor's name, as far as the system tells it."""
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def _passage(threshold: float, value: float, epoch: int, snapshot: Snapshot) -> dict[str, Any]:
