@@ -39,6 +39,7 @@ from mlbench_cli.store import now, write_atomically
 
 HEARTBEAT = 1.0  # seconds between two observations where nothing changes
 TICK = 0.25
+REST = 15  # so many times as long as a look has taken, nothing is done: of a thousand pods there is always news
 FIRST_LIST_SECONDS = 30.0
 QUICK_POLL = 2.0  # seconds between two looks at Job and events while workers are not yet running
 SLOW_POLL = 10.0
@@ -99,7 +100,7 @@ class KubernetesEngine:
                 next_poll = time.monotonic() + (SLOW_POLL if _all_run(run, pods) else QUICK_POLL)
             summaries = probed | following.summaries()
             if last != (version, len(summaries)) or time.monotonic() >= spoken + HEARTBEAT:
-                last, spoken = (version, len(summaries)), time.monotonic()
+                last, spoken, used = (version, len(summaries)), time.monotonic(), time.thread_time()
                 gaps = log_gap(following.collector.gaps, _ranks(run))
                 seen = self._seen(run, looker, pods, summaries, gaps)
                 if seen.ended:
@@ -108,7 +109,9 @@ class KubernetesEngine:
                 if seen.ended:
                     yield self._ended(run, looker, seen)
                     return
+                used = time.thread_time() - used
                 yield seen
+                time.sleep(REST * used)
             following.watch.wait(version, TICK)
 
     def _seen(

@@ -21,6 +21,7 @@ from mlbench_cli.kube.objects import collection, named
 from mlbench_cli.kube.scheduling import AUTOSCALER
 from mlbench_cli.kube.watch import pods_now
 from mlbench_cli.kube.workers import (
+    Known,
     Pod,
     Summary,
     by_worker,
@@ -29,6 +30,7 @@ from mlbench_cli.kube.workers import (
     has_started,
     is_cut_off,
     last_words,
+    worker_state,
     worker_states,
 )
 from mlbench_cli.spec import Run
@@ -55,6 +57,7 @@ class Looker:
         self._denied: set[str] = set()
         self._since: dict[str, float] = {}  # finding's code -> when it was seen first
         self._tails: dict[int, str] = {}
+        self._state_of = Known(worker_state)
         self._failing_since: float | None = None
         self.job: dict[str, Any] | None = None
 
@@ -94,7 +97,7 @@ class Looker:
     def observation(self, pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -> Observation:
         now, spec, job = time.time() + self._api.server_ahead, self._run.spec, self.job or {}
         summaries = last_words(pods, summaries)
-        states = worker_states(spec.workers, pods, summaries, spec.run_on_all)
+        states = worker_states(spec.workers, pods, summaries, spec.run_on_all, self._state_of)
         first = first_failed(job, states, pods, summaries)
         if first is not None:
             self._failing_since = min(self._failing_since or now, states[first].finished or now)
@@ -109,6 +112,7 @@ class Looker:
                 now=now,
                 summaries=summaries,
                 logs=self._last_lines(states, first, pods),
+                states=states,
             )
         )
         word = ended(spec, job, states, pods, summaries, now, self._failing_since)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mlbench_cli.engines.base import Finding
+from mlbench_cli.engines.base import Finding, WorkerState
 from mlbench_cli.kube.facts import Facts, Object
 from mlbench_cli.kube.failures import deadline, failures
 from mlbench_cli.kube.pending import blocked, held_up, not_created, waiting
@@ -27,13 +27,15 @@ def diagnose(
     now: float,
     summaries: Mapping[int, Summary] | None = None,
     logs: Mapping[int, str] | None = None,
+    states: tuple[WorkerState, ...] | None = None,
 ) -> list[Finding]:
     """The findings, the most telling first.
 
-    `now` is in seconds since 1970, `summaries` are the workers' own last words, `logs` the last lines of their logs.
+    `now` is in seconds since 1970, `summaries` are the workers' own last words, `logs` the last lines of their logs,
+    `states` what follows from pods and last words, where that is known already.
     """
     newest = by_worker(pods)
-    facts = Facts(job or {}, newest, events, nodes, now, last_words(newest, summaries or {}), logs or {})
+    facts = Facts(job or {}, newest, events, nodes, now, last_words(newest, summaries or {}), logs or {}, states)
     found = _merged(failures(facts))
     if failure_of(facts.job) == "DeadlineExceeded" and "deadline" not in {finding.code for finding in found}:
         found.append(deadline(facts))

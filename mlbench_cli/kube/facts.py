@@ -2,16 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from mlbench_cli.kube.workers import Pod, Summary, condition, seconds
+from mlbench_cli.engines.base import WorkerState
+from mlbench_cli.kube.workers import Pod, Summary, condition, seconds, worker_states
 
 Object = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Objects as the API server gives them; pods, last words and last log lines by worker. `now` is since 1970."""
+    """Objects as the API server gives them; pods, last words and last log lines by worker. `now` is since 1970.
+
+    `told` are the workers' states, where they are known already.
+    """
 
     job: Object
     pods: Mapping[int, Pod]
@@ -20,6 +25,13 @@ class Facts:
     now: float
     summaries: Mapping[int, Summary] = field(default_factory=dict)
     logs: Mapping[int, str] = field(default_factory=dict)
+    told: tuple[WorkerState, ...] | None = None
+
+    @cached_property
+    def states(self) -> tuple[WorkerState, ...]:
+        if self.told is not None:
+            return self.told
+        return worker_states(max(self.pods, default=-1) + 1, self.pods, self.summaries)
 
     @property
     def run(self) -> str:
@@ -51,8 +63,11 @@ class Facts:
 
     def node(self, pod: Pod) -> Object:
         """The pod's node; empty where it is not known."""
-        name = pod.get("spec", {}).get("nodeName")
-        return next((node for node in self.nodes if node.get("metadata", {}).get("name") == name), {})
+        return self._nodes_by_name.get(pod.get("spec", {}).get("nodeName"), {})
+
+    @cached_property
+    def _nodes_by_name(self) -> dict[Any, Object]:
+        return {node.get("metadata", {}).get("name"): node for node in self.nodes}
 
     def is_lost(self, pod: Pod) -> bool:
         """Whether the pod's node no longer answers."""

@@ -12,7 +12,6 @@ from mlbench_cli.kube.workers import (
     is_true,
     terminated,
     was_stopped,
-    worker_states,
 )
 
 
@@ -21,11 +20,10 @@ def failures(facts: Facts) -> list[tuple[int, Finding]]:
 
     What the others do when one is gone (a broken connection, a stop) is no finding.
     """
-    states = worker_states(max(facts.pods, default=-1) + 1, facts.pods, facts.summaries)
-    first = first_failed(facts.job, states, facts.pods, facts.summaries)
+    first = first_failed(facts.job, facts.states, facts.pods, facts.summaries)
     if first is None:
         return []
-    others = [state.rank for state in states if state.phase in ("failed", "lost") and state.rank != first]
+    others = [state.rank for state in facts.states if state.phase in ("failed", "lost") and state.rank != first]
     hit = [(worker, disruption(facts, worker)) for worker in others if not _was_stopped(facts, worker)]
     return [
         (first, disruption(facts, first) or ending(facts, first)),

@@ -1,7 +1,7 @@
 """Pods -> what each worker does. Pure functions on the objects that the API gives."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -24,36 +24,52 @@ def by_worker(pods: Iterable[Pod]) -> dict[int, Pod]:
     return found
 
 
+class Known:
+    """Something that follows from a pod alone, worked out once for each of its versions: those are never changed."""
+
+    def __init__(self, work_out: Callable[[int, Pod], Any]) -> None:
+        self._work_out = work_out
+        self._known: dict[int, tuple[Pod, Any]] = {}
+
+    def __call__(self, worker: int, pod: Pod) -> Any:
+        known = self._known.get(worker)
+        if known is None or known[0] is not pod:
+            known = self._known[worker] = pod, self._work_out(worker, pod)
+        return known[1]
+
+
 def worker_states(
-    workers: int, pods: Mapping[int, Pod], summaries: Mapping[int, Summary], run_on_all: bool = True
+    workers: int,
+    pods: Mapping[int, Pod],
+    summaries: Mapping[int, Summary],
+    run_on_all: bool = True,
+    state_of: Callable[[int, Pod], WorkerState] | None = None,
 ) -> tuple[WorkerState, ...]:
     """The state of every worker. A summary, a worker's own last word, counts before its pod's status."""
-    states = [worker_state(index, pods.get(index), summaries.get(index)) for index in range(workers)]
+    state_of = state_of or worker_state
+    alone = (state_of(index, pods[index]) if index in pods else WorkerState(index) for index in range(workers))
+    states = [_told(state, summaries.get(state.rank)) for state in alone]
     if not run_on_all and states[0].exit_code is not None:
         # The others only waited for worker 0, and end when it does.
         states[1:] = [_waited(state) for state in states[1:]]
     return tuple(states)
 
 
-def worker_state(index: int, pod: Pod | None, summary: Summary | None = None) -> WorkerState:
-    if pod is None:
-        return _told(WorkerState(index), summary)
+def worker_state(index: int, pod: Pod) -> WorkerState:
+    """What the pod's status says of its worker."""
     status, container = pod.get("status", {}), main_status(pod)
     state = container.get("state", {})
     ended = state.get("terminated") or {}
     running = state.get("running") or {}
-    return _told(
-        WorkerState(
-            rank=index,
-            phase=_phase(pod, container, ended),
-            reason=reason(pod),
-            node=pod.get("spec", {}).get("nodeName"),
-            exit_code=None if ended.get("reason") == UNKNOWN else ended.get("exitCode"),
-            started=seconds(ended.get("startedAt") or running.get("startedAt")),
-            finished=seconds(ended.get("finishedAt")) if ended or status.get("phase") == "Failed" else None,
-            restarts=int(container.get("restartCount", 0)),
-        ),
-        summary,
+    return WorkerState(
+        rank=index,
+        phase=_phase(pod, container, ended),
+        reason=reason(pod),
+        node=pod.get("spec", {}).get("nodeName"),
+        exit_code=None if ended.get("reason") == UNKNOWN else ended.get("exitCode"),
+        started=seconds(ended.get("startedAt") or running.get("startedAt")),
+        finished=seconds(ended.get("finishedAt")) if ended or status.get("phase") == "Failed" else None,
+        restarts=int(container.get("restartCount", 0)),
     )
 
 

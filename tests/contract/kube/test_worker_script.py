@@ -206,4 +206,5 @@ def test_of_many_samples_it_tells_some(shell: list[str], tmp_path: Path) -> None
     worker.end()
     assert 200 <= len(worker.samples) <= 300
     times = [sample["time"] for sample in worker.samples[1:-1] if sample["time"] <= 1000]
-    assert {later - earlier for earlier, later in pairwise(times)} <= {3, 4}  # the worker's own are among them
+    # Evenly spread; the worker's own samples are among them.
+    assert {later - earlier for earlier, later in pairwise(times)} <= {1, 2, 3, 4}
