@@ -301,16 +301,29 @@ def data(images: ImageFolders, rank: int = 0, size: int = 1, batch_size: int = 1
     )  # fmt: skip
 
 
-def test_the_ranks_share_one_epoch_whatever_their_number_and_threads(images: ImageFolders) -> None:
+def received(source: FileData, epoch: int) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
+    """Inputs, labels and total of every batch, as they are when it arrives."""
+    return [(batch.inputs.clone(), batch.targets, batch.total) for batch in source.training(epoch)]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_ranks_share_one_epoch_whatever_their_number_and_threads(images: ImageFolders, size: int) -> None:
     """Every global batch holds the same images, cut in the same way."""
-    alone = list(data(images).training(3))
-    shared = [list(data(images, rank, 3, batch_size=4, loaders=rank).training(3)) for rank in range(3)]
-    assert len(alone) == data(images).steps == 4
-    for whole, *parts in zip(alone, *shared, strict=True):
-        assert torch.equal(torch.cat([part.inputs for part in parts]), whole.inputs)
-        assert torch.equal(torch.cat([part.targets for part in parts]), whole.targets)
-        assert {part.total for part in parts} == {whole.size}
-    assert not torch.equal(next(iter(data(images).training(1))).inputs, next(iter(data(images).training(2))).inputs)
+    alone = received(data(images, batch_size=8 * size), 3)
+    shared = [received(data(images, rank, size, batch_size=8, loaders=rank), 3) for rank in range(size)]
+    assert len(alone) == data(images, batch_size=8 * size).steps > 1
+    for (inputs, targets, total), *parts in zip(alone, *shared, strict=True):
+        assert torch.equal(torch.cat([part[0] for part in parts]), inputs)
+        assert torch.equal(torch.cat([part[1] for part in parts]), targets)
+        assert {part[2] for part in parts} == {total} == {len(targets)}
+
+
+def test_an_image_is_cut_in_another_way_in_every_epoch(images: ImageFolders) -> None:
+    epochs = []
+    for epoch in (1, 2):
+        order = np.argsort(data(images)._partition.permutation(epoch))
+        epochs.append(torch.cat([inputs for inputs, _, _ in received(data(images), epoch)])[order])
+    assert sum(torch.equal(first, second) for first, second in zip(*epochs, strict=True)) == 0
 
 
 def test_validation_covers_every_image_once(images: ImageFolders) -> None:
