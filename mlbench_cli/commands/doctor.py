@@ -149,4 +149,5 @@ CHECKS: tuple[Callable[[], Check], ...] = (
     _package("eks", "boto3", "eks", "clusters of Amazon"),
     _program("docker", "KIND clusters and building images"),
     _program("kind", "KIND clusters"),
+    _program("helm", "create-cluster --chart-location"),
 )

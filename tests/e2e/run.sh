@@ -9,6 +9,7 @@
 # MLBENCH_TEST_NODE_IMAGE  node image, if not kind's own
 # MLBENCH_TEST_LOAD_IMAGE  an image with a shell, for the tests of providers
 set -eu
+HELM_VERSION=v3.19.5
 
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-.venv/bin/python}
@@ -25,6 +26,14 @@ for tool in docker kind; do
 done
 docker info >/dev/null 2>&1 || { echo "e2e: no Docker engine answers" >&2; exit 2; }
 
+# helm, for charts: where there is none and Go can build it, it is built once.
+if ! command -v helm >/dev/null && command -v go >/dev/null; then
+  tools=${XDG_CACHE_HOME:-$HOME/.cache}/mlbench-e2e/helm-$HELM_VERSION
+  [ -x "$tools/helm" ] || GOBIN=$tools go install "helm.sh/helm/v3/cmd/helm@$HELM_VERSION"
+  PATH=$PATH:$tools
+fi
+
 sh task_images/build.sh allreduce digits_resnet
-[ $# -gt 0 ] || set -- tests/e2e/test_story.py tests/e2e/test_language.py
+[ $# -gt 0 ] || set -- tests/e2e/test_story.py tests/e2e/test_language.py \
+  tests/e2e/test_charts.py::test_from_a_repository_to_a_removal_that_leaves_nothing
 exec "$python" -m pytest -m cluster "$@"
