@@ -18,14 +18,20 @@ from typing import Any
 
 import pytest
 
+import mlbench_cli
+from mlbench_cli.errors import DeadlineError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import ObjectNotFound
+from mlbench_cli.store import Cluster, Store
+from providers.eks.devices import PATH, DevicePlugin, gpus
+from providers.eks.nodes import ROLE_LABEL, WORKER
+from providers.lifecycle import up
 from tests.fakes.chart_repository import packed, serving, write_chart
 from tests.fakes.gke import Google
 from tests.fakes.kube_gate import KubeGate
 
 NODE_IMAGE = os.environ.get("MLBENCH_TEST_NODE_IMAGE")
-SHELL_IMAGE = os.environ.get("MLBENCH_TEST_LOAD_IMAGE")
+SHELL_IMAGE = os.environ.get("MLBENCH_TEST_LOAD_IMAGE") or f"mlbench/allreduce:{mlbench_cli.__version__}"
 NAME = "mlbench-chart-1"
 SPACE, ELSEWHERE = "/api/v1/namespaces/mlbench-web", "default"
 
@@ -34,7 +40,6 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(not (shutil.which("kind") and shutil.which("docker")), reason="needs kind and Docker"),
     pytest.mark.skipif(shutil.which("helm") is None, reason="needs helm"),
-    pytest.mark.skipif(SHELL_IMAGE is None, reason="needs an image with a shell: MLBENCH_TEST_LOAD_IMAGE"),
 ]
 
 TEMPLATES = {
@@ -129,10 +134,12 @@ class Kind:
 
 @pytest.fixture(scope="module")
 def kind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kind]:
+    if subprocess.run(["docker", "image", "inspect", SHELL_IMAGE], capture_output=True, check=False).returncode:
+        pytest.skip(f"there is no image {SHELL_IMAGE}; MLBENCH_TEST_LOAD_IMAGE may name another one with a shell")
     made = Kind(tmp_path_factory.mktemp("kind"))
     image = ["--image", NODE_IMAGE] if NODE_IMAGE else []
     try:
-        made.mlbench("create-cluster", "kind", "1", NAME[:-2], *image, "--load", str(SHELL_IMAGE))
+        made.mlbench("create-cluster", "kind", "1", NAME[:-2], *image, "--load", SHELL_IMAGE)
         yield made
         made.mlbench("delete-cluster", "kind", NAME, "--yes", home="other")
     finally:
@@ -142,7 +149,7 @@ def kind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kind]:
 
 def test_from_a_repository_to_a_removal_that_leaves_nothing(kind: Kind, tmp_path: Path) -> None:
     files = {path.relative_to(tmp_path / "web").as_posix(): path.read_text() for path in _chart(tmp_path)}
-    values = ("image=" + str(SHELL_IMAGE), "ports[1].port=8081", "deep.er.still.x=0.5", 'name="1.10"', "gone=null")
+    values = (f"image={SHELL_IMAGE}", "ports[1].port=8081", "deep.er.still.x=0.5", 'name="1.10"', "gone=null")
     with serving() as repository:
         repository.add(packed(files))
         location = f"{repository.url}/web@1.2.3"
@@ -189,6 +196,36 @@ def test_deadline_interrupt_and_kill(kind: Kind, tmp_path: Path) -> None:
     _, told = kind.create(chart, f"image={SHELL_IMAGE}")
     assert "has to be made anew: an earlier helm was cut off" in told
     assert kind.statuses == ["deployed"]
+
+
+@dataclass
+class Plane:
+    """Stands for a control plane of EKS that gives access to `access`."""
+
+    name: str
+    given: Access
+
+    def access(self) -> Access:
+        return self.given
+
+
+def test_the_device_plugin_is_applied_and_waited_for(kind: Kind, tmp_path: Path) -> None:
+    tmp_path.joinpath("home").mkdir()
+    store, cluster = Store(tmp_path / "home"), Cluster("gpus-1", "eks")
+    plugin: Any = DevicePlugin(Plane("gpus-1", kind.access), None, 1, gpus(1))  # type: ignore[arg-type]
+    plugin.needs, plugin.create_seconds = (), 3.0
+    with pytest.raises(DeadlineError, match=r"not ready after 3 s: 0 of 1 machines show 1 × nvidia\.com/gpu"):
+        up(cluster, [plugin], store)
+    plugin.create()
+    path = f"{PATH}/{plugin.name}"
+    assert kind.get(path)["metadata"]["generation"] == 1
+    assert kind.get(path)["metadata"]["managedFields"][0]["operation"] == "Apply"
+    node = f"/api/v1/nodes/{NAME}-control-plane"
+    with kind.access.client() as api:
+        api.patch(node, {"metadata": {"labels": {ROLE_LABEL: WORKER}}})
+        api.patch(f"{node}/status", {"status": {"capacity": {"nvidia.com/gpu": "1"}}})
+    plugin.create_seconds = 60.0
+    assert up(cluster, [plugin], store).state == "ready"
 
 
 def _chart(folder: Path) -> list[Path]:
