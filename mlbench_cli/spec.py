@@ -1,6 +1,5 @@
 """RunSpec: everything that decides what a run does, frozen and validated. And Run: one spec on its way."""
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -134,6 +133,8 @@ class RunSpec:
     @property
     def hash(self) -> str:
         """Hex SHA-256 (first 16 digits) of the canonical JSON: the same spec has the same hash everywhere."""
+        import hashlib  # half of the time that this module takes to load
+
         return hashlib.sha256(canonical_json(self.to_dict())).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:

@@ -7,7 +7,6 @@ is how it is found. Every writing method is one transaction: after a kill it has
 import json
 import os
 import sqlite3
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -100,7 +99,7 @@ class Store:
 
     def record_run(self, spec: RunSpec, *, run_id: str | None = None, created: str | None = None) -> Run:
         """Record a run before anything is started for it. Raises UsageError where the name is taken."""
-        run_id = run_id or uuid.uuid4().hex[:12]
+        run_id = run_id or os.urandom(6).hex()
         run = Run(run_id, spec, self.folder / "runs" / run_id, created or now())
         try:
             with self._transaction() as db:

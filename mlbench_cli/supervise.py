@@ -26,15 +26,15 @@ from mlbench_cli.errors import (
     TaskFailedError,
 )
 from mlbench_cli.progress import EventReader as EventReader
-from mlbench_cli.progress import Goal, Tracker, is_number
 from mlbench_cli.progress import Progress as Progress
+from mlbench_cli.progress import Tracker, is_number
+from mlbench_cli.settled import described, outcome_file, read_settled, seen_as, snapshot_of_settled
 from mlbench_cli.spec import Run, RunSpec
 from mlbench_cli.store import RunRow, Store, write_atomically
 from task_images import contract
 
 READ_EVERY = 1.0  # seconds between two looks into the log of rank 0
 CANCEL_WAIT = 10.0  # seconds in which a cancelled run should have ended
-_OUTCOME = "outcome.json"
 _ENDINGS = {
     "cancelled": "cancelled",
     "client_lost": "cancelled",
@@ -183,48 +183,16 @@ def cancel(run: Run, engine: Engine, store: Store) -> Outcome | None:
 
 
 def snapshot(row: RunRow, engine: Engine) -> dict[str, Any]:
-    """What there is to say of a run now, for `status`: JSON values only. Of a sealed run the engine is not asked."""
-    run, spec = row.run, row.run.spec
-    document: dict[str, Any] = {
-        "name": run.name,
-        "id": run.id,
-        "cluster": spec.cluster,
-        "engine": spec.engine,
-        "task": spec.task,
-        "preset": spec.preset,
-        "backend": spec.backend,
-        "device": spec.device,
-        "functional_only": spec.functional_only,
-        "workers": spec.workers,
-        "world_size": spec.world_size,
-        "created": run.created,
-        "folder": str(run.folder),
-        "state": row.state,
-        "outcome": row.outcome,
-    }
-    known = _read_outcome(run)
-    if known is not None:
-        outcome, extra = known
-        seen, progress, metrics = outcome.observation, extra["progress"], extra["metrics"]
-        document |= {"state": "finished", "outcome": outcome.word, "summary": outcome.summary}
-        findings = outcome.findings
-    else:
-        tracker = Tracker.of(spec)
-        seen = _look(run, engine)
-        for event in EventReader(engine, run).poll():
-            tracker.take(event)
-        progress = tracker.progress(seen, datetime.fromisoformat(run.created).timestamp()).to_dict()
-        metrics, findings = tracker.metrics, seen.findings
-    return {
-        **document,
-        "ended": seen.ended,
-        "first_failed": seen.first_failed,
-        "ranks": [worker.to_dict() for worker in seen.workers],
-        "progress": progress,
-        "metrics": metrics,
-        "goal": _goal_facts(progress),
-        "findings": [found.to_dict() for found in findings],
-    }
+    """What there is to say of a run now, for `status`: JSON values only. Of a settled run the engine is not asked."""
+    if (known := snapshot_of_settled(row)) is not None:
+        return known
+    run = row.run
+    tracker = Tracker.of(run.spec)
+    seen = _look(run, engine)
+    for event in EventReader(engine, run).poll():
+        tracker.take(event)
+    progress = tracker.progress(seen, datetime.fromisoformat(run.created).timestamp()).to_dict()
+    return {**described(row), **seen_as(asdict(seen), progress, tracker.metrics)}
 
 
 # --- settling ---------------------------------------------------------------------------------------------------
@@ -274,33 +242,31 @@ def _seal(run: Run, tracker: Tracker, word: str, seen: Observation) -> Outcome:
         "progress": progress.to_dict(),
         "metrics": tracker.metrics,
     }
-    write_atomically(run.folder / ".state" / _OUTCOME, json.dumps(document).encode())
+    write_atomically(outcome_file(run), json.dumps(document).encode())
     return outcome
 
 
 def _recall(run: Run, store: Store) -> Outcome | None:
     """The outcome that was settled before, if it was; the store is brought up to it."""
-    known = _read_outcome(run)
-    if known is None:
+    outcome = _read_outcome(run)
+    if outcome is None:
         return None
-    outcome = known[0]
     row = _row(run, store)
     if row and row.state != "finished":
         store.update_run(run, "finished", outcome.word)
     return outcome
 
 
-def _read_outcome(run: Run) -> tuple[Outcome, dict[str, Any]] | None:
-    try:
-        document = json.loads((run.folder / ".state" / _OUTCOME).read_bytes())
-    except (OSError, ValueError):
+def _read_outcome(run: Run) -> Outcome | None:
+    document = read_settled(run)
+    if document is None:
         return None
     seen = document["observation"]
     findings = tuple(Finding(**found) for found in seen.pop("findings"))
     workers = tuple(WorkerState(**worker) for worker in seen.pop("workers"))
     observation = Observation(workers=workers, findings=findings, **seen)
     word = document["word"]
-    return Outcome(word, exit_code_of(word), document["summary"], findings, observation), document
+    return Outcome(word, exit_code_of(word), document["summary"], findings, observation)
 
 
 def _read_log(run: Run, tracker: Tracker) -> None:
@@ -441,11 +407,3 @@ def _last_figures(result: Mapping[str, Any] | None) -> str:
     seconds = result.get("wall_seconds")
     after = f" after {seconds:.1f} s" if is_number(seconds) else ""
     return f": {str(goal.get('metric'))[:60]} {goal['last']:.4g}{after}"
-
-
-def _goal_facts(progress: Mapping[str, Any]) -> dict[str, Any] | None:
-    if progress["metric"] is None or progress["threshold"] is None:
-        return None
-    facts = {key: progress[key] for key in ("metric", "comparison", "threshold", "value", "best")}
-    goal = Goal(facts["metric"], facts["comparison"], facts["threshold"])
-    return {**facts, "distance": None if facts["best"] is None else goal.distance(facts["best"])}

@@ -2,14 +2,16 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlbench_cli.engines.base import Engine
 from mlbench_cli.errors import UsageError
 from mlbench_cli.spec import Run
 from mlbench_cli.store import Cluster, Store
+
+if TYPE_CHECKING:
+    from mlbench_cli.engines.base import Engine
 
 
 class Format(StrEnum):
@@ -37,7 +39,7 @@ def _run_names() -> list[str]:
 # --- engines --------------------------------------------------------------------------------------------------------
 
 
-def engine_of(cluster: Cluster) -> Engine:
+def engine_of(cluster: Cluster) -> "Engine":
     """The engine that executes runs on `cluster`."""
     if cluster.provider == "local":
         from mlbench_cli.engines.local import LocalEngine
@@ -49,7 +51,7 @@ def engine_of(cluster: Cluster) -> Engine:
     return KubernetesEngine(registry.load(cluster.provider).connect(cluster))
 
 
-def renderer_of(cluster: Cluster) -> Engine:
+def renderer_of(cluster: Cluster) -> "Engine":
     """An engine that renders for `cluster` and reaches nothing: --dry-run needs no network and no credentials."""
     if cluster.provider in ("local", "attached"):  # an attached one's access is read from a file
         return engine_of(cluster)
@@ -59,7 +61,7 @@ def renderer_of(cluster: Cluster) -> Engine:
     return KubernetesEngine(Access("https://nowhere.invalid", cluster.details.get("namespace") or "default"))
 
 
-def engine_of_run(run: Run, store: Store) -> Engine:
+def engine_of_run(run: Run, store: Store) -> "Engine":
     """The engine that executes `run`. For a sealed run any will do: all is in its folder, and no engine is asked."""
     return engine_of(Cluster("local", "local") if sealed(run) else store.cluster(run.spec.cluster))
 

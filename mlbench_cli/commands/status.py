@@ -9,6 +9,7 @@ from mlbench_cli.commands._common import Format, Output, engine_of_run
 from mlbench_cli.commands._repeats import repeats_in, runs_named, show_repeats
 from mlbench_cli.commands._report import Reporter, in_words
 from mlbench_cli.errors import MlbenchError, UsageError
+from mlbench_cli.settled import snapshot_of_settled
 from mlbench_cli.spec import Run
 from mlbench_cli.store import RunRow, Store
 
@@ -43,22 +44,28 @@ def status(
     if len(runs) > 1 or runs[0].name != name:
         _show_repeats(store, name, runs, metric, watch, output)
         return
-    from mlbench_cli import supervise
-
     (run,) = runs
-    engine = engine_of_run(run, store)
-    if watch:
-        with Reporter(run) as report:
-            supervise.follow(run, engine, store, report=report)
-    else:
-        supervise.settle(run, engine, store)
-    document = supervise.snapshot(store.run(name), engine)
+    if (document := snapshot_of_settled(store.run(name))) is None:
+        document = _look(run, store, watch)
     if metric is not None:
         document["metric"] = {"name": metric, "value": _find(document["metrics"], metric)}
     if output == Format.json:
         console.out_json(document)
     else:
         _show_one(run, document, metric)
+
+
+def _look(run: Run, store: Store, watch: bool) -> dict[str, Any]:
+    """What a run does that is not over yet, or has not been seen to be."""
+    from mlbench_cli import supervise
+
+    engine = engine_of_run(run, store)
+    if watch:
+        with Reporter(run) as report:
+            supervise.follow(run, engine, store, report=report)
+    else:
+        supervise.settle(run, engine, store)
+    return supervise.snapshot(store.run(run.name), engine)
 
 
 def _show_repeats(store: Store, name: str, runs: list[Run], metric: str | None, watch: bool, output: Format) -> None:

@@ -37,7 +37,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.engines": (*BASE, "mlbench_cli.kube", "templates", "mlbench_cli.__init__"),
     "mlbench_cli.results": (*BASE, "mlbench_cli.engines.base", "mlbench_cli.__init__"),
     "mlbench_cli.progress": (*BASE, "mlbench_cli.engines.base"),
-    "mlbench_cli.supervise": (*BASE, "mlbench_cli.engines", "mlbench_cli.results", "mlbench_cli.progress"),
+    "mlbench_cli.settled": ("mlbench_cli.spec", "mlbench_cli.store"),
+    "mlbench_cli.supervise": (
+        *(*BASE, "mlbench_cli.engines", "mlbench_cli.results", "mlbench_cli.progress", "mlbench_cli.settled"),
+    ),
     "mlbench_cli.commands": ("mlbench_cli", "providers", "templates", "task_images.contract"),
     "providers": (*BASE, "templates", "mlbench_cli.kube", "mlbench_cli.__init__"),
     "templates": ("mlbench_cli.errors",),
