@@ -103,7 +103,8 @@ def train_classifier(
     if long:
         long.speed.apply(model)
         precision = long.speed.make_precision(world.device)
-        facts["options"] = long.speed.facts(precision)
+        reduction = "during the backward pass" if ddp else "after the backward pass"
+        facts["options"] = {**long.speed.facts(precision), "reduction": reduction}
     Trainer(
         world=world,
         model=ddp.wrap(world, model) if ddp else model,

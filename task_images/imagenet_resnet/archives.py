@@ -60,7 +60,9 @@ def unpack(place: Path, parts: Sequence[str], official: Official, say: Say) -> N
     for part in parts:
         for archive in official.of(part):
             say(f"{place / archive.name}: checking {archive.bytes / 1e9:.1f} GB")
-            check_archive(archive, place / archive.name, ANEW)
+            check_archive(
+                archive, place / archive.name, f"{ANEW} Folders that you unpacked yourself are taken as they are."
+            )
         target = place / part
         partial = place / f"{part}.partial"
         with as_task_error(target):
