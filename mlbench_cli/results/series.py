@@ -233,7 +233,7 @@ def describe(name: str, value: str) -> str:
     if not value:
         return ""
     if name.startswith("parameter "):
-        return f"{name.removeprefix('parameter ')}={value}"
+        return f"{name.removeprefix('parameter ')}={shorten(value, 40)}"
     words = {
         "preset": f"preset {value}" if value != "custom" else "",
         "engine": f"{value} engine",
@@ -258,8 +258,9 @@ def shorten(text: str, width: int) -> str:
 def _text(value: Any) -> str:
     if value is None:
         return ""
-    text = value if isinstance(value, str) else json.dumps(value)
-    return shorten(text, 40)
+    if isinstance(value, list) and len(value) > 6:
+        return f"{len(value)} from {value[0]} to {value[-1]}"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _estimate(values: Sequence[float | None]) -> Estimate | None:

@@ -1,1 +1,1 @@
-"""The communication backends by themselves: how long an all-reduce of 1 to 100 million numbers takes."""
+"""The communication backends by themselves: how long an all-reduce takes, and the other collectives."""

@@ -13,7 +13,7 @@ _COLUMNS = (
 def header(series: Series, ranks: int) -> str:
     kind = COLLECTIVES[series.collective]
     titles = "  ".join(f"{title:>{width}}" for title, width in _COLUMNS)
-    return f"\n{series}, k = {ranks} ranks: S = {kind.size}; busbw = {kind.formula}\n{titles}"
+    return f"\n{series}, k = {ranks}: S = {kind.size}; busbw = {kind.formula}\n{titles}"
 
 
 def line(row: Row) -> str:

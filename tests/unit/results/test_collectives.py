@@ -16,6 +16,7 @@ from mlbench_cli.results.collectives import Curve, figures, figures_of, labelled
 from mlbench_cli.results.compare import compare
 from mlbench_cli.results.layout import DamagedArchive
 from mlbench_cli.results.pack import pack
+from mlbench_cli.results.series import collect
 from tests.unit.results.runs import sealed_run
 from tests.unit.results.test_charts import drawn
 
@@ -192,3 +193,17 @@ def test_two_runs_are_compared_by_latency_and_bandwidth(tmp_path: Path) -> None:
     assert row.ratio is not None
     assert row.ratio.mean == 0.5
     assert "all_reduce fp32, best busbw GB/s" in found.others
+
+
+def test_long_lists_of_sizes_that_begin_alike_are_told_apart(tmp_path: Path) -> None:
+    sizes = [8 * 2**power for power in range(24)]
+    runs = [
+        measured_run(tmp_path / name, name=f"{name}-2", parameters={"sizes": chosen})
+        for name, chosen in (("a", sizes), ("b", sizes[:-1]))
+    ]
+    found = collect(Archive.open(run) for run in runs)
+    assert [len(group.points[0].good) for group in found.groups] == [1, 1]
+    assert {group.label for group in found.groups} == {
+        "gloo, sizes=24 from 8 to 67108864",
+        "gloo, sizes=23 from 8 to 33554432",
+    }

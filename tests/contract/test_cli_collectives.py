@@ -1,0 +1,64 @@
+"""The collectives benchmark through the command line: what there is, a gate that fails, figures, and a comparison."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli.app import run
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_task_shows_its_collectives_with_their_formulas(capsys: Captured) -> None:
+    assert run(["tasks", "allreduce"]) == 0
+    shown = capsys.readouterr().out
+    assert "  all_reduce      S = the buffer                                busbw = algbw * 2 (k - 1) / k" in shown
+    assert "24 from 8 to 67108864" in shown
+    assert run(["tasks", "allreduce", "-o", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert len(document["notes"]) == 10
+    assert document["presets"]["collectives"]["collectives"][-1] == "bidirectional"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("sizes=8B:4B", 'The parameter "sizes": "8B:4B" ends below its beginning.'),
+        ("sizes=lots", 'The parameter "sizes": "lots" is no size; write 8B:64MiB:x2'),
+        ("collectives=allreduce", 'Did you mean "all_reduce"?'),
+        ("dtypes=", "The parameter \"dtypes\" has '', not one of fp32, fp16, bf16, int32."),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_runs(capsys: Captured, change: str, words: str) -> None:
+    assert run(["run", "bad", "2", "--task", "allreduce", "--set", change, "--yes"]) == 2
+    assert words in capsys.readouterr().err
+    assert run(["status"]) == 0
+    assert "bad-2" not in capsys.readouterr().out
+
+
+def test_a_gate_that_fails_says_which_size_and_the_figures_are_kept(tmp_path: Path, capsys: Captured) -> None:
+    argv = ["run", "gate", "2", "--task", "allreduce", "--preset", "tiny", "--set", "sizes=1KiB:64KiB:x4", "--yes"]
+    assert run([*argv, "--set", "dtypes=fp32", "--set", "min_busbw_gbps=5000"]) == 7
+    told = capsys.readouterr().err
+    assert "all_reduce, fp32, in place: the bus bandwidth is " in told
+    assert " KiB in " in told
+    assert "; 5000 GB/s are demanded" in told
+    assert "Traceback" not in told
+
+    assert run(["charts", "figures", "--run", "gate-2", "--published"]) == 0
+    written = {Path(line).name for line in capsys.readouterr().out.splitlines()}
+    assert {"collectives_latency_fp32.png", "collectives_bandwidth_fp32.svg", "collectives.csv"} <= written
+    table = (tmp_path / "figures" / "collectives.csv").read_text()
+    assert table.count("all_reduce,fp32,in_place,gloo,2 ranks,cpu,,,local,,no,") == 4
+    assert table.count(",yes,") == 14
+
+    assert run(["compare", "gate-2", "gate-2"]) == 0
+    assert "all_reduce fp32, alpha us" in capsys.readouterr().out
