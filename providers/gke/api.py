@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 INSTALL = 'pip install "mlbench[gke]"'
 LOGIN = "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS to a service account's key file"
+SET_CLOCK = "Google refuses what is signed more than minutes ahead or ago: set this machine's clock, then repeat."
+SKEWED = ("iat and exp", "reasonable timeframe", "used too early", "Token expired")
+UNREACHED = "Is there a network? mlbench doctor gke   The command that was interrupted goes on where it was."
 QUOTAS = "https://console.cloud.google.com/iam-admin/quotas?project="
 # How Google says that a zone has no such machine left, as opposed to a quota, which a person can have raised.
 STOCK_OUT = ("ZONE_RESOURCE_POOL_EXHAUSTED", "GCE_STOCKOUT", "does not have enough resources", "out of resources")
@@ -135,7 +138,9 @@ def translated(what: str, project: str) -> Iterator[None]:
     try:
         yield
     except auth.RefreshError as error:
-        raise CredentialError(f"Google refused to renew the credentials: {_words(error)}", hint=LOGIN) from None
+        words = _words(error)
+        hint = SET_CLOCK if any(phrase in words for phrase in SKEWED) else LOGIN
+        raise CredentialError(f"Google refused to renew the credentials: {words}", hint=hint) from None
     except auth.TransportError as error:
         raise TransientError(f"Google's sign-in cannot be reached: {_words(error)}") from None
     except auth.GoogleAuthError as error:
@@ -159,7 +164,10 @@ def judged(error: Any, what: str, project: str) -> MlbenchError:
     if isinstance(error, api.ResourceExhausted) and not _says(error, TOO_OFTEN):
         return refused_capacity(message, project)
     if isinstance(error, passing) or (isinstance(error, api.FailedPrecondition) and _says(error, BUSY)):
-        return TransientError(message)
+        unreached = isinstance(error, api.ServiceUnavailable | api.GatewayTimeout)
+        return TransientError(message, hint=UNREACHED if unreached else None)
+    if isinstance(error, api.InvalidArgument) and "ocation" in str(error):
+        return UsageError(message, hint="gcloud compute zones list, or regions list")
     if isinstance(error, api.AlreadyExists | api.InvalidArgument | api.FailedPrecondition | api.OutOfRange):
         return UsageError(message)
     return MlbenchError(message)

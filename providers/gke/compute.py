@@ -36,6 +36,8 @@ def check_machines(project: str, zones: list[str], machine: Machine, count: int,
     except TransientError:
         raise
     except MlbenchError as error:
+        if error.hint in (api.LOGIN, api.SET_CLOCK):  # it is not that one may not ask: one is nobody
+            raise
         return [f"Whether {', '.join(zones)} has the machines and the quota allows them is not known: {error.message}"]
 
 

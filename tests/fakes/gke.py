@@ -111,7 +111,9 @@ class World:
     # --- questions ----------------------------------------------------------------------------------------------
 
     def do_GetServerConfig(self, request: Any) -> g.ServerConfig:
-        place = request.name.split("/")[3]
+        _, project, _, place = request.name.split("/")
+        if project != PROJECT:
+            raise Refused(Code.PERMISSION_DENIED, f"Permission denied on resource project {project}.")
         if place not in (ZONE, REGION):
             raise Refused(Code.INVALID_ARGUMENT, f'Location "{place}" does not exist.')
         channel = {"channel": "REGULAR", "valid_versions": list(VERSIONS), "default_version": VERSIONS[1]}

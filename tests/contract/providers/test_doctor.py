@@ -6,13 +6,11 @@ And clouds that take a request and never answer: every kind of call ends by itse
 import datetime
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlbench_cli.app import run
 from mlbench_cli.errors import CapacityError, CredentialError, DeadlineError, UsageError
 from mlbench_cli.store import Cluster, Store
 from providers.base import TransientError
@@ -20,90 +18,47 @@ from providers.doctor import Asking, clock, library
 from providers.eks import EksProvider
 from providers.gke import GkeProvider, api
 from providers.lifecycle import down
-from tests.contract.providers.eks_world import REGION, become_for_a_test, forget
+from tests.contract.providers.eks_world import REGION, forget
 from tests.fakes.aws_server import AwsServer
-from tests.fakes.gke import PROJECT, ZONE, Google, World
+from tests.fakes.gke import PROJECT, ZONE, World
 from tests.fakes.silent import Silent
 
-Checks = dict[str, dict[str, Any]]
+Command = Callable[..., Any]
 
 
-@dataclass(frozen=True)
-class Told:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def checks(self) -> Checks:
-        return {check["what"]: check for check in json.loads(self.out)["checks"]}
-
-
-Command = Callable[..., Told]
-
-
-@pytest.fixture(scope="module")
-def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
-    servers = Google(tmp_path_factory.mktemp("google"))
-    yield servers
-    servers.close()
-
-
-@pytest.fixture
-def world(google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    for key, value in google.environment.items():
-        monkeypatch.setenv(key, value)
-    monkeypatch.delenv("GOOGLE_CLOUD_PROJECT", raising=False)
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
-    for cached in (api.client, api.credentials, api.token):
-        cached.cache_clear()
-    return google.reset()
-
-
-@pytest.fixture
-def aws(aws_server: AwsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AwsServer:
-    become_for_a_test(aws_server, monkeypatch)
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
-    return aws_server
-
-
-@pytest.fixture
-def mlbench(capsys: pytest.CaptureFixture[str]) -> Command:
-    def command(*words: str) -> Told:
-        return Told(run(list(words)), *capsys.readouterr())
-
-    return command
+def checks_of(told: Any) -> dict[str, dict[str, Any]]:
+    return {check["what"]: check for check in told.json["checks"]}
 
 
 # --- GKE --------------------------------------------------------------------------------------------------------------
 
 
-def test_all_that_a_google_project_has(mlbench: Command, world: World) -> None:
-    told = mlbench("doctor", "gcloud", "-o", "json")
+def test_all_that_a_google_project_has(command: Command, gke_world: World) -> None:
+    told = command("doctor", "gcloud", "-o", "json")
     assert told.code == 0
-    checks = told.checks
+    checks = checks_of(told)
     assert PROJECT in checks["gke credentials"]["found"]
     assert "tester@demo-project" in checks["gke credentials"]["found"]
     assert "1.34, 1.33 in the channel regular, 1.33.6-gke.200 by default" in checks["gke Kubernetes"]["found"]
     assert checks["gke GPUs"]["found"] == f"in {ZONE}: nvidia-tesla-t4, nvidia-l4"
     assert checks["gke quota NVIDIA_L4_GPUS"]["found"] == "8 of 8 left"
     assert checks["gke clock"]["state"] == "ok"
-    assert all(line.startswith(("Get", "List")) for line in world.log)
-    assert "mlbench doctor gke" not in mlbench("doctor", "gke").err
+    assert all(line.startswith(("Get", "List")) for line in gke_world.log)
+    assert "mlbench doctor gke" not in command("doctor", "gke").err
 
 
-def test_what_a_google_project_lacks(mlbench: Command, world: World) -> None:
-    world.quotas = {"NVIDIA_L4_GPUS": 0}
-    checks = mlbench("doctor", "gke", "-o", "json").checks
+def test_what_a_google_project_lacks(command: Command, gke_world: World) -> None:
+    gke_world.quotas = {"NVIDIA_L4_GPUS": 0}
+    checks = checks_of(command("doctor", "gke", "-o", "json"))
     assert checks["gke quota NVIDIA_L4_GPUS"]["state"] == "missing"
     assert "iam-admin/quotas?project=demo-project" in checks["gke quota NVIDIA_L4_GPUS"]["hint"]
-    world.trouble = {"GetServerConfig": "DISABLED-before", "ListClusters": "DISABLED-before"}
-    told = mlbench("doctor", "gke", "-o", "json")
+    gke_world.trouble = {"GetServerConfig": "DISABLED-before", "ListClusters": "DISABLED-before"}
+    told = command("doctor", "gke", "-o", "json")
     assert told.code == CredentialError.exit_code
-    assert told.checks["gke API container"]["hint"] == (
+    assert checks_of(told)["gke API container"]["hint"] == (
         "gcloud services enable container.googleapis.com --project demo-project"
     )
-    assert told.checks["gke API compute"]["state"] == "ok"  # it goes on
+    assert checks_of(told)["gke API compute"]["state"] == "ok"  # it goes on
 
 
 @pytest.mark.parametrize(
@@ -115,21 +70,27 @@ def test_what_a_google_project_lacks(mlbench: Command, world: World) -> None:
     ],
 )
 def test_what_fails_at_google_is_named(
-    mlbench: Command, world: World, monkeypatch: pytest.MonkeyPatch, spoil: Any, what: str, code: int, hint: str | None
+    command: Command,
+    gke_world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Any,
+    what: str,
+    code: int,
+    hint: str | None,
 ) -> None:
     for key, value in spoil.items():
         monkeypatch.setenv(key, value)
     monkeypatch.setenv("MLBENCH_CALL_SECONDS", "2")
-    told = mlbench("doctor", "gke", "-o", "json")
+    told = command("doctor", "gke", "-o", "json")
     assert told.code == code, told.out
-    assert told.checks[f"gke {what}"]["state"] == "failed"
-    assert (hint or "") in (told.checks[f"gke {what}"]["hint"] or "")
+    assert checks_of(told)[f"gke {what}"]["state"] == "failed"
+    assert (hint or "") in (checks_of(told)[f"gke {what}"]["hint"] or "")
 
 
-def test_clusters_that_are_forgotten_are_named(mlbench: Command, world: World) -> None:
-    assert mlbench("create-cluster", "gke", "1", "old", "--ttl", "1s", "--yes").code == 0
-    world.clusters["old-1"].resource_labels["mlbench-expires"] = "1000000000"
-    check = mlbench("doctor", "gke", "-o", "json").checks["gke clusters"]
+def test_clusters_that_are_forgotten_are_named(command: Command, gke_world: World) -> None:
+    assert command("create-cluster", "gke", "1", "old", "--ttl", "1s", "--yes").code == 0
+    gke_world.clusters["old-1"].resource_labels["mlbench-expires"] = "1000000000"
+    check = checks_of(command("doctor", "gke", "-o", "json"))["gke clusters"]
     assert (check["state"], check["found"]) == ("missing", "1 of ours: old-1")
     assert check["hint"] == "mlbench gc --expired   removes old-1"
 
@@ -137,10 +98,10 @@ def test_clusters_that_are_forgotten_are_named(mlbench: Command, world: World) -
 # --- EKS --------------------------------------------------------------------------------------------------------------
 
 
-def test_all_that_an_account_has(mlbench: Command, aws: AwsServer) -> None:
-    told = mlbench("doctor", "aws", "--zone", "eu-west-1a", "-o", "json")
+def test_all_that_an_account_has(command: Command, aws: AwsServer) -> None:
+    told = command("doctor", "aws", "--zone", "eu-west-1a", "-o", "json")
     assert told.code == 0
-    checks = told.checks
+    checks = checks_of(told)
     assert checks["eks region"]["found"] == REGION
     assert "account 123456789012" in checks["eks credentials"]["found"]
     assert checks["eks Kubernetes"]["found"] == "1.33, 1.34, 1.35 with standard support, 1.34 by default"
@@ -163,29 +124,29 @@ def test_all_that_an_account_has(mlbench: Command, aws: AwsServer) -> None:
     ],
 )
 def test_what_fails_at_aws_is_named(
-    mlbench: Command, aws: AwsServer, kind: str, action: str, what: str, code: int, hint: str | None
+    command: Command, aws: AwsServer, kind: str, action: str, what: str, code: int, hint: str | None
 ) -> None:
     aws.order("me", kind, action=action, times=1)
-    told = mlbench("doctor", "eks", "-o", "json")
+    told = command("doctor", "eks", "-o", "json")
     assert told.code == code, told.out
-    assert told.checks[f"eks {what}"]["state"] == "failed"
-    assert (hint or "") in (told.checks[f"eks {what}"]["hint"] or "")
+    assert checks_of(told)[f"eks {what}"]["state"] == "failed"
+    assert (hint or "") in (checks_of(told)[f"eks {what}"]["hint"] or "")
 
 
-def test_a_quota_that_may_not_be_read_is_no_failure(mlbench: Command, aws: AwsServer) -> None:
+def test_a_quota_that_may_not_be_read_is_no_failure(command: Command, aws: AwsServer) -> None:
     aws.order("me", "deny", action="servicequotas:.*", times=99)
-    told = mlbench("doctor", "eks", "-o", "json")
+    told = command("doctor", "eks", "-o", "json")
     assert told.code == 0
-    assert told.checks["eks quota P vCPUs"]["state"] == "missing"
-    assert "is not authorized" in told.checks["eks quota P vCPUs"]["found"]
+    assert checks_of(told)["eks quota P vCPUs"]["state"] == "missing"
+    assert "is not authorized" in checks_of(told)["eks quota P vCPUs"]["found"]
 
 
-def test_no_region_and_no_such_cloud(mlbench: Command, aws: AwsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_region_and_no_such_cloud(command: Command, aws: AwsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_REGION")
-    told = mlbench("doctor", "eks", "-o", "json")
+    told = command("doctor", "eks", "-o", "json")
     assert told.code == UsageError.exit_code
-    assert "--region" in told.checks["eks region"]["hint"]
-    told = mlbench("doctor", "azure")
+    assert "--region" in checks_of(told)["eks region"]["hint"]
+    told = command("doctor", "azure")
     assert (told.code, "only of gke, eks" in told.err) == (2, True)
 
 
@@ -221,7 +182,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Silent]:
 
 @pytest.mark.parametrize("what", ["cluster manager", "sign-in", "Compute Engine"])
 def test_google_that_never_answers_is_not_waited_for(
-    mlbench: Command, world: World, silent: Silent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    command: Command, gke_world: World, silent: Silent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     if what == "cluster manager":
         monkeypatch.setenv("MLBENCH_GKE_ENDPOINT", f"127.0.0.1:{silent.port}")
@@ -231,10 +192,10 @@ def test_google_that_never_answers_is_not_waited_for(
         key = json.loads(Path(api.os.environ["GOOGLE_APPLICATION_CREDENTIALS"]).read_text())
         (tmp_path / "key.json").write_text(json.dumps({**key, "token_uri": f"{silent.url}/token"}))
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
-    told = mlbench("create-cluster", "gke", "1", "never", "--yes")
+    told = command("create-cluster", "gke", "1", "never", "--yes")
     assert told.code == DeadlineError.exit_code, told.err
     assert silent.connections
-    assert not any(line.startswith("Create") for line in world.log)
+    assert not any(line.startswith("Create") for line in gke_world.log)
     if what == "cluster manager":
         cluster = Cluster("never-1", "gke", details={"project": PROJECT, "location": ZONE, "options": {"zone": ZONE}})
         with pytest.raises(Exception, match="unknown: Google refused to get cluster"):
@@ -247,7 +208,7 @@ def test_google_that_never_answers_is_not_waited_for(
 
 @pytest.mark.parametrize("service", ["sts", "ec2", "cloudformation", "eks", "service_quotas"])
 def test_aws_that_never_answers_is_not_waited_for(
-    mlbench: Command,
+    command: Command,
     aws: AwsServer,
     silent: Silent,
     monkeypatch: pytest.MonkeyPatch,
@@ -258,7 +219,7 @@ def test_aws_that_never_answers_is_not_waited_for(
     request.addfinalizer(forget)
     forget()
     if service in ("sts", "ec2", "service_quotas"):  # what is asked before anything is made
-        told = mlbench("create-cluster", "eks", "1", "never", "-t", "g4dn.xlarge", "--yes")
+        told = command("create-cluster", "eks", "1", "never", "-t", "g4dn.xlarge", "--yes")
         assert told.code == DeadlineError.exit_code, told.err
         assert "no usable answer" in told.err
         assert aws.left("never-1") == []
@@ -268,7 +229,7 @@ def test_aws_that_never_answers_is_not_waited_for(
     assert silent.connections
 
 
-def test_a_wrong_limit_is_told(mlbench: Command, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_limit_is_told(command: Command, gke_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLBENCH_CALL_SECONDS", "soon")
-    told = mlbench("create-cluster", "gke", "1", "never", "--yes")
+    told = command("create-cluster", "gke", "1", "never", "--yes")
     assert (told.code, "MLBENCH_CALL_SECONDS" in told.err) == (2, True)

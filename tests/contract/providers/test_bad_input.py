@@ -1,0 +1,284 @@
+"""What a person can get wrong, or have wrong, for a cluster on a cloud: exit code, the cloud's words, the next command.
+
+And each time nothing half made is left that the store does not know.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.errors import (
+    CapacityError,
+    CredentialError,
+    DeadlineError,
+    MlbenchError,
+    UsageError,
+)
+from mlbench_cli.store import Store
+from providers.eks import EksOptions, EksProvider
+from providers.eks.aws import Aws
+from tests.contract.providers.eks_world import REGION, become_for_a_test, forget, make, remove
+from tests.fakes.aws_server import AwsClient, AwsServer
+from tests.fakes.gke import World
+
+Command = Callable[..., Any]
+NAME = "bad-2"
+
+
+@dataclass(frozen=True)
+class Case:
+    """`says` is the cloud's or mlbench's own word for it, `next` part of the command that follows."""
+
+    kind: type[MlbenchError]
+    says: str
+    next: str
+    words: tuple[str, ...] = ()
+    release: str = "bad"
+    environment: dict[str, str] = field(default_factory=dict)
+    spoil: Any = None
+    recorded: bool = False  # something of it is there, and the store knows
+
+
+def judge(told: Any, case: Case) -> None:
+    assert told.code == case.kind.exit_code, told.err
+    assert case.says in told.err
+    assert case.next in told.err.partition("\nNext: ")[2], told.err
+    assert "Traceback" not in told.err
+
+
+# --- GKE --------------------------------------------------------------------------------------------------------------
+
+
+def _token(**answer: str) -> Callable[[World], None]:
+    return lambda world: setattr(world, "token_answer", answer)
+
+
+def _trouble(**trouble: str) -> Callable[[World], None]:
+    return lambda world: world.trouble.update(trouble)
+
+
+GKE = {
+    "no credentials": Case(
+        CredentialError,
+        "no Google credentials",
+        "gcloud auth application-default login",
+        environment={"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere/key.json"},
+    ),
+    "expired credentials": Case(
+        CredentialError,
+        "Token has been expired or revoked",
+        "gcloud auth application-default login",
+        spoil=_token(error="invalid_grant", error_description="Token has been expired or revoked."),
+    ),
+    "a clock that is wrong": Case(
+        CredentialError,
+        "Invalid JWT",
+        "set this machine's clock",
+        spoil=_token(error="invalid_grant", error_description="Invalid JWT: Check your iat and exp values."),
+    ),
+    "wrong project": Case(
+        CredentialError,
+        "Permission denied on resource project another",
+        "gcloud projects get-iam-policy another",
+        ("--project", "another"),
+    ),
+    "API that is not enabled": Case(
+        CredentialError,
+        "has not been used in project",
+        "gcloud services enable container.googleapis.com",
+        spoil=_trouble(GetServerConfig="DISABLED-before"),
+    ),
+    "wrong zone": Case(UsageError, 'Location "us-mars1-a" does not exist', "zones list", ("--zone", "us-mars1-a")),
+    "not a zone": Case(UsageError, '--zone "mars" is not a zone', "gcloud compute zones list", ("--zone", "mars")),
+    "machine type not offered": Case(
+        UsageError, "has no n9-standard-4", "gcloud compute machine-types list", ("-t", "n9-standard-4")
+    ),
+    "GPU count that does not fit": Case(
+        UsageError, "has 1 × nvidia-l4, not 4", "g2-standard-48", ("-t", "g2-standard-8", "-g", "4")
+    ),
+    "no quota": Case(
+        CapacityError,
+        "NVIDIA_L4_GPUS of demo-project in europe-west1 has 1 of 1 left",
+        "iam-admin/quotas",
+        ("--gpu-type", "l4"),
+        spoil=lambda world: world.quotas.update(NVIDIA_L4_GPUS=1),
+    ),
+    "no network": Case(
+        DeadlineError,
+        "failed to connect",
+        "mlbench doctor gke",
+        environment={"MLBENCH_GKE_ENDPOINT": "127.0.0.1:9", "MLBENCH_CALL_SECONDS": "2"},
+    ),
+    "name with capitals": Case(UsageError, "not a DNS label", "my-run", release="Bad"),
+    "name that begins with a digit": Case(UsageError, "not a DNS label", "my-run", release="2bad"),
+    "name that is too long": Case(UsageError, "40 are allowed", "shorter name", release="b" * 39),
+    "refused half way": Case(
+        CredentialError,
+        "PERMISSION_DENIED",
+        "mlbench delete-cluster gke bad-2",
+        spoil=_trouble(CreateNodePool="PERMISSION_DENIED-before"),
+        recorded=True,
+    ),
+    "no stock half way": Case(
+        CapacityError,
+        "ZONE_RESOURCE_POOL_EXHAUSTED",
+        "--worker-zone",
+        spoil=lambda world: world.failing.update(CreateNodePool="stockout"),
+        recorded=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GKE.values(), ids=GKE)
+def test_gke(command: Command, gke_world: World, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+    for key, value in case.environment.items():
+        monkeypatch.setenv(key, value)
+    if case.spoil:
+        case.spoil(gke_world)
+    told = command("create-cluster", "gke", "2", case.release, *case.words, "--yes")
+    judge(told, case)
+    assert bool(gke_world.clusters) == case.recorded
+    assert {item.name: item.state for item in Store().clusters()}.get(NAME) == ("failed" if case.recorded else None)
+
+
+def test_gke_the_name_is_a_foreign_clusters(command: Command, gke_world: World) -> None:
+    assert command("create-cluster", "gke", "2", "bad", "--yes").code == 0
+    gke_world.clusters[NAME].resource_labels = {"team": "production"}
+    Store().forget_cluster(NAME)
+    before = list(gke_world.log)
+    told = command("create-cluster", "gke", "2", "bad", "--yes")
+    judge(told, Case(UsageError, "was not made by mlbench; it is not touched", "Choose another name"))
+    assert {line.split()[0] for line in gke_world.log[len(before) :]} <= {
+        "GetServerConfig",
+        "GetCluster",
+        "GetNodePool",
+    }
+    assert NAME not in {cluster.name for cluster in Store().clusters()}
+
+
+# --- EKS --------------------------------------------------------------------------------------------------------------
+
+
+def _order(kind: str, action: str, **more: Any) -> Callable[[AwsServer], None]:
+    return lambda aws: aws.order("me", kind, action=action, times=99, **more)
+
+
+EKS = {
+    "no credentials": Case(
+        CredentialError,
+        "no AWS credentials",
+        "aws configure",
+        environment={"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""},
+    ),
+    "half of the credentials": Case(
+        CredentialError, "cannot be used", "aws sts get-caller-identity", environment={"AWS_SECRET_ACCESS_KEY": ""}
+    ),
+    "no such profile": Case(
+        CredentialError, "profile (nobody) could not be found", "aws configure", environment={"AWS_PROFILE": "nobody"}
+    ),
+    "expired credentials": Case(
+        CredentialError,
+        "security token included in the request is expired",
+        "aws sso login",
+        spoil=_order("expired", "sts:.*"),
+    ),
+    "a clock that is wrong": Case(
+        CredentialError, "Signature expired", "set this machine's clock", spoil=_order("skew", "sts:.*")
+    ),
+    "no region": Case(UsageError, "AWS needs a region", "--region eu-west-1", environment={"AWS_REGION": ""}),
+    "wrong region": Case(
+        UsageError, 'Did you mean "eu-west-1"?', "aws ec2 describe-regions", ("--region", "eu-wets-1")
+    ),
+    "wrong zone": Case(
+        UsageError, "eu-west-1z does not have g4dn.xlarge", "eu-west-1a", ("-t", "g4dn.xlarge", "--zone", "eu-west-1z")
+    ),
+    "not a zone": Case(UsageError, '--zone "mars" is not the name', "--zone eu-west-1a", ("--zone", "mars")),
+    "machine type not offered": Case(
+        CapacityError, "m5.nano is offered in no zone of eu-west-1", "another --region", ("-t", "m5.nano")
+    ),
+    "GPU count that does not fit": Case(
+        UsageError, "g4dn.xlarge has 1 GPUs, not 4", "g4dn.12xlarge", ("-t", "g4dn.xlarge", "-g", "4")
+    ),
+    "version not offered": Case(UsageError, "does not offer Kubernetes 1.30", "It has: 1.33", ("-k", "1.30")),
+    "no quota": Case(
+        CapacityError, "allows 0 vCPUs; 2 × p4d.24xlarge need 192", "aws service-quotas request", ("-t", "p4d.24xlarge")
+    ),
+    "no network": Case(
+        DeadlineError,
+        "gave no usable answer",
+        "Is there a network",
+        environment={"AWS_ENDPOINT_URL": "http://127.0.0.1:9"},
+    ),
+    "name with capitals": Case(UsageError, "not a DNS label", "my-run", release="Bad"),
+    "name that is too long": Case(UsageError, "40 are allowed", "shorter name", release="b" * 39),
+    "refused half way": Case(
+        CredentialError,
+        "is not authorized",
+        f"mlbench delete-cluster eks {NAME}",
+        spoil=_order("deny", "eks:CreateCluster .*"),
+        recorded=True,
+    ),
+    "expired half way": Case(
+        CredentialError,
+        "is expired",
+        "the same create-cluster command goes on with it",
+        spoil=_order("expired", "eks:CreateAddon .*"),
+        recorded=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", EKS.values(), ids=EKS)
+def test_eks(
+    command: Command,
+    aws: AwsServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    case: Case,
+) -> None:
+    for key, value in case.environment.items():
+        monkeypatch.setenv(key, value) if value else monkeypatch.delenv(key)
+    if case.environment:
+        request.addfinalizer(forget)
+        forget()
+    if case.spoil:
+        case.spoil(aws)
+    told = command("create-cluster", "eks", "2", case.release, *case.words, "--yes")
+    judge(told, case)
+    assert bool(aws.left(NAME)) == case.recorded
+    assert {item.name: item.state for item in Store().clusters()}.get(NAME) == ("failed" if case.recorded else None)
+    if case.recorded:
+        aws.calm("me")
+        remove(NAME, tmp_path / "empty")
+        assert aws.left(NAME) == []
+
+
+@pytest.fixture
+def copied(aws: AwsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsClient]:
+    """A double in which something may stay behind."""
+    copy = aws.copy()
+    become_for_a_test(copy, monkeypatch)
+    yield copy
+    forget()
+    copy.stop()
+
+
+def test_eks_the_name_is_a_foreign_clusters(copied: AwsClient, tmp_path: Path) -> None:
+    """Its network may be made for it, since that has a name of its own; the cluster is refused and not touched."""
+    host = make("host-0", tmp_path / "host", EksOptions(), 0)
+    network = EksProvider().resources(host)[0].network()
+    client = Aws(REGION)
+    subnets = {"subnetIds": list(network.subnets.values())}
+    client.call("eks", "create_cluster", name=NAME, roleArn=network.control_role, resourcesVpcConfig=subnets)
+    with pytest.raises(UsageError, match="was not made by mlbench; it is not touched") as caught:
+        make(NAME, tmp_path / "home", EksOptions())
+    assert "mlbench delete-cluster eks" in (caught.value.hint or "")
+    assert Store(tmp_path / "home").cluster(NAME).state == "failed"  # its network is ours
+    remove(NAME, tmp_path / "empty")
+    assert client.call("eks", "describe_cluster", name=NAME)["cluster"]["status"] in ("CREATING", "ACTIVE")
+    assert not [entry for entry in copied.log("me") if entry["action"] == "eks:DeleteCluster"]
+    assert f"stack mlbench-{NAME}" not in copied.left(NAME)
