@@ -1,5 +1,6 @@
 """`mlbench status`: what the runs do."""
 
+import json
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +23,9 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="follow the run; Ctrl-C only ends this")] = False,
     cluster: Annotated[str | None, typer.Option("--cluster", help="show this cluster, also a removed one")] = None,
     cloud: Annotated[bool, typer.Option("--cloud", help="with --cluster: ask the cloud what is there now")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="with each finding, what it was concluded from")
+    ] = False,
     output: Output = Format.text,
 ) -> None:
     """Show all runs, or one with its workers, its metrics and what is in its way; or a cluster with its resources."""
@@ -52,7 +56,7 @@ def status(
     if output == Format.json:
         console.out_json(document)
     else:
-        _show_one(run, document, metric)
+        _show_one(run, document, metric, verbose)
 
 
 def _look(run: Run, store: Store, watch: bool) -> dict[str, Any]:
@@ -150,7 +154,7 @@ def _document(row: RunRow) -> dict[str, Any]:
     }
 
 
-def _show_one(run: Run, document: dict[str, Any], metric: str | None) -> None:
+def _show_one(run: Run, document: dict[str, Any], metric: str | None, verbose: bool) -> None:
     facts: list[tuple[str, str | None]] = [
         ("Run", f"{run.name}: {in_words(run.spec)}"),
         ("State", document["state"] + (f", {document['outcome']}" if document["outcome"] else "")),
@@ -176,6 +180,23 @@ def _show_one(run: Run, document: dict[str, Any], metric: str | None) -> None:
         console.out(
             f"\n{console.clean(finding['summary'])}" + (f"\nNext: {finding['hint']}" if finding["hint"] else "")
         )
+        if verbose:
+            _show_evidence(finding)
+    if document["findings"] and not verbose:
+        console.note(f"\nWhat this was concluded from: mlbench status {run.name} --verbose")
+
+
+def _show_evidence(finding: dict[str, Any]) -> None:
+    """The finding's code and its evidence, one fact a line; texts of several lines are indented below their name."""
+    nature = [word for word in ("retryable", "permanent") if finding[word]]
+    console.out(f"  {', '.join([finding['code'], *nature])}")
+    for name, value in finding["evidence"].items():
+        listed = isinstance(value, list) and all(isinstance(item, str) for item in value)
+        lines = value if listed else value.splitlines() if isinstance(value, str) else [json.dumps(value, default=str)]
+        if len(lines) == 1 and not listed:
+            console.out(f"  {name}: {console.clean(lines[0])}")
+        else:
+            console.out("\n".join((f"  {name}:", *(f"    {console.clean(line)}" for line in lines))))
 
 
 def _label(functional_only: str | None) -> str | None:

@@ -102,7 +102,19 @@ def test_what_is_said_of_a_failed_run(capsys: Captured) -> None:
     assert out.splitlines()[1].split()[:3] == ["x-2", "2", "failed"]
     assert "Rank 1 exited with 3" in err
     assert "Next: mlbench logs x-2 --rank 1" in err
-    assert answer(capsys, "status", "x-2")["first_failed"] == 1
+    document = answer(capsys, "status", "x-2")
+    assert document["first_failed"] == 1
+    evidence = document["findings"][0]["evidence"]
+    assert evidence
+    assert run(["status", "x-2"]) == 0
+    out, err = capsys.readouterr()
+    assert "mlbench status x-2 --verbose" in err
+    assert document["findings"][0]["code"] not in out
+    assert run(["status", "x-2", "--verbose"]) == 0
+    out, _ = capsys.readouterr()
+    assert f"\n  {document['findings'][0]['code']}" in out
+    assert all(f"\n  {name}:" in out for name in evidence)
+    assert "no such thing" in out
 
 
 def test_a_goal_may_be_required(tmp_path: Path, capsys: Captured) -> None:
