@@ -50,6 +50,9 @@ class KindOptions:
         "kind-registry", "--registry-name", "--registry_name", "-r", help="its container's name"
     )
     registry_image: str = option("registry:2", "--registry-image", help="its image")
+    num_cpus: int | None = option(
+        None, "--num-cpus", "-c", help="CPUs that pods may ask for on each node; default: all of this machine's"
+    )
     num_gpus: int = option(0, "--num-gpus", "-g", help="GPUs of each worker; KIND has none")
 
 
@@ -71,6 +74,12 @@ class KindProvider:
             )
         if options.registry_port is not None and not 1 <= options.registry_port <= 65535:
             raise UsageError(f"--registry-port {options.registry_port}: a port is from 1 to 65535.")
+        cpus = os.cpu_count() or 1
+        if options.num_cpus is not None and not 1 <= options.num_cpus <= cpus:
+            raise UsageError(
+                f"--num-cpus {options.num_cpus}: nodes are containers on this machine, which has {cpus} CPUs.",
+                hint="Ask for at least 1 and at most that many.",
+            )
         image_of(options)
         details = {"nodes": nodes, "gpus_per_node": 0, "functional_only": True, "options": asdict(options)}
         if options.registry_port is not None:
@@ -92,7 +101,8 @@ class KindProvider:
         options = options_of(cluster, KindOptions)
         port = options.registry_port
         mark = Mark(cluster, options.registry_name if port is not None else None)
-        nodes = KindCluster(cluster, mark, kubeconfig_of(cluster), image_of(options))
+        reserved = (os.cpu_count() or 1) - options.num_cpus if options.num_cpus else 0
+        nodes = KindCluster(cluster, mark, kubeconfig_of(cluster), image_of(options), reserved)
         found: list[Resource] = [mark, nodes]
         if port is not None:
             registry = Registry(cluster, mark, options.registry_name, port, options.registry_image)

@@ -72,13 +72,16 @@ class KindCluster(Resource):
     # Long enough to wait for a `kind create` whose client was killed.
     delete_seconds = CREATE_SECONDS
 
-    def __init__(self, cluster: Cluster, mark: Mark, kubeconfig: Path, image: str | None = None) -> None:
+    def __init__(
+        self, cluster: Cluster, mark: Mark, kubeconfig: Path, image: str | None = None, reserved_cpus: int = 0
+    ) -> None:
         self.name = cluster.name
         self.nodes = int(cluster.details.get("nodes", 1))
         self.mark = mark
         self.needs = (mark,)
         self.kubeconfig = kubeconfig
         self.image = image
+        self.reserved_cpus = reserved_cpus
         self.remove_command = f"kind delete cluster --name {self.name}"
 
     def find(self) -> Found | None:
@@ -97,7 +100,8 @@ class KindCluster(Resource):
     def create(self) -> None:
         from templates import render
 
-        config = render("kind/cluster.yaml.j2", {"name": self.name, "workers": self.nodes - 1})
+        values = {"name": self.name, "workers": self.nodes - 1, "reserved_cpus": self.reserved_cpus}
+        config = render("kind/cluster.yaml.j2", values)
         command = ["kind", "create", "cluster", "--name", self.name, "--config", "-"]
         command += ["--kubeconfig", str(self.kubeconfig)]
         if self.image:
@@ -253,7 +257,7 @@ class RegistryEntry(Resource):
 
 
 class LoadedImage(Resource):
-    """An image of this machine's Docker on every node."""
+    """An image of this machine's Docker on every node that takes runs."""
 
     kind = "image"
     create_seconds = LOAD_SECONDS
@@ -266,7 +270,7 @@ class LoadedImage(Resource):
         self.nodes = nodes
 
     def find(self) -> Found | None:
-        nodes = nodes_of(self.nodes.name)
+        nodes = workers_of(self.nodes.name)
         image: Any = inspect("image", self.name)
         if not nodes or image is None:
             return None
@@ -282,10 +286,11 @@ class LoadedImage(Resource):
                 # Of an image for several platforms only this machine's is there: without its name the save fails.
                 save += ["--platform", platform_of(self.name)]
             call([*save, self.name], seconds=LOAD_SECONDS)
-            call(["kind", "load", "image-archive", archive, "--name", self.nodes.name], seconds=LOAD_SECONDS)
+            load = ["kind", "load", "image-archive", archive, "--name", self.nodes.name]
+            call([*load, "--nodes", ",".join(workers_of(self.nodes.name))], seconds=LOAD_SECONDS)
 
     def poll(self) -> Progress:
-        nodes = nodes_of(self.nodes.name)
+        nodes = workers_of(self.nodes.name)
         missing = [node for node in nodes if not self._on(node, self.name)]
         return Progress(not missing, f"it is not yet on {', '.join(missing)}")
 
@@ -312,6 +317,13 @@ def nodes_of(cluster: str) -> dict[str, str]:
         name, state = line.split("\t")
         found[name] = state
     return found
+
+
+def workers_of(cluster: str) -> list[str]:
+    """The node containers that take runs: the control plane only where it is alone."""
+    control_plane = control_plane_of(cluster)
+    nodes = nodes_of(cluster)
+    return sorted(nodes.keys() - {control_plane}) or list(nodes)
 
 
 def marked_clusters(label: str = MARK) -> dict[str, dict[str, str]]:

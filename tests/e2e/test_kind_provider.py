@@ -72,7 +72,7 @@ def test_make_use_and_remove(tmp_path: Path) -> None:
     users = tmp_path / "users-kubeconfig"
     os.environ["KUBECONFIG"] = str(users)
     try:
-        made = json.loads(_mlbench(tmp_path, *_create_words("mlbench-test", *load, "-o", "json")))
+        made = json.loads(_mlbench(tmp_path, *_create_words("mlbench-test", *load, "--num-cpus", "1", "-o", "json")))
         name = made["cluster"]["name"]
         assert made["cluster"]["details"]["functional_only"] is True
         nodes = _get(tmp_path, name, "/api/v1/nodes")["items"]
@@ -81,9 +81,10 @@ def test_make_use_and_remove(tmp_path: Path) -> None:
             for node in nodes
         }
         assert ready == {f"{name}-control-plane": "True", f"{name}-worker": "True"}
-        for node in ready if LOAD_IMAGE else ():
+        assert {node["status"]["allocatable"]["cpu"] for node in nodes} == {"1"}
+        for node in [f"{name}-worker"] if LOAD_IMAGE else ():
             subprocess.run(["docker", "exec", node, "crictl", "inspecti", LOAD_IMAGE], check=True, capture_output=True)
-        again = json.loads(_mlbench(tmp_path, *_create_words("mlbench-test", *load, "-o", "json")))
+        again = json.loads(_mlbench(tmp_path, *_create_words("mlbench-test", *load, "-o", "json")))  # adopted as it is
         assert again["cluster"]["details"]["provisioning"] == made["cluster"]["details"]["provisioning"]
         # From another data directory, twice.
         _mlbench(tmp_path / "other", "delete-cluster", "kind", name, "--yes")

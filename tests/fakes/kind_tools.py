@@ -307,11 +307,11 @@ def kind_get(state, argv):
 
 
 def kind_load(state, argv):
-    given, rest = options(argv[1:], "--name")
+    given, rest = options(argv[1:], "--name", "--nodes")
     with open(rest[0]) as file:
         image = file.read()
-    for item in state["containers"].values():
-        if item.get("cluster") == given["--name"][0]:
+    for name, item in state["containers"].items():
+        if item.get("cluster") == given["--name"][0] and name in given["--nodes"][0].split(","):
             item["images"] += [image, state["images"][image]]
     return ""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from mlbench_cli.errors import CapacityError, NotFoundError, UsageError
 from mlbench_cli.store import Cluster, Store
@@ -70,7 +71,7 @@ def test_a_cluster_with_registry_and_images(world: World) -> None:
         assert node["files"] == {
             "/etc/containerd/certs.d/localhost:5001/hosts.toml": '[host."http://kind-registry:5000"]\n'
         }
-        assert "my/task:1" in node["images"]
+    assert [name for name, node in nodes.items() if "my/task:1" in node["images"]] == ["demo-2-worker"]
     assert state["containers"]["kind-registry"]["port"] == 5001
     assert state["networks"]["kind"] == ["kind-registry"]
     assert cluster.details["functional_only"] is True
@@ -246,6 +247,8 @@ def test_discovery_tells_state_owner_and_end(world: World) -> None:
         (0, {}, "from 1 to 50"),
         (51, {}, "from 1 to 50"),
         (2, {"num_gpus": 1}, "no GPUs"),
+        (2, {"num_cpus": 0}, "at most|which has"),
+        (2, {"num_cpus": 100_000}, "which has"),
         (2, {"image": "x", "kubernetes_version": "1.34"}, "both name"),
         (2, {"registry_port": 70000}, "1 to 65535"),
         (2, {"kubernetes_version": "1.19"}, "not known which"),
@@ -255,6 +258,17 @@ def test_discovery_tells_state_owner_and_end(world: World) -> None:
 def test_what_cannot_work_is_refused_before_anything_is_called(nodes: int, values: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         KindProvider().describe("demo", nodes, KindOptions(**values))
+
+
+def test_cpus_that_are_not_for_pods_are_in_the_kubelets_configuration() -> None:
+    from templates import documents
+
+    [config] = documents("kind/cluster.yaml.j2", {"name": "demo-2", "workers": 1, "reserved_cpus": 3})
+    assert [node["role"] for node in config["nodes"]] == ["control-plane", "worker"]
+    patch = yaml.safe_load(config["kubeadmConfigPatches"][0])
+    assert patch == {"kind": "KubeletConfiguration", "systemReserved": {"cpu": "3"}}
+    [config] = documents("kind/cluster.yaml.j2", {"name": "demo-2", "workers": 0, "reserved_cpus": 0})
+    assert "kubeadmConfigPatches" not in config
 
 
 def test_the_node_image_follows_the_version(world: World) -> None:
