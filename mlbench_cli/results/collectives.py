@@ -247,9 +247,12 @@ def draw(curves: Iterable[Curve], folder: Path) -> list[Path]:
 def figures(curves: Sequence[Curve]) -> Iterator[tuple[str, "Figure"]]:
     """Name and figure of each data type and kind, to be drawn in the style of `charts.style`."""
     for dtype in dict.fromkeys(curve.dtype for curve in curves):
-        for kind in _KINDS:
-            figure = _figure([curve for curve in curves if curve.dtype == dtype], dtype, kind)
-            yield f"collectives_{kind}_{dtype}", figure
+        alike = [curve for curve in curves if curve.dtype == dtype]
+        yield f"collectives_latency_{dtype}", _figure(alike, dtype, "latency")
+        # One rank alone moves nothing.
+        moving = [curve for curve in alike if any(busbw for _, _, busbw in curve.points)]
+        if moving:
+            yield f"collectives_bandwidth_{dtype}", _figure(moving, dtype, "bandwidth")
 
 
 def _figure(curves: Sequence[Curve], dtype: str, kind: str) -> "Figure":

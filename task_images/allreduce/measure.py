@@ -27,7 +27,8 @@ _WARMUP_SHARE = 0.25  # of a size's time budget that warming up may take
 class Row:
     """One size. Microseconds over samples, percentiles by nearest rank (p50: the median), bandwidths in GB/s.
 
-    `bytes` is S, the larger side, and `elements` its numbers. The legacy protocol knows only the mean of rank 0.
+    `bytes` is S, the larger side, and `elements` its numbers. The legacy protocol knows only the mean of rank 0, from
+    which its bandwidths are.
     """
 
     collective: str
@@ -151,8 +152,9 @@ def measure_as_original(world: World, tracker: Tracker, elements: int, dtype: st
             world.all_reduce(tensor)
             world.synchronize()
             times.append(time.perf_counter() - begin)
-    moved = elements * tensor.element_size()
-    return Row("all_reduce", dtype, IN_PLACE, moved, elements, samples, None, 1e6 * statistics.fmean(times))
+    mean, moved = 1e6 * statistics.fmean(times), elements * tensor.element_size()
+    bandwidth = moved / mean / 1e3, moved / mean / 1e3 * COLLECTIVES["all_reduce"].factor(world.size)
+    return Row("all_reduce", dtype, IN_PLACE, moved, elements, samples, None, mean, None, None, None, None, *bandwidth)
 
 
 def check_sum(world: World) -> None:

@@ -111,9 +111,8 @@ def main(contract: Contract) -> None:
     tracker = Tracker(world.synchronize if world.device.type == "cuda" else None)
     world.barrier()
     tracker.restart()
-    refused: dict[Series, str] = {}
     if settings.protocol == "legacy":
-        measured = _all_as_original(world, tracker, report, settings)
+        measured, refused = _all_as_original(world, tracker, report, settings)
     else:
         measured, refused = _all(world, tracker, report, settings)
 
@@ -266,9 +265,11 @@ def _report(report: Reporter, series: Series, row: Row) -> None:
     report.say(f"{table.size(row.bytes):>9}  {series}: {row.p50_us:.1f} us, busbw {row.busbw:.3g} GB/s")
 
 
-def _all_as_original(world: World, tracker: Tracker, report: Reporter, settings: Settings) -> list[Measured]:
-    halves = world.backend not in ONLY_FP32
-    dtypes = [name for name in DTYPES if name in settings.dtypes and (name == "fp32" or halves)]
+def _all_as_original(
+    world: World, tracker: Tracker, report: Reporter, settings: Settings
+) -> tuple[list[Measured], dict[Series, str]]:
+    asked = [name for name in DTYPES if name in settings.dtypes]
+    dtypes = [name for name in asked if name == "fp32" or world.backend not in ONLY_FP32]
     if not dtypes:
         raise TaskUsageError(
             f"the original reduces none of the types {', '.join(settings.dtypes)} with {world.backend}"
@@ -287,15 +288,13 @@ def _all_as_original(world: World, tracker: Tracker, report: Reporter, settings:
             for name, value in points.items():
                 emit("metric", world.rank, name=f"val_{name}", value=value)
             report.say(f"{dtype}  {size:>11} elements  mean {row.mean_us:10.1f} us")
-    return [
-        Measured(
-            Series("all_reduce", dtype, IN_PLACE),
-            elements,
-            DTYPES[dtype].itemsize,
-            [row for row in rows if row.dtype == dtype],
-        )
+    series = {dtype: Series("all_reduce", dtype, IN_PLACE) for dtype in asked}
+    measured = [
+        Measured(series[dtype], elements, DTYPES[dtype].itemsize, [row for row in rows if row.dtype == dtype])
         for dtype in dtypes
     ]
+    why = f"the original measured {world.backend} in single precision only"
+    return measured, {series[dtype]: why for dtype in asked if dtype not in dtypes}
 
 
 # --- telling --------------------------------------------------------------------------------------------------------
@@ -338,7 +337,7 @@ def _conclude(
         report.say(table.header(one.series, ranks))
         for row in one.rows:
             report.say(table.line(row))
-        report.say(table.fitted(one.fit))
+        report.say(table.fitted(one.series, one.fit, ranks))
         if one.left_out:
             report.say(f"left out: {', '.join(map(table.size, one.left_out))}: {one.why}")
     report.say("")

@@ -1,6 +1,10 @@
 """Sizes of messages as a person writes them, on their own and as a task's parameter."""
 
+from contextlib import suppress
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mlbench_cli.catalog import Parameter, load_task
 from mlbench_cli.errors import UsageError
@@ -46,6 +50,15 @@ def test_what_is_no_size_is_said(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=r"size|below|factor|parts") as caught:
         parse_sizes(text)
     assert words in str(caught.value)
+
+
+@given(st.text(alphabet="0123456789:,.x+-kKMiB []e", max_size=30))
+def test_any_text_gives_sizes_or_a_reason(text: str) -> None:
+    with suppress(ValueError):
+        sizes = parse_sizes(text)
+        assert sizes == sorted(set(sizes))
+        assert len(sizes) <= 10_000
+        assert all(size > 0 for size in sizes)
 
 
 def test_as_a_parameter_they_are_checked_before_anything_runs() -> None:

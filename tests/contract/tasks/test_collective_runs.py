@@ -72,7 +72,8 @@ def test_all_collectives_in_both_places_and_all_types(ranks: RankServer, tmp_pat
         assert set(one["fit"]) >= {"alpha_us", "alpha_error_us", "algbw", "off_mean"}
     formulas = details["formulas"]
     assert formulas["all_gather"]["busbw"] == "algbw * (k - 1) / k"
-    assert "ring" in formulas["all_reduce"]["model"]
+    assert "ring: alpha = 2 (k - 1) a, beta = 2 (k - 1) / k b: a " in first.stdout
+    assert formulas["all_reduce"]["model"] in first.stdout
     halves = {row["busbw"] / row["algbw"] for row in document["rows"] if row["collective"] == "all_to_all"}
     assert halves == {0.5}
     by_name = {row["collective"]: row["busbw"] / row["algbw"] for row in document["rows"]}
@@ -194,4 +195,14 @@ def test_as_the_original_measured_it(ranks: RankServer, tmp_path: Path) -> None:
         assert rank.metric("val_cuda") == [0] * 24
         assert len(rank.metric("val_avg_time")) == 24
     assert rows[0]["p50_us"] is None
+    assert all(row["busbw"] == pytest.approx(row["bytes"] / row["mean_us"] / 1e3) for row in rows)
     assert rows[0]["mean_us"] == pytest.approx(1e6 * first.metric("val_avg_time")[0])
+
+
+def test_the_original_had_no_halves_with_mpi(ranks: RankServer, tmp_path: Path) -> None:
+    changes = {"max_exponent": 1.0, "count": 2, "samples": 3}
+    first, _ = run_task(ranks, tmp_path, preset="legacy", backend="mpi", **changes)
+    assert (first.code, first.stderr) == (0, "")
+    assert {row["dtype"] for row in written(tmp_path)["rows"]} == {"fp32"}
+    [lacking] = first.result["details"]["not_supported"]
+    assert lacking["series"] == "all_reduce, fp16, in place"

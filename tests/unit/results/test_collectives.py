@@ -207,3 +207,14 @@ def test_long_lists_of_sizes_that_begin_alike_are_told_apart(tmp_path: Path) -> 
         "gloo, sizes=24 from 8 to 67108864",
         "gloo, sizes=23 from 8 to 33554432",
     }
+
+
+def test_one_rank_has_a_latency_but_no_bandwidth(tmp_path: Path) -> None:
+    rows = [
+        {"collective": "all_reduce", "dtype": "fp32", "place": "in_place", "bytes": size, "p50_us": None}
+        | {"mean_us": 5.0, "busbw": 0.0}
+        for size in SIZES
+    ]
+    curves = curves_of(measured_run(tmp_path / "a", workers=1, document={"ranks": 1, "rows": rows, "series": []}))
+    with style():
+        assert [name for name, _ in figures(labelled(curves))] == ["collectives_latency_fp32"]
