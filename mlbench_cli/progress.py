@@ -3,15 +3,15 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
-from mlbench_cli.catalog import COMPARISONS, load_task
+from mlbench_cli.catalog import BUDGET, COMPARISONS, load_task
 from mlbench_cli.engines.base import Cursor, Engine, Observation
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.spec import CUSTOM, OPEN, Run, RunSpec
 from task_images import contract
 
-TREND = 4  # values of the goal's metric that its trend is drawn from
+TREND = 4  # values of the goal's metric that its straight trend is drawn from; twice as many for a bent one
 _PREFIXES = ("", "val_", "val_global_")  # under which a task reports its goal's metric
 
 
@@ -34,9 +34,10 @@ class Goal:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is. `value` is the goal's metric as last reported, `best` the best so far; `eta` and `elapsed` are
-    seconds, `eta` None where nothing tells. Everything but `observation` and `elapsed` may be None: a task that reports
-    nothing is a valid task.
+    """How far a run is. `value` is the goal's metric as last reported, `best` the best so far; `elapsed` and `eta` are
+    seconds. `eta` (None where nothing tells) goes by the last straight trend, which is too early while the curve still
+    bends; `eta_high` by how it bends, or by the last epoch (None where neither bounds it). Everything but `observation`
+    and `elapsed` may be None: a task that reports nothing is a valid task.
     """
 
     observation: Observation
@@ -53,6 +54,7 @@ class Progress:
     threshold: float | None = None
     best: float | None = None
     eta: float | None = None
+    eta_high: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Without the observation."""
@@ -85,8 +87,11 @@ class EventReader:
 class Tracker:
     """Takes events one by one and knows what follows from them."""
 
-    def __init__(self, goal: Goal | None = None, *, judges: bool = False) -> None:
-        """`judges`: where no result is reported, one is made of the goal's metric."""
+    def __init__(self, goal: Goal | None = None, *, judges: bool = False, budget: float = 0.0) -> None:
+        """`judges`: where no result is reported, one is made of the goal's metric. `budget`: seconds of training after
+        which it ends, goal or not; 0: none.
+        """
+        self._budget = budget
         self.goal = goal
         self.metrics: dict[str, float] = {}  # last value by name
         self._judges = judges
@@ -100,7 +105,8 @@ class Tracker:
 
     @classmethod
     def of(cls, spec: RunSpec) -> "Tracker":
-        return cls(goal_of(spec), judges=spec.preset == OPEN)
+        budget = spec.parameters.get(BUDGET)
+        return cls(goal_of(spec), judges=spec.preset == OPEN, budget=float(budget) if is_number(budget) else 0.0)
 
     @property
     def result(self) -> dict[str, Any] | None:
@@ -128,6 +134,7 @@ class Tracker:
         ends = [worker.finished for worker in seen.workers if worker.finished is not None]
         until = max(ends, default=seen.time) if seen.ended else seen.time
         goal = self.goal
+        eta, eta_high = (None, None) if seen.ended else self._eta()
         return Progress(
             observation=seen,
             elapsed=round(max(0.0, until - min(starts, default=created)), 3),
@@ -142,7 +149,8 @@ class Tracker:
             comparison=goal.comparison if goal else None,
             threshold=goal.threshold if goal else None,
             best=self._best,
-            eta=None if seen.ended else self._eta(),
+            eta=eta,
+            eta_high=eta_high,
         )
 
     def _take_phase(self, event: Mapping[str, Any]) -> None:
@@ -180,17 +188,32 @@ class Tracker:
     def _take_value(self, value: float, moment: float) -> None:
         if self.goal and (self._best is None or self.goal.better(value, self._best)):
             self._best = value
-        self._trend = [*self._trend[1 - TREND :], (moment, value)]
+        self._trend = [*self._trend[1 - 2 * TREND :], (moment, value)]
 
-    def _eta(self) -> float | None:
-        """Seconds to the goal or to the last epoch, whichever comes first by what is known; None if nothing is."""
-        known = [eta for eta in (self._eta_by_trend(), self._eta_by_epochs()) if eta is not None]
-        return round(min(known), 1) if known else None
+    def _eta(self) -> tuple[float | None, float | None]:
+        """Seconds to the end, at the earliest and at the latest as far as is known; None where nothing tells."""
+        epochs = self._eta_by_epochs()
+        if self._budget:
+            known = [eta for eta in (self._eta_by_budget(), epochs) if eta is not None]
+            return (round(min(known), 1), round(min(known), 1)) if known else (None, None)
+        early, late = self._eta_by_trend(), self._eta_by_bent_trend()
+        lows = [eta for eta in (early, epochs) if eta is not None]
+        if not lows:
+            return None, None
+        low = min(lows)
+        highs = [eta for eta in (late, epochs) if eta is not None]
+        return round(low, 1), round(max(low, min(highs)), 1) if highs else None
+
+    def _eta_by_budget(self) -> float | None:
+        if self._training_since is None:
+            return None
+        return max(0.0, self._budget - (self._last - self._training_since))
 
     def _eta_by_trend(self) -> float | None:
+        """Straight on through the last values: too early wherever the curve is flattening."""
         if self.goal is None or not self._trend:
             return None
-        (begun, first), (now, value) = self._trend[0], self._trend[-1]
+        (begun, first), (now, value) = self._trend[-TREND:][0], self._trend[-1]
         gap = self.goal.distance(value)
         if gap == 0:
             return 0.0
@@ -198,6 +221,32 @@ class Tracker:
         if gained <= 0 or now <= begun:
             return None
         return gap * (now - begun) / gained
+
+    def _eta_by_bent_trend(self) -> float | None:
+        """By a speed that falls exponentially, as it did between the two halves of the last values; None where that
+        leads past the goal or nowhere near it.
+
+        With speeds s1 > s2 in the halves, whose middles are c apart, the speed falls at the rate k = ln(s1 / s2) / c.
+        It is v now, and covers v / k (1 - exp(-k t)) in a time t.
+        """
+        if self.goal is None or len(self._trend) < 3:
+            return None
+        times, gaps = [time for time, _ in self._trend], [self.goal.distance(value) for _, value in self._trend]
+        middle, gap = len(times) // 2, gaps[-1]
+        if gap == 0:
+            return 0.0
+        if not times[0] < times[middle] < times[-1]:
+            return None
+        before = (gaps[0] - gaps[middle]) / (times[middle] - times[0])
+        after = (gaps[middle] - gap) / (times[-1] - times[middle])
+        if after <= 0:
+            return None
+        if before <= after:
+            return gap / after
+        rate = math.log(before / after) / ((times[-1] - times[0]) / 2)
+        speed = after * math.exp(-rate * (times[-1] - times[middle]) / 2)
+        left = 1 - gap * rate / speed if speed > 0 else 0.0
+        return -math.log(left) / rate if left > 0 else None
 
     def _eta_by_epochs(self) -> float | None:
         epoch, epochs = self._phase.get("epoch"), self._phase.get("epochs")
@@ -226,6 +275,6 @@ def goal_of(spec: RunSpec) -> Goal | None:
     return Goal(rule.metric, rule.comparison, threshold) if rule and threshold is not None else None
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[int | float]:
     """Whether a JSON value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

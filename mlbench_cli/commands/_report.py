@@ -55,9 +55,18 @@ def describe(progress: "Progress") -> str:
         else:
             parts.append(f"{progress.metric} {progress.value:.4g} of {progress.threshold:g}")
     parts.append(console.duration(progress.elapsed))
-    if progress.eta is not None:
-        parts.append(f"{console.duration(progress.eta)} to go")
+    if (left := to_go(progress.eta, progress.eta_high)) is not None:
+        parts.append(left)
     return ", ".join(parts)
+
+
+def to_go(low: float | None, high: float | None) -> str | None:
+    """ "40 s to go", or "40 s to 3 min to go" where nothing better is known."""
+    if low is None:
+        return None
+    if high is not None and high <= 1.25 * low + 1:
+        return f"{console.duration(low)} to go"
+    return f"{console.duration(low)} {'or more' if high is None else f'to {console.duration(high)}'} to go"
 
 
 def _phase(progress: "Progress") -> str:

@@ -8,7 +8,7 @@ import typer
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output, engine_of_run
 from mlbench_cli.commands._repeats import repeats_in, runs_named, show_repeats
-from mlbench_cli.commands._report import Reporter, in_words
+from mlbench_cli.commands._report import Reporter, in_words, to_go
 from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.settled import snapshot_of_settled
 from mlbench_cli.spec import Run
@@ -231,7 +231,8 @@ def _progress(progress: dict[str, Any]) -> str | None:
     if progress["epoch"] is not None:
         text += f", epoch {progress['epoch']:g}" + (f" of {progress['epochs']:g}" if progress["epochs"] else "")
     text += f", {console.duration(progress['elapsed'])}"
-    return text + (f", {console.duration(progress['eta'])} to go" if progress["eta"] is not None else "")
+    left = to_go(progress["eta"], progress.get("eta_high"))
+    return text if left is None else f"{text}, {left}"
 
 
 def _goal(goal: dict[str, Any] | None) -> str | None:

@@ -1,5 +1,6 @@
 """What is decided about a run, and what is said of its progress: pure functions of exit codes and events."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlbench_cli.commands._report import to_go
 from mlbench_cli.engines.base import Cursor, Engine, Fetched, Finding, LogLine, Observation, Submission, WorkerState
 from mlbench_cli.errors import NotFoundError
 from mlbench_cli.progress import EventReader, Goal, Tracker, goal_of
@@ -163,6 +165,48 @@ def test_eta_is_the_earlier_of_trend_and_epochs() -> None:
     assert track(begun, *falling, half).progress(RUNNING, 0.0).eta == 50.0
     assert track().progress(RUNNING, 0.0).eta is None
     assert track(begun, half).progress(replace(RUNNING, ended="exited"), 0.0).eta is None
+
+
+def test_a_flattening_curve_takes_longer_than_its_last_slope_says() -> None:
+    # 80 - 60 exp(-t / 50): the distance to a goal of 75 falls from 55 by an exponential whose end is known exactly.
+    values = [event("metric", at, name="val_Prec@1", value=80 - 60 * math.exp(-at / 50)) for at in range(0, 80, 10)]
+    progress = track(*values, goal=Goal("Prec@1", ">=", 75.0)).progress(RUNNING, 0.0)
+    truth = 50 * math.log(60 / 5) - 70
+    assert progress.eta is not None
+    assert progress.eta_high is not None
+    assert progress.eta < truth
+    assert progress.eta_high == pytest.approx(truth, rel=0.1)
+    # A goal above where it flattens out: only the last epoch bounds it.
+    high = Goal("Prec@1", ">=", 81.0)
+    assert track(*values, goal=high).progress(RUNNING, 0.0).eta_high is None
+    begun, half = (event("phase", at, phase="training", epoch=1 + at // 14, epochs=10) for at in (0, 70))
+    bounded = track(begun, *values, half, goal=high).progress(RUNNING, 0.0)
+    assert bounded.eta is not None
+    assert bounded.eta < 70 == bounded.eta_high
+
+
+def test_under_a_budget_the_budget_is_what_is_left() -> None:
+    events = [event("phase", 10, phase="training", epoch=1), event("metric", 30, name="val_Prec@1", value=79.0)]
+    spec = replace(SPEC, task="digits_resnet", parameters={"budget_seconds": 60.0, "goal_full": 80.0})
+    tracker = Tracker.of(spec)
+    for one in events:
+        tracker.take(one)
+    progress = tracker.progress(RUNNING, 0.0)
+    assert (progress.eta, progress.eta_high) == (40.0, 40.0)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (None, None, None),
+        (40.0, 45.0, "40.0 s to go"),
+        (40.0, 180.0, "40.0 s to 3 min to go"),
+        (40.0, None, "40.0 s or more to go"),
+        (0.0, 0.0, "0 ms to go"),
+    ],
+)
+def test_what_is_left_in_words(low: float | None, high: float | None, words: str | None) -> None:
+    assert to_go(low, high) == words
 
 
 def test_a_goal_may_come_from_the_task_itself() -> None:
