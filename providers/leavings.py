@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Protocol, cast
 
-from mlbench_cli.errors import CleanupError, MlbenchError, NotFoundError
+from mlbench_cli.errors import CleanupError, CredentialError, MlbenchError
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
 from mlbench_cli.store import Cluster
-from providers.base import MARK, Found, Progress, Provider, Resource
+from providers.base import MARK, Found, Progress, Provider, Resource, TransientError
 from providers.charts import helm as program
 from providers.charts.helm import Call
+from providers.lifecycle import STOPPED
 
 SECONDS = 600.0
 UNINSTALL_SECONDS = 180
@@ -130,6 +131,7 @@ class Leavings(Resource):
         self._retained: list[Item] = []
         self._unseen: str | None = None
         self._began: float | None = None
+        self._ours = False
         self._over = False
         self._calls: dict[str, Call] | None = None  # by namespace
 
@@ -139,12 +141,15 @@ class Leavings(Resource):
         if self._over:
             return None
         seen = self._look()
+        late = self._began is not None and time.monotonic() - self._began > self.seconds
+        if not seen and self._unseen and self._began is not None and not late:
+            return Found("the cluster's API does not answer any more", deleting=True)
         if not seen:
             self._over = True
             return None
         if self._began is None:
             return Found(str(seen))
-        if time.monotonic() - self._began > self.seconds:
+        if late:
             self._over = True
             self._late = seen.items
             return Found(str(seen), kept=f"still there after {self.seconds:g} s: {seen}")
@@ -222,17 +227,18 @@ class Leavings(Resource):
     def _look(self) -> Seen:
         """What there is now; nothing where there is no cluster, where it is not ours, or does not answer."""
         nothing = Seen([], {})
-        own = [resource for resource in self.resources if resource.goes_with is None]
-        founds = [found for resource in own if (found := resource.find()) is not None]
-        if not founds or not all(found.ours for found in founds):
+        self._ours = self._ours or self._is_ours()
+        if not self._ours:
             return nothing
         try:
             with self.provider.connect(self.cluster).client() as api:
                 seen = self._seen_on(api)
-        except (NotFoundError, ApiError) as error:
-            if isinstance(error, ApiError):
+        except (TransientError, *STOPPED):
+            raise
+        except MlbenchError as error:
+            if isinstance(error, ApiError | CredentialError) and not isinstance(error, ObjectNotFound):
                 self._unseen = error.message
-            return nothing
+            return nothing  # nor where it has no API yet
         self._unseen = None
         for item in seen.items:
             key = (item.kind, item.namespace, item.name)
@@ -240,6 +246,11 @@ class Leavings(Resource):
                 self._seen[key] = item
         self._retained = seen.retained or self._retained
         return seen
+
+    def _is_ours(self) -> bool:
+        own = [resource for resource in self.resources if resource.goes_with is None]
+        founds = [found for resource in own if (found := resource.find()) is not None]
+        return bool(founds) and all(found.ours for found in founds)
 
     def _seen_on(self, api: Api) -> Seen:
         outside = self.cluster.provider in CLOUDS
@@ -289,7 +300,9 @@ class Leavings(Resource):
                 for item in seen.items:
                     if not item.deleting and item.kind != "PersistentVolume":  # a volume goes with its claim
                         api.delete(item.path)
-        except (NotFoundError, ApiError):
+        except STOPPED:
+            raise
+        except MlbenchError:
             return  # the next look tells
 
     def _uninstalling(self, api: Api, seen: Seen) -> dict[str, Call]:

@@ -40,6 +40,7 @@ class Workloads:
         self.stuck: set[str] = set()
         self.looks = 2
         self.down: int | None = None  # answered with this status instead
+        self.outage = 0  # so many requests after the first DELETE are refused
         self.allowed = allowed
         self.nodes: Callable[[str], list[dict[str, Any]]] = lambda role: []
         self.requests: Counter[str] = Counter()
@@ -169,6 +170,9 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         with self.api.lock:
             self.api.requests[f"{self.command} {parts.path}"] += 1
+            if self.api.outage and any(asked.startswith("DELETE") for asked in self.api.requests):
+                self.api.outage -= 1
+                return self._status(403, "as the test wants it")
             if self.api.down is not None:
                 return self._status(self.api.down, "as the test wants it")
             if not self.api.allowed(self.headers.get("Authorization", "")):

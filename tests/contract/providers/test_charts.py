@@ -359,6 +359,23 @@ def test_an_api_that_does_not_answer_does_not_hold_the_cluster(place: Place) -> 
     assert "gcloud compute forwarding-rules list" in told
 
 
+def test_an_api_that_is_away_for_a_moment_is_waited_for(place: Place) -> None:
+    place.mlbench(*CREATE)
+    place.kube.balancer("web")
+    place.kube.outage = 12
+    out, _ = place.mlbench(*DELETE)
+    assert place.kube.outside == set()
+    assert "nothing of it is left" in out
+
+
+def test_a_cluster_without_an_address_goes_at_once(place: Place) -> None:
+    place.mlbench(*CREATE)
+    place.world.clusters["rel-1"].endpoint = ""
+    out, told = place.mlbench(*DELETE)
+    assert "nothing of it is left" in out
+    assert "may be left" not in told
+
+
 def test_a_foreign_cluster_keeps_its_balancers(place: Place) -> None:
     place.mlbench(*CREATE)
     place.kube.balancer("web")
