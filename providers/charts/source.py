@@ -308,9 +308,17 @@ def _loaded(folder: Path, source: str, digest: str, warnings: tuple[str, ...] = 
 def _yaml(data: bytes, what: str) -> Mapping[str, Any]:
     import yaml
 
+    # The C parser where there is one: the index of a large repository takes the other minutes.
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+        """Dates stay texts, as helm has them."""
+
+        yaml_implicit_resolvers = {  # noqa: RUF012
+            first: [(tag, form) for tag, form in resolvers if not tag.endswith(":timestamp")]
+            for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
     try:
-        # The C parser where there is one: the index of a large repository takes the other minutes.
-        document = yaml.load(data, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        document = yaml.load(data, Loader=Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{what} is not valid YAML: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(document or {}, Mapping):

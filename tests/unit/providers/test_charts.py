@@ -205,6 +205,13 @@ def test_a_folder_is_copied_and_has_a_digest(tmp_path: Path) -> None:
         assert chart.digest != digest
 
 
+def test_dates_are_texts(tmp_path: Path) -> None:
+    write_chart(tmp_path / "web", **{"values.yaml": "days: [{since: 2026-01-02, x: 1}]"})
+    with fetched(str(tmp_path / "web")) as chart:
+        found = overrides(parsed(["days[0].x=2"]), chart.values)
+    assert found == {"days": [{"since": "2026-01-02", "x": 2}]}
+
+
 @pytest.mark.parametrize(
     ("files", "says"),
     [
