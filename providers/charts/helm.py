@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -144,9 +145,10 @@ class Call:
     def complaint(self) -> str:
         """Why it failed, in its own words."""
         lines = self._read(self._err).splitlines()
-        starts = [number for number, line in enumerate(lines) if line.startswith("Error:")]
-        told = [line for line in lines[starts[0] :] if not DEBUG.match(line)] if starts else lines[-5:]
-        words = "\n".join(line for line in told if "Use --debug flag" not in line).strip()
+        start = next((number for number, line in enumerate(lines) if line.startswith("Error:")), max(0, len(lines) - 5))
+        # After a line of --debug comes the same again, with places in helm's sources.
+        told = takewhile(lambda line: not DEBUG.match(line), lines[start:])
+        words = "\n".join(line for line in map(str.strip, told) if line and "Use --debug flag" not in line)
         return words[:1500] or f"exit code {self.code}"
 
     def wait(self, seconds: float) -> None:

@@ -232,9 +232,7 @@ class Release(Resource):
         with contextlib.suppress(MlbenchError), self._api() as api:
             if waiting := _waiting(api, self.namespace):
                 message += "\nNot ready: " + "; ".join(waiting)
-        late = "deadline exceeded" in call.complaint or "timed out" in call.complaint
-        kind = DeadlineError if late else MlbenchError
-        return kind(
+        return _kind_of(call.complaint)(
             message,
             hint=f"mlbench kubeconfig export {self.cluster.name} --file kubeconfig && "
             f"kubectl --kubeconfig kubeconfig --namespace {self.namespace} get pods,events",
@@ -250,6 +248,15 @@ class Release(Resource):
             if error.status in (0, 429) or error.status >= 500:
                 raise TransientError(error.message, hint=error.hint) from None
             raise
+
+
+def _kind_of(complaint: str) -> type[MlbenchError]:
+    """The error that helm's words tell of. What the API server refuses is the chart's, or its values', fault."""
+    if "deadline exceeded" in complaint or "timed out" in complaint:
+        return DeadlineError
+    if "unreachable" in complaint or "connection refused" in complaint or "context canceled" in complaint:
+        return MlbenchError
+    return UsageError
 
 
 def _get(api: Api, path: str) -> dict[str, Any] | None:

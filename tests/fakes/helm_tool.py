@@ -71,6 +71,13 @@ def debug(words: str) -> None:
     print(f"client.go:144: 2026-11-21 15:42:27.43 +0000 UTC m=+0.22 [debug] {words}", file=sys.stderr, flush=True)
 
 
+def fail_loudly(words: str) -> NoReturn:
+    """As helm does with --debug."""
+    print(f"Error: {words}", file=sys.stderr)
+    debug(f"{words}\nmain.newUpgradeCmd.func2\n\thelm.sh/helm/v3/cmd/helm/upgrade.go:244\nruntime.goexit")
+    sys.exit(1)
+
+
 def template(words: list[str], given: dict[str, str], values: dict[str, Any]) -> None:
     if values.get("trouble") == "schema":
         fail("values don't meet the specifications of the schema(s) in the following chart(s):\nweb:\n- trouble: no")
@@ -112,10 +119,10 @@ def upgrade(words: list[str], given: dict[str, str], values: dict[str, Any]) -> 
         pod = {"metadata": {"name": "web-0"}, "status": {"phase": "Pending"}}
         pod["status"]["containerStatuses"] = [{"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no"}}}]
         api.ask("POST", f"/api/v1/namespaces/{space}/pods", pod)
-        fail("context deadline exceeded")
+        fail_loudly("context deadline exceeded")
     if trouble == "fail":
         become("failed")
-        fail('Deployment.apps "web" is invalid: spec.replicas: Invalid value: -1')
+        fail_loudly('Deployment.apps "web" is invalid: spec.replicas: Invalid value: -1')
     become("deployed")
     print(json.dumps({"name": name, "info": {"status": "deployed", "notes": f"{name} {about['version']} is there."}}))
 
