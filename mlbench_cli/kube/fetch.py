@@ -10,6 +10,7 @@ import shutil
 import tarfile
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,11 +70,14 @@ def download(access: Access, namespace: str, pod: str, what: Held, part: Path) -
     part.parent.mkdir(parents=True, exist_ok=True)
     _check_room(part, what.size)
     for attempt in (1, 2):
-        _receive(access, namespace, pod, what.size, part)
-        with open(part, "rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() == what.sha256:
+        with ThreadPoolExecutor(1) as pool:
+            digest = _Digest(part, pool)
+            _receive(access, namespace, pod, what.size, part, digest)
+            right = digest.hexdigest() == what.sha256
+        if right:
+            with open(part, "rb") as file:
                 os.fsync(file.fileno())
-                return
+            return
         part.unlink()
         if attempt == 2:
             break
@@ -123,7 +127,35 @@ def unpack(part: Path, output: Path, resources: Path) -> tuple[int, int]:
     return files, size
 
 
-def _receive(access: Access, namespace: str, pod: str, size: int, part: Path) -> None:
+class _Digest:
+    """SHA-256 of a growing file: what is there is digested while more of it comes."""
+
+    def __init__(self, path: Path, pool: ThreadPoolExecutor) -> None:
+        self._path = path
+        self._pool = pool
+        self._sha = hashlib.sha256()
+        self._done = 0
+        self._last: Future[None] | None = None
+
+    def upto(self, size: int) -> None:
+        """The file's first `size` bytes are final."""
+        self._last = self._pool.submit(self._digest, size)
+
+    def hexdigest(self) -> str:
+        if self._last is not None:
+            self._last.result()
+        return self._sha.hexdigest()
+
+    def _digest(self, size: int) -> None:
+        with open(self._path, "rb") as file:
+            file.seek(self._done)
+            # Empty where somebody has cut the file: then the digest is wrong, as it should be.
+            while piece := file.read(min(BLOCK, size - self._done)):
+                self._sha.update(piece)
+                self._done += len(piece)
+
+
+def _receive(access: Access, namespace: str, pod: str, size: int, part: Path, digest: _Digest) -> None:
     last_progress = time.monotonic()
     trouble = ""
     with open(part, "ab") as file:
@@ -131,6 +163,7 @@ def _receive(access: Access, namespace: str, pod: str, size: int, part: Path) ->
             begun = file.seek(0, os.SEEK_END)
             if begun >= size:
                 file.truncate(size)
+                digest.upto(size)
                 break
             begun -= begun % BLOCK
             file.truncate(begun)
@@ -147,6 +180,8 @@ def _receive(access: Access, namespace: str, pod: str, size: int, part: Path) ->
                 done = execute(access, namespace, pod, command, sink=file.write)
                 if done.code == 0 and file.tell() - begun == expected:
                     last_progress = time.monotonic()
+                    file.flush()
+                    digest.upto(begun + expected)
                     continue
                 # The command's end was told, and yet the length is wrong: nothing of it is to be trusted.
                 trouble = done.stderr or f"{file.tell() - begun} of {expected} bytes came"

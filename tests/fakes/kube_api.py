@@ -323,7 +323,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Upgrade", "websocket")
         self.send_header("Connection", "Upgrade")
         self.send_header("Sec-WebSocket-Accept", base64.b64encode(hashlib.sha1(key.encode()).digest()).decode())
-        self.send_header("Sec-WebSocket-Protocol", "v5.channel.k8s.io")
+        self.send_header("Sec-WebSocket-Protocol", self.headers["Sec-WebSocket-Protocol"].partition(",")[0])
         self.end_headers()
         self.close_connection = True
         argv = [part.replace("/results", str(folder)) for part in self.commands]
