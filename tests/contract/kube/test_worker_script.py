@@ -206,5 +206,5 @@ def test_of_many_samples_it_tells_some(shell: list[str], tmp_path: Path) -> None
     worker.end()
     assert 200 <= len(worker.samples) <= 300
     times = [sample["time"] for sample in worker.samples[1:-1] if sample["time"] <= 1000]
-    # Evenly spread; the worker's own samples are among them.
-    assert {later - earlier for earlier, later in pairwise(times)} <= {1, 2, 3, 4}
+    # Evenly spread, every fourth line; the worker's own samples are among the lines, and may be the fourth.
+    assert max(later - earlier for earlier, later in pairwise(times)) <= 8
