@@ -65,6 +65,8 @@ def rendered(helm: Helm, chart: Chart, namespace: str, values: Mapping[str, Any]
         call.wait(CALL_SECONDS)
         if call.code == 0:
             return call.output
+        if call.code is not None and call.code < 0:
+            raise UsageError(f"The chart {chart.name} {chart.version} was not rendered within {CALL_SECONDS:.0f} s.")
         raise UsageError(
             f"The chart {chart.name} {chart.version} cannot be rendered with these values: {call.complaint}",
             hint=f"helm show values {chart.source}   shows what it takes"

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import SplitResult, urljoin, urlsplit
 
 from mlbench_cli.errors import CredentialError, DeadlineError, MlbenchError, NotFoundError, UsageError, did_you_mean
 from providers.charts.archive import MOST_FILES, MOST_PACKED, MOST_UNPACKED, unpack
@@ -80,7 +80,7 @@ def wanted_of(location: str) -> Wanted:
     address, at, version = location.rpartition("@")
     if not at or "/" in version:
         raise UsageError(f"{FLAG} {location} names no version; mlbench takes an exact one only.", hint=FORM)
-    parts = urlsplit(address)
+    parts = _split(address)
     if parts.username or parts.password:
         raise UsageError(f"{FLAG}: a password does not belong on a command line.", hint="Put it into ~/.netrc")
     if parts.scheme == "oci":
@@ -92,7 +92,7 @@ def wanted_of(location: str) -> Wanted:
     if parts.query or parts.fragment:
         raise UsageError(f'{FLAG} {location}: "?" and "#" have no meaning here.', hint=FORM)
     repository, _, name = address.rstrip("/").rpartition("/")
-    if not urlsplit(repository).netloc:
+    if not _split(repository).netloc:
         raise UsageError(f"{FLAG} {location} names no chart.", hint=FORM)
     if not EXACT.fullmatch(version):
         raise UsageError(f'{FLAG}: "{version}" is no exact version, as 1.2.3 is.', hint=FORM)
@@ -134,7 +134,7 @@ def _copied(source: Path, folder: Path) -> Chart:
 
 def _downloaded(wanted: Wanted, folder: Path, location: str, read_seconds: float) -> Chart:
     entry = _entry(wanted, read_seconds)
-    url = urljoin(f"{wanted.repository}/", str(entry["urls"][0]))
+    url = _joined(f"{wanted.repository}/", str(entry["urls"][0]))
     _check_scheme(url)
     data = _get(wanted.repository, url, MOST_PACKED, read_seconds)
     digest = hashlib.sha256(data).hexdigest()
@@ -163,7 +163,8 @@ def _entry(wanted: Wanted, read_seconds: float) -> Mapping[str, Any]:
     if wanted.name not in entries:
         near = did_you_mean(wanted.name, [str(name) for name in entries])
         raise NotFoundError(f'{wanted.repository} has no chart "{wanted.name}".{near}')
-    versions = [item for item in entries[wanted.name] or () if isinstance(item, Mapping)]
+    listed = entries[wanted.name]
+    versions = [item for item in listed if isinstance(item, Mapping)] if isinstance(listed, list) else []
     for item in versions:
         if str(item.get("version")) == wanted.version:
             if isinstance(item.get("urls"), list) and item["urls"]:
@@ -217,7 +218,7 @@ class _Guard:
 
         url = str(response.url)
         if response.is_redirect:
-            _check_scheme(urljoin(url, response.headers["location"]), url)
+            _check_scheme(_joined(url, response.headers["location"]), url)
         raw, content = response.raw, bytearray()
         try:
             while piece := raw.read(1 << 16, decode_content=True):
@@ -246,8 +247,22 @@ def _library() -> Any:
     return repo
 
 
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        raise UsageError(f'"{url}" is no address: {error}.', hint=FORM) from None
+
+
+def _joined(base: str, reference: str) -> str:
+    try:
+        return urljoin(base, reference)
+    except ValueError as error:
+        raise UsageError(f'{base} names "{reference}", which is no address: {error}.') from None
+
+
 def _check_scheme(url: str, before: str | None = None) -> None:
-    parts = urlsplit(url)
+    parts = _split(url)
     if parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(parts.hostname or "")):
         return
     said = f"{before} redirects to {url}, which" if before else f"{FLAG} {url}"
@@ -292,7 +307,8 @@ def _loaded(folder: Path, source: str, digest: str, warnings: tuple[str, ...] = 
     if about.get("type") == "library":
         raise UsageError(f"{source} is a library for other charts; it cannot be installed.")
     values = folder / "values.yaml"
-    dependencies = about.get("dependencies") or ()
+    dependencies = about.get("dependencies")
+    parts = dependencies if isinstance(dependencies, list) else []
     return Chart(
         name,
         version,
@@ -300,7 +316,7 @@ def _loaded(folder: Path, source: str, digest: str, warnings: tuple[str, ...] = 
         digest,
         folder,
         _yaml(values.read_bytes(), f"values.yaml of {source}") if values.is_file() else {},
-        tuple(str(item.get("alias") or item.get("name")) for item in dependencies if isinstance(item, Mapping)),
+        tuple(str(item.get("alias") or item.get("name")) for item in parts if isinstance(item, Mapping)),
         warnings,
     )
 

@@ -86,6 +86,8 @@ def test_without_a_digest_it_is_said(repository: Repository) -> None:
         ("index silent", DeadlineError, "no answer"),
         ("index of nothing", UsageError, "no chart repository"),
         ("index not yaml", UsageError, "not valid YAML"),
+        ("no list", NotFoundError, "it has none"),
+        ("no address", UsageError, "which is no address"),
     ],
 )
 def test_faults(repository: Repository, name: str, kind: type[MlbenchError], says: str) -> None:
@@ -102,6 +104,10 @@ def test_faults(repository: Repository, name: str, kind: type[MlbenchError], say
         entry["digest"] = hashlib.sha256(published[name]).hexdigest()
     elif name == "wrong digest":
         entry["digest"] = "0" * 64
+    elif name == "no list":
+        repository.entries["web"] = 5  # type: ignore[assignment]
+    elif name == "no address":
+        entry["urls"] = ["https://[::1/x"]
     elif name == "no urls":
         entry["urls"] = []
     elif name.startswith("redirect"):

@@ -1,12 +1,19 @@
 """Custom values, names of charts, and archives: what needs neither a cluster nor a network."""
 
+import contextlib
 import gzip
 import io
+import json
+import re
 import tarfile
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given as given_by
+from hypothesis import settings
+from hypothesis import strategies as st
 
 from mlbench_cli.errors import NotFoundError, UsageError
 from providers.charts.archive import MOST_FILES, MOST_UNPACKED, unpack
@@ -159,6 +166,22 @@ def test_unknown_paths_and_long_numbers_are_warned_of() -> None:
     assert "2e+06" in told[2]
 
 
+@given_by(st.text())
+@settings(deadline=None)
+def test_any_text_is_a_value_or_an_error(text: str) -> None:
+    with contextlib.suppress(UsageError):
+        [custom] = parsed([text])
+        assert merged(DEFAULTS, overrides([custom], DEFAULTS)) is not None
+
+
+@given_by(st.text(), st.lists(st.text(min_size=1), min_size=1, max_size=4))
+@settings(deadline=None)
+def test_any_text_can_be_given_at_any_path(value: str, keys: list[str]) -> None:
+    path = ".".join(re.sub(r"([\\.\[\]=])", r"\\\1", key) for key in keys)
+    [custom] = parsed([f"{path}={json.dumps(value)}"])
+    assert (custom.path, custom.value) == (tuple(keys), value)
+
+
 # --- where a chart is -----------------------------------------------------------------------------------------------
 
 
@@ -185,6 +208,7 @@ def test_a_repository_a_chart_and_a_version() -> None:
         ("file:///web@1.2.3", "none of https and http"),
         ("https://example.org/web?x=1@1.2.3", "no meaning"),
         ("oci://example.org/web@1.2.3", "image registries"),
+        ("https://[::1/web@1.2.3", "is no address"),
     ],
 )
 def test_what_names_no_chart_is_refused_unasked(location: str, says: str) -> None:
@@ -250,6 +274,7 @@ def _member(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
     return member
 
 
+WHOLE = packed(chart_files())
 EVIL: dict[str, tuple[bytes, str]] = {
     "dots": (packed({"../../evil": "x"}), "outside of its folder"),
     "inner dots": (packed({"a/../../../evil": "x"}), "outside of its folder"),
@@ -279,6 +304,14 @@ def test_what_is_not_unpacked(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match=says):
         unpack(data, inside, "web.tgz")
     assert {path for path in tmp_path.rglob("*") if inside not in path.parents} == {tmp_path / "a", inside}
+
+
+@given_by(st.integers(0, len(WHOLE) - 1), st.integers(0, 255), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_a_damaged_archive_is_an_error_or_harmless(place: int, byte: int, cut: bool) -> None:
+    damaged = WHOLE[:place] if cut else WHOLE[:place] + bytes([byte]) + WHOLE[place + 1 :]
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(UsageError):
+        unpack(damaged, Path(folder), "web.tgz")
 
 
 def test_an_archive_is_unpacked(tmp_path: Path) -> None:
