@@ -4,6 +4,7 @@ Read it from top to bottom: `Trainer.run` is an epoch after another, `_train` an
 differs (sequences, accumulation) write their own with the same tracker, strategy, loss guard, goal and reporter.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from task_images.comm.base import Strategy
 from task_images.harness.accumulation import set_rate
 from task_images.harness.data import Batch, Data
 from task_images.harness.distributed import World
+from task_images.harness.errors import DivergedError
 from task_images.harness.goals import GoalWatch
 from task_images.harness.metrics import Mean, Metric, TrainingLoss, collect
 from task_images.harness.precision import LossScale, Precision
@@ -161,7 +163,7 @@ class Trainer:
         return finite
 
     def _validate(self, epoch: int) -> dict[str, float]:
-        """Loss and metrics over the whole validation set, each rank on its shard."""
+        """Loss and metrics over the whole validation set, each rank on its shard. Raises DivergedError on NaN."""
         if not self.metrics:
             return {}
         self.report.phase("validation", epoch=epoch, epochs=self.epochs)
@@ -178,7 +180,14 @@ class Trainer:
                 scores = self.scores(outputs)
                 for metric in self.metrics:
                     metric.update(scores, targets)
-        return collect(self.world, [mean, *self.metrics])
+        values = collect(self.world, [mean, *self.metrics])
+        if not math.isfinite(values["loss"]):
+            # The last update may have spoilt a model whose training loss was still finite.
+            raise DivergedError(
+                f"the validation loss is {values['loss']} in epoch {epoch}: the training has diverged",
+                "A lower learning rate may help.",
+            )
+        return values
 
     def _is_over(self) -> bool:
         """Whether the time budget is spent, by rank 0's clock. Every rank must ask."""

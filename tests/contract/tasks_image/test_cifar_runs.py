@@ -154,6 +154,14 @@ def test_a_diverging_training_fails(ranks: RankServer, tmp_path: Path) -> None:
         assert not one.events("result")
 
 
+def test_a_model_spoilt_by_its_last_update_reaches_no_goal(ranks: RankServer, tmp_path: Path) -> None:
+    """The loss of the only step was finite, and any accuracy would do."""
+    for one in run(ranks, tmp_path, **SMALL | {"rate": 1e30, "goal_full": 0.0, "batch_size": 32, "epochs": 1}):
+        assert one.code == 1
+        assert "the validation loss is nan in epoch 1: the training has diverged" in one.stderr
+        assert not one.events("result")
+
+
 def test_nesterov_without_momentum_is_refused(ranks: RankServer, tmp_path: Path) -> None:
     for one in run(ranks, tmp_path, **SMALL, momentum=0.0):
         assert (one.code, one.stderr.count("\n")) == (64, 2)
