@@ -105,15 +105,16 @@ def test_the_fit_finds_latency_and_bandwidth_through_noise_and_outliers() -> Non
     noise = random.Random(1)
     times = [(85 + number / 1200) * noise.uniform(0.9, 1.1) for number in BYTES]
     times[5] *= 8
+    times[9] /= 4
     found = fit(BYTES, times, 0.5)
     assert found is not None
-    assert found.alpha_us == pytest.approx(85, rel=0.05)
+    assert found.alpha_us == pytest.approx(85, rel=0.1)
     assert found.algbw == pytest.approx(1.2, rel=0.1)
     assert found.busbw == pytest.approx(found.algbw / 2)
     assert 0 < found.alpha_error_us < 5
     assert 0 < (found.algbw_error or 0) < 0.2
-    assert (found.worst_bytes, found.sizes) == (BYTES[5], 24)
-    assert found.off_worst == pytest.approx(7 / 8, abs=0.05)
+    assert (found.worst_bytes, found.sizes) == (BYTES[9], 24)
+    assert found.off_worst == pytest.approx(3, abs=0.5)
 
 
 def test_a_line_without_noise_is_found_exactly() -> None:
