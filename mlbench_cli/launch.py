@@ -379,6 +379,7 @@ def _price(cluster: Cluster) -> dict[str, Any]:
         "per_hour": plan.get("price_per_hour"),
         "currency": plan.get("currency"),
         "source": plan.get("price_source"),
+        "table": plan.get("price_table"),
     }
 
 

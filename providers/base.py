@@ -97,11 +97,15 @@ class Resource(Protocol):
 
 @dataclass(frozen=True)
 class PlanLine:
-    """One priced part of a cluster. `price` is per piece and hour in the plan's currency, None where it is unknown."""
+    """One priced part of a cluster. `price` is per piece and hour in the plan's currency, None where it is unknown.
+
+    `as_of` says of when the price is, as far as its table tells.
+    """
 
     what: str
     count: int
     price: float | None
+    as_of: str | None = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,7 @@ class Plan:
     location: str
     currency: str = "USD"
     source: str = ""  # where the prices come from, with their date
+    table: str = ""  # the version of the table of prices: another one has another
     warnings: tuple[str, ...] = ()
 
     @property
@@ -125,10 +130,14 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         return {
             "location": self.location,
-            "lines": [{"what": line.what, "count": line.count, "price_per_hour": line.price} for line in self.lines],
+            "lines": [
+                {"what": line.what, "count": line.count, "price_per_hour": line.price, "as_of": line.as_of}
+                for line in self.lines
+            ],
             "price_per_hour": self.total,
             "currency": self.currency,
             "price_source": self.source,
+            "price_table": self.table,
             "warnings": list(self.warnings),
         }
 

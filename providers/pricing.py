@@ -8,6 +8,7 @@ from typing import Any
 
 from mlbench_cli import settings
 from mlbench_cli.errors import UsageError
+from providers.base import PlanLine
 
 SHIPPED = Path(__file__).with_name("prices.toml")
 ANY_REGION = "any"
@@ -15,20 +16,31 @@ ANY_REGION = "any"
 
 @dataclass(frozen=True)
 class Table:
-    """One provider's prices, per piece and hour. `source` says where they are from and of when."""
+    """One provider's prices, per piece and hour. `source` says where they are from and of when, `version` which."""
 
     currency: str
     source: str
+    version: str
     layers: tuple[Mapping[str, Any], ...]  # the person's own first
 
     def price(self, item: str, region: str, *, spot: bool = False) -> float | None:
         """Of a machine type or another part; a spot price is never guessed from the other one."""
+        found = self._found(item, region, spot)
+        return None if found is None else found[0]
+
+    def line(self, what: str, count: int, item: str, region: str, *, spot: bool = False) -> PlanLine:
+        """A part of a plan, priced as far as it is known."""
+        amount, as_of = self._found(item, region, spot) or (None, None)
+        return PlanLine(what, count, amount, as_of)
+
+    def _found(self, item: str, region: str, spot: bool) -> tuple[float, str | None] | None:
         kind = "spot" if spot else "on-demand"
         for layer in self.layers:
             for place in (region, ANY_REGION):
                 amount = layer.get(kind, {}).get(place, {}).get(item)
                 if amount is not None:
-                    return float(amount)
+                    as_of = layer.get("as-of", {}).get(item, layer.get("date"))
+                    return float(amount), None if as_of is None else str(as_of)
         return None
 
     def known(self, region: str) -> int:
@@ -48,16 +60,26 @@ def own_file() -> Path:
 def table(provider: str) -> Table:
     """The prices of one provider. Raises UsageError where a person's own table is malformed."""
     shipped = _read(SHIPPED)[provider]
+    version = f"{shipped['date']} {_digest(shipped)}"
     source = f"{shipped['source']} (table of {shipped['date']})"
     if not own_file().exists():
-        return Table(shipped["currency"], f"{source}; yours would go before them in {own_file()}", (shipped,))
+        told = f"{source}; yours would go before them in {own_file()}"
+        return Table(shipped["currency"], told, version, (shipped,))
     own = _read(own_file()).get(provider, {})
     _check(own, provider)
     if own.get("currency", shipped["currency"]) != shipped["currency"]:
         raise UsageError(f"{own_file()}: prices of {provider} have to be in {shipped['currency']}.")
-    return Table(
-        shipped["currency"], f"{own_file()} ({own.get('date', 'without a date')}), then {source}", (own, shipped)
-    )
+    date = own.get("date", "without a date")
+    version = f"{date} {_digest(own)}, then {version}"
+    return Table(shipped["currency"], f"{own_file()} ({date}), then {source}", version, (own, shipped))
+
+
+def _digest(layer: Mapping[str, Any]) -> str:
+    """Eight digits that tell one table from another."""
+    import hashlib
+    import json
+
+    return hashlib.sha256(json.dumps(layer, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
 def _read(path: Path) -> dict[str, Any]:

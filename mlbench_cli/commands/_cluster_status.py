@@ -94,6 +94,7 @@ def _price(cluster: Cluster) -> dict[str, Any] | None:
         "per_hour": each,
         "currency": plan.get("currency"),
         "source": plan.get("price_source"),
+        "table": plan.get("price_table"),
         "lines": plan.get("lines", []),
         "hours": None if hours is None else round(hours, 3),
         "amount": None if each is None or hours is None else round(each * hours, 2),

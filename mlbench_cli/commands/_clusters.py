@@ -127,13 +127,16 @@ def recorded(store: Store, name: str) -> Cluster:
 def show_plan(cluster: Cluster, plan: Plan) -> None:
     """The parts of a cluster and what they cost, on stderr."""
     rows: list[list[object]] = [
-        [line.count, line.what, price(line.price, plan.currency), price(_times(line.price, line.count), plan.currency)]
+        [
+            *(line.count, line.what, price(line.price, plan.currency)),
+            *(price(_times(line.price, line.count), plan.currency), line.as_of),
+        ]
         for line in plan.lines
     ]
-    rows.append(["", f"cluster {cluster.name} in {plan.location}", "", price(plan.total, plan.currency)])
-    console.note(console.format_table(["COUNT", "WHAT", "EACH/H", "TOGETHER/H"], rows))
+    rows.append(["", f"cluster {cluster.name} in {plan.location}", "", price(plan.total, plan.currency), ""])
+    console.note(console.format_table(["COUNT", "WHAT", "EACH/H", "TOGETHER/H", "PRICE OF"], rows))
     if plan.source:
-        console.note(f"Prices: {plan.source}")
+        console.note(f"Prices: {plan.source}" + (f"; version {plan.table}" if plan.table else ""))
     for warning in plan.warnings:
         console.warn(warning)
 
@@ -141,7 +144,9 @@ def show_plan(cluster: Cluster, plan: Plan) -> None:
 def price(amount: float | None, currency: str) -> str:
     if amount is None:
         return "unknown"
-    return f"{amount:.2f} {currency}" if amount else "free"
+    if not amount:
+        return "free"
+    return f"{amount:.2f} {currency}" if amount >= 0.01 else f"{amount:.2g} {currency}"
 
 
 def document_of(cluster: Cluster) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """What a cluster on EKS will be and cost, and whether AWS is going to allow it. Reads only."""
 
+from datetime import UTC, datetime
+
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, UsageError
 from mlbench_cli.store import Cluster
 from providers import pricing
@@ -37,20 +39,42 @@ def planned(cluster: Cluster, options: EksOptions, groups: tuple[Group, Group]) 
     prices = pricing.table("eks")
     region = aws.region
     lines = [
-        PlanLine("EKS control plane", 1, prices.price("control-plane", region)),
-        PlanLine(f"system machine {system.types[0]}", system.count, prices.price(system.types[0], region)),
-        PlanLine(
-            f"worker {workers.types[0]}{' (spot)' if workers.spot else ''}",
-            workers.count,
-            prices.price(workers.types[0], region, spot=workers.spot),
-        ),
-        PlanLine(
-            "GB of disk", system.count * system.disk + workers.count * workers.disk, prices.price("disk-gb", region)
-        ),
+        prices.line("EKS control plane", 1, "control-plane", region),
+        prices.line(f"system machine {system.types[0]}", system.count, system.types[0], region),
+        _spot(aws, workers, zone) or prices.line(f"worker {workers.types[0]}", workers.count, workers.types[0], region),
+        prices.line("GB of disk", system.count * system.disk + workers.count * workers.disk, "disk-gb", region),
     ]
     if workers.private:
-        lines.append(PlanLine("NAT gateway, without its traffic", 1, prices.price("nat-gateway", region)))
-    return Plan(tuple(lines), location=zone, currency=prices.currency, source=prices.source, warnings=tuple(warnings))
+        lines.append(prices.line("NAT gateway, without its traffic", 1, "nat-gateway", region))
+    return Plan(tuple(lines), zone, prices.currency, prices.source, prices.version, tuple(warnings))
+
+
+def _spot(aws: Aws, workers: Group, zone: str) -> PlanLine | None:
+    """Spot workers at the price that EC2 tells now, the dearest of the types that may come; None for others."""
+    if not workers.spot:
+        return None
+    what = f"worker {workers.types[0]} (spot{', or alike' if len(workers.types) > 1 else ''})"
+    now = datetime.now(UTC)
+    try:
+        told = aws.call(
+            *("ec2", "describe_spot_price_history"),
+            InstanceTypes=list(workers.types),
+            ProductDescriptions=["Linux/UNIX"],
+            AvailabilityZone=zone,
+            StartTime=now,
+        )["SpotPriceHistory"]
+    except TransientError:
+        raise
+    except MlbenchError:
+        told = []  # one need not be allowed to ask
+    latest: dict[str, tuple[datetime, float]] = {}
+    for item in told:
+        entry = (item["Timestamp"], float(item["SpotPrice"]))
+        latest[item["InstanceType"]] = max(latest.get(item["InstanceType"], entry), entry)
+    if not latest:
+        return PlanLine(what, workers.count, None)
+    dearest = max(price for _, price in latest.values())
+    return PlanLine(what, workers.count, dearest, f"now, {now:%Y-%m-%d}")
 
 
 def _version(aws: Aws, options: EksOptions) -> list[str]:

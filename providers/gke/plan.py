@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from mlbench_cli.errors import UsageError
 from mlbench_cli.store import Cluster
 from providers import pricing
-from providers.base import Plan, PlanLine
+from providers.base import Plan
 from providers.gke.api import Gke, region_of
 from providers.gke.compute import check_machines
 from providers.gke.machines import Machine
@@ -32,16 +32,16 @@ def planned(cluster: Cluster, options: "GkeOptions", machine: Machine, gke: Gke)
     regional = " in all zones of the region" if options.region else ""
     way = " (spot)" if options.spot else ""
     lines = [
-        PlanLine(f"GKE control plane{regional}", 1, prices.price("control-plane", region)),
-        PlanLine(f"system machine {options.system_machine_type}", 1, prices.price(options.system_machine_type, region)),
-        PlanLine(f"worker {machine.name}{way}", count, prices.price(machine.name, region, spot=options.spot)),
+        prices.line(f"GKE control plane{regional}", 1, "control-plane", region),
+        prices.line(f"system machine {options.system_machine_type}", 1, options.system_machine_type, region),
+        prices.line(f"worker {machine.name}{way}", count, machine.name, region, spot=options.spot),
     ]
     if machine.gpu and machine.name.startswith("n1-"):
-        price = prices.price(machine.gpu, region, spot=options.spot)
-        lines.append(PlanLine(f"GPU {machine.gpu}{way}", count * machine.gpus, price))
-    lines.append(PlanLine("GB of disk", SYSTEM_DISK + count * options.disk_size, prices.price("disk-gb", region)))
+        gpus = count * machine.gpus
+        lines.append(prices.line(f"GPU {machine.gpu}{way}", gpus, machine.gpu, region, spot=options.spot))
+    lines.append(prices.line("GB of disk", SYSTEM_DISK + count * options.disk_size, "disk-gb", region))
     location = f"{', '.join(zones)} of project {gke.project}"
-    return Plan(tuple(lines), location, prices.currency, prices.source, tuple(warnings))
+    return Plan(tuple(lines), location, prices.currency, prices.source, prices.version, tuple(warnings))
 
 
 def _check_version(options: "GkeOptions", gke: Gke) -> None:

@@ -10,6 +10,11 @@ from tests.fakes.aws_base import ACCOUNT, Base, Request
 
 QUOTAS = {"L-DB2E81BA": 64.0, "L-3819A6DF": 64.0, "L-417A185B": 0.0, "L-7212CCBC": 0.0, "L-1216C47A": 256.0}
 QUOTAS |= {"L-34B43A08": 256.0, "L-F678F1CE": 5.0, "L-0263D0A3": 5.0, "L-1194D53C": 100.0}
+SPOT_PRICES = (
+    ("g4dn.xlarge", "2026-11-20T10:00:00Z", "0.300000"),
+    ("g4dn.xlarge", "2026-11-21T10:00:00Z", "0.210000"),
+    ("g4dn.2xlarge", "2026-11-21T09:00:00Z", "0.350000"),
+)
 REGIONS = ("eu-west-1", "eu-central-1", "eu-north-1", "us-west-2")
 EC2_SPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
 
@@ -95,6 +100,16 @@ class ServiceRules(Base):
         return xml_answer("DescribeScalingActivitiesResponse", space, f"<Activities>{member}</Activities>")
 
     # --- EC2 and quotas: what moto has not ------------------------------------------------------------------------
+
+    def _ec2_DescribeSpotPriceHistory(self, request: Request) -> Answer:
+        wanted = [value for key, value in request.parameters.items() if key.startswith("InstanceType.")]
+        items = "".join(
+            f"<item><instanceType>{kind}</instanceType><spotPrice>{price}</spotPrice><timestamp>{when}</timestamp></item>"
+            for kind, when, price in SPOT_PRICES
+            if kind in wanted
+        )
+        body = f"<spotPriceHistorySet>{items}</spotPriceHistorySet>"
+        return xml_answer("DescribeSpotPriceHistoryResponse", EC2_SPACE, body)
 
     def _ec2_DescribeRegions(self, request: Request) -> Answer:
         """A few of them: moto takes its time with each that is asked for the first time."""

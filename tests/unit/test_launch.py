@@ -307,10 +307,17 @@ def test_refused_without_enough_gpus() -> None:
 
 
 def test_a_run_keeps_the_price_of_its_cluster_and_gets_its_network_cards() -> None:
-    plan = {"price_per_hour": None, "currency": "USD", "price_source": "a table", "lines": [], "warnings": []}
+    plan = {
+        "price_per_hour": None,
+        "currency": "USD",
+        "price_source": "a table",
+        "price_table": "1",
+        "lines": [],
+        "warnings": [],
+    }
     details = {"plan": plan, "devices_per_node": {"vpc.amazonaws.com/efa": 4}}
     (spec,) = resolve(replace(DIGITS, workers=(2,)), Cluster("far", "eks", details=details))
-    assert spec.price == {"per_hour": None, "currency": "USD", "source": "a table"}
+    assert spec.price == {"per_hour": None, "currency": "USD", "source": "a table", "table": "1"}
     assert spec.kubernetes.devices == {"vpc.amazonaws.com/efa": "4"}
     assert RunSpec.from_dict(spec.to_dict()) == spec
     (shared,) = resolve(replace(DIGITS, workers=(2,), spread=False), Cluster("far", "eks", details=details))

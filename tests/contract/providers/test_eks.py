@@ -276,7 +276,20 @@ def test_the_plan_writes_nothing_and_sums_what_is_known(aws: AwsServer) -> None:
     assert (plan.location, plan.currency) == ("us-east-1b", "USD")
     assert plan.total == pytest.approx(0.10 + 0.0416 + 2 * 0.526 + 220 * 0.00011)
     assert not [action for action in actions(aws) if not action.split(":")[1].startswith(("Get", "Describe"))]
-    assert planned("plan-2", EksOptions(machine_type="g4dn.xlarge", spot=True)).total is None
+    assert plan.to_dict()["price_table"]
+    assert {line.as_of for line in plan.lines} == {"2025"}
+
+
+def test_spot_machines_are_planned_at_todays_price(aws: AwsServer) -> None:
+    zone = "us-east-1b"
+    plan = planned("plan-2", EksOptions(machine_type="g4dn.xlarge", spot=True, zone=zone))
+    assert plan.lines[2].price == 0.35  # the dearest that may come, each at its latest price
+    assert (plan.lines[2].as_of or "").startswith("now, 20")
+    assert plan.total is not None
+    none_told = planned("plan-2", EksOptions(machine_type="g5.xlarge", spot=True, zone=zone))
+    assert none_told.lines[2].price is None
+    aws.order("me", "deny", action="ec2:DescribeSpotPriceHistory.*", times=1)
+    assert planned("plan-2", EksOptions(machine_type="g4dn.xlarge", spot=True, zone=zone)).total is None
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,26 @@ def test_ones_own_table_goes_before() -> None:
     assert table("gke").price("control-plane", "x") == 0.10
 
 
+def test_a_price_says_of_when_it_is() -> None:
+    prices = table("gke")
+    assert prices.line("worker", 2, "a3-highgpu-1g", "us-central1") == PlanLine("worker", 2, 10.98, "2026-09-26")
+    assert prices.line("worker", 2, "n1-standard-4", "us-central1").as_of == "2025"
+    assert prices.line("worker", 2, "n1-standard-4", "nowhere") == PlanLine("worker", 2, None, None)
+    own_file().write_text('[gke]\ndate = "2026-11-21"\n[gke.on-demand.any]\nn1-standard-4 = 0.2\n')
+    assert table("gke").line("worker", 1, "n1-standard-4", "nowhere").as_of == "2026-11-21"
+
+
+def test_another_table_has_another_version() -> None:
+    shipped = table("eks").version
+    assert table("eks").version == shipped
+    assert shipped.startswith("2025 ")
+    own_file().write_text("[eks.on-demand.any]\nx = 1\n")
+    first = table("eks").version
+    own_file().write_text("[eks.on-demand.any]\nx = 2\n")
+    assert len({shipped, first, table("eks").version}) == 3
+    assert first.endswith(shipped)
+
+
 @pytest.mark.parametrize(
     "text",
     [
