@@ -1,6 +1,8 @@
 """`mlbench status --cluster` and `mlbench charts --cluster`, on KIND's stand-ins."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.app import run
-from mlbench_cli.store import Store
+from mlbench_cli.store import Cluster, Store
 from tests.fakes.kind_tools import World
 
 
@@ -24,6 +26,7 @@ class Told:
         return json.loads(self.out)
 
 
+ROOT = Path(__file__).parents[3]
 Command = Callable[..., Told]
 
 
@@ -111,3 +114,39 @@ def test_a_removed_cluster_is_still_a_result(mlbench: Command, tmp_path: Path) -
 def test_wrong_words(mlbench: Command, words: list[str], code: int, says: str) -> None:
     told = mlbench(*words)
     assert (told.code, says in told.err) == (code, True), told.err
+
+
+PROBE = """
+import sys
+from mlbench_cli.app import run
+assert run(sys.argv[1:]) == 0
+print(*sys.modules, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["list-clusters"],
+        ["list-clusters", "-o", "json"],
+        ["status", "--cluster", "far-2"],
+        ["status", "--cluster", "wide-2", "-o", "json"],
+        ["set-cluster", "far-2"],
+    ],
+    ids=" ".join,
+)
+def test_what_is_known_here_needs_no_clouds_library(tmp_path: Path, words: list[str]) -> None:
+    store = Store(tmp_path)
+    for name, provider in (("far-2", "gke"), ("wide-2", "eks")):
+        store.record_cluster(Cluster(name, provider, details={"nodes": 2, "plan": {"price_per_hour": 1.5}}))
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *words],
+        env={"MLBENCH_HOME": str(tmp_path), "PATH": ""},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = {name.split(".")[0] for name in done.stderr.splitlines()[-1].split()}
+    assert not loaded & {"boto3", "botocore", "google", "grpc", "urllib3", "requests"}
