@@ -149,5 +149,6 @@ CHECKS: tuple[Callable[[], Check], ...] = (
     _package("eks", "boto3", "eks", "clusters of Amazon"),
     _program("docker", "KIND clusters and building images"),
     _program("kind", "KIND clusters"),
+    _program("kubectl", "a look into a cluster: mlbench kubeconfig export"),
     _program("helm", "create-cluster --chart-location"),
 )
