@@ -12,7 +12,7 @@ from mlbench_cli.commands._common import Format, Output, RequireGoal, Yes, engin
 from mlbench_cli.commands._repeats import repeats_in
 from mlbench_cli.commands._report import Ended, Reporter, in_words, report_ended
 from mlbench_cli.engines.base import Engine, Submission
-from mlbench_cli.errors import InterruptedError_, MlbenchError, TerminatedError, UsageError
+from mlbench_cli.errors import InterruptedError_, MlbenchError, TerminatedError
 from mlbench_cli.request import OPTIONS, Request, equivalent_command, flag, merge, pairs, read_file
 from mlbench_cli.spec import Run, RunSpec
 from mlbench_cli.store import Cluster, Store
@@ -47,11 +47,6 @@ def run(
     if dry_run:
         _print_submissions(submissions, output)
         return 0
-    if detach and len(specs) > 1 and engine.dies_with_client:
-        raise UsageError(
-            f"--detach with {len(specs)} numbers of workers: on this machine they would all run at once.",
-            hint="Give one number of workers, or leave out --detach.",
-        )
     _warn(specs, cluster)
     runs = _record(specs, store)
     if detach:
@@ -145,13 +140,10 @@ def _forget(runs: list[Run], store: Store) -> None:
 
 
 def _start(runs: list[Run], engine: Engine, store: Store, output: Format) -> int:
-    for number, item in enumerate(runs):
-        try:
-            _submit(item, engine, store, detach=True)
-        except BaseException:
-            _forget(runs[number + 1 :], store)  # this one stays: it may have left something
-            raise
-        console.note(f"Run started with name {item.name}")
+    if len(runs) > 1 and engine.dies_with_client:
+        _start_in_turn(runs)
+    else:
+        _start_all(runs, engine, store)
     if output == Format.json:
         console.out_json({"runs": [{"name": item.name, "id": item.id, "folder": str(item.folder)} for item in runs]})
     else:
@@ -161,6 +153,23 @@ def _start(runs: list[Run], engine: Engine, store: Store, output: Format) -> int
         f"Next: mlbench status {name}, mlbench logs {name} --follow, mlbench wait {name}, mlbench cancel {name}"
     )
     return 0
+
+
+def _start_in_turn(runs: list[Run]) -> None:
+    from mlbench_cli import background
+
+    background.start(runs)
+    console.note(f"Runs started with names {', '.join(item.name for item in runs)}: one after the other.")
+
+
+def _start_all(runs: list[Run], engine: Engine, store: Store) -> None:
+    for number, item in enumerate(runs):
+        try:
+            _submit(item, engine, store, detach=True)
+        except BaseException:
+            _forget(runs[number + 1 :], store)  # this one stays: it may have left something
+            raise
+        console.note(f"Run started with name {item.name}")
 
 
 def _submit(item: Run, engine: Engine, store: Store, *, detach: bool) -> None:

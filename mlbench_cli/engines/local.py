@@ -22,7 +22,7 @@ from typing import Any
 import mlbench_cli
 from mlbench_cli.engines import local_machine
 from mlbench_cli.engines.base import Cursor, Fetched, Finding, LogLine, Observation, Submission
-from mlbench_cli.engines.local_state import Watch, alive, observation, read_state, tail
+from mlbench_cli.engines.local_state import Watch, alive, give_up, given_up, in_line, observation, read_state, tail
 from mlbench_cli.engines.local_supervisor import AT_START, main
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.spec import Run, RunSpec, canonical_json
@@ -96,6 +96,8 @@ class LocalEngine:
             lock = os.open(state_folder / "submit.lock", os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)
+                if given_up(run):
+                    raise UsageError(f'The run "{run.name}" was cancelled before it was started.')
                 if not _adopt(run):
                     _prepare(run, submission)
                     self._launch(run, lock, detach)
@@ -216,6 +218,21 @@ class LocalEngine:
             _signal(watch.state, signal.SIGTERM)
         elif watch.lost:
             _sweep(run.folder)
+        elif watch.state is None and in_line(run) and not self._give_up(run):
+            self.cancel(run)  # it has been started meanwhile
+
+    def _give_up(self, run: Run) -> bool:
+        """Have a run that waits for its turn never start; False where it has been started."""
+        with _explained(run, "changed"):
+            lock = os.open(run.folder / ".state" / "submit.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if read_state(run.folder) is not None:
+                    return False
+                give_up(run)
+                return True
+            finally:
+                os.close(lock)
 
     def delete(self, run: Run, *, force: bool = False) -> None:
         """Remove the run's folder. A running run is refused, or with `force` ended first."""

@@ -11,6 +11,7 @@ from typing import Any
 from mlbench_cli.engines import local_findings, local_machine
 from mlbench_cli.engines.base import Observation, WorkerState
 from mlbench_cli.spec import Run
+from mlbench_cli.store import write_atomically
 
 STARTING = 60.0  # seconds in which a recorded run may still be on its way to its supervisor
 ENDED = ("succeeded", "failed", "lost")
@@ -87,12 +88,46 @@ def alive(state: Mapping[str, Any]) -> bool:
 
 def starting(run: Run) -> bool:
     """Whether a run without a state may still get one."""
-    return time.time() - datetime.fromisoformat(run.created).timestamp() < STARTING
+    recent = time.time() - datetime.fromisoformat(run.created).timestamp() < STARTING
+    return not given_up(run) and (recent or in_line(run))
+
+
+def stand_in_line(run: Run, pid: int) -> None:
+    """Note that process `pid` will start the run when its turn comes."""
+    fields = local_machine.stat_fields(pid)
+    note = {
+        "pid": pid,
+        "start_time": None if fields is None else int(fields[19]),
+        "boot_id": local_machine.boot_id(),
+    }
+    (run.folder / ".state").mkdir(parents=True, exist_ok=True)
+    write_atomically(run.folder / ".state" / "in_line.json", json.dumps(note).encode())
+
+
+def in_line(run: Run) -> bool:
+    """Whether there is still a process that will start the run."""
+    try:
+        note = json.loads((run.folder / ".state" / "in_line.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return alive(note)
+
+
+def give_up(run: Run) -> None:
+    """Note that a run without a state is not to be started any more. Hold the lock of its submission."""
+    (run.folder / ".state" / "given_up").touch()
+
+
+def given_up(run: Run) -> bool:
+    return (run.folder / ".state" / "given_up").exists()
 
 
 def observation(run: Run, watch: Watch) -> Observation:
     if watch.state is None:
-        workers = tuple(WorkerState(rank) for rank in range(run.spec.world_size))
+        reason = "waits for the runs before it" if in_line(run) and not given_up(run) else None
+        workers = tuple(WorkerState(rank, reason=reason) for rank in range(run.spec.world_size))
+        if given_up(run):
+            return Observation(time.time(), workers, (), "cancelled")
         if starting(run):
             return Observation(time.time(), workers)
         state: dict[str, Any] = {"name": run.name, "ended": "never_started"}

@@ -88,7 +88,6 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["run", "x", "1", *TASK, "--memory", "8Gi"], 2, "no meaning on the local cluster"),
     (["run", "x", "1", *TASK, "--data-dir", "nope"], 4, "no folder nope"),
     (["run", "x", "1", *TASK, "--timeout", "1w"], 2, "is no duration"),
-    (["run", "x", "1", "2", *TASK, "--detach"], 2, "would all run at once"),
     (["run", "x", "1", "--command", "sh -c 'oops"], 2, "cannot be split"),
     (["run", "x", "1", "--image", "me/train"], 2, "no terminal to ask on"),
     (["run", "-f", "nope.yaml"], 4, "no file nope.yaml"),

@@ -37,6 +37,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.engines": (*BASE, "mlbench_cli.kube", "templates", "mlbench_cli.__init__"),
     "mlbench_cli.results": (*BASE, "mlbench_cli.engines.base", "mlbench_cli.__init__"),
     "mlbench_cli.progress": (*BASE, "mlbench_cli.engines.base"),
+    "mlbench_cli.background": (
+        *("mlbench_cli.__init__", "mlbench_cli.supervise", "mlbench_cli.engines", "mlbench_cli.errors"),
+        *("mlbench_cli.spec", "mlbench_cli.store"),
+    ),
     "mlbench_cli.settled": ("mlbench_cli.spec", "mlbench_cli.store"),
     "mlbench_cli.supervise": (
         *(*BASE, "mlbench_cli.engines", "mlbench_cli.results", "mlbench_cli.progress", "mlbench_cli.settled"),
