@@ -1,5 +1,6 @@
 """The whole story on a real cluster, as a user tells it: run, look, download, verify, draw, delete."""
 
+import json
 import subprocess
 import zipfile
 from pathlib import Path
@@ -26,7 +27,12 @@ def test_two_workers_on_two_nodes_reach_the_goal(mlbench: Mlbench, tmp_path: Pat
     names = zipfile.ZipFile(archive).namelist()
     assert {"result.json", "logs/rank-0.log", "logs/rank-1.log"} <= set(names)
     assert any(name.startswith("manifests/") for name in names)
-    subprocess.run(["sha256sum", "--quiet", "-c", "SHA256SUMS"], cwd=_unpacked(archive, tmp_path / "all"), check=True)
+    folder = _unpacked(archive, tmp_path / "all")
+    subprocess.run(["sha256sum", "--quiet", "-c", "SHA256SUMS"], cwd=folder, check=True)
+    # KIND: all of it works, and nothing of it is a figure.
+    assert json.loads((folder / "result.json").read_text())["label"]["word"] == "functional"
+    assert "no measure of performance" in (folder / "official_result.txt").read_text()
+    assert "no measure of performance" in mlbench("status", "digits-2")
     mlbench("charts", str(tmp_path / "charts"), str(archive), "--yes")
     assert (tmp_path / "charts" / "total_time.png").stat().st_size > 10_000
     mlbench("delete", "digits-2", "--yes")
