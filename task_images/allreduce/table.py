@@ -30,15 +30,15 @@ def fitted(series: Series, fit: Fit | None, ranks: int) -> str:
     if fit is None:
         return "fit: none, it needs three sizes"
     kind = COLLECTIVES[series.collective]
-    start = f"fit t = alpha + S * beta: alpha {fit.alpha_us:.4g} ± {fit.alpha_error_us:.2g} us"
-    off = f"off by {fit.off_mean:.0%}, at worst {fit.off_worst:.0%} ({size(fit.worst_bytes)})"
-    if fit.algbw is None or fit.algbw_error is None or fit.busbw is None:
-        return f"{start}, beta too small to tell; {off}"
-    line = f"{start}, 1 / beta {fit.algbw:.4g} ± {fit.algbw_error:.2g} GB/s; {off}"
-    if not kind.start(ranks):
+    line = f"fit t = alpha + S * beta: alpha {fit.alpha_us:.4g} ± {fit.alpha_error_us:.2g} us"
+    link = ", b too small to tell"
+    if fit.algbw is not None and fit.busbw is not None:
+        line += f", 1 / beta {fit.algbw:.4g} ± {fit.algbw_error:.2g} GB/s"
+        link = f", 1 / b {fit.busbw:.4g} GB/s"
+    line += f"; off by {fit.off_mean:.0%}, at worst {fit.off_worst:.0%} ({size(fit.worst_bytes)})"
+    if not kind.start(ranks):  # one rank alone
         return line
-    link = f"a {fit.alpha_us / kind.start(ranks):.4g} us, 1 / b {fit.busbw:.4g} GB/s"
-    return f"{line}\n{kind.model}: {link}"
+    return f"{line}\n{kind.model}: a {fit.alpha_us / kind.start(ranks):.4g} us{link}"
 
 
 def size(count: int) -> str:
