@@ -7,7 +7,9 @@ controllers.
 """
 
 import json
+import os
 import re
+import signal
 import ssl
 import threading
 import uuid
@@ -40,6 +42,9 @@ class Workloads:
         self.stuck: set[str] = set()
         self.looks = 2
         self.down: int | None = None  # answered with this status instead
+        self.changes: list[str] = []  # what mlbench asked to have removed
+        self.kill_at: int | None = None  # of these the one after which, before its answer, `victim` is killed
+        self.victim = Path()  # a file with its process number
         self.outage = 0  # so many requests after the first DELETE are refused
         self.allowed = allowed
         self.nodes: Callable[[str], list[dict[str, Any]]] = lambda role: []
@@ -213,11 +218,19 @@ class _Handler(BaseHTTPRequestHandler):
         item = self.api.objects[key]
         if self.command == "DELETE":
             self.api.delete(key)
+            self._count(f"{kind} {name}")
             if kind in ("secrets", "configmaps"):
                 del self.api.objects[key]
         if self.command == "PATCH":
             item["metadata"]["labels"] = {**item["metadata"].get("labels", {}), **document["metadata"]["labels"]}
         return self._json(200, item)
+
+    def _count(self, change: str) -> None:
+        if self.headers.get("User-Agent") != "mlbench":
+            return
+        if len(self.api.changes) == self.api.kill_at:
+            os.kill(int(self.api.victim.read_text()), signal.SIGKILL)
+        self.api.changes.append(change)
 
     def _status(self, code: int, message: str) -> None:
         self._json(code, {"kind": "Status", "status": "Failure", "code": code, "message": message})

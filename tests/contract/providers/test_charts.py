@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from tests.fakes.chart_repository import write_chart
 from tests.fakes.gke import PROJECT, Google, World
 from tests.fakes.helm_tool import HelmTool
 from tests.fakes.kube_workloads import Workloads
+from tests.fakes.zygote import Zygote
 
 CREATE = ("create-cluster", "gke", "1", "rel", "--yes")
 DELETE = ("delete-cluster", "gke", "rel-1", "--yes")
@@ -299,6 +301,37 @@ def test_from_an_empty_data_directory_nothing_is_left(place: Place) -> None:
     assert "what workloads left on rel-1 is gone" in told
     assert place.helm.calls[-1]["argv"][:2] == ["uninstall", "web"]
     assert place.kube.names("namespaces") == []
+
+
+def test_killed_at_every_change_the_next_one_finishes_it(place: Place) -> None:
+    """From an empty data directory each time."""
+    place.mlbench(*CREATE)
+    made = deepcopy(place.world.clusters)
+    (place.helm.folder / "helm").unlink()
+    place.kube.victim = place.home / "pid"
+    zygote = Zygote("mlbench_cli.app", "mlbench_cli.commands.delete_cluster", "providers.leavings", "providers.gke")
+    try:
+        number = 0
+        while number < 20:
+            place.world.clusters, place.world.operations = deepcopy(made), {}
+            place.kube.put("namespaces", "mlbench-web", metadata={"labels": {MARK: "rel-1"}})
+            place.kube.balancer("web", space="mlbench-web")
+            place.kube.balancer("by-hand", "192.0.2.8")
+            place.kube.stateful("db", DISK)
+            place.kube.changes, place.kube.kill_at = [], number
+            environment = {**place.environment, "MLBENCH_HOME": str(place.home / f"killed-{number}")}
+            code, said = zygote.run([*DELETE], environment, place.kube.victim)
+            if code == 0:
+                break
+            assert code == -signal.SIGKILL, said
+            place.kube.kill_at = None
+            place.mlbench(*DELETE, home=f"empty-{number}")
+            assert place.kube.outside == set()
+            assert place.world.clusters == {}
+            number += 1
+    finally:
+        zygote.close()
+    assert number >= 5, place.kube.changes
 
 
 def test_without_helm_the_namespace_goes_all_the_same(place: Place) -> None:
