@@ -54,6 +54,7 @@ class Curve:
     machine: str
     label: str = ""
     published: bool = False
+    functional: bool = False  # its figures are no measure of performance
 
 
 def read(archive: Archive) -> list[Curve]:
@@ -68,12 +69,16 @@ def read(archive: Archive) -> list[Curve]:
         facts = _facts(archive, int(document["ranks"]))
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedArchive(archive.path, name, f"it is not as the task writes it: {error!r}") from None
-    machine, run = _machine(archive), str(archive.run["name"])
+    machine, run, spec = _machine(archive), str(archive.run["name"]), archive.run["spec"]
+    functional = bool(spec.get("functional_only"))
     keys = dict.fromkeys(key for key, _ in rows)
     return [
-        Curve(run, *key, tuple(point for own, point in rows if own == key), _fit(fits.get(key)), facts, machine)
+        Curve(
+            run, *key, tuple(point for own, point in rows if own == key), _fit(fits.get(key)), facts, machine,
+            functional=functional,
+        )
         for key in keys
-    ]
+    ]  # fmt: skip
 
 
 def figures_of(archive: Archive) -> dict[str, float]:
@@ -175,8 +180,7 @@ def _machine(archive: Archive) -> str:
         words.append(f"{client['cores']} cores")
     if spec["device"] == "gpu" and first.get("device_name"):
         words.append(str(first["device_name"]))
-    functional = "; functional only: its figures mean nothing" if spec.get("functional_only") else ""
-    return shorten(f"{', '.join(map(str, words))} ({spec['cluster']}{functional})", 150)
+    return shorten(f"{', '.join(map(str, words))} ({spec['cluster']})", 150)
 
 
 @cache
@@ -273,7 +277,12 @@ def _figure(curves: Sequence[Curve], dtype: str, kind: str) -> "Figure":
     figure = Figure(figsize=(width, height))
     left = 0.12 / width
     title = f"{_KINDS[kind][0]} of {names[0] if len(names) == 1 else 'collectives'}, {dtype}"
-    figure.text(left, 1 - 0.1 / height, title, va="top", fontsize=13, fontweight="bold")
+    shown = figure.text(left, 1 - 0.1 / height, title, va="top", fontsize=13, fontweight="bold")
+    marked = [curve.functional for curve in curves if not curve.published]
+    if any(marked):
+        x = left + shown.get_window_extent().width / figure.bbox.width
+        text = f"   {'' if all(marked) else 'PARTLY '}FUNCTIONAL ONLY"
+        figure.text(x, 1 - 0.1 / height, text, va="top", fontsize=13, fontweight="bold", color=COLORS[5])
     figure.text(left, 1 - 0.38 / height, "\n".join(subtitle), va="top", color="#444444")
     figure.text(left, 0.08 / height, "\n".join(footnote), va="bottom", fontsize=8, color="#444444")
     colors = _colors(curves)

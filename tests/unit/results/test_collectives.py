@@ -218,3 +218,12 @@ def test_one_rank_has_a_latency_but_no_bandwidth(tmp_path: Path) -> None:
     curves = curves_of(measured_run(tmp_path / "a", workers=1, document={"ranks": 1, "rows": rows, "series": []}))
     with style():
         assert [name for name, _ in figures(labelled(curves))] == ["collectives_latency_fp32"]
+
+
+def test_figures_of_a_functional_cluster_are_marked(tmp_path: Path) -> None:
+    functional = curves_of(measured_run(tmp_path / "a", functional_only="all nodes are on one machine"))
+    both = functional + curves_of(measured_run(tmp_path / "b", workers=4))
+    with style():
+        for curves, words in ((functional, "   FUNCTIONAL ONLY"), (both, "   PARTLY FUNCTIONAL ONLY")):
+            for _, figure in figures(labelled(curves)):
+                assert words in [text.get_text() for text in figure.texts]
