@@ -177,6 +177,9 @@ def _goal(goal: dict[str, Any] | None, spent: bool) -> str | None:
 def _explain(ended: Ended) -> None:
     if ended.exit_code or ended.outcome.findings:
         console.note(ended.outcome.summary)
+    division = (ended.result or {}).get("division") or {}
+    if division.get("word") == "open":
+        console.note(f"{ended.run.name} is in the open division: {division['reason']}.")
     for finding in ended.outcome.findings:
         if finding.summary not in ended.outcome.summary:
             console.note(f"  {finding.summary}")

@@ -141,7 +141,7 @@ def _forget(runs: list[Run], store: Store) -> None:
 
 def _start(runs: list[Run], engine: Engine, store: Store, output: Format) -> int:
     if len(runs) > 1 and engine.dies_with_client:
-        _start_in_turn(runs)
+        _start_in_turn(runs, store)
     else:
         _start_all(runs, engine, store)
     if output == Format.json:
@@ -155,10 +155,14 @@ def _start(runs: list[Run], engine: Engine, store: Store, output: Format) -> int
     return 0
 
 
-def _start_in_turn(runs: list[Run]) -> None:
+def _start_in_turn(runs: list[Run], store: Store) -> None:
     from mlbench_cli import background
 
-    background.start(runs)
+    try:
+        background.start(runs)
+    except BaseException:
+        _forget(runs, store)  # nothing of them has been started
+        raise
     console.note(f"Runs started with names {', '.join(item.name for item in runs)}: one after the other.")
 
 

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlbench_cli.catalog import BUDGET
 from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.results import layout
 from mlbench_cli.results.archive import Archive
@@ -169,6 +168,8 @@ def _speedup(series: Series) -> "Figure":
         figure, (axes,) = _panels(series, "Speed-up", [""], 1.6)
         axes.set_axis_off()
         message = "A speed-up needs successful runs with two numbers of workers:\n\nmlbench run NAME 1 2 4 --task TASK"
+        if all(group.after_time for group in series.groups):
+            message = "Runs that had a time to spend have no speed-up;\n\nhow far they came is in accuracy_after_time"
         axes.text(0.5, 0.5, message, ha="center", va="center", fontsize=11, transform=axes.transAxes)
         return figure
     figure, panels = _panels(series, "Speed-up", _titles(series, tasks), 4.4)
@@ -217,16 +218,17 @@ def _phases(series: Series) -> "Figure":
 def _after_time(series: Series) -> "Figure":
     """The goal's metric at the end of the time budget over the number of workers, one panel per task."""
     tasks = [task for task in series.tasks if any(group.after_time for group in series.groups if group.task == task)]
-    budgets = {group.facts.get(f"parameter {BUDGET}", "") for group in series.groups if group.after_time}
-    title = f"Accuracy after {float(budgets.pop()):g} s" if len(budgets) == 1 else "Accuracy after time"
+    budgets = {group.facts["budget"] for group in series.groups if group.after_time}
+    title = f"Accuracy after {budgets.pop()} s" if len(budgets) == 1 else "Accuracy after time"
     figure, panels = _panels(series, title, _titles(series, tasks), 4.0)
     looks = _looks(series)
     for task, axes in zip(tasks, panels, strict=True):
         groups = [group for group in series.groups if group.task == task and group.after_time]
         counts = sorted({point.workers for group in groups for point in group.points if point.good})
-        for group in groups:
+        for index, group in enumerate(groups):
             color, marker, style = looks[group.label]
-            points = [(counts.index(point.workers), point.value) for point in group.points if point.good]
+            aside = 0.05 * (index - (len(groups) - 1) / 2)  # so that intervals do not hide each other
+            points = [(counts.index(point.workers) + aside, point.value) for point in group.points if point.good]
             found = [(x, value) for x, value in points if value]
             label = textwrap.fill(shorten(group.label, 150), 66)
             x, means = [x for x, _ in found], [value.mean for _, value in found]

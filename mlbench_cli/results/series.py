@@ -206,6 +206,7 @@ def _reported(result: Mapping[str, Any], whole_run: bool) -> dict[str, str]:
     return {
         "goal": result["goal"]["wording"] if result["goal"] else "",
         "metric": result["goal"]["metric"] if result["goal"] else "",
+        "budget": "" if result["budget_seconds"] is None else f"{result['budget_seconds']:g}",
         "synthetic": "synthetic data" if result["synthetic"] else "",
         "measure": "whole run" if whole_run else "",
     }
@@ -242,6 +243,7 @@ def describe(name: str, value: str) -> str:
         "cpus": _cpus(value),
         "goal": f"goal {value}",
         "metric": "",
+        "budget": f"{value} s to spend",
     }
     return words.get(name, value)
 

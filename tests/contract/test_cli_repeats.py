@@ -103,6 +103,29 @@ def test_a_run_without_repeats_has_no_table_of_them(capsys: Captured) -> None:
     assert run(["status", "x"]) == 4
 
 
+@pytest.mark.parametrize(("value", "code"), [(85, 0), (75, 7)])
+def test_a_spent_budget_meets_a_required_goal_only_where_it_was_reached_on_the_way(
+    capsys: Captured, value: int, code: int
+) -> None:
+    goal = {"metric": "Prec@1", "comparison": ">=", "threshold": 80, "kind": "full", "value": value, "last": value}
+    goals = {"full": {"wall_seconds": 1.5, "training_seconds": 1.25}} if value > 80 else {}
+    metric = {"v": 1, "event": "metric", "rank": 0, "time": 1.0, "name": "Prec@1", "value": value}
+    result = {"v": 1, "event": "result", "rank": 0, "time": 2.0, "outcome": "budget_spent", "goal": goal}
+    result |= {"budget_seconds": 2, "wall_seconds": 2.5, "details": {"goals": goals}}
+    Path("log").write_text("".join(f"@mlbench {json.dumps(event)}\n" for event in (metric, result)))
+    [entry] = answer(capsys, "run", "x", "1", "--command", "cat log", "--require-goal", code=code)["runs"]
+    assert entry["outcome"] == "budget_spent"
+    assert entry["result"]["goal"]["reached"] == (value > 80)
+    assert run(["wait", "x-1"]) == 0
+    assert run(["wait", "x-1", "--require-goal"]) == code
+    assert run(["status"]) == 0
+    assert "budget_spent" in capsys.readouterr().out
+    folder = Store().run("x-1").run.folder
+    assert (folder / "official_result.txt").read_text() == f"Prec@1 of {value} after 2.500 seconds (budget 2)\n"
+    assert run(["charts", "figures", "--run", "x-1"]) == 0
+    assert Path("figures/accuracy_after_time.png").stat().st_size > 0
+
+
 def test_a_command_held_to_a_tasks_goal(capsys: Captured) -> None:
     line = '@mlbench {"v":1,"event":"metric","rank":0,"time":%d,"name":"val_global_Prec@1","value":%s}\n'
     Path("log").write_text(line % (4_000_000_000, 91.5) + line % (4_000_000_010, 99.5))
@@ -116,6 +139,8 @@ def test_a_command_held_to_a_tasks_goal(capsys: Captured) -> None:
     assert official[1].startswith("Division: open (a command of one's own)")
     assert run(["verify", str(folder)]) == 0
 
+    assert run(["run", "told", *argv[2:]]) == 0
+    assert "told-1 is in the open division: a command of one's own." in capsys.readouterr().err
     [entry] = answer(capsys, "run", "light", *argv[2:], "--light")["runs"]
     assert entry["result"]["goal"]["value"] == 91.5
     Path("log").write_text("hello\n")
