@@ -154,6 +154,7 @@ class Provider(Protocol):
     expires          seconds since 1970, when `gc --expired` may remove it; absent: never
     owner            who made it
     plan             Plan.to_dict() as it was when the cluster was made
+    charts           Helm charts that were installed with it: release, namespace, version, source, digest
     provisioning     written by the life-cycle: what took how long (see `timeline`); so are
     scaling          of the last change of size, and
     removal          of a removal that is going on or done
