@@ -1,4 +1,4 @@
-"""GKE: Kubernetes on Google's machines: one zone, a small pool for the system, and a pool of equal workers."""
+"""GKE: Kubernetes on Google's machines: a zone or region, a small pool for the system, a pool of equal workers."""
 
 import re
 from collections.abc import Mapping, Sequence

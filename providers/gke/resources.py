@@ -120,9 +120,10 @@ class ControlPlane(Made):
         """The cluster as GKE is asked for it; its marks are labels, which Google also puts on the bill."""
         labels = marks(self.cluster)
         options = self.options
+        place = self.gke.location
+        regional = api.region_of(place) == place
         # One zone, also in a region: a second machine for the system would only cost.
-        zone = self.zones(Machine(options.system_machine_type))[0]
-        zones = [self.gke.location] if api.region_of(self.gke.location) != self.gke.location else [zone]
+        zones = self.zones(Machine(options.system_machine_type))[:1] if regional else [place]
         request: dict[str, Any] = {
             "name": self.name,
             "resource_labels": labels,
