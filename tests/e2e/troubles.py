@@ -246,7 +246,7 @@ TROUBLES: dict[str, Trouble] = {
     "image": Trouble("image_pull", ("true",), PULL, {"image": "nosuch.invalid/x:1"}),
     "image-absent": Trouble(
         "image_not_found", ("true",), waits("ErrImageNeverPull"), {"image": "nosuch.invalid/x:1"},
-        ("imagePullPolicy: IfNotPresent", "imagePullPolicy: Never"),
+        template=("imagePullPolicy: IfNotPresent", "imagePullPolicy: Never"),
     ),
     "image-name": Trouble("image_name_invalid", ("true",), waits("InvalidImageName"), {"image": "A b:1"}),
     "secret": Trouble(
