@@ -38,7 +38,7 @@ class Request:
     workers: tuple[int, ...] = ()
 
     task: str | None = _option("a task of the catalogue (see: mlbench tasks)")
-    preset: str | None = _option("the task's set of parameters: spec (default), legacy, 2018 or tiny")
+    preset: str | None = _option("the task's set of parameters: spec (default), legacy, 2018, tiny, or one of its own")
     set: Mapping[str, Any] = _option("change one parameter", kind="pairs", metavar="KEY=VALUE")
     command: str | None = _option(
         "a command of your own; with --task held to that task's goal (open division); "
