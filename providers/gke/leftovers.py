@@ -11,7 +11,7 @@ from providers.gke.compute import Compute
 from providers.leavings import Item, Leftover
 
 # What GKE puts on the disks of a cluster's volumes.
-LABEL = "goog-k8s-cluster-name"
+LABEL, PLACE_LABEL = "goog-k8s-cluster-name", "goog-k8s-cluster-location"
 
 
 def left(cluster: Cluster, seen: Sequence[Item]) -> list[Leftover]:
@@ -21,7 +21,7 @@ def left(cluster: Cluster, seen: Sequence[Item]) -> list[Leftover]:
     paths = {item.handle.partition("/zones/")[2] for item in seen if item.kind == "PersistentVolume"}
     for disk in [*_labelled(compute, cluster), *(_found(compute, f"/zones/{path}") for path in paths if path)]:
         if disk is not None:
-            zone = str(disk.get("zone") or _zone(cluster)).rpartition("/")[2]
+            zone = str(disk["zone"]).rpartition("/")[2]
             remove = f"gcloud compute disks delete {disk['name']} --zone {zone} --project {_project(cluster)}"
             told.append(Leftover("disk", str(disk["name"]), f"{disk.get('sizeGb')} GB, {disk.get('status')}", remove))
     for address in {item.handle for item in seen if item.kind != "PersistentVolume" and item.handle}:
@@ -43,8 +43,10 @@ def command(cluster: Cluster, item: Item | None) -> str:
 
 
 def _labelled(compute: Compute, cluster: Cluster) -> list[dict[str, Any]]:
-    disks = compute._get(f"/zones/{_zone(cluster)}/disks?filter={quote(f'labels.{LABEL}={cluster.name}')}")
-    return list(disks.get("items") or ())
+    """In all zones, since a cluster of a region has machines in several; not those of one of that name elsewhere."""
+    wanted = f"(labels.{LABEL}={cluster.name}) (labels.{PLACE_LABEL}={cluster.details.get('location')})"
+    zones = compute._get(f"/aggregated/disks?filter={quote(wanted)}").get("items") or {}
+    return [disk for found in zones.values() for disk in found.get("disks") or ()]
 
 
 def _found(compute: Compute, path: str) -> dict[str, Any] | None:
@@ -56,7 +58,7 @@ def _found(compute: Compute, path: str) -> dict[str, Any] | None:
 
 def _rules(compute: Compute, cluster: Cluster, address: str) -> list[Leftover]:
     """Forwarding rules are what of a load balancer has an address, and is paid for."""
-    region = _zone(cluster).rpartition("-")[0]
+    region = api.region_of(str(cluster.details.get("location")))
     told = []
     for place, flag in ((f"/regions/{region}", f"--region {region}"), ("/global", "--global")):
         rules = compute._get(f"{place}/forwardingRules?filter={quote(f'IPAddress={address}')}")
@@ -68,7 +70,3 @@ def _rules(compute: Compute, cluster: Cluster, address: str) -> list[Leftover]:
 
 def _project(cluster: Cluster) -> str:
     return str(cluster.details.get("project") or api.project_of(None))
-
-
-def _zone(cluster: Cluster) -> str:
-    return str(cluster.details.get("location") or "-")

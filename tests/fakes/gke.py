@@ -421,16 +421,21 @@ class _Web(_Handler):
         else:
             self.answer({"error": {"code": 404, "message": f"The resource '{self.path}' was not found"}}, 404)
 
+    def _disk(self, handle: str) -> dict[str, Any]:
+        return {"name": handle.rpartition("/")[2], "sizeGb": "10", "status": "READY", "zone": f"https://x/zones/{ZONE}"}
+
     def _outside(self, parts: list[str]) -> None:
         """ASSUMED: GKE labels the disks of all volumes; forwarding rules are filtered by their address."""
         place, _, wanted = parts[-1].partition("?filter=")
         if parts[-2] == "disks":
             found = [item for item in self.world.outside if item.endswith("/".join(parts))]
         elif place == "disks":
-            found = [item for item in self.world.outside if "/".join(parts[:2]) in item and "labels." in wanted]
+            disks = [item for item in self.world.outside if "/disks/" in item and "labels." in wanted]
+            self.answer({"items": {f"zones/{ZONE}": {"disks": [self._disk(item) for item in disks]}}})
+            return
         else:
             found = [item for item in self.world.outside if wanted == f"IPAddress%3D{item}" and parts[0] != "global"]
-        items = [{"name": item.rpartition("/")[2], "sizeGb": "10", "status": "READY"} for item in found]
+        items = [self._disk(item) for item in found]
         if parts[-2] == "disks" and not items:
             self.answer({"error": {"code": 404, "message": f"The resource '{self.path}' was not found"}}, 404)
             return
