@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from mlbench_cli.app import run
+from mlbench_cli.engines.local_state import stand_in_line
+from mlbench_cli.errors import UsageError
 from mlbench_cli.store import Store
-from tests.contract.local_runs import until
+from tests.contract.local_runs import Lab, until
 
 Captured = pytest.CaptureFixture[str]
 # Says when it began and ended, and waits for a file of its size.
@@ -92,3 +94,16 @@ def test_without_the_process_that_starts_them_the_rest_never_starts(capsys: Capt
     assert run(["wait", "x-2"]) == 6
     assert "was not started" in capsys.readouterr().err
     assert begun() == ["1 begins"]
+
+
+def test_one_that_was_cancelled_is_not_started_after_all(home: Path) -> None:
+    """The process that starts them may have looked just before."""
+    home.mkdir()
+    lab = Lab(home)
+    waiting = lab.record(["true"])
+    stand_in_line(waiting, os.getpid())
+    lab.engine.cancel(waiting)
+    with pytest.raises(UsageError, match="was cancelled before it was started"):
+        lab.engine.submit(waiting, lab.engine.render(waiting.spec), detach=True)
+    assert lab.end(waiting).ended == "cancelled"
+    lab.close()
