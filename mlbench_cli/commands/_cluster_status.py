@@ -11,6 +11,8 @@ from mlbench_cli.errors import MlbenchError
 from mlbench_cli.store import Cluster, Store, timestamp
 from providers import registry
 
+UNDER_WAY = ("being made", "being removed")
+
 
 def show_cluster(store: Store, name: str, output: Format, *, cloud: bool = False) -> None:
     """Print what the record of a cluster tells, also of one that was removed; with `cloud` what is there now, too."""
@@ -61,6 +63,8 @@ def _resources(details: Any) -> list[dict[str, Any]]:
         gone = removal.pop((item["kind"], item["name"]), None)
         seconds = None if item["ready"] is None else round(item["ready"] - item["began"], 3)
         found.append({**item, "state": _state(item, gone), "seconds": seconds, "removal": gone})
+    if details.get("failure"):
+        found = [{**item, "state": "not finished"} if item["state"] in UNDER_WAY else item for item in found]
     if details.get("removed"):  # what has no removal of its own went with something else
         found = [{**item, "state": "gone"} for item in found]
     # What another machine has made is known from its removal only.
@@ -189,7 +193,7 @@ def _show(document: dict[str, Any]) -> None:
         ("Where", cluster["location"]),
         ("Machines", _machines(cluster)),
         ("Price", _price_words(document["price"])),
-        ("Expires", cluster["expires"] if cluster["state"] != "removed" else None),
+        ("Expires", _end(cluster)),
         ("Ready", _after(document["provisioning_seconds"])),
         ("Removed", _after(document["removal_seconds"])),
     ]
@@ -203,17 +207,22 @@ def _show(document: dict[str, Any]) -> None:
 
 
 def _show_resources(resources: Sequence[dict[str, Any]]) -> None:
-    columns = ["RESOURCE", "NAME", "STATE", "BEGAN", "TOOK", "REMOVAL", "WAITED FOR"]
-    cloud = any("found" in item for item in resources)
-    rows: list[list[object]] = []
-    for item in resources:
-        row = [item["kind"], item["name"], item["state"], _at(item.get("began")), _took(item)]
-        gone = item["removal"]
-        row += [_seconds(gone, "gone") if gone else None, _waits(item, gone)]
-        rows.append([*row[:3], item.get("found"), *row[3:]] if cloud else row)
-    if cloud:
-        columns.insert(3, "FOUND")
-    console.out_table(columns, rows, droppable=["BEGAN", "WAITED FOR", "REMOVAL"])
+    shown = {
+        "RESOURCE": [item["kind"] for item in resources],
+        "NAME": [item["name"] for item in resources],
+        "STATE": [item["state"] for item in resources],
+        "BEGAN": [_at(item.get("began")) for item in resources],
+        "TOOK": [_took(item) for item in resources],
+    }
+    if any("found" in item for item in resources):
+        shown["FOUND"] = [item.get("found") for item in resources]
+    if any(item["removal"] for item in resources):
+        shown["REMOVAL"] = [_seconds(item["removal"], "gone") for item in resources]
+    shown["WAITED FOR"] = [_waits(item, item["removal"]) for item in resources]
+    rows = [list(row) for row in zip(*shown.values(), strict=True)]
+    console.out_table(
+        list(shown), rows, droppable=[name for name in ("BEGAN", "WAITED FOR", "REMOVAL") if name in shown]
+    )
 
 
 def _waits(item: dict[str, Any], gone: dict[str, Any] | None) -> str | None:
@@ -227,8 +236,8 @@ def _took(item: dict[str, Any]) -> str | None:
     return None if item["seconds"] is None else console.duration(item["seconds"])
 
 
-def _seconds(item: dict[str, Any], end: str) -> str | None:
-    return None if item[end] is None else console.duration(item[end] - item["began"])
+def _seconds(item: dict[str, Any] | None, end: str) -> str | None:
+    return None if item is None or item[end] is None else console.duration(item[end] - item["began"])
 
 
 def _at(seconds: float | None) -> str | None:
@@ -238,6 +247,13 @@ def _at(seconds: float | None) -> str | None:
 def _since(cluster: dict[str, Any]) -> str:
     told = f", made {console.ago(cluster['created'])}" if cluster["created"] else ""
     return told + (f" by {cluster['owner']}" if cluster["owner"] else "")
+
+
+def _end(cluster: dict[str, Any]) -> str | None:
+    if cluster["expires"] is None or cluster["state"] == "removed":
+        return None
+    left = (datetime.fromisoformat(cluster["expires"]) - datetime.now(UTC)).total_seconds()
+    return f"in {console.duration(left)} ({cluster['expires']})" if left > 0 else f"overdue ({cluster['expires']})"
 
 
 def _machines(cluster: dict[str, Any]) -> str | None:

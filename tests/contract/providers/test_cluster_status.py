@@ -51,6 +51,8 @@ def test_a_cluster_with_its_resources_price_and_end(mlbench: Command) -> None:
     text = mlbench("status", "--cluster", "rel-2").out
     assert "KIND cluster   rel-2" in text
     assert "free" in text
+    assert "Expires:  in " in text
+    assert "REMOVAL" not in text
 
 
 def test_the_cloud_says_what_is_there_now(mlbench: Command, world: World) -> None:
@@ -72,6 +74,7 @@ def test_one_that_was_not_finished_says_why(mlbench: Command, world: World) -> N
     assert told["provisioning_seconds"] is None
     (finding,) = [item for item in told["findings"] if item["code"] != "planned"]
     assert finding["code"] == "usage"
+    assert {item["state"] for item in told["resources"]} == {"ready", "not finished"}
     assert finding["summary"] in mlbench("status", "--cluster", "rel-2").out
 
 
