@@ -129,6 +129,7 @@ def train_classifier(
         resumption=_resumption(world, long, name, {**(identity or {}), **same}) if long else None,
         budget=settings.budget_seconds,
         before_pass=ddp.before_pass if ddp else None,
+        compiled=long is not None and long.compile != "no",
         details={**facts, **(details or {})},
     ).run()
 

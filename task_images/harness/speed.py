@@ -14,15 +14,15 @@ FIRST_LOSS_SCALE = 65536.0
 
 COMPILE = ("no", "blocks", "whole")
 
-# For each block: training and validation, and for each of these a last batch of another size, and again for any size.
-COMPILATIONS = 6
+# For each block, at most: the usual batch, and once more for whatever else torch finds changed.
+COMPILATIONS = 2
 
 
 @dataclass(frozen=True)
 class SpeedOptions:
     """channels_last   memory format of images and convolutions
     compile            "no", "blocks" (torch.compile for each block of the model, so that gradients still appear one
-                       after another), or "whole"
+                       after another), or "whole"; for training batches of the usual size, see training.Trainer
     precision          fp32; bf16 or fp16: mixed, with parameters in fp32
     loaders            threads that load data ahead
     """

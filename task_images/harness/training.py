@@ -4,9 +4,11 @@ Read it from top to bottom: `Trainer.run` is an epoch after another, `_train` an
 differs (sequences, accumulation) write their own with the same tracker, strategy, loss guard, goal and reporter.
 """
 
+import contextlib
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +53,7 @@ class Trainer:
     budget      seconds after which training ends, validation included in them; it does not end at the goal then,
                 for what counts is how far it comes (accuracy after time); 0: train to the goal
     before_pass called with every training batch before its forward pass
+    compiled    whether the model has compiled parts: they serve training batches of the usual size only
     """
 
     world: World
@@ -70,6 +73,7 @@ class Trainer:
     resumption: Resumption | None = None
     budget: float = 0.0
     before_pass: Callable[[Batch], None] | None = None
+    compiled: bool = False
     details: dict[str, Any] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -117,14 +121,15 @@ class Trainer:
         tracker, section = self.tracker, self.tracker.section
         self.model.train()
         self.report.phase("training", epoch=epoch, epochs=self.epochs)
-        recent, whole = TrainingLoss(), Mean("loss")
+        recent, whole, usual = TrainingLoss(), Mean("loss"), 0
         for step, batch in enumerate(tracker.waiting(self.data.training(epoch)), 1):
+            usual = usual or batch.size
             if self.before_pass:
                 self.before_pass(batch)
             with tracker.step(samples=batch.total):
                 with section("preprocessing"):
                     inputs, targets = self.data.prepare(batch, training=True)
-                with section("forward"), self._precision.autocast():
+                with section("forward"), self._precision.autocast(), self._code(usual=batch.size == usual):
                     outputs = self.model(inputs)
                 with section("loss"), self._precision.autocast():
                     loss = self.loss(outputs, targets)
@@ -170,7 +175,7 @@ class Trainer:
         average_buffers(self.world, self.model)
         self.model.eval()
         mean = Mean("loss")
-        with torch.inference_mode():
+        with torch.inference_mode(), self._code(usual=False):
             for batch in self.data.validation():
                 inputs, targets = self.data.prepare(batch, training=False)
                 with self._precision.autocast():
@@ -188,6 +193,10 @@ class Trainer:
                 "A lower learning rate may help.",
             )
         return values
+
+    def _code(self, usual: bool) -> AbstractContextManager[object]:
+        """Compiled code in the `usual` case; in others, which are few, compiling anew would cost more than it saves."""
+        return contextlib.nullcontext() if usual or not self.compiled else torch.compiler.set_stance("force_eager")
 
     def _is_over(self) -> bool:
         """Whether the time budget is spent, by rank 0's clock. Every rank must ask."""

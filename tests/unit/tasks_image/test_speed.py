@@ -1,12 +1,23 @@
 """Speed options: what is compiled, and that they are told as they are."""
 
+from collections.abc import Callable, Iterator
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from task_images.comm.allreduce import GradientAllReduce
+from task_images.contract import Contract
+from task_images.harness.data import ArrayData
+from task_images.harness.distributed import open_world
+from task_images.harness.metrics import TopK
 from task_images.harness.models.imagenet import imagenet_model
 from task_images.harness.models.resnet import resnet
+from task_images.harness.report import Reporter
+from task_images.harness.schedules import Constant, PerUpdate
 from task_images.harness.speed import SpeedOptions, blocks_of
+from task_images.harness.training import Trainer
 
 CPU = torch.device("cpu")
 
@@ -24,31 +35,55 @@ def test_what_is_compiled(word: str, compiled: int) -> None:
     assert sum(module._compiled_call_impl is not None for module in model.modules()) == compiled
 
 
-def test_no_block_is_left_uncompiled_for_being_one_of_many() -> None:
-    """Real compilations, by a compiler that takes the code as it is: more of them than torch's own limit."""
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width + 1)
 
-    class Block(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.linear = nn.Linear(width, width + 1)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).relu()
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.linear(x).relu()
 
-    seen: list[int] = []
+@pytest.fixture
+def compiled() -> Iterator[Callable[[int, int], tuple[nn.Module, list[str]]]]:
+    """A model of compiled blocks (first and last width), and what has been compiled so far. The compilations are real,
+    by a compiler that takes the code as it is."""
+    torch._dynamo.reset()
+    seen: list[str] = []
 
     def compiler(graph: torch.fx.GraphModule, inputs: object) -> object:
-        seen.append(1)
+        seen.append(str(graph.graph))
         return graph.forward
 
-    model = nn.ModuleDict({"blocks": nn.Sequential(*(Block(width) for width in range(1, 12)))})
+    def make(first: int, last: int) -> tuple[nn.Module, list[str]]:
+        model = nn.Sequential(nn.Sequential(*(Block(width) for width in range(first, last))))
+        SpeedOptions(False, "blocks", "fp32", 0).apply(model)
+        for block in model[0]:
+            block.compile(backend=compiler)
+        return model, seen
+
+    yield make
     torch._dynamo.reset()
-    SpeedOptions(False, "blocks", "fp32", 0).apply(model)
-    for block in model["blocks"]:
-        block.compile(backend=compiler, dynamic=False)
-    model["blocks"](torch.ones(2, 1))
+
+
+def test_no_block_is_left_uncompiled_for_being_one_of_many(compiled) -> None:
+    """More of them than torch's own limit."""
+    model, seen = compiled(2, 13)
+    model(torch.ones(2, 2))
     assert len(seen) == 11
-    torch._dynamo.reset()
+
+
+def test_odd_batches_and_validation_compile_nothing_anew(compiled) -> None:
+    """Three batches an epoch, the last of which is smaller, then validation."""
+    model, seen = compiled(4, 7)
+    world = open_world(Contract({"OMP_NUM_THREADS": "1"}))
+    samples = (np.ones((19, 4), np.float32), np.arange(19) % 3)
+    Trainer(
+        world, model, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.01),
+        PerUpdate(Constant(0.01)), GradientAllReduce(), ArrayData(world, samples, samples, 8, 1),
+        metrics=[TopK(1)], goal=None, report=Reporter(world, "ones", synthetic=True), epochs=2, compiled=True,
+    ).run()  # fmt: skip
+    assert len(seen) == 3
 
 
 def test_channels_last_and_the_list_for_the_result() -> None:
