@@ -22,7 +22,9 @@ def run(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="the run with N workers is named NAME-N")] = None,
     workers: Annotated[list[int] | None, typer.Argument(metavar="[N]...", help="numbers of workers, as 1 2 4")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="YAML with these options; flags go first")] = None,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="start and return at once; on local several run in turn")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="start and return at once; on local several run in turn")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be submitted, and stop")] = False,
     require_goal: RequireGoal = False,
     yes: Yes = False,
