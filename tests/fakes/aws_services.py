@@ -13,7 +13,7 @@ QUOTAS |= {"L-34B43A08": 256.0, "L-F678F1CE": 5.0, "L-0263D0A3": 5.0, "L-1194D53
 SPOT_PRICES = (
     ("g4dn.xlarge", "2026-11-20T10:00:00Z", "0.300000"),
     ("g4dn.xlarge", "2026-11-21T10:00:00Z", "0.210000"),
-    ("g4dn.2xlarge", "2026-11-21T09:00:00Z", "0.350000"),
+    ("g4dn.2xlarge", "2026-11-21T09:00:00Z", "0.250000"),
 )
 REGIONS = ("eu-west-1", "eu-central-1", "eu-north-1", "us-west-2")
 EC2_SPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"

@@ -105,8 +105,8 @@ class ToyCloud:
 
 class Thing(Resource):
     kind = "thing"
-    create_seconds = 10.0
-    delete_seconds = 10.0
+    create_seconds = 100.0
+    delete_seconds = 100.0
 
     def __init__(self, cloud: ToyCloud, cluster: str, part: str, needs: Sequence["Thing"] = ()) -> None:
         self.cloud = cloud

@@ -104,6 +104,9 @@ def test_from_create_to_delete(mlbench: Any, world: World) -> None:
     assert mlbench(*DELETE).code == 0
     assert world.clusters == {}
     assert [cluster.name for cluster in Store().clusters()] == ["local"]
+    kept = mlbench("status", "--cluster", "rel-2", "-o", "json").json["resources"]
+    assert {item["state"] for item in kept} == {"gone"}  # also of those that went with the cluster
+    assert [item["kind"] for item in kept if item["removal"]] == ["GKE cluster"]
 
 
 def test_the_workers_are_made_after_the_cluster_is_ready(world: World, tmp_path: Path) -> None:
@@ -320,9 +323,7 @@ def test_a_stock_out_leaves_a_healthy_cluster_to_try_again_on(mlbench: Any, worl
     assert "mlbench delete-cluster gke rel-2" in told.err
     assert Store().cluster("rel-2").state == "failed"
     world.failing = {}
-    told = mlbench(*CREATE, "--worker-zone", "europe-west1-c")
-    # The zone is not one that the double's Compute Engine knows.
-    assert told.code == 2
+    assert mlbench(*CREATE, "--worker-zone", "europe-west1-c").code == 2  # a zone that the double does not know
     told = mlbench(*CREATE)
     assert told.code == 0
     assert "has to be made anew: GCE_STOCKOUT" in told.err

@@ -19,6 +19,7 @@ from mlbench_cli.errors import (
 )
 from mlbench_cli.store import Cluster, Store
 from providers.lifecycle import Step, at_work, down, removed, up
+from providers.timeline import Timeline
 from tests.fakes.toycloud import Thing, ToyCloud, toy_resources
 
 CLUSTER = Cluster("demo", "toy", details={"plan": {"price_per_hour": 1.5, "currency": "USD"}})
@@ -321,6 +322,8 @@ def test_waits_are_noted_and_shown_to_others_meanwhile(cloud: ToyCloud, store: S
         if step.action == "waiting":
             record = Store(store.folder).cluster("demo")
             seen.append((record.state, len(record.details["provisioning"])))
+            [line] = [line for line in record.details["provisioning"] if line["name"] == step.name]
+            assert [wait["reason"] for wait in line["waits"]] == [step.reason]
 
     ready = up(CLUSTER, toy_resources(cloud, "demo"), store, report=look)
     assert set(seen) <= {("creating", count) for count in range(1, 6)}
@@ -348,6 +351,15 @@ def test_what_was_stopped_keeps_its_times_and_its_reason(cloud: ToyCloud, store:
     assert again["demo-large"]["ready"] > again["demo-plane"]["ready"]
     assert not any(line["adopted"] for line in again.values())
     assert "failure" not in made.details
+
+
+def test_work_that_is_taken_up_again_goes_on_where_its_last_time_was(cloud: ToyCloud) -> None:
+    network = Thing(cloud, "demo", "network")
+    earlier = {"kind": "thing", "name": "demo-plane", "adopted": False, "began": 50.0, "accepted": 51.0, "ready": None}
+    timeline = Timeline([network], [{**earlier, "waits": [{"reason": "it is making", "seconds": 49.5}]}])
+    timeline.line(network).mark("began")
+    assert 99.5 <= timeline.line(network).entry["began"] < 110
+    assert [line["name"] for line in timeline.to_list()] == ["demo-plane", "demo-network"]
 
 
 def test_what_another_machine_has_made_was_there(cloud: ToyCloud, store: Store, tmp_path: Path) -> None:
