@@ -9,6 +9,8 @@ from mlbench_cli.engines.base import WorkerState
 from mlbench_cli.kube.watch import GONE
 
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+# In a pod's status: by its node, which may do so without the condition DisruptionTarget.
+TAKEN_AWAY = ("Evicted", "Preempting", "NodeShutdown", "Shutdown", "Terminated")
 UNKNOWN = "ContainerStatusUnknown"  # the kubelet made the exit code up
 Pod = Mapping[str, Any]
 Summary = Mapping[str, Any]
@@ -162,12 +164,16 @@ def failure_of(job: Mapping[str, Any]) -> str | None:
 
 
 def was_stopped(pod: Pod | None, summary: Summary | None) -> bool:
-    """Whether the worker ended because somebody told it to."""
+    """Whether the worker ended because the run was being stopped; not where its pod was taken away from outside."""
+    if pod is not None and (
+        is_true(condition(pod, "DisruptionTarget")) or pod.get("status", {}).get("reason") in TAKEN_AWAY
+    ):
+        return False
     if summary:
         return summary.get("reason") == "terminated"
     if pod is None:
         return False
-    if terminated(pod).get("reason") == "OOMKilled" or is_true(condition(pod, "DisruptionTarget")):
+    if terminated(pod).get("reason") == "OOMKilled":
         return False
     return bool(pod["metadata"].get("deletionTimestamp")) or bool(pod.get(GONE))
 

@@ -149,6 +149,10 @@ def disrupted(shown: Shown) -> bool:
     return any(is_true(condition(pod, "DisruptionTarget")) for pod in shown.pods)
 
 
+def evicted(shown: Shown) -> bool:
+    return any(pod["status"].get("reason") == "Evicted" for pod in shown.pods)
+
+
 def deleted(shown: Shown) -> bool:
     going = (pod for pod in shown.pods if "deletionTimestamp" in pod["metadata"])
     return len(shown.pods) < 2 or any(map(has_ended, going))
@@ -269,7 +273,7 @@ TROUBLES: dict[str, Trouble] = {
         "out_of_memory", ("python3", "-c", EAT), ended, {"options": {"memory": "64Mi", "shm": "16Mi"}}
     ),
     "disk": Trouble(
-        "evicted", ("sh", "-c", "head -c 40000000 /dev/zero >/tmp/x; sleep 300"), disrupted, template=SMALL_TMP
+        "evicted", ("sh", "-c", "head -c 40000000 /dev/zero >/tmp/x; sleep 300"), evicted, template=SMALL_TMP
     ),
     "deadline": Trouble("deadline", SLEEP, ended, {"timeout": 2.0}),
     "exit-64": Trouble("usage", ("sh", "-c", "exit 64"), ended),

@@ -57,6 +57,16 @@ def test_a_recorded_trouble_is_named(name: str, code: str, permanent: bool, retr
     json.dumps(first.to_dict())
 
 
+@pytest.mark.parametrize("name", ["evicted", "drained", "preempted"])
+def test_it_is_named_also_before_the_job_controller_has_seen_it(name: str) -> None:
+    """All workers have ended on being told to, and the Job does not yet say why."""
+    facts = json.loads((RECORDED / f"{name}.json").read_text())
+    job = {**facts["job"], "status": {"active": 2}}
+    said = {index: {"worker": index, "exit_code": 143, "reason": "terminated"} for index in (0, 1)}
+    found = diagnose(job, facts["pods"], facts["events"], facts["nodes"], now=facts["now"], summaries=said)
+    assert [finding.code for finding in found] == [name]
+
+
 def test_every_recording_is_in_the_table() -> None:
     listed = {mark.args[0] for mark in _rows()}
     assert {path.stem for path in RECORDED.glob("*.json")} == listed
