@@ -83,15 +83,14 @@ def _gke(wait: float, home: Path) -> Iterator[tuple[Any, Any]]:
 @contextmanager
 def _eks(wait: float, home: Path) -> Iterator[tuple[Any, Any]]:
     from providers.eks import EksOptions, EksProvider
-    from providers.eks.aws import aws_in, session
+    from tests.contract.providers.eks_world import forget
     from tests.fakes.aws_server import AwsServer
 
     aws = AwsServer()
     aws.become("bench")
-    aws.rules(seconds=0.0)
-    _warmed(aws)
-    aws_in.cache_clear()
-    session.cache_clear()
+    forget()  # what an earlier pass has known
+    _warmed()
+    forget()
     aws.rules(seconds=wait)
     try:
         yield EksProvider(), EksOptions(machine_type="g4dn.xlarge")
@@ -99,7 +98,7 @@ def _eks(wait: float, home: Path) -> Iterator[tuple[Any, Any]]:
         aws.stop()
 
 
-def _warmed(aws: Any) -> None:
+def _warmed() -> None:
     """The double itself reads a lot when it is asked for the first time; that is none of mlbench's time."""
     from tests.contract.providers.eks_world import make, remove
 
