@@ -37,6 +37,8 @@ def ended(
         return None
     if going_on and not _waits_in_vain(pods, summaries, now - (failing_since or now)):
         return None
+    if failing_since is None and not is_over(job) and _has_just_ended(states, now):
+        return None  # all were stopped, and by whom is about to be told
     late = failure_of(job) == "DeadlineExceeded" or any(word.get("reason") == "deadline" for word in summaries.values())
     return "deadline" if late else "failed"
 
@@ -82,6 +84,11 @@ def _waits_in_vain(pods: Mapping[int, Pod], summaries: Mapping[int, Summary], se
     """
     stopped = any(pod.get("status", {}).get("phase") == "Failed" for pod in pods.values())
     return seconds_failing > (STOP_SECONDS if stopped else SETTLE_SECONDS)
+
+
+def _has_just_ended(states: Sequence[WorkerState], now: float) -> bool:
+    """Whether the last worker's end is so recent that its pod may not show the reason yet."""
+    return now - max((state.finished or 0.0 for state in states), default=0.0) < SETTLE_SECONDS
 
 
 def _never_started_in_time(spec: RunSpec, job: Mapping[str, Any], states: Sequence[WorkerState], now: float) -> bool:

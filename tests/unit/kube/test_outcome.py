@@ -79,3 +79,15 @@ def test_a_run_has_ended(
     states = worker_states(2, by_worker, summaries)
     since = None if failing_for is None else NOW - failing_for
     assert ended(spec, job, states, by_worker, summaries, NOW, since) == word
+
+
+@pytest.mark.parametrize(("since", "word"), [(1.0, None), (SETTLE_SECONDS + 1, "failed")])
+def test_who_was_stopped_just_now_may_yet_show_why(since: float, word: str | None) -> None:
+    """An evicted worker says its last word before its pod says that it was evicted."""
+    pods = {0: RUNNING}
+    said = {0: {"worker": 0, "exit_code": 143, "reason": "terminated", "held": True, "ended": NOW - since}}
+    spec = RunSpec(
+        name="r-1", cluster="c", engine="kubernetes", task="custom", preset="custom", argv=("true",), backend="gloo",
+        workers=1,
+    )  # fmt: skip
+    assert ended(spec, a_job(), worker_states(1, pods, said), pods, said, NOW, None) == word
