@@ -51,7 +51,7 @@ def measured_run(
     results.mkdir(parents=True)
     document = {"ranks": workers, "rows": rows, "series": fitted} if document is None else document
     (results / "collectives.json").write_text(json.dumps(document))
-    changes = {"task": "allreduce", "name": f"run-{workers}", "parameters": {}, "synthetic": True, **changes}
+    changes = {"task": "allreduce", "name": f"run-{workers}", "parameters": {}, **changes}
     return sealed_run(folder, "completed", **changes)
 
 
