@@ -149,7 +149,7 @@ def test_launch(request: Request, cluster: Cluster) -> None:
     if refused(launch.resolve, request, cluster, MACHINE):
         return
     specs = launch.resolve(request, cluster, MACHINE)
-    assert len(specs) == len(request.workers)
+    assert len(specs) == len({spec.name for spec in specs}) == len(request.workers) * (request.repeat or 1)
     for spec in specs:
         assert RunSpec.from_dict(json.loads(canonical_json(spec.to_dict()))).hash == spec.hash
     shlex.split(equivalent_command(request))
