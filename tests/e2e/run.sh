@@ -15,6 +15,9 @@ cd "$(dirname "$0")/../.."
 python=${PYTHON:-.venv/bin/python}
 lab=${LAB:-../shared/lab/lab}
 
+# Go, which builds what is not there, where its own archive puts it: not every shell has that on its path.
+command -v go >/dev/null || PATH=$PATH:/usr/local/go/bin
+
 if [ -x "$lab" ]; then
   "$lab" torch
   eval "$("$lab" env)"
