@@ -1,6 +1,6 @@
 """What workloads on a cluster have left in AWS: volumes and load balancers, by the tags that Kubernetes gives them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mlbench_cli.store import Cluster
@@ -47,30 +47,31 @@ def _volumes(aws: Aws, name: str, seen: Sequence[Item]) -> list[Leftover]:
 
 def _balancers(aws: Aws, name: str) -> list[Leftover]:
     found = {item["LoadBalancerArn"]: item for item in aws.pages("elbv2", "describe_load_balancers", "LoadBalancers")}
-    arns = list(found)
     told = []
-    for first in range(0, len(arns), AT_ONCE):
-        some = arns[first : first + AT_ONCE]
-        for tagged in aws.call("elbv2", "describe_tags", ResourceArns=some)["TagDescriptions"]:
-            if _is_of(name, tags_of(tagged.get("Tags"))):
-                arn = tagged["ResourceArn"]
-                remove = f"aws elbv2 delete-load-balancer --region {aws.region} --load-balancer-arn {arn}"
-                told.append(Leftover("load balancer", found[arn]["LoadBalancerName"], found[arn]["Type"], remove))
+    for tagged in _tagged(aws, name, "elbv2", "ResourceArns", list(found)):
+        arn = tagged["ResourceArn"]
+        remove = f"aws elbv2 delete-load-balancer --region {aws.region} --load-balancer-arn {arn}"
+        told.append(Leftover("load balancer", found[arn]["LoadBalancerName"], found[arn]["Type"], remove))
     return told
 
 
 def _classic(aws: Aws, name: str) -> list[Leftover]:
     found = aws.pages("elb", "describe_load_balancers", "LoadBalancerDescriptions")
-    names = [item["LoadBalancerName"] for item in found]
     told = []
-    for first in range(0, len(names), AT_ONCE):
-        some = names[first : first + AT_ONCE]
-        for tagged in aws.call("elb", "describe_tags", LoadBalancerNames=some)["TagDescriptions"]:
-            if _is_of(name, tags_of(tagged.get("Tags"))):
-                balancer = tagged["LoadBalancerName"]
-                remove = f"aws elb delete-load-balancer --region {aws.region} --load-balancer-name {balancer}"
-                told.append(Leftover("load balancer", balancer, "classic", remove))
+    for tagged in _tagged(aws, name, "elb", "LoadBalancerNames", [item["LoadBalancerName"] for item in found]):
+        balancer = tagged["LoadBalancerName"]
+        remove = f"aws elb delete-load-balancer --region {aws.region} --load-balancer-name {balancer}"
+        told.append(Leftover("load balancer", balancer, "classic", remove))
     return told
+
+
+def _tagged(aws: Aws, name: str, service: str, key: str, balancers: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The descriptions of those `balancers` that bear the cluster's tag; so many are asked for at once as may be."""
+    for first in range(0, len(balancers), AT_ONCE):
+        answer = aws.call(service, "describe_tags", **{key: balancers[first : first + AT_ONCE]})
+        for tagged in answer["TagDescriptions"]:
+            if _is_of(name, tags_of(tagged.get("Tags"))):
+                yield tagged
 
 
 def _is_of(name: str, tags: Mapping[str, str]) -> bool:

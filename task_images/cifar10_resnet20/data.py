@@ -10,13 +10,15 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from task_images.harness.arrays import Bytes, Labels
-from task_images.harness.datasets import Archive, Arrays, Say, cached_arrays, fetch, writable_folder
+from task_images.contract import Contract
+from task_images.harness.arrays import Bytes, Labels, synthetic_images
+from task_images.harness.datasets import Archive, Arrays, Say, cached_arrays, data_folder, fetch, writable_folder
 from task_images.harness.errors import EnvironmentUnfitError
+from task_images.harness.report import Reporter
 
 CLASSES, CHANNELS, SIDE = 10, 3, 32
 PIXELS = CHANNELS * SIDE * SIDE
@@ -51,6 +53,28 @@ class Cifar(NamedTuple):
     @property
     def is_official(self) -> bool:
         return (len(self.training[1]), len(self.validation[1])) == OFFICIAL
+
+
+class Wanted(Protocol):
+    """What a task's parameters say of the images. `data` is cifar10 or synthetic; the numbers are of the latter."""
+
+    @property
+    def data(self) -> str: ...
+    @property
+    def training_images(self) -> int: ...
+    @property
+    def validation_images(self) -> int: ...
+
+
+def choose(wanted: Wanted, contract: Contract, report: Reporter) -> Cifar:
+    """The images that the parameters ask for. Raises what `load` raises."""
+    if wanted.data == "synthetic":
+        sizes = {"training": wanted.training_images, "validation": wanted.validation_images}
+        return Cifar(*(synthetic_images(size, CLASSES, SIDE, contract.seed, part) for part, size in sizes.items()))
+    images = load(data_folder(contract), print)
+    if not images.is_official:
+        report.say(f"{len(images.training[1])} and {len(images.validation[1])} images: not the official data set")
+    return images
 
 
 def load(folder: Path, say: Say, archives: tuple[Archive, Archive] = (BINARY, PYTHON)) -> Cifar:

@@ -6,17 +6,13 @@ from task_images.cifar10_resnet20 import data as cifar
 from task_images.cifar10_resnet20.schedule import ScheduleSettings, make_schedule
 from task_images.comm.ddp import DdpAllReduce
 from task_images.contract import Contract
-from task_images.harness.arrays import synthetic_images
 from task_images.harness.classification import LongSettings, check_settings, train_classifier
-from task_images.harness.datasets import data_folder
-from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.images import ImageData
 from task_images.harness.models.layers import NORMS
 from task_images.harness.models.resnet import resnet
 from task_images.harness.opening import opening
 from task_images.harness.parameters import check_choices, read_parameters
-from task_images.harness.report import Reporter
 from task_images.harness.seeds import seed_all
 
 CHOICES = {"data": ("cifar10", "synthetic"), "schedule": ("plateau", "multistep"), "norm": NORMS}
@@ -46,7 +42,7 @@ def train(contract: Contract, settings: Settings, ddp: DdpAllReduce | None = Non
         world,
         report,
     ):
-        images = load_images(world, settings, report)
+        images = cifar.choose(settings, contract, report)
         seed_all(contract.seed)
         train_classifier(
             world,
@@ -83,16 +79,3 @@ def _check(settings: Settings, workers: int) -> None:
     make_schedule(settings, workers)
     if (settings.depth - 2) % 6:
         raise TaskUsageError(f"the depth {settings.depth} is not of the form 6n+2", "--set depth=20, 32, 44, 56 or 110")
-
-
-def load_images(world: World, settings: Settings, report: Reporter) -> cifar.Cifar:
-    if settings.data == "synthetic":
-        seed = world.contract.seed
-        sizes = {"training": settings.training_images, "validation": settings.validation_images}
-        return cifar.Cifar(
-            *(synthetic_images(size, cifar.CLASSES, cifar.SIDE, seed, part) for part, size in sizes.items())
-        )
-    images = cifar.load(data_folder(world.contract), print)
-    if not images.is_official:
-        report.say(f"{len(images.training[1])} and {len(images.validation[1])} images: not the official data set")
-    return images

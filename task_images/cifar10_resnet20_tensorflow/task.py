@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from task_images.cifar10_resnet20 import data as cifar
 from task_images.cifar10_resnet20.schedule import ScheduleSettings, make_schedule
 from task_images.cifar10_resnet20_tensorflow.data import Images
-from task_images.cifar10_resnet20_tensorflow.world import World, open_world
+from task_images.cifar10_resnet20_tensorflow.world import open_world
 from task_images.contract import Contract
-from task_images.harness.arrays import synthetic_images
-from task_images.harness.datasets import data_folder
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.parameters import read_parameters
 from task_images.harness.report import Reporter
@@ -46,7 +44,7 @@ def main(contract: Contract) -> None:
     report = Reporter(world, "images like CIFAR-10, generated" if synthetic else "CIFAR-10", synthetic)
     report.environment()
     report.phase("loading")
-    images = load_images(world, settings, report)
+    images = cifar.choose(settings, contract, report)
 
     from task_images.cifar10_resnet20_tensorflow.training import Training
 
@@ -60,19 +58,6 @@ def main(contract: Contract) -> None:
         }
     )
     world.close()
-
-
-def load_images(world: World, settings: Settings, report: Reporter) -> cifar.Cifar:
-    if settings.data == "synthetic":
-        seed = world.contract.seed
-        sizes = {"training": settings.training_images, "validation": settings.validation_images}
-        return cifar.Cifar(
-            *(synthetic_images(size, cifar.CLASSES, cifar.SIDE, seed, part) for part, size in sizes.items())
-        )
-    images = cifar.load(data_folder(world.contract), print)
-    if not images.is_official:
-        report.say(f"{len(images.training[1])} and {len(images.validation[1])} images: not the official data set")
-    return images
 
 
 def _check(settings: Settings, workers: int) -> None:

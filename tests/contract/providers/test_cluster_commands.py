@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -10,29 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from mlbench_cli.app import run
 from mlbench_cli.spec import RunSpec
 from mlbench_cli.store import Store
 from tests.fakes.kind_tools import World
 
 
-class Told:
-    """What a command answered."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
 @pytest.fixture
-def mlbench(world: World, capsys: pytest.CaptureFixture[str]) -> Any:
-    def command(*words: str) -> Told:
-        code = run(list(words))
-        return Told(code, *capsys.readouterr())
-
+def mlbench(world: World, command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 

@@ -1,40 +1,23 @@
 """`mlbench status --cluster` and `mlbench charts --cluster`, on KIND's stand-ins."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlbench_cli.app import run
 from mlbench_cli.store import Cluster, Store
 from tests.fakes.kind_tools import World
 
-
-@dataclass(frozen=True)
-class Told:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
 ROOT = Path(__file__).parents[3]
-Command = Callable[..., Told]
+Command = Callable[..., Any]
 
 
 @pytest.fixture
-def mlbench(world: World, capsys: pytest.CaptureFixture[str]) -> Command:
-    def command(*words: str) -> Told:
-        return Told(run(list(words)), *capsys.readouterr())
-
+def mlbench(world: World, command: Command) -> Command:
     return command
 
 

@@ -1,13 +1,11 @@
 """GKE through the unmodified SDK on servers that speak Google's protocols: nothing leaks, whatever goes wrong when."""
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlbench_cli.app import run
 from mlbench_cli.errors import CapacityError, CleanupError, CredentialError, MlbenchError, UsageError
 from mlbench_cli.store import Cluster, Store
 from providers.base import MARK
@@ -21,39 +19,13 @@ CREATE = ["create-cluster", "gke", "2", "rel", "--gpu-type", "l4", "--yes"]
 DELETE = ["delete-cluster", "gke", "rel-2", "--yes"]
 
 
-@pytest.fixture(scope="module")
-def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
-    servers = Google(tmp_path_factory.mktemp("google"))
-    yield servers
-    servers.close()
+@pytest.fixture
+def world(gke_world: World) -> World:
+    return gke_world
 
 
 @pytest.fixture
-def world(google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    for key, value in google.environment.items():
-        monkeypatch.setenv(key, value)
-    monkeypatch.delenv("GOOGLE_CLOUD_PROJECT", raising=False)
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
-    for cached in (api.client, api.credentials, api.token):
-        cached.cache_clear()
-    return google.reset()
-
-
-class Told:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-@pytest.fixture
-def mlbench(world: World, capsys: pytest.CaptureFixture[str]) -> Any:
-    def command(*words: str) -> Told:
-        code = run(list(words))
-        return Told(code, *capsys.readouterr())
-
+def mlbench(world: World, command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
