@@ -19,9 +19,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from mlbench_cli.engines.kubernetes import KubernetesEngine
+from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
+from mlbench_cli.engines.kubernetes.fetch import Held, download, held, read_summary
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.fetch import Held, download, held, read_summary
 from mlbench_cli.kube.objects import collection
 from mlbench_cli.spec import Run, RunSpec
 from mlbench_cli.store import now

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from mlbench_cli.engines.kubernetes import KubernetesEngine
+from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
+from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.workers import INDEX_LABEL
 from mlbench_cli.spec import Run, RunSpec
 from mlbench_cli.store import now
 from tests.fakes.kube_api import KubeApi, Log, stamp

@@ -30,9 +30,9 @@ def by_hand(number: int) -> None:
 
 def in_process(home: Path) -> Callable[[int], None]:
     """A client that is up already: engine and supervise alone."""
-    from mlbench_cli import supervise
-    from mlbench_cli.engines.local import LocalEngine
-    from mlbench_cli.results import seal  # noqa: F401  (its import is the command line's cost)
+    from mlbench_cli.engines.local.engine import LocalEngine
+    from mlbench_cli.results.archive import seal  # noqa: F401  (its import is the command line's cost)
+    from mlbench_cli.runs import supervise
     from mlbench_cli.spec import RunSpec
     from mlbench_cli.store import Store
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from mlbench_cli.engines.kubernetes.collector import LogCollector
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.collector import LogCollector
 from tests.fakes.cutting_proxy import CuttingProxy
 from tests.fakes.kube_api import KubeApi, Log, stamp
 

@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
 
-    from mlbench_cli.engines.local import LocalEngine
+    from mlbench_cli.engines.local.engine import LocalEngine
     from mlbench_cli.spec import RunSpec
     from mlbench_cli.store import Store
 

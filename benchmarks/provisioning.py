@@ -108,7 +108,7 @@ def _warmed() -> None:
 
 
 def _draw(homes: list[Path], folder: Path) -> None:
-    from mlbench_cli.results import provisioning
+    from mlbench_cli.results.figures import provisioning
     from mlbench_cli.store import Store
     from providers.lifecycle import removed
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import templates
-from mlbench_cli.engines.kubernetes import KubernetesEngine
+from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.spec import KubernetesOptions, Run, RunSpec
@@ -26,7 +26,7 @@ LIMIT = 1.5
 CLIENT = """
 import json, sys
 from pathlib import Path
-from mlbench_cli.engines.kubernetes import KubernetesEngine
+from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.kube.access import Access
 from mlbench_cli.spec import Run, RunSpec
 engine = KubernetesEngine(Access.from_kubeconfig())

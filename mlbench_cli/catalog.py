@@ -262,8 +262,17 @@ def read_yaml(text: str) -> Any:
     """YAML of foreign text. Everything that can be wrong with it is a UsageError."""
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        """Refuse integers that Python cannot write as a text again, in values and in keys."""
+
+        def construct_yaml_int(self, node: Any) -> int:
+            number: int = super().construct_yaml_int(node)
+            str(number)
+            return number
+
+    Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader)
     # PyYAML's constructors let through what Python raises on, say, "!!float ''" or a date in the year 0.
     except (
         yaml.YAMLError,

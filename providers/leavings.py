@@ -16,8 +16,8 @@ from mlbench_cli.errors import CleanupError, CredentialError, MlbenchError
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
 from mlbench_cli.store import Cluster
 from providers.base import MARK, Found, Progress, Provider, Resource, TransientError
-from providers.charts import helm as program
-from providers.charts.helm import Call
+from providers.helm import tool as program
+from providers.helm.tool import Call
 from providers.lifecycle import STOPPED
 
 SECONDS = 600.0

@@ -42,10 +42,10 @@ def _run_names() -> list[str]:
 def engine_of(cluster: Cluster) -> "Engine":
     """The engine that executes runs on `cluster`."""
     if cluster.provider == "local":
-        from mlbench_cli.engines.local import LocalEngine
+        from mlbench_cli.engines.local.engine import LocalEngine
 
         return LocalEngine()
-    from mlbench_cli.engines.kubernetes import KubernetesEngine
+    from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
     from providers import registry
 
     return KubernetesEngine(registry.load(cluster.provider).connect(cluster))
@@ -55,7 +55,7 @@ def renderer_of(cluster: Cluster) -> "Engine":
     """An engine that renders for `cluster` and reaches nothing: --dry-run needs no network and no credentials."""
     if cluster.provider in ("local", "attached"):  # an attached one's access is read from a file
         return engine_of(cluster)
-    from mlbench_cli.engines.kubernetes import KubernetesEngine
+    from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
     from mlbench_cli.kube.access import Access
 
     return KubernetesEngine(Access("https://nowhere.invalid", cluster.details.get("namespace") or "default"))

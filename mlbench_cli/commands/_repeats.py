@@ -12,8 +12,8 @@ from mlbench_cli.spec import Run, common_name
 from mlbench_cli.store import RunRow, Store
 
 if TYPE_CHECKING:
-    from mlbench_cli.results.series import Point
-    from mlbench_cli.results.statistics import Estimate
+    from mlbench_cli.results.analysis.series import Point
+    from mlbench_cli.results.analysis.statistics import Estimate
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ def repeats_in(rows: Iterable[RunRow]) -> list[Repeats]:
 
 
 def _measured(name: str, runs: Sequence[Run]) -> Iterable[Repeats]:
-    from mlbench_cli.results.archive import Archive
-    from mlbench_cli.results.series import collect
+    from mlbench_cli.results.analysis.series import collect
+    from mlbench_cli.results.archive.reader import Archive
 
     archives = [Archive.open(results_of(run)) for run in runs if sealed(run)]
     # One group and one point, unless somebody has given names of this form to runs that differ.

@@ -10,7 +10,7 @@ from mlbench_cli.commands._repeats import Repeats, show_repeats
 from mlbench_cli.spec import CUSTOM, Run, RunSpec
 
 if TYPE_CHECKING:
-    from mlbench_cli.supervise import Outcome, Progress
+    from mlbench_cli.runs.supervise import Outcome, Progress
 
 LAST_WORDS = 3  # lines of the log that failed
 
@@ -103,8 +103,8 @@ class Ended:
 
     @classmethod
     def of(cls, run: Run, outcome: "Outcome", require_goal: bool) -> "Ended":
-        from mlbench_cli.results.archive import Archive
-        from mlbench_cli.supervise import exit_code_of
+        from mlbench_cli.results.archive.reader import Archive
+        from mlbench_cli.runs.supervise import exit_code_of
 
         result = None
         if outcome.sealed:

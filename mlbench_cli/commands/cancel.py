@@ -1,8 +1,9 @@
 """`mlbench cancel`: stop a run, keep what there is."""
 
-from mlbench_cli import console, supervise
+from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output, RunName, engine_of_run, sealed
 from mlbench_cli.errors import DeadlineError
+from mlbench_cli.runs import supervise
 from mlbench_cli.store import Store
 
 

@@ -51,7 +51,7 @@ def charts(
         chosen = [run.folder for run in _choose(_candidates(filter), ask=not yes and console.interactive())]
     elif filter is not None:
         raise UsageError("--filter chooses among the finished runs; with ARCHIVE or --run there is nothing to choose.")
-    from mlbench_cli.results.charts import draw
+    from mlbench_cli.results.figures.runs import draw
 
     for path in draw(chosen, folder, published=published):
         console.out(str(path))
@@ -59,7 +59,7 @@ def charts(
 
 def _draw_clusters(names: Sequence[str], folder: Path) -> None:
     from mlbench_cli.commands._clusters import recorded
-    from mlbench_cli.results import provisioning
+    from mlbench_cli.results.figures import provisioning
 
     store = Store()
     for path in provisioning.draw([recorded(store, name) for name in dict.fromkeys(names)], folder):

@@ -11,10 +11,10 @@ from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output, results_of
 from mlbench_cli.commands._repeats import in_figures, runs_named
 from mlbench_cli.errors import TaskFailedError, UsageError
-from mlbench_cli.results.archive import Archive
-from mlbench_cli.results.compare import Comparison
-from mlbench_cli.results.compare import compare as compare_archives
-from mlbench_cli.results.verify import open_verified
+from mlbench_cli.results.analysis.compare import Comparison
+from mlbench_cli.results.analysis.compare import compare as compare_archives
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.store import Store
 
 

@@ -18,14 +18,14 @@ from mlbench_cli import console
 from mlbench_cli.commands._clusters import StepTeller, document_of, show_plan
 from mlbench_cli.commands._common import Format, Output, Yes
 from mlbench_cli.errors import UsageError, did_you_mean
-from mlbench_cli.request import parse_duration
+from mlbench_cli.runs.request import parse_duration
 from mlbench_cli.spec import check_name
 from mlbench_cli.store import Cluster, Store
 from providers import registry
 from providers.base import Plan, Provider, Resource
 
 if TYPE_CHECKING:
-    from providers.charts.install import Installation
+    from providers.helm.install import Installation
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 # How long a paid cluster lives that no person has confirmed: long enough for a benchmark, short enough for a bill.
@@ -110,7 +110,7 @@ def _make(cluster: Cluster, provider: Provider, installation: "Installation | No
     if installation is None:
         with StepTeller() as tell:
             return up(cluster, resources, store, report=tell)
-    from providers.charts.install import Release
+    from providers.helm.install import Release
 
     with closing(Release(cluster, installation, lambda: provider.connect(cluster), resources)) as release:
         with StepTeller() as tell:
@@ -126,7 +126,7 @@ def _prepared(
     """The chart with its values, fetched and checked before anything is made; None where none is asked for."""
     if location is None and not custom_values and timeout is None:
         return nullcontext()
-    from providers.charts.install import WAIT_SECONDS, prepared
+    from providers.helm.install import WAIT_SECONDS, prepared
 
     seconds = WAIT_SECONDS if timeout is None else parse_duration(timeout, "--chart-timeout")
     return prepared(location, custom_values, seconds)

@@ -14,7 +14,7 @@ from mlbench_cli import __version__, console, settings
 from mlbench_cli.commands._clusters import Location, Project
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.errors import MlbenchError
-from mlbench_cli.launch import local_machine
+from mlbench_cli.runs.launch import local_machine
 from providers.doctor import Check
 
 MIN_FREE = 2 << 30  # bytes; an archive is small, a task's checkpoints and data are not

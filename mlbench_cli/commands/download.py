@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from mlbench_cli import console, supervise
+from mlbench_cli import console
 from mlbench_cli.commands._common import RunName, engine_of_run
 from mlbench_cli.errors import UsageError
-from mlbench_cli.results.archive import Archive
-from mlbench_cli.results.pack import pack
+from mlbench_cli.results.archive.pack import pack
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.runs import supervise
 from mlbench_cli.spec import Run
 from mlbench_cli.store import Store
 
@@ -40,7 +41,7 @@ def download(
     if kind is Kind.archive:
         pack(run.folder, output)
     else:
-        from mlbench_cli.results.v3 import export_v3
+        from mlbench_cli.results.archive.mlbench_v3 import export_v3
 
         with Archive.open(run.folder) as archive:
             export_v3(archive, output)

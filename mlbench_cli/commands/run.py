@@ -7,13 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from mlbench_cli import console, launch, wizard
+from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output, RequireGoal, Yes, engine_of, renderer_of
 from mlbench_cli.commands._repeats import repeats_in
 from mlbench_cli.commands._report import Ended, Reporter, in_words, report_ended
 from mlbench_cli.engines.base import Engine, Submission
 from mlbench_cli.errors import InterruptedError_, MlbenchError, TerminatedError
-from mlbench_cli.request import OPTIONS, Request, equivalent_command, flag, merge, pairs, read_file
+from mlbench_cli.runs import launch, wizard
+from mlbench_cli.runs.request import OPTIONS, Request, equivalent_command, flag, merge, pairs, read_file
 from mlbench_cli.spec import Run, RunSpec
 from mlbench_cli.store import Cluster, Store
 
@@ -158,7 +159,7 @@ def _start(runs: list[Run], engine: Engine, store: Store, output: Format) -> int
 
 
 def _start_in_turn(runs: list[Run], store: Store) -> None:
-    from mlbench_cli import background
+    from mlbench_cli.runs import queue as background
 
     try:
         background.start(runs)
@@ -190,7 +191,7 @@ def _submit(item: Run, engine: Engine, store: Store, *, detach: bool) -> None:
 
 
 def _follow(runs: list[Run], number: int, engine: Engine, store: Store, require_goal: bool) -> Ended:
-    from mlbench_cli import supervise
+    from mlbench_cli.runs import supervise
 
     item, later = runs[number], runs[number + 1 :]
     try:
@@ -221,7 +222,7 @@ def _interrupted(
     item: Run, engine: Engine, store: Store, later: list[Run], interrupt: BaseException
 ) -> InterruptedError_ | TerminatedError:
     """What to say of an interrupted run: cancelled where it dies with its client, else left running."""
-    from mlbench_cli import supervise
+    from mlbench_cli.runs import supervise
 
     kind = TerminatedError if isinstance(interrupt, TerminatedError) else InterruptedError_
     never = f" Not started: {', '.join(run.name for run in later)}." if later else ""

@@ -10,7 +10,7 @@ from mlbench_cli.commands._common import Format, Output, engine_of_run
 from mlbench_cli.commands._repeats import repeats_in, runs_named, show_repeats
 from mlbench_cli.commands._report import Reporter, in_words, to_go
 from mlbench_cli.errors import MlbenchError, UsageError
-from mlbench_cli.settled import snapshot_of_settled
+from mlbench_cli.runs.settled import snapshot_of_settled
 from mlbench_cli.spec import Run
 from mlbench_cli.store import RunRow, Store
 
@@ -61,7 +61,7 @@ def status(
 
 def _look(run: Run, store: Store, watch: bool) -> dict[str, Any]:
     """What a run does that is not over yet, or has not been seen to be."""
-    from mlbench_cli import supervise
+    from mlbench_cli.runs import supervise
 
     engine = engine_of_run(run, store)
     if watch:
@@ -119,7 +119,7 @@ def _settled(store: Store) -> list[RunRow]:
     open_runs = [row.run for row in store.runs() if row.state != "finished"]
     if not open_runs:
         return store.runs()
-    from mlbench_cli import supervise
+    from mlbench_cli.runs import supervise
 
     silent: set[str] = set()
     for run in open_runs:

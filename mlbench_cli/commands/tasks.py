@@ -7,7 +7,7 @@ import typer
 from mlbench_cli import console
 from mlbench_cli.catalog import Parameter, Task, load_catalog, load_task
 from mlbench_cli.commands._common import Format, Output
-from mlbench_cli.request import entry_text
+from mlbench_cli.runs.request import entry_text
 
 
 def tasks(

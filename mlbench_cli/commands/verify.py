@@ -8,7 +8,7 @@ import typer
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.errors import UsageError
-from mlbench_cli.results.verify import verify as find_problems
+from mlbench_cli.results.archive.verify import verify as find_problems
 
 
 def verify(

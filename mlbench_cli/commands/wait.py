@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from mlbench_cli import supervise
 from mlbench_cli.commands._common import Format, Output, RequireGoal, RunName, engine_of_run
 from mlbench_cli.commands._report import Ended, Reporter, report_ended
-from mlbench_cli.request import parse_duration
+from mlbench_cli.runs import supervise
+from mlbench_cli.runs.request import parse_duration
 from mlbench_cli.store import Store
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli.engines.base import Observation
-from mlbench_cli.engines.local import LocalEngine
+from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.spec import Run, RunSpec
 from mlbench_cli.store import Store
 

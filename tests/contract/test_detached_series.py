@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.app import run
-from mlbench_cli.engines.local_state import stand_in_line
+from mlbench_cli.engines.local.state import stand_in_line
 from mlbench_cli.errors import UsageError
 from mlbench_cli.store import Store
 from tests.contract.local_runs import Lab, until

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.engines.base import Finding
-from mlbench_cli.engines.local import LocalEngine
+from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.errors import UsageError
 from mlbench_cli.spec import Run
 from tests.contract.local_runs import SLEEP, Lab, client, processes_of, python, shell, until

@@ -7,8 +7,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlbench_cli.engines.kubernetes import discover_runs
-from mlbench_cli.engines.kubernetes_manifests import FETCHED_ANNOTATION
+from mlbench_cli.engines.kubernetes.engine import discover_runs
+from mlbench_cli.engines.kubernetes.manifests import FETCHED_ANNOTATION
 from mlbench_cli.kube.objects import named
 from mlbench_cli.spec import Run
 from mlbench_cli.store import now
@@ -17,7 +17,7 @@ from tests.e2e.runs import Runs, has_ended, log, until
 CLIENT = """
 import os, signal, sys
 from pathlib import Path
-from mlbench_cli.engines.kubernetes import KubernetesEngine
+from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.kube.access import Access
 from mlbench_cli.spec import Run, RunSpec
 import json

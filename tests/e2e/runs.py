@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli.engines.base import Observation
-from mlbench_cli.engines.kubernetes import KubernetesEngine
+from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.objects import collection
 from mlbench_cli.spec import KubernetesOptions, Run, RunSpec

@@ -14,14 +14,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from mlbench_cli import supervise
 from mlbench_cli.engines.base import LOG_GAP
-from mlbench_cli.engines.kubernetes import KubernetesEngine
+from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.access import Token
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound, Refused
 from mlbench_cli.kube.objects import named
-from mlbench_cli.results.archive import Archive
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.runs import supervise
 from mlbench_cli.store import Store
 from tests.e2e.kills import KILLS, survive
 from tests.e2e.runs import Runs, all_run, has_ended, log, until

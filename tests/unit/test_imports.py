@@ -30,20 +30,21 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.sizes": (),
     "mlbench_cli.store": ("mlbench_cli.errors", "mlbench_cli.settings", "mlbench_cli.spec"),
     "mlbench_cli.console": ("mlbench_cli.errors",),
-    "mlbench_cli.request": ("mlbench_cli.errors", "mlbench_cli.catalog"),
-    "mlbench_cli.launch": (*BASE, "mlbench_cli.request", "mlbench_cli.__init__"),
-    "mlbench_cli.wizard": (*BASE, "mlbench_cli.request", "mlbench_cli.launch", "mlbench_cli.console"),
+    "mlbench_cli.runs.__init__": (),
+    "mlbench_cli.runs.request": ("mlbench_cli.errors", "mlbench_cli.catalog"),
+    "mlbench_cli.runs.launch": (*BASE, "mlbench_cli.runs.request", "mlbench_cli.__init__"),
+    "mlbench_cli.runs.wizard": (*BASE, "mlbench_cli.runs.request", "mlbench_cli.runs.launch", "mlbench_cli.console"),
     "mlbench_cli.kube": (*BASE, "mlbench_cli.engines.base"),
     "mlbench_cli.engines": (*BASE, "mlbench_cli.kube", "templates", "mlbench_cli.__init__"),
     "mlbench_cli.results": (*BASE, "mlbench_cli.engines.base", "mlbench_cli.__init__"),
-    "mlbench_cli.progress": (*BASE, "mlbench_cli.engines.base"),
-    "mlbench_cli.background": (
-        *("mlbench_cli.__init__", "mlbench_cli.supervise", "mlbench_cli.engines", "mlbench_cli.errors"),
+    "mlbench_cli.runs.progress": (*BASE, "mlbench_cli.engines.base"),
+    "mlbench_cli.runs.queue": (
+        *("mlbench_cli.__init__", "mlbench_cli.runs.supervise", "mlbench_cli.engines", "mlbench_cli.errors"),
         *("mlbench_cli.spec", "mlbench_cli.store"),
     ),
-    "mlbench_cli.settled": ("mlbench_cli.spec", "mlbench_cli.store"),
-    "mlbench_cli.supervise": (
-        *(*BASE, "mlbench_cli.engines", "mlbench_cli.results", "mlbench_cli.progress", "mlbench_cli.settled"),
+    "mlbench_cli.runs.settled": ("mlbench_cli.spec", "mlbench_cli.store"),
+    "mlbench_cli.runs.supervise": (
+        *(*BASE, "mlbench_cli.engines", "mlbench_cli.results", "mlbench_cli.runs.progress", "mlbench_cli.runs.settled"),
     ),
     "mlbench_cli.commands": ("mlbench_cli", "providers", "templates", "task_images.contract"),
     "providers": (*BASE, "templates", "mlbench_cli.kube", "mlbench_cli.__init__"),
@@ -109,8 +110,8 @@ def test_arrows(name: str) -> None:
 
 
 def test_arrows_can_fail() -> None:
-    assert part_of("mlbench_cli.engines.local") == "mlbench_cli.engines"
-    assert not any(covers(allowed, "mlbench_cli.results.archive") for allowed in ALLOWED["mlbench_cli.engines"])
+    assert part_of("mlbench_cli.engines.local.engine") == "mlbench_cli.engines"
+    assert not any(covers(allowed, "mlbench_cli.results.archive.reader") for allowed in ALLOWED["mlbench_cli.engines"])
     assert list(imports("x", Path(__file__), set(modules()))).count("subprocess") == 1
 
 

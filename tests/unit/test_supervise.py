@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from mlbench_cli.commands._report import to_go
 from mlbench_cli.engines.base import Cursor, Engine, Fetched, Finding, LogLine, Observation, Submission, WorkerState
 from mlbench_cli.errors import NotFoundError
-from mlbench_cli.progress import EventReader, Goal, Tracker, goal_of
+from mlbench_cli.runs.progress import EventReader, Goal, Tracker, goal_of
+from mlbench_cli.runs.supervise import Outcome, decide, exit_code_of
 from mlbench_cli.spec import Run, RunSpec
 from mlbench_cli.store import OUTCOMES
-from mlbench_cli.supervise import Outcome, decide, exit_code_of
 from task_images.contract import format_event
 
 SPEC = RunSpec("r-2", "local", "local", "custom", "custom", ("prog",), "gloo", 2)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.engines.kubernetes import KubernetesEngine, discover_runs
-from mlbench_cli.engines.kubernetes_manifests import FETCHED_ANNOTATION, HASH_LABEL, STOPPED_ANNOTATION
+from mlbench_cli.engines.kubernetes.engine import KubernetesEngine, discover_runs
+from mlbench_cli.engines.kubernetes.manifests import FETCHED_ANNOTATION, HASH_LABEL, STOPPED_ANNOTATION
+from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.kube.api import ApiError
-from mlbench_cli.kube.workers import INDEX_LABEL
 from mlbench_cli.spec import KubernetesOptions, Run, RunSpec
 from tests.fakes.kube_api import Fault, KubeApi
 

@@ -8,10 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from mlbench_cli.kube import fetch
+from mlbench_cli.engines.kubernetes import fetch
+from mlbench_cli.engines.kubernetes.fetch import (
+    BLOCK,
+    FetchError,
+    Held,
+    acknowledge,
+    download,
+    held,
+    read_summary,
+    unpack,
+)
 from mlbench_cli.kube.api import ApiError
 from mlbench_cli.kube.execute import ExecBroken, execute
-from mlbench_cli.kube.fetch import BLOCK, FetchError, Held, acknowledge, download, held, read_summary, unpack
 from tests.fakes.kube_api import Fault, KubeApi
 
 POD = "r-0-x"

@@ -11,9 +11,8 @@ import pytest
 import urllib3
 
 from mlbench_cli.engines.base import LOG_GAP
-from mlbench_cli.kube.api import Api, ApiError
-from mlbench_cli.kube.collector import LogCollector
-from mlbench_cli.kube.logs import (
+from mlbench_cli.engines.kubernetes.collector import LogCollector
+from mlbench_cli.engines.kubernetes.logs import (
     Copying,
     LogFile,
     last_lines,
@@ -23,7 +22,8 @@ from mlbench_cli.kube.logs import (
     samples_file,
     tail,
 )
-from mlbench_cli.kube.workers import INDEX_LABEL
+from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL
+from mlbench_cli.kube.api import Api, ApiError
 from tests.fakes.kube_api import Fault, KubeApi, Log, stamp
 
 POD = "r-0-x"

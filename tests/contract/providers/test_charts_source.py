@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.errors import CredentialError, DeadlineError, MlbenchError, NotFoundError, UsageError
-from providers.charts.source import Chart, fetched
+from providers.helm.source import Chart, fetched
 from tests.fakes.chart_repository import Repository, chart_files, packed, serving
 
 GOOD = packed(chart_files())
@@ -149,7 +149,7 @@ def test_nobody_there(repository: Repository) -> None:
 IMPORTS = """
 import sys
 from google.cloud import container_v1
-from providers.charts.source import fetched
+from providers.helm.source import fetched
 with fetched(sys.argv[1]) as chart:
     import google.protobuf
     print(chart.name, chart.version, int(google.protobuf.__version__.split(".")[0]) >= 4)

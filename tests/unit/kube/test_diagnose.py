@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from mlbench_cli.engines.base import Finding
-from mlbench_cli.kube.diagnose import diagnose
-from mlbench_cli.kube.workers import INDEX_LABEL, by_worker, first_failed, last_words, worker_states
+from mlbench_cli.engines.kubernetes.diagnosis.diagnose import diagnose
+from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL, by_worker, first_failed, last_words, worker_states
 
 RECORDED = Path(__file__).parent / "recorded"
 NOW = 1_800_000_000.0

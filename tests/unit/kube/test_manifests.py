@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import templates
-from mlbench_cli.engines.kubernetes import KubernetesEngine
-from mlbench_cli.engines.kubernetes_manifests import SPEC_ANNOTATION, holders, manifests, spec_of
+from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
+from mlbench_cli.engines.kubernetes.manifests import SPEC_ANNOTATION, holders, manifests, spec_of
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.spec import KubernetesOptions, RunSpec

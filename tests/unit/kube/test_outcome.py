@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.engines.kubernetes_manifests import STOPPED_ANNOTATION
-from mlbench_cli.engines.kubernetes_outcome import SETTLE_SECONDS, STOP_SECONDS, ended
-from mlbench_cli.kube.workers import worker_states
+from mlbench_cli.engines.kubernetes.ending import SETTLE_SECONDS, STOP_SECONDS, ended
+from mlbench_cli.engines.kubernetes.manifests import STOPPED_ANNOTATION
+from mlbench_cli.engines.kubernetes.workers import worker_states
 from mlbench_cli.spec import RunSpec
 
 NOW = 1_800_000_000.0

@@ -16,9 +16,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from mlbench_cli.errors import NotFoundError, UsageError
-from providers.charts.archive import MOST_FILES, MOST_UNPACKED, unpack
-from providers.charts.source import Wanted, fetched, wanted_of
-from providers.charts.values import merged, overrides, parsed, warnings
+from providers.helm.archive import MOST_FILES, MOST_UNPACKED, unpack
+from providers.helm.source import Wanted, fetched, wanted_of
+from providers.helm.values import merged, overrides, parsed, warnings
 from tests.fakes.chart_repository import chart_files, packed, write_chart
 
 DEFAULTS: dict[str, Any] = {

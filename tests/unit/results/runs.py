@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli.engines.base import Observation, WorkerState
-from mlbench_cli.results.seal import seal
+from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.spec import Run, RunSpec
 from task_images.contract import format_event
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mlbench_cli.results import canonical_zip
-from mlbench_cli.results.canonical_zip import Entry, Writer, ZipDamage, read_data, read_entries
-from mlbench_cli.results.pack import pack, unpack
+from mlbench_cli.results.archive import canonical_zip
+from mlbench_cli.results.archive.canonical_zip import Entry, Writer, ZipDamage, read_data, read_entries
+from mlbench_cli.results.archive.pack import pack, unpack
 from tests.unit.results.runs import sealed_run
 
 FILES = {"a.txt": b"alpha", "empty": b"", "output/größe.bin": bytes(range(256)) * 5}

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.results.archive import Archive
-from mlbench_cli.results.charts import draw, figures
-from mlbench_cli.results.layout import DamagedArchive
-from mlbench_cli.results.pack import pack
-from mlbench_cli.results.series import Series, collect
+from mlbench_cli.results.analysis.series import Series, collect
+from mlbench_cli.results.archive.layout import DamagedArchive
+from mlbench_cli.results.archive.pack import pack
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.figures.runs import draw, figures
 from mlbench_cli.spec import Run
 from task_images.contract import CATEGORIES
 from tests.unit.results.runs import new_run, sealed_run, spec, timings
@@ -231,7 +231,7 @@ def test_one_archive_is_drawn_and_the_speedup_says_what_it_needs(tmp_path: Path)
 
 
 def test_tasks_without_result_count_as_whole_runs(tmp_path: Path) -> None:
-    from mlbench_cli.results.seal import seal
+    from mlbench_cli.results.archive.seal import seal
     from tests.unit.results.runs import observed
 
     run = new_run(tmp_path / "run", spec(task="custom", argv=("python", "$HOME/_train_.py")), {0: ["hello"], 1: []})

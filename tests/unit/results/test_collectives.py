@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.results.archive import Archive
-from mlbench_cli.results.charts import draw, style
-from mlbench_cli.results.collectives import Curve, figures, figures_of, labelled, published, read
-from mlbench_cli.results.compare import compare
-from mlbench_cli.results.layout import DamagedArchive
-from mlbench_cli.results.pack import pack
-from mlbench_cli.results.series import collect
+from mlbench_cli.results.analysis.collectives import Curve, figures, figures_of, labelled, published, read
+from mlbench_cli.results.analysis.compare import compare
+from mlbench_cli.results.analysis.series import collect
+from mlbench_cli.results.archive.layout import DamagedArchive
+from mlbench_cli.results.archive.pack import pack
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.figures.runs import draw, style
 from tests.unit.results.runs import sealed_run
 from tests.unit.results.test_charts import drawn
 

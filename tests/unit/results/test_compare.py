@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from mlbench_cli.results.archive import Archive
-from mlbench_cli.results.compare import THROUGHPUT, Row, compare
-from mlbench_cli.results.statistics import Estimate
+from mlbench_cli.results.analysis.compare import THROUGHPUT, Row, compare
+from mlbench_cli.results.analysis.statistics import Estimate
+from mlbench_cli.results.archive.reader import Archive
 from tests.unit.results.runs import sealed_run
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.launch import resolve
-from mlbench_cli.request import Request
-from mlbench_cli.results.division import division_of
+from mlbench_cli.results.archive.division import division_of
+from mlbench_cli.runs.launch import resolve
+from mlbench_cli.runs.request import Request
 from mlbench_cli.spec import RunSpec
 from mlbench_cli.store import LOCAL, Cluster
 

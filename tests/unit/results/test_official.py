@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.results.archive import Archive
-from mlbench_cli.results.official import goal_wording, official_line, official_text
-from mlbench_cli.results.seal import seal
-from mlbench_cli.results.verify import verify
+from mlbench_cli.results.archive.official import goal_wording, official_line, official_text
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.seal import seal
+from mlbench_cli.results.archive.verify import verify
 from tests.unit.results.runs import event, new_run, observed, result_event, sealed_run, spec
 
 

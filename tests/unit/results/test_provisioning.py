@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.results.provisioning import draw, to_csv
+from mlbench_cli.results.figures.provisioning import draw, to_csv
 from mlbench_cli.store import Cluster
 
 
@@ -55,7 +55,7 @@ def test_the_figure_names_what_it_shows(tmp_path: Path) -> None:
     import matplotlib
 
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        from mlbench_cli.results.provisioning import _figure
+        from mlbench_cli.results.figures.provisioning import _figure
 
         file = io.StringIO()
         _figure([RECORD, UNFINISHED]).savefig(file, format="svg")

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from mlbench_cli.engines.base import Finding, Observation, WorkerState
 from mlbench_cli.errors import UsageError
-from mlbench_cli.results import layout
-from mlbench_cli.results.archive import Archive
-from mlbench_cli.results.events import last_result
-from mlbench_cli.results.layout import DamagedArchive, is_sealed
-from mlbench_cli.results.pack import pack
-from mlbench_cli.results.seal import seal
-from mlbench_cli.results.verify import verify
+from mlbench_cli.results.archive import layout
+from mlbench_cli.results.archive.events import last_result
+from mlbench_cli.results.archive.layout import DamagedArchive, is_sealed
+from mlbench_cli.results.archive.pack import pack
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.seal import seal
+from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.store import OUTCOMES
 from tests.unit.results.runs import (
     START,
@@ -252,7 +252,7 @@ def test_killed_at_random_moments_then_sealed_again(tmp_path: Path) -> None:
     chance = random.Random(7)
     program = (
         "import sys; from pathlib import Path; from tests.unit.results.test_seal import _large_run; "
-        "from tests.unit.results.runs import observed; from mlbench_cli.results.seal import seal; "
+        "from tests.unit.results.runs import observed; from mlbench_cli.results.archive.seal import seal; "
         "run = _large_run(Path(sys.argv[1])); print(flush=True); "
         "seal(run, outcome='goal_reached', exit_code=0, observation=observed())"
     )

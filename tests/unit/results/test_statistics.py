@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from mlbench_cli.results.statistics import Estimate, estimate, ratio, student_quantile
+from mlbench_cli.results.analysis.statistics import Estimate, estimate, ratio, student_quantile
 
 
 # Student's t for 95 %, two-sided, as every table of it has them.

@@ -9,9 +9,9 @@ from zipfile import ZipFile
 
 import pytest
 
-from mlbench_cli.results.archive import Archive
-from mlbench_cli.results.seal import seal
-from mlbench_cli.results.v3 import export_v3
+from mlbench_cli.results.archive.mlbench_v3 import export_v3
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.seal import seal
 from tests.unit.results.runs import START, new_run, observed, sealed_run
 
 

@@ -20,11 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.results import canonical_zip, layout
-from mlbench_cli.results.archive import Archive
-from mlbench_cli.results.layout import DamagedArchive
-from mlbench_cli.results.pack import pack, unpack
-from mlbench_cli.results.verify import open_verified, verify, verify_zip
+from mlbench_cli.results.archive import canonical_zip, layout
+from mlbench_cli.results.archive.layout import DamagedArchive
+from mlbench_cli.results.archive.pack import pack, unpack
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.verify import open_verified, verify, verify_zip
 from tests.unit.results.runs import new_run, sealed_run
 from tests.unit.results.test_canonical_zip import packed
 from tests.unit.results.test_seal import _within

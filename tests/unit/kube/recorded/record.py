@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.engines.kubernetes import KubernetesEngine, _remove
-from mlbench_cli.engines.kubernetes_manifests import RUN_LABEL
-from mlbench_cli.engines.kubernetes_submit import submit
+from mlbench_cli.engines.kubernetes.engine import KubernetesEngine, _remove
+from mlbench_cli.engines.kubernetes.manifests import RUN_LABEL
+from mlbench_cli.engines.kubernetes.submit import submit
+from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL, condition, is_true, main_status
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, Refused
 from mlbench_cli.kube.objects import collection, named
 from mlbench_cli.kube.watch import PodWatch
-from mlbench_cli.kube.workers import INDEX_LABEL, condition, is_true, main_status
 from mlbench_cli.spec import KubernetesOptions, RunSpec
 
 NAMESPACE = "recording"

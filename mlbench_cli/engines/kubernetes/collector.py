@@ -1,0 +1,257 @@
+"""Copies the logs of all workers of a run into its folder while the run goes on; one process at a time does it."""
+
+import errno
+import fcntl
+import heapq
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import IO
+
+from mlbench_cli.engines.kubernetes.logs import Copying, LogFile, Position, position_file, read_position
+from mlbench_cli.engines.kubernetes.workers import Pod, Summary, has_ended, has_started, is_cut_off
+from mlbench_cli.kube.access import Access
+from mlbench_cli.kube.api import ApiError
+
+FOLLOWED = 48  # logs that are followed as they are written, where there are more than THREADS
+THREADS = 64
+AGAIN_SECONDS = 0.3  # from the end of a stream to the next, and from look to look at a pod that has not started
+SWEEP_SECONDS = 30.0  # from look to look at a log that is not followed
+MOST_SECONDS = 5.0  # between tries
+DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO})
+
+
+class LogCollector:
+    """`ranks[i]` names the log of worker i. `pods` gives the pods as they are now; where one is missing and the run is
+    `over`, its log is complete.
+
+    `run` copies in threads of its own until closed or all is complete. Where another process holds the lock, it waits
+    its turn and reads that one's progress from the folder.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        namespace: str,
+        folder: Path,
+        ranks: Sequence[int],
+        pods: Callable[[], Mapping[int, Pod]],
+        over: Callable[[], bool],
+    ) -> None:
+        self._api = access.client()
+        self._namespace = namespace
+        self._folder = folder
+        self._ranks = ranks
+        self._pods = pods
+        self._over = over
+        self._summaries: dict[int, Summary] = {}
+        self._complete: set[int] = set()
+        self._gaps: dict[int, list[int]] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+        self._leading = False
+        self._copying: set[Copying] = set()
+        self._due: list[tuple[float, int]] = []  # a heap: when to attend to which worker
+        self._threads: list[threading.Thread] = []
+        self.failure: ApiError | OSError | None = None
+
+    # --- ask ------------------------------------------------------------------------------------------------------
+
+    def summary(self, worker: int) -> Summary | None:
+        """What the worker said at its end, if it has."""
+        self._recall(worker)
+        return self._summaries.get(worker)
+
+    def complete(self, worker: int) -> bool:
+        """Whether the worker's log is copied to its end."""
+        self._recall(worker)
+        return worker in self._complete
+
+    @property
+    def gaps(self) -> dict[int, list[int]]:
+        """Workers of whose logs lines are missing, as far as that is known, and before which bytes of the copy."""
+        return dict(self._gaps)
+
+    def wait(self, seconds: float) -> None:
+        """Until something may have changed."""
+        with self._changed:
+            self._changed.wait(seconds)
+
+    def _recall(self, worker: int) -> None:
+        """Take in what another process has written, or an earlier one; this one's own progress is known."""
+        if worker in self._complete or self._leading:
+            return
+        position = read_position(position_file(self._folder, self._ranks[worker]))
+        if position is None:
+            return
+        self._take_in(worker, position)
+        if position.complete:
+            self._complete.add(worker)
+
+    def _take_in(self, worker: int, position: Position) -> None:
+        if position.summary:
+            self._summaries[worker] = position.summary
+        if position.gaps:
+            self._gaps[worker] = position.gaps
+
+    # --- copy -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        thread = threading.Thread(target=self._lead, name="logs", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            copying = list(self._copying)
+        for copy in copying:
+            copy.stop()
+        for thread in list(self._threads):
+            thread.join(5)
+        self._api.close()
+
+    def sweep(self, workers: Sequence[int]) -> bool:
+        """Bring these logs up to now, without following them. False where another process is copying."""
+        lock = self._lock()
+        if lock is None:
+            return False
+        with lock:
+            for worker in workers:
+                if not self.complete(worker):
+                    self._attend(worker, follow=False)
+        return True
+
+    def _lead(self) -> None:
+        """Wait for the lock, then copy until closed."""
+        while (lock := self._lock()) is None:
+            if self._sleep(AGAIN_SECONDS):
+                return
+        with lock:
+            for worker in range(len(self._ranks)):
+                self._recall(worker)
+            self._leading = True
+            self._due = [(0.0, worker) for worker in range(len(self._ranks)) if worker not in self._complete]
+            count = min(len(self._ranks), THREADS)
+            threads = [threading.Thread(target=self._serve, name=f"log {i}", daemon=True) for i in range(count)]
+            self._threads += threads
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            self._leading = False
+
+    def _lock(self) -> IO[str] | None:
+        path = self._folder / ".state" / "logs.lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "w")  # noqa: SIM115
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            return None
+        return file
+
+    def _serve(self) -> None:
+        """One thread: attend to whichever log is due."""
+        failures = 0
+        while (worker := self._next()) is not None:
+            follow = len(self._ranks) <= THREADS or worker < FOLLOWED
+            pause = AGAIN_SECONDS if follow else SWEEP_SECONDS
+            try:
+                self._attend(worker, follow)
+                failures = 0
+            except OSError as error:
+                self._fail(error)
+                return
+            except ApiError as error:
+                if error.status in (401, 403):
+                    self._fail(error)
+                    return
+                failures += 1
+                pause = error.details.get("retry_after") or min(AGAIN_SECONDS * 2**failures, MOST_SECONDS)
+            with self._changed:
+                if worker not in self._complete:
+                    heapq.heappush(self._due, (time.monotonic() + pause, worker))
+                self._changed.notify_all()
+
+    def _next(self) -> int | None:
+        """The next worker whose log is due; None when there is nothing left to do."""
+        with self._changed:
+            while not self._closed and self.failure is None:
+                if not self._due:
+                    if len(self._complete) == len(self._ranks):
+                        return None
+                    self._changed.wait(1.0)
+                    continue
+                wait = self._due[0][0] - time.monotonic()
+                if wait <= 0:
+                    return heapq.heappop(self._due)[1]
+                self._changed.wait(wait)
+            return None
+
+    def _attend(self, worker: int, follow: bool) -> None:
+        """Copy what there is of one log. Raises ApiError for what is not a mere break."""
+        pod = self._pods().get(worker)
+        if pod is None:
+            if self._over():
+                self._finish(worker)
+            return
+        ended = has_ended(pod)
+        if not has_started(pod) and not ended:
+            return
+        with closing(LogFile(self._folder, worker, self._ranks[worker])) as log:
+            whole = self._copy(pod, log, follow and not ended)
+            self._take_in(worker, log.position)
+            if log.position.summary or (ended and whole):
+                log.finish()
+                self._complete.add(worker)
+
+    def _copy(self, pod: Pod, log: LogFile, follow: bool) -> bool:
+        """Copy until the stream ends; False where it broke. Raises ApiError for what is not a mere break."""
+        import urllib3
+
+        copying = Copying(self._api, self._namespace)
+        with self._changed:
+            if self._closed:
+                return False
+            self._copying.add(copying)
+        try:
+            log.start(pod["metadata"]["uid"])
+            copying.run(pod["metadata"]["name"], log, follow)
+            return not copying.stopped
+        except ApiError as error:
+            if error.status not in (400, 404) and not is_cut_off(pod):
+                raise
+            # The container has not started yet; or the pod is gone, and with it what was not copied.
+            if has_ended(pod) and has_started(pod):
+                log.note_gap()
+            return has_ended(pod)
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            if isinstance(error, OSError) and error.errno in DISK:
+                raise
+            if is_cut_off(pod):
+                log.note_gap()
+            return is_cut_off(pod)
+        finally:
+            with self._changed:
+                self._copying.discard(copying)
+
+    def _finish(self, worker: int) -> None:
+        """There is no log, and there will be none."""
+        with closing(LogFile(self._folder, worker, self._ranks[worker])) as log:
+            log.finish()
+        self._complete.add(worker)
+
+    def _fail(self, error: ApiError | OSError) -> None:
+        with self._changed:
+            self.failure = error
+            self._changed.notify_all()
+
+    def _sleep(self, seconds: float) -> bool:
+        """True where closed meanwhile."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._closed, seconds)

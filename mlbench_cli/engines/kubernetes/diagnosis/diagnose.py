@@ -1,0 +1,64 @@
+"""Why a run does not go on, or ended as it did: `diagnose`, a pure function of what the API server says.
+
+Typed fields decide; the text of messages and events only where Kubernetes has no field for it. What concerns many
+workers alike is one finding. `permanent` means that waiting cannot help; whoever acts on that confirms it first.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mlbench_cli.engines.base import Finding, WorkerState
+from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, Object
+from mlbench_cli.engines.kubernetes.diagnosis.failures import deadline, failures
+from mlbench_cli.engines.kubernetes.diagnosis.pending import blocked, held_up, not_created, waiting
+from mlbench_cli.engines.kubernetes.diagnosis.scheduling import unschedulable
+from mlbench_cli.engines.kubernetes.workers import Pod, Summary, by_worker, failure_of, last_words
+
+LISTED = 100  # workers that evidence names at most
+
+
+def diagnose(
+    job: Object | None,
+    pods: Iterable[Pod],
+    events: Sequence[Object] = (),
+    nodes: Sequence[Object] = (),
+    *,
+    now: float,
+    summaries: Mapping[int, Summary] | None = None,
+    logs: Mapping[int, str] | None = None,
+    states: tuple[WorkerState, ...] | None = None,
+) -> list[Finding]:
+    """The findings, the most telling first.
+
+    `now` is in seconds since 1970, `summaries` are the workers' own last words, `logs` the last lines of their logs,
+    `states` what follows from pods and last words, where that is known already.
+    """
+    newest = by_worker(pods)
+    facts = Facts(job or {}, newest, events, nodes, now, last_words(newest, summaries or {}), logs or {}, states)
+    found = _merged(failures(facts))
+    if failure_of(facts.job) == "DeadlineExceeded" and "deadline" not in {finding.code for finding in found}:
+        found.append(deadline(facts))
+    if found:
+        return found
+    pending = waiting(facts)
+    without_node = blocked(facts, pending)
+    with_node = {worker: pod for worker, pod in pending.items() if worker not in dict(without_node)}
+    return not_created(facts) + unschedulable(facts, without_node) + _merged(held_up(facts, with_node))
+
+
+def _merged(found: Iterable[tuple[int, Finding]]) -> list[Finding]:
+    """One finding for each code, that of the first worker; it names the others that it concerns."""
+    groups: dict[str, list[tuple[int, Finding]]] = {}
+    for worker, finding in found:
+        groups.setdefault(finding.code, []).append((worker, finding))
+    return [_together(group) for group in groups.values()]
+
+
+def _together(group: Sequence[tuple[int, Finding]]) -> Finding:
+    finding = group[0][1]
+    if len(group) == 1:
+        return finding
+    evidence: dict[str, Any] = {**finding.evidence, "workers": [worker for worker, _ in group][:LISTED]}
+    others = f"{len(group) - 1} other worker{'s' if len(group) > 2 else ''}"
+    return replace(finding, summary=f"{finding.summary} (And {others} likewise.)", evidence=evidence)

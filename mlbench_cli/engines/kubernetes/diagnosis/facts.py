@@ -1,0 +1,103 @@
+"""What `diagnose` works on, and the questions it asks of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from mlbench_cli.engines.base import WorkerState
+from mlbench_cli.engines.kubernetes.workers import Pod, Summary, condition, seconds, worker_states
+
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Objects as the API server gives them; pods, last words and last log lines by worker. `now` is since 1970.
+
+    `told` are the workers' states, where they are known already.
+    """
+
+    job: Object
+    pods: Mapping[int, Pod]
+    events: Sequence[Object]
+    nodes: Sequence[Object]
+    now: float
+    summaries: Mapping[int, Summary] = field(default_factory=dict)
+    logs: Mapping[int, str] = field(default_factory=dict)
+    told: tuple[WorkerState, ...] | None = None
+
+    @cached_property
+    def states(self) -> tuple[WorkerState, ...]:
+        if self.told is not None:
+            return self.told
+        return worker_states(max(self.pods, default=-1) + 1, self.pods, self.summaries)
+
+    @property
+    def run(self) -> str:
+        return str(self.job.get("metadata", {}).get("name", ""))
+
+    @property
+    def template(self) -> Object:
+        """The spec of the pods."""
+        template: Object = self.job.get("spec", {}).get("template", {}).get("spec", {})
+        return template
+
+    @property
+    def image(self) -> str:
+        containers = self.template.get("containers", ())
+        return str(next((item.get("image") for item in containers if item.get("name") == "main"), ""))
+
+    def age(self, pod: Pod) -> float:
+        return self.now - (seconds(pod["metadata"].get("creationTimestamp")) or self.now)
+
+    def events_of(self, item: Object, *reasons: str) -> list[Object]:
+        """Events of these reasons on that object, the latest last."""
+        uid = item.get("metadata", {}).get("uid")
+        found = [
+            event
+            for event in self.events
+            if event.get("reason") in reasons and event.get("involvedObject", {}).get("uid") == uid
+        ]
+        return sorted(found, key=when)
+
+    def node(self, pod: Pod) -> Object:
+        """The pod's node; empty where it is not known."""
+        return self._nodes_by_name.get(pod.get("spec", {}).get("nodeName"), {})
+
+    @cached_property
+    def _nodes_by_name(self) -> dict[Any, Object]:
+        return {node.get("metadata", {}).get("name"): node for node in self.nodes}
+
+    def is_lost(self, pod: Pod) -> bool:
+        """Whether the pod's node no longer answers."""
+        node = self.node(pod)
+        taints = node.get("spec", {}).get("taints") or ()
+        unreachable = any(taint.get("key") == "node.kubernetes.io/unreachable" for taint in taints)
+        return unreachable or bool(condition(node, "Ready").get("status") == "Unknown")
+
+    def is_spot(self, pod: Pod) -> bool:
+        labels = self.node(pod).get("metadata", {}).get("labels", {})
+        gke = ("cloud.google.com/gke-spot", "cloud.google.com/gke-preemptible")
+        return "true" in (labels.get(key) for key in gke) or labels.get("eks.amazonaws.com/capacityType") == "SPOT"
+
+
+def when(event: Object) -> float:
+    """When an event happened last."""
+    moments = ((event.get("series") or {}).get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    return next((moment for moment in map(seconds, moments) if moment), 0.0)
+
+
+def evidence(worker: int, pod: Pod | None, message: object = None) -> dict[str, Any]:
+    facts: dict[str, Any] = {"worker": worker}
+    if pod is not None:
+        facts |= {"pod": pod["metadata"]["name"], "node": pod.get("spec", {}).get("nodeName")}
+    if message:
+        facts["message"] = short(str(message), 2000)
+    return facts
+
+
+def short(message: str, limit: int = 300) -> str:
+    """On one line, of bounded length."""
+    text = " ".join(message.split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,132 @@
+"""Why workers have failed: what was done to them from outside, or how their own command ended."""
+
+from collections.abc import Callable
+
+from mlbench_cli.engines.base import Finding
+from mlbench_cli.engines.kubernetes.diagnosis.crashes import crash
+from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, evidence, short
+from mlbench_cli.engines.kubernetes.workers import (
+    condition,
+    first_failed,
+    has_started,
+    is_true,
+    terminated,
+    was_stopped,
+)
+
+
+def failures(facts: Facts) -> list[tuple[int, Finding]]:
+    """Worker and finding: the one that failed first, then those that were hit from outside as well.
+
+    What the others do when one is gone (a broken connection, a stop) is no finding.
+    """
+    first = first_failed(facts.job, facts.states, facts.pods, facts.summaries)
+    if first is None:
+        return []
+    others = [state.rank for state in facts.states if state.phase in ("failed", "lost") and state.rank != first]
+    hit = [(worker, disruption(facts, worker)) for worker in others if not _was_stopped(facts, worker)]
+    return [
+        (first, disruption(facts, first) or ending(facts, first)),
+        *((worker, finding) for worker, finding in hit if finding is not None),
+    ]
+
+
+def disruption(facts: Facts, worker: int) -> Finding | None:
+    """What was done to a worker from outside; None where its own command ended badly."""
+    pod = facts.pods.get(worker)
+    if pod is None:
+        return None
+    status, node = pod.get("status", {}), pod.get("spec", {}).get("nodeName")
+    target, word = condition(pod, "DisruptionTarget"), str(status.get("reason") or "")
+    cause = str(target.get("reason")) if is_true(target) else ""
+    words = str(status.get("message") or (target.get("message") if cause else "") or "")
+    spot = facts.is_spot(pod)
+
+    def finding(code: str, summary: str, hint: str, retryable: bool = True) -> Finding:
+        return Finding(code, summary, hint, retryable=retryable, evidence=evidence(worker, pod, words))
+
+    if word == "Evicted" or cause == "TerminationByKubelet":
+        return finding(
+            "evicted",
+            f"Worker {worker} was evicted from {node}: {short(words) or 'no reason given'}",
+            "Give it more with --memory, write less to its disk, or use larger nodes.",
+            retryable=False,
+        )
+    if cause == "PreemptionByScheduler":
+        return finding(
+            "preempted",
+            f"Worker {worker} was removed in favour of a pod with a higher priority.",
+            "Run again when the cluster is less busy.",
+        )
+    if spot and cause in ("EvictionByEvictionAPI", "DeletionByPodGC", "DeletionByTaintManager"):
+        return _shut_down(finding, worker, node, spot)
+    if word in ("Terminated", "NodeShutdown", "Shutdown") or "node shutdown" in words:
+        return _shut_down(finding, worker, node, spot)
+    if cause in ("DeletionByTaintManager", "DeletionByPodGC") or (not terminated(pod) and facts.is_lost(pod)):
+        return finding(
+            "node_lost", f"The node {node} of worker {worker} no longer answers.", f"kubectl describe node {node}"
+        )
+    if cause == "EvictionByEvictionAPI":
+        return finding(
+            "drained",
+            f"Worker {worker} had to leave {node}: the node was being drained.",
+            "Run again when the maintenance is over.",
+        )
+    if word == "UnexpectedAdmissionError" or word.startswith("OutOf"):
+        return finding(
+            "device_admission",
+            f"The node {node} did not admit worker {worker}: {short(words) or word}",
+            "Run again: another pod was quicker, or the node's device plugin was restarted.",
+        )
+    return None
+
+
+def ending(facts: Facts, worker: int) -> Finding:
+    """How a worker's own command ended badly."""
+    pod, summary = facts.pods.get(worker), facts.summaries.get(worker)
+    ended = terminated(pod) if pod else {}
+    if summary is not None and summary.get("reason") == "deadline":
+        return deadline(facts, worker)
+    if summary is None and not ended:
+        return Finding(
+            "pod_deleted",
+            f"The pod of worker {worker} was deleted from outside; how its command ended is not known.",
+            hint="kubectl get events",
+            retryable=True,
+            evidence=evidence(worker, pod),
+        )
+    if summary is not None and summary.get("reason") == "terminated":
+        return Finding(
+            "pod_deleted",
+            f"The pod of worker {worker} was deleted from outside.",
+            hint="kubectl get events",
+            retryable=True,
+            evidence=evidence(worker, pod),
+        )
+    code = int(summary["exit_code"]) if summary else int(ended.get("exitCode", -1))
+    # The container's message is its worker's last word where it had time for one, else the end of its log.
+    message = "" if summary else str(ended.get("message") or "")
+    # Where memory is limited by process, the command is killed and worker.sh lives to tell of it.
+    reason = "OOMKilled" if summary and summary.get("memory_kills") else str(ended.get("reason") or "")
+    return crash(facts.run, worker, code, reason, message, facts.logs.get(worker, ""))
+
+
+def deadline(facts: Facts, worker: int | None = None) -> Finding:
+    never = not facts.summaries and not any(has_started(pod) for pod in facts.pods.values())
+    who = "The run" if worker is None else f"Worker {worker}"
+    what = "passed its deadline before any worker had started" if never else "was stopped at its deadline"
+    return Finding("deadline", f"{who} {what}.", hint="Give it more with --timeout.", evidence={"never_ran": never})
+
+
+def _was_stopped(facts: Facts, worker: int) -> bool:
+    return was_stopped(facts.pods.get(worker), facts.summaries.get(worker))
+
+
+def _shut_down(finding: Callable[..., Finding], worker: int, node: object, spot: bool) -> Finding:
+    if spot:
+        return finding(
+            "spot_lost",
+            f"The node {node} of worker {worker} was a spot machine and was taken back.",
+            "Run again, or use machines that are not spot.",
+        )
+    return finding("node_shut_down", f"The node {node} of worker {worker} was shut down.", "Run again.")

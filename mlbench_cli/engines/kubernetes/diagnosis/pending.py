@@ -1,0 +1,177 @@
+"""Why workers do not come to run: pods that cannot be created, find no node, or whose containers cannot be made."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mlbench_cli.engines.base import Finding
+from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, evidence, short, when
+from mlbench_cli.engines.kubernetes.workers import Pod, condition, has_ended, main_status
+
+CREATING_SECONDS = 60.0  # a container that is not there after so long may be stuck
+PULLING_SECONDS = 180.0  # in which a registry that does not answer may come back
+
+IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "SignatureValidationFailed")
+IMAGE_PERMANENT = re.compile(
+    r"not found|manifest unknown|does not exist|denied|unauthorized|authentication required|invalid reference"
+    r"|\b40[13]\b",
+    re.IGNORECASE,
+)
+PULL_PREAMBLE = re.compile(
+    r'rpc error: code = \w+ desc = |failed to (pull|pull and unpack) image "[^"]*": '
+    r'|failed to resolve reference "[^"]*": ',
+    re.IGNORECASE,
+)
+CONFIG_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+STUCK_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "NetworkNotReady")
+
+
+def not_created(facts: Facts) -> list[Finding]:
+    """Pods that the Job controller does not create, or may not."""
+    spec = facts.job.get("spec", {})
+    if spec.get("suspend"):
+        return [_suspended(facts)]
+    if len(facts.pods) >= int(spec.get("parallelism") or 0):
+        return []
+    refusals = facts.events_of(facts.job, "FailedCreate")
+    if not refusals:
+        return []
+    message = short(str(refusals[-1].get("message", "")), 600)
+    proof = {"message": message, "created": len(facts.pods), "wanted": spec.get("parallelism")}
+    if "exceeded quota" in message or "failed quota" in message:
+        # Where the quota is merely used up, others may end and make room.
+        return [
+            Finding(
+                "quota_exceeded",
+                f"The namespace's quota does not allow the pods: {message}",
+                hint="kubectl describe resourcequota",
+                retryable=True,
+                permanent="must specify" in message,
+                evidence=proof,
+            )
+        ]
+    code, hint = _refusal(message)
+    return [
+        Finding(code, f"The pods cannot be created: {message}", hint=hint, permanent=hint is not None, evidence=proof)
+    ]
+
+
+def blocked(facts: Facts, pods: Mapping[int, Pod]) -> list[tuple[int, Pod]]:
+    """The pods that have no node."""
+    return [(worker, pod) for worker, pod in pods.items() if condition(pod, "PodScheduled").get("status") == "False"]
+
+
+def held_up(facts: Facts, pods: Mapping[int, Pod]) -> list[tuple[int, Finding]]:
+    """Worker and finding for each pod that has a node and does not come to run there, or whose node is lost."""
+    found = (
+        (worker, _container(facts, worker, pod) or _unreachable(facts, worker, pod)) for worker, pod in pods.items()
+    )
+    return [(worker, finding) for worker, finding in found if finding is not None]
+
+
+def waiting(facts: Facts) -> dict[int, Pod]:
+    """The pods that have not ended, by worker."""
+    return {
+        worker: pod
+        for worker, pod in sorted(facts.pods.items())
+        if not has_ended(pod) and worker not in facts.summaries
+    }
+
+
+def _suspended(facts: Facts) -> Finding:
+    queue = facts.job.get("metadata", {}).get("labels", {}).get("kueue.x-k8s.io/queue-name")
+    if queue:
+        return Finding("queued", f'The run waits in the queue "{queue}".', hint="kubectl get workloads")
+    return Finding("suspended", "The run is not released.", hint="Start it again with the same command.")
+
+
+def _refusal(message: str) -> tuple[str, str | None]:
+    """Code and hint for a refused pod; no hint where it is not known whether the trouble passes."""
+    if "violates PodSecurity" in message:
+        return "pod_security", "The namespace forbids such pods: leave out --host-network, or use another namespace."
+    if "admission webhook" in message or "denied the request" in message:
+        return "admission_denied", "A policy of the cluster forbids such pods: ask its administrator."
+    if re.search(r"(minimum|maximum) .* usage per|LimitRange", message):
+        return "admission_denied", "kubectl describe limitrange"
+    return "pods_not_created", None
+
+
+def _container(facts: Facts, worker: int, pod: Pod) -> Finding | None:
+    state = main_status(pod).get("state", {})
+    if state.get("running") or state.get("terminated"):
+        return None
+    stopped: Mapping[str, Any] = state.get("waiting") or {}
+    word, message = str(stopped.get("reason") or "Pending"), str(stopped.get("message") or "")
+
+    def finding(code: str, summary: str, hint: str | None) -> Finding:
+        return Finding(code, summary, hint, permanent=True, evidence=evidence(worker, pod, message))
+
+    if word == "InvalidImageName":
+        return finding("image_name_invalid", f'"{facts.image}" is not the name of an image.', "--image NAME:TAG")
+    if word == "ErrImageNeverPull":
+        summary = f'The image "{facts.image}" is not on the node, and may not be pulled.'
+        return finding("image_not_found", summary, "Load it onto every node.")
+    if word in IMAGE_REASONS:
+        return _pull(facts, worker, pod, message)
+    if word in CONFIG_REASONS:
+        summary = f"The container of worker {worker} cannot be made: {short(message) or word}"
+        return finding("config_error", summary, _config_hint(message))
+    return _stuck(facts, worker, pod, word) if facts.age(pod) >= CREATING_SECONDS else None
+
+
+def _pull(facts: Facts, worker: int, pod: Pod, message: str) -> Finding:
+    """An image that does not come. The back-off's own message says less than the pull's, which is an event."""
+    told = [str(event.get("message", "")) for event in facts.events_of(pod, "Failed")]
+    words = next((text for text in reversed(told) if "ull" in text and not text.startswith("Error:")), message)
+    words = PULL_PREAMBLE.sub("", words)
+    if IMAGE_PERMANENT.search(words):
+        return Finding(
+            "image_not_found",
+            f'The image "{facts.image}" cannot be pulled: {short(words)}',
+            hint="Check the name and the tag, push or load the image, or give its registry's login with --pull-secret.",
+            permanent=True,
+            evidence=evidence(worker, pod, words),
+        )
+    return Finding(
+        "image_pull",
+        f'The image "{facts.image}" does not come to {pod.get("spec", {}).get("nodeName")}: {short(words)}',
+        hint="Can the nodes reach the registry?",
+        retryable=True,
+        permanent=facts.age(pod) > PULLING_SECONDS,
+        evidence=evidence(worker, pod, words),
+    )
+
+
+def _stuck(facts: Facts, worker: int, pod: Pod, word: str) -> Finding | None:
+    events = facts.events_of(pod, *STUCK_EVENTS)
+    if not events:
+        return None
+    latest = max(events, key=when)
+    kind, message = str(latest.get("reason")), str(latest.get("message", ""))
+    return Finding(
+        "volume_mount" if kind in ("FailedMount", "FailedAttachVolume") else "pod_sandbox",
+        f"Worker {worker} is held up ({word}, {kind}): {short(message)}",
+        hint=f"kubectl describe pod {pod['metadata']['name']}",
+        evidence=evidence(worker, pod, message),
+    )
+
+
+def _unreachable(facts: Facts, worker: int, pod: Pod) -> Finding | None:
+    if not facts.is_lost(pod):
+        return None
+    node = pod.get("spec", {}).get("nodeName")
+    return Finding(
+        "node_unreachable",
+        f"The node {node} of worker {worker} does not answer.",
+        hint=f"kubectl describe node {node}",
+        retryable=True,
+        evidence=evidence(worker, pod),
+    )
+
+
+def _config_hint(message: str) -> str | None:
+    if "secret" in message and "not found" in message:
+        return "Create the secret in the run's namespace, or leave it out."
+    if "non-root" in message or "runAsNonRoot" in message or "run as root" in message:
+        return "The image must be able to run as another user than root."
+    return None

@@ -1,0 +1,170 @@
+"""Why the scheduler finds no node for a pod, and whether it ever will."""
+
+import re
+from collections.abc import Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+
+from mlbench_cli.engines.base import Finding
+from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, Object, short, when
+from mlbench_cli.engines.kubernetes.workers import Pod, condition
+
+GPU = "nvidia.com/gpu"
+GPU_LABELS = ("cloud.google.com/gke-accelerator", "k8s.amazonaws.com/accelerator")
+AUTOSCALER = ("TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp")
+PASSING_TAINTS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
+_SUFFIXES = {"m": "0.001", "k": "1e3", "M": "1e6", "G": "1e9", "T": "1e12", "P": "1e15"} | {
+    f"{letter}i": str(1024**power) for power, letter in enumerate("KMGTP", start=1)
+}
+_MISSING_CLAIM = re.compile(r"persistentvolumeclaim (\"[^\"]+\") not found")
+_PREEMPTION = re.compile(r"\s*preemption: .*", re.DOTALL)
+
+
+def unschedulable(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> list[Finding]:
+    """The finding on the pods that have no node; one for all, since they are alike."""
+    if not blocked:
+        return []
+    scheduled = condition(blocked[0][1], "PodScheduled")
+    message = _PREEMPTION.sub("", str(scheduled.get("message") or ""))
+    evidence = {"workers": [worker for worker, _ in blocked][:100], "waiting": len(blocked), "message": message}
+    if scheduled.get("reason") == "SchedulingGated":
+        return [Finding("queued", "The run waits for a scheduling gate to open (a queue, perhaps).", evidence=evidence)]
+    if claim := _MISSING_CLAIM.search(message):
+        return [
+            Finding(
+                "volume_missing",
+                f"The namespace has no persistent volume claim {claim[1]}.",
+                hint="Create it, or name another one with --data-claim; see: kubectl get pvc",
+                permanent=True,
+                evidence=evidence,
+            )
+        ]
+    scaling = _autoscaler(facts, blocked)
+    word, words = (scaling.get("reason"), short(str(scaling.get("message", "")))) if scaling else (None, "")
+    if words:
+        evidence["autoscaler"] = words
+    if word == "FailedScaleUp":
+        return [
+            Finding(
+                "scale_up_failed",
+                f"The cluster cannot get another node: {words}",
+                hint="Choose another zone or machine type, or ask for more quota.",
+                retryable=True,
+                evidence=evidence,
+            )
+        ]
+    if word == "TriggeredScaleUp":
+        return [Finding("scaling_up", "The cluster is getting another node.", evidence=evidence)]
+    why = _never(facts) or (f"no pool of the cluster fits ({words})" if word == "NotTriggerScaleUp" else None)
+    driver = None if why else _driver(facts)
+    if driver:
+        hint = "Wait for the driver, or install the device plugin."
+        return [Finding("driver_not_ready", driver, hint=hint, evidence=evidence)]
+    workers = int(facts.job.get("spec", {}).get("parallelism") or len(blocked))
+    return [
+        Finding(
+            "unschedulable",
+            f"{len(blocked)} of {workers} workers find no node: {why or message or 'the scheduler gives no reason'}",
+            hint="Ask for less (workers, --num-cpus, --memory, --gpus-per-worker), or make the cluster larger.",
+            permanent=why is not None,
+            evidence=evidence,
+        )
+    ]
+
+
+def quantity(text: object) -> Decimal:
+    """A quantity of Kubernetes as a number: "500m" is 0.5, "1Gi" is 1073741824."""
+    value = str(text)
+    for suffix in sorted(_SUFFIXES, key=len, reverse=True):
+        if value.endswith(suffix):
+            value, factor = value.removesuffix(suffix), Decimal(_SUFFIXES[suffix])
+            break
+    else:
+        factor = Decimal(1)
+    try:
+        return Decimal(value) * factor
+    except InvalidOperation:
+        return Decimal(0)
+
+
+def _autoscaler(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> Object | None:
+    """The latest word of a cluster autoscaler on these pods."""
+    found = [event for _, pod in blocked for event in facts.events_of(pod, *AUTOSCALER)]
+    return max(found, key=when, default=None)
+
+
+def _never(facts: Facts) -> str | None:
+    """Why these nodes can never take the run, even if they were empty; None where they can, or are not known."""
+    if not facts.nodes:
+        return None
+    asked = _requests(facts.template)
+    usable = [node for node in facts.nodes if _takes(facts.template, node)]
+    if not usable:
+        return f"not one of the {len(facts.nodes)} nodes has the labels, or lacks the taints, for it"
+    for resource, amount in asked.items():
+        largest = max(_allocatable(node, resource) for node in usable)
+        if amount > largest:
+            if resource == GPU and _driver(facts):
+                return None
+            has = f"the largest of {len(usable)} nodes has {_number(largest)}"
+            return f"each asks for {_number(amount)} {resource}, and {has}"
+    fitting = [node for node in usable if _fits(asked, node)]
+    workers = int(facts.job.get("spec", {}).get("parallelism") or 0)
+    if not fitting:
+        return f"not one of {len(usable)} nodes has all that each asks for"
+    if facts.template.get("affinity", {}).get("podAntiAffinity") and workers > len(fitting):
+        return f"{workers} workers want a node each, and {len(fitting)} can take one (--no-spread lets them share)"
+    return None
+
+
+def _requests(template: Object) -> dict[str, Decimal]:
+    total: dict[str, Decimal] = {}
+    for container in template.get("containers", ()):
+        resources = container.get("resources") or {}
+        for resource, amount in {**(resources.get("limits") or {}), **(resources.get("requests") or {})}.items():
+            total[resource] = total.get(resource, Decimal(0)) + quantity(amount)
+    return total
+
+
+def _allocatable(node: Object, resource: str) -> Decimal:
+    return quantity(node.get("status", {}).get("allocatable", {}).get(resource, "0"))
+
+
+def _fits(asked: Mapping[str, Decimal], node: Object) -> bool:
+    return all(_allocatable(node, resource) >= amount for resource, amount in asked.items())
+
+
+def _takes(template: Object, node: Object) -> bool:
+    """Whether selector and taints let the pod onto the node. Taints of a trouble that may pass do not count."""
+    labels = node.get("metadata", {}).get("labels", {})
+    if any(labels.get(key) != value for key, value in (template.get("nodeSelector") or {}).items()):
+        return False
+    taints = [
+        taint
+        for taint in node.get("spec", {}).get("taints") or ()
+        if taint.get("effect") in ("NoSchedule", "NoExecute") and not str(taint.get("key")).startswith(PASSING_TAINTS)
+    ]
+    return all(any(_tolerates(item, taint) for item in template.get("tolerations") or ()) for taint in taints)
+
+
+def _tolerates(toleration: Object, taint: Object) -> bool:
+    if toleration.get("effect") not in (None, "", taint.get("effect")):
+        return False
+    if toleration.get("operator") == "Exists":
+        return toleration.get("key") in (None, "", taint.get("key"))
+    return toleration.get("key") == taint.get("key") and toleration.get("value", "") == taint.get("value", "")
+
+
+def _driver(facts: Facts) -> str | None:
+    """What to say where a node has GPUs that cannot be had yet."""
+    if not _requests(facts.template).get(GPU):
+        return None
+    for node in facts.nodes:
+        labels = node.get("metadata", {}).get("labels", {})
+        has_gpu = any(key in labels for key in GPU_LABELS) or labels.get("nvidia.com/gpu.present") == "true"
+        if has_gpu and not _allocatable(node, GPU):
+            return f"The node {node['metadata'].get('name')} has GPUs, but its driver or device plugin is not ready."
+    return None
+
+
+def _number(amount: Decimal) -> str:
+    return f"{amount.normalize():f}"

@@ -1,0 +1,98 @@
+"""Whether a run on a cluster has ended, and how: pure, from the Job, its pods and the workers' last words."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlbench_cli.engines.base import WorkerState
+from mlbench_cli.engines.kubernetes.manifests import GRACE_SECONDS, STOPPED_ANNOTATION
+from mlbench_cli.engines.kubernetes.workers import Pod, Summary, condition, failure_of, has_ended, is_true, seconds
+from mlbench_cli.spec import RunSpec
+
+SETTLE_SECONDS = 5.0  # in which the others, too, may end on their own, so that the first to fail is known
+STOP_SECONDS = GRACE_SECONDS + 15.0  # in which the Job controller has stopped the others
+
+
+def ended(
+    spec: RunSpec,
+    job: Mapping[str, Any],
+    states: Sequence[WorkerState],
+    pods: Mapping[int, Pod],
+    summaries: Mapping[int, Summary],
+    now: float,
+    failing_since: float | None,
+) -> str | None:
+    """A word of Observation.ended, or None while the run goes on. A worker that holds its results has ended.
+
+    `failing_since` is when a worker was first seen to have failed; `now` is the cluster's clock, both since 1970.
+    """
+    going_on = active(pods, summaries)
+    if is_stopped(job):
+        return None if going_on else _annotations(job)[STOPPED_ANNOTATION].partition(" ")[0]
+    if _never_started_in_time(spec, job, states, now):
+        return "deadline"
+    failed = [state for state in states if state.phase in ("failed", "lost")]
+    if not failed and all(state.phase == "succeeded" for state in states):
+        return "exited"
+    if not is_over(job) and not failed:
+        return None
+    if going_on and not _waits_in_vain(pods, summaries, now - (failing_since or now)):
+        return None
+    if failing_since is None and not is_over(job) and _has_just_ended(states, now):
+        return None  # all were stopped, and by whom is about to be told
+    late = failure_of(job) == "DeadlineExceeded" or any(word.get("reason") == "deadline" for word in summaries.values())
+    return "deadline" if late else "failed"
+
+
+def active(pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -> list[int]:
+    """The workers that still run their command, or are to run it."""
+    return [worker for worker, pod in pods.items() if not has_ended(pod) and worker not in summaries]
+
+
+def will_be_stopped(pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -> bool:
+    """Whether the Job controller stops the others, now or once the results of the failed worker are fetched."""
+    held = any(summary.get("held") and summary.get("exit_code") for summary in summaries.values())
+    return held or any(pod.get("status", {}).get("phase") == "Failed" for pod in pods.values())
+
+
+def is_over(job: Mapping[str, Any]) -> bool:
+    """Whether the Job controller has nothing more to do."""
+    return is_true(condition(job, "Complete")) or is_true(condition(job, "Failed"))
+
+
+def is_stopped(job: Mapping[str, Any]) -> bool:
+    """Whether a client has stopped the run."""
+    return STOPPED_ANNOTATION in _annotations(job)
+
+
+def is_unreleased(job: Mapping[str, Any]) -> bool:
+    """Whether the client that submitted the run was lost before it could release it."""
+    labels = job.get("metadata", {}).get("labels") or {}
+    waits = bool(job.get("spec", {}).get("suspend")) and not is_stopped(job)
+    return waits and "kueue.x-k8s.io/queue-name" not in labels
+
+
+def _annotations(job: Mapping[str, Any]) -> Mapping[str, str]:
+    annotations: Mapping[str, str] = job.get("metadata", {}).get("annotations") or {}
+    return annotations
+
+
+def _waits_in_vain(pods: Mapping[int, Pod], summaries: Mapping[int, Summary], seconds_failing: float) -> bool:
+    """Whether those who go on after a failure wait for somebody who will not come.
+
+    The Job controller stops them when it sees a failed pod. It sees none where the failed worker holds its results, or
+    went away with its node.
+    """
+    stopped = any(pod.get("status", {}).get("phase") == "Failed" for pod in pods.values())
+    return seconds_failing > (STOP_SECONDS if stopped else SETTLE_SECONDS)
+
+
+def _has_just_ended(states: Sequence[WorkerState], now: float) -> bool:
+    """Whether the last worker's end is so recent that its pod may not show the reason yet."""
+    return now - max((state.finished or 0.0 for state in states), default=0.0) < SETTLE_SECONDS
+
+
+def _never_started_in_time(spec: RunSpec, job: Mapping[str, Any], states: Sequence[WorkerState], now: float) -> bool:
+    if any(state.started is not None for state in states):
+        return False
+    released = seconds(job.get("status", {}).get("startTime"))
+    return released is not None and now - released > spec.timeout

@@ -1,0 +1,344 @@
+"""The engine that runs on a Kubernetes cluster: one Indexed Job for each run, and what belongs to it.
+
+Everything is in the cluster or in the run's folder, nothing in this process: any client with access may go on.
+"""
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from mlbench_cli.engines.base import Cursor, Fetched, Finding, LogLine, Observation, Submission
+from mlbench_cli.engines.kubernetes.collector import LogCollector
+from mlbench_cli.engines.kubernetes.ending import is_over, is_stopped, is_unreleased
+from mlbench_cli.engines.kubernetes.fetch import FetchError, acknowledge
+from mlbench_cli.engines.kubernetes.follower import Following
+from mlbench_cli.engines.kubernetes.logs import log_gap, position_file, read_position, tail
+from mlbench_cli.engines.kubernetes.manifests import (
+    FETCHED_ANNOTATION,
+    MANAGED_LABEL,
+    RUN_LABEL,
+    STOPPED_ANNOTATION,
+    manifests,
+    spec_of,
+)
+from mlbench_cli.engines.kubernetes.observe import Looker, known_gaps, known_summaries, save_look, saved_look
+from mlbench_cli.engines.kubernetes.results import Results, is_fetched, remove_folder
+from mlbench_cli.engines.kubernetes.submit import complete, submit
+from mlbench_cli.engines.kubernetes.workers import Pod, Summary, by_worker, has_ended, has_started, is_cut_off
+from mlbench_cli.errors import CleanupError, NotFoundError, UsageError
+from mlbench_cli.kube.access import Access
+from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
+from mlbench_cli.kube.objects import collection, named
+from mlbench_cli.kube.watch import pods_now
+from mlbench_cli.spec import Run, RunSpec
+from mlbench_cli.store import now, write_atomically
+
+HEARTBEAT = 1.0  # seconds between two observations where nothing changes
+TICK = 0.25
+REST = 15  # so many times as long as a look has taken, nothing is done: of a thousand pods there is always news
+FIRST_LIST_SECONDS = 30.0
+QUICK_POLL = 2.0  # seconds between two looks at Job and events while workers are not yet running
+SLOW_POLL = 10.0
+GONE_SECONDS = 120.0  # in which deleted objects have gone
+OWNED = ("ConfigMap", "Service", "NetworkPolicy")
+
+
+class KubernetesEngine:
+    """Executes runs on the cluster that `access` reaches."""
+
+    dies_with_client = False
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._lock = threading.Lock()
+        self._followings: dict[str, Following] = {}
+
+    def render(self, spec: RunSpec) -> Submission:
+        """The Job, suspended, and what belongs to it. Submitting adds to the latter that the Job owns them."""
+        return Submission(spec, manifests(spec, self._access.namespace))
+
+    def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None:
+        """Create the objects and release the Job; done in part before, only what is left."""
+        save_manifests(run, submission)
+        with self._access.client() as api:
+            submit(api, submission.documents)
+
+    # --- look -----------------------------------------------------------------------------------------------------
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        """The first observation is one look; whoever goes on follows the run, and copies its logs."""
+        with self._access.client() as api:
+            looker = Looker(api, self._namespace(run), run, _ranks(run))
+            pods = looker.pods()
+            looker.refresh(pods)
+            summaries = known_summaries(run, _ranks(run))
+            gaps = known_gaps(run, _ranks(run))
+            seen = saved_look(run) or self._seen(run, looker, pods, summaries | looker.probe(pods, summaries), gaps)
+            if seen.ended:
+                yield self._ended(run, looker, seen)
+                return
+            yield seen
+            if looker.job and is_unreleased(looker.job):
+                complete(api, looker.job, self.render(run.spec).documents)
+            with self._following(run) as following:
+                yield from self._watched(run, looker, following)
+
+    def _watched(self, run: Run, looker: Looker, following: Following) -> Iterator[Observation]:
+        """Observations as something changes. The number of requests does not depend on that of the pods."""
+        probed: dict[int, Summary] = {}
+        spoken, next_poll, last = float("-inf"), 0.0, (-1, -1)
+        following.watch.wait(0, FIRST_LIST_SECONDS)
+        while True:
+            version, pods = following.watch.version, following.pods()
+            if time.monotonic() >= next_poll:
+                looker.refresh(pods)
+                probed |= looker.probe(pods, following.summaries() | probed)
+                next_poll = time.monotonic() + (SLOW_POLL if _all_run(run, pods) else QUICK_POLL)
+            summaries = probed | following.summaries()
+            if last != (version, len(summaries)) or time.monotonic() >= spoken + HEARTBEAT:
+                last, spoken, used = (version, len(summaries)), time.monotonic(), time.thread_time()
+                gaps = log_gap(following.collector.gaps, _ranks(run))
+                seen = self._seen(run, looker, pods, summaries, gaps)
+                if seen.ended:
+                    looker.refresh(pods)  # the Job may know better by now
+                    seen = self._seen(run, looker, pods, summaries, gaps)
+                if seen.ended:
+                    yield self._ended(run, looker, seen)
+                    return
+                used = time.thread_time() - used
+                yield seen
+                time.sleep(REST * used)
+            following.watch.wait(version, TICK)
+
+    def _seen(
+        self,
+        run: Run,
+        looker: Looker,
+        pods: Mapping[int, Pod],
+        summaries: Mapping[int, Summary],
+        gaps: Sequence[Finding],
+    ) -> Observation:
+        seen = looker.observation(pods, summaries)
+        seen = replace(seen, findings=(*seen.findings, *gaps))
+        return seen if looker.job is not None else _without_job(run, seen)
+
+    def _ended(self, run: Run, looker: Looker, seen: Observation) -> Observation:
+        """What was seen first of a run's end: later, less may be left in the cluster to see."""
+        saved = saved_look(run)
+        if saved is None and looker.job is not None:
+            save_look(run, seen)
+        return saved or seen
+
+    def logs(self, run: Run, rank: int, since: Cursor | None = None, follow: bool = False) -> Iterator[LogLine]:
+        """As the protocol says. The processes of one worker share a log, which is that of the first of them."""
+        if not 0 <= rank < run.spec.world_size:
+            raise NotFoundError(
+                f'The run "{run.name}" has no rank {rank}, only 0 to {run.spec.world_size - 1}.',
+                hint=f"mlbench logs {run.name} --rank 0",
+            )
+        worker, other = divmod(rank, run.spec.processes_per_worker)
+        if other:
+            return
+        path = run.folder / "logs" / f"rank-{rank}.log"
+        begin = since.offset if since else 0
+        if not follow:
+            whole = self._catch_up(run, worker)
+            for text, offset in tail(path, begin, lambda: whole):
+                yield LogLine(rank, text, Cursor(offset))
+            return
+        with self._following(run) as following:
+            copied = partial(following.collector.complete, worker)
+            for text, offset in tail(path, begin, copied, lambda: following.wait(TICK)):
+                yield LogLine(rank, text, Cursor(offset))
+
+    def _catch_up(self, run: Run, worker: int) -> bool:
+        """Bring a log's copy up to now, unless somebody follows it already. True where nothing more will come."""
+        with self._lock:
+            following = self._followings.get(run.id)
+        if following is not None:
+            return following.collector.complete(worker)
+        position = read_position(position_file(run.folder, _ranks(run)[worker]))
+        if position is not None and position.complete:
+            return True
+        with self._access.client() as api:
+            pods = by_worker(pods_now(api, self._namespace(run), f"{RUN_LABEL}={run.name}"))
+        collector = LogCollector(
+            self._access, self._namespace(run), run.folder, _ranks(run), lambda: pods, lambda: False
+        )
+        try:
+            collector.sweep([worker])
+            return collector.complete(worker)
+        finally:
+            collector.close()
+
+    def log_gaps(self, run: Run) -> tuple[Finding, ...]:
+        return tuple(known_gaps(run, _ranks(run)))
+
+    # --- end ------------------------------------------------------------------------------------------------------
+
+    def fetch(self, run: Run) -> Fetched:
+        """Output and logs into the run's folder; the held workers are let go when all is on disk.
+
+        `complete` is False where a worker that held its output is gone: then the logs are all there is.
+        """
+        save_manifests(run, self.render(run.spec))
+        seen = saved_look(run)
+        word = seen.ended if seen and seen.ended else "cancelled"
+        with self._access.client() as api, self._following(run) as following:
+            stop = partial(self._stop, api, run, word)
+            return Results(self._access, api, self._namespace(run), run, following, stop).fetch()
+
+    def cancel(self, run: Run) -> None:
+        """Stop the workers in order: each has time to pack what it has, and it can still be fetched."""
+        with self._access.client() as api:
+            self._stop(api, run, "cancelled")
+
+    def _stop(self, api: Api, run: Run, word: str) -> None:
+        """Let the Job controller stop all workers. `word` is how the run has ended for whoever looks from now on."""
+        path = named("Job", self._namespace(run), run.name)
+        with suppress(ObjectNotFound):
+            job = api.get(path)
+            if is_over(job) or is_stopped(job):
+                return
+            stop = {"activeDeadlineSeconds": 1} if run.spec.kubernetes.queue else {"suspend": True}
+            api.patch(path, {"metadata": {"annotations": {STOPPED_ANNOTATION: f"{word} {now()}"}}, "spec": stop})
+
+    def delete(self, run: Run, *, force: bool = False) -> None:
+        """Remove the run's objects, verified by their label, and its folder.
+
+        Raises UsageError for a run that goes on or whose results nobody has fetched, unless `force`; CleanupError where
+        something stays.
+        """
+        namespace = self._namespace(run)
+        with self._access.client() as api:
+            try:
+                job = api.get(named("Job", namespace, run.name))
+            except ObjectNotFound:
+                job = None
+            if job is not None and job["metadata"].get("labels", {}).get(RUN_LABEL) != run.name:
+                raise UsageError(f'The Job "{run.name}" is not mlbench\'s; it is not touched.')
+            if job is not None and not force:
+                _refuse_loss(run, job)
+            self._let_go(api, namespace, run)
+            _remove(api, namespace, run.name)
+        remove_folder(run.folder)
+
+    def _let_go(self, api: Api, namespace: str, run: Run) -> None:
+        """End a hold, which would go on to the end of a stopped worker's time, and stop the others at once."""
+        for pod in pods_now(api, namespace, f"{RUN_LABEL}={run.name}"):
+            name = pod["metadata"]["name"]
+            if is_cut_off(pod):
+                api.delete(named("Pod", namespace, name), grace=0)  # its node will not say that it has ended
+            elif "deletionTimestamp" not in pod["metadata"]:
+                api.delete(named("Pod", namespace, name), grace=1)
+            elif has_started(pod) and not has_ended(pod):
+                with suppress(ApiError, FetchError):
+                    acknowledge(self._access, namespace, name)
+
+    # --- plumbing -------------------------------------------------------------------------------------------------
+
+    def _namespace(self, run: Run) -> str:
+        return run.spec.kubernetes.namespace or self._access.namespace
+
+    @contextmanager
+    def _following(self, run: Run) -> Iterator[Following]:
+        with self._lock:
+            following = self._followings.get(run.id)
+            if following is None:
+                following = Following(self._access, self._namespace(run), run, _ranks(run))
+                self._followings[run.id] = following
+            following.users += 1
+        try:
+            yield following
+        finally:
+            with self._lock:
+                following.users -= 1
+                last = following.users == 0
+                if last:
+                    del self._followings[run.id]
+            if last:
+                following.close()
+
+
+def discover_runs(access: Access, namespace: str | None = None) -> list[RunSpec]:
+    """The specs of all runs in the namespace, oldest first, from what their Jobs say."""
+    with access.client() as api:
+        path = collection("Job", namespace or access.namespace)
+        jobs = api.get(path, labelSelector=f"{MANAGED_LABEL}=mlbench").get("items", [])
+    return [spec_of(job) for job in sorted(jobs, key=lambda job: str(job["metadata"].get("creationTimestamp")))]
+
+
+def save_manifests(run: Run, submission: Submission) -> None:
+    """manifests/KIND.yaml in the run's folder, as submitted."""
+    import templates
+
+    folder = run.folder / "manifests"
+    folder.mkdir(parents=True, exist_ok=True)
+    for document in submission.documents:
+        write_atomically(folder / f"{document['kind'].lower()}.yaml", templates.dump([document]).encode())
+
+
+def _ranks(run: Run) -> list[int]:
+    """The first rank of each worker, which names its log and its output."""
+    return [worker * run.spec.processes_per_worker for worker in range(run.spec.workers)]
+
+
+def _all_run(run: Run, pods: Mapping[int, Pod]) -> bool:
+    return len(pods) == run.spec.workers and all(pod["status"].get("phase") == "Running" for pod in pods.values())
+
+
+def _without_job(run: Run, seen: Observation) -> Observation:
+    """How a run ended whose Job is not there: never submitted, or deleted, or its time in the cluster was up."""
+    if all(worker.exit_code == 0 for worker in seen.workers):
+        return replace(seen, ended="exited")
+    if not (run.folder / "manifests").exists():
+        finding = Finding(
+            "not_started",
+            "The run's Job is not in the cluster: it was never submitted, or deleted since.",
+            hint="Start it again.",
+            retryable=True,
+        )
+        return replace(seen, ended="never_started", findings=(finding,))
+    finding = Finding("job_gone", "The run's Job is not in the cluster: it was deleted, or its time there was up.")
+    return replace(seen, ended="lost", findings=(*seen.findings, finding))
+
+
+def _refuse_loss(run: Run, job: dict[str, Any]) -> None:
+    if not is_over(job) and not is_stopped(job) and not is_fetched(run):
+        raise UsageError(
+            f'The run "{run.name}" is still running.',
+            hint=f"mlbench cancel {run.name}, then: mlbench delete {run.name}",
+        )
+    annotations = job["metadata"].get("annotations") or {}
+    if FETCHED_ANNOTATION not in annotations and not is_fetched(run) and job.get("status", {}).get("startTime"):
+        raise UsageError(
+            f'The results of the run "{run.name}" have not been fetched.',
+            hint=f"mlbench download {run.name}, or: mlbench delete {run.name} --force",
+        )
+
+
+def _remove(api: Api, namespace: str, name: str) -> None:
+    """Delete everything that bears the run's label, and look until it is gone."""
+    selector = f"{RUN_LABEL}={name}"
+    end = time.monotonic() + GONE_SECONDS
+    api.delete(named("Job", namespace, name))
+    while True:
+        left = {kind: _names(api, kind, namespace, selector) for kind in ("Job", "Pod", *OWNED)}
+        if not any(left.values()):
+            return
+        if time.monotonic() > end:
+            listed = ", ".join(f"{kind} {item}" for kind, items in left.items() for item in items)
+            raise CleanupError(f'Of the run "{name}" there is still: {listed[:500]}', hint=f"mlbench delete {name}")
+        for kind, items in left.items():
+            for item in items:
+                api.delete(named(kind, namespace, item), grace=1 if kind == "Pod" else None)
+        time.sleep(TICK)
+
+
+def _names(api: Api, kind: str, namespace: str, selector: str) -> list[str]:
+    items = api.get(collection(kind, namespace), labelSelector=selector).get("items", [])
+    return [item["metadata"]["name"] for item in items]

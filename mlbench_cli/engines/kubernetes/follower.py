@@ -1,0 +1,76 @@
+"""Following a run: the watch on its pods and the copying of its logs, shared by all who look at it in this process."""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+from mlbench_cli.engines.kubernetes.collector import LogCollector
+from mlbench_cli.engines.kubernetes.ending import is_over, is_stopped
+from mlbench_cli.engines.kubernetes.manifests import RUN_LABEL
+from mlbench_cli.engines.kubernetes.workers import Pod, Summary, by_worker
+from mlbench_cli.kube.access import Access
+from mlbench_cli.kube.api import Api, ObjectNotFound
+from mlbench_cli.kube.objects import named
+from mlbench_cli.kube.watch import PodWatch
+from mlbench_cli.spec import Run
+
+JOB_SECONDS = 5.0  # from look to look at the Job, where a pod is missing
+
+
+class Following:
+    """Watch and log collector of one run. Counted: it ends when the last user has closed it."""
+
+    def __init__(self, access: Access, namespace: str, run: Run, ranks: Sequence[int]) -> None:
+        self._api: Api = access.client()
+        self._job_path = named("Job", namespace, run.name)
+        self._lock = threading.Lock()
+        self._by_worker: tuple[int, dict[int, Pod]] = (-1, {})
+        self._over_since: float | None = None
+        self._looked = float("-inf")
+        self.users = 0
+        self.workers = len(ranks)
+        self.watch = PodWatch(access, namespace, f"{RUN_LABEL}={run.name}")
+        self.collector = LogCollector(access, namespace, run.folder, ranks, self.pods, self.over)
+        self.collector.start()
+
+    def pods(self) -> Mapping[int, Pod]:
+        """By worker; worked out once for each change."""
+        with self._lock:
+            version = self.watch.version
+            if version != self._by_worker[0]:
+                self._by_worker = version, by_worker(self.watch.pods())
+            return self._by_worker[1]
+
+    def over(self) -> bool:
+        """Whether no pod will be created any more, and all that were are in view."""
+        with self._lock:
+            if self._over_since is not None:
+                return self.watch.listed > self._over_since
+            if time.monotonic() < self._looked + JOB_SECONDS:
+                return False
+            self._looked = asked = time.monotonic()
+        try:
+            job = self._api.get(self._job_path)
+            over = is_over(job) or is_stopped(job)
+        except ObjectNotFound:
+            over = True
+        if over:
+            self._over_since = asked
+            self.watch.relist()
+        return False
+
+    def summaries(self) -> dict[int, Summary]:
+        found = ((worker, self.collector.summary(worker)) for worker in range(self.workers))
+        return {worker: summary for worker, summary in found if summary is not None}
+
+    def wait(self, seconds: float) -> None:
+        """Until something may have changed. Raises what has ended the watch or the copying."""
+        self.watch.wait(-1, 0)
+        if self.collector.failure:
+            raise self.collector.failure
+        self.collector.wait(seconds)
+
+    def close(self) -> None:
+        self.collector.close()
+        self.watch.close()
+        self._api.close()

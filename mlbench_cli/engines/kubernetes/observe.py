@@ -1,0 +1,232 @@
+"""One look at a run on a cluster: Job, pods, events and nodes -> Observation."""
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from mlbench_cli.engines.base import Finding, Observation, WorkerState
+from mlbench_cli.engines.kubernetes.diagnosis.diagnose import diagnose
+from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts
+from mlbench_cli.engines.kubernetes.diagnosis.failures import deadline
+from mlbench_cli.engines.kubernetes.diagnosis.scheduling import AUTOSCALER
+from mlbench_cli.engines.kubernetes.ending import ended, is_stopped
+from mlbench_cli.engines.kubernetes.logs import MARKER, last_lines, log_gap, position_file, read_position
+from mlbench_cli.engines.kubernetes.manifests import RUN_LABEL, holders
+from mlbench_cli.engines.kubernetes.workers import (
+    Known,
+    Pod,
+    Summary,
+    by_worker,
+    condition,
+    first_failed,
+    has_started,
+    is_cut_off,
+    last_words,
+    worker_state,
+    worker_states,
+)
+from mlbench_cli.errors import MlbenchError
+from mlbench_cli.kube.api import AccessDenied, Api, ApiError, ObjectNotFound
+from mlbench_cli.kube.objects import collection, named
+from mlbench_cli.kube.watch import pods_now
+from mlbench_cli.spec import Run
+from mlbench_cli.store import write_atomically
+
+CONFIRM_SECONDS = 15.0  # that a trouble must last before it is called permanent
+# An autoscaler, or the pods of another run, may need so long to make room.
+CONFIRM_UNSCHEDULABLE_SECONDS = 60.0
+PROBED = 16  # holding workers that one look asks for their last word
+TAILS = 3  # failed workers whose last lines are looked at
+TAIL_LINES = 40
+
+
+class Looker:
+    """Looks at one run again and again. `ranks[i]` is the first rank of worker i."""
+
+    def __init__(self, api: Api, namespace: str, run: Run, ranks: Sequence[int]) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._run = run
+        self._ranks = ranks
+        self._events: list[dict[str, Any]] = []
+        self._nodes: list[dict[str, Any]] = []
+        self._denied: set[str] = set()
+        self._since: dict[str, float] = {}  # finding's code -> when it was seen first
+        self._tails: dict[int, str] = {}
+        self._state_of = Known(worker_state)
+        self._failing_since: float | None = None
+        self.job: dict[str, Any] | None = None
+
+    def refresh(self, pods: Mapping[int, Pod]) -> None:
+        """Ask for the Job, and for events and nodes where they can tell something."""
+        try:
+            self.job = self._api.get(named("Job", self._namespace, self._run.name))
+        except ObjectNotFound:
+            self.job = None
+            return
+        waiting = len(pods) < self._run.spec.workers or not all(has_started(pod) for pod in pods.values())
+        without_node = any(not pod.get("spec", {}).get("nodeName") for pod in pods.values())
+        failed = any(pod.get("status", {}).get("phase") == "Failed" for pod in pods.values())
+        self._events = self._ask_events(without_node) if waiting else []
+        # A node that falls silent makes its pods unready.
+        silent = any(condition(pod, "Ready").get("status") == "False" for pod in pods.values())
+        self._nodes = self._ask("nodes", "/api/v1/nodes") if waiting or without_node or failed or silent else []
+
+    def pods(self) -> dict[int, Pod]:
+        """The pods as they are now, by worker."""
+        return by_worker(pods_now(self._api, self._namespace, f"{RUN_LABEL}={self._run.name}"))
+
+    def probe(self, pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -> dict[int, Summary]:
+        """The last words of running workers that may be holding their results: their logs' last lines."""
+        found = {}
+        running = [
+            worker
+            for worker in holders(self._run.spec)
+            if worker not in summaries and worker in pods and pods[worker].get("status", {}).get("phase") == "Running"
+        ]
+        for worker in running[:PROBED]:
+            summary = _spoken(self._tail(pods[worker], 1), worker)
+            if summary is not None:
+                found[worker] = summary
+        return found
+
+    def observation(self, pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -> Observation:
+        now, spec, job = time.time() + self._api.server_ahead, self._run.spec, self.job or {}
+        summaries = last_words(pods, summaries)
+        states = worker_states(spec.workers, pods, summaries, spec.run_on_all, self._state_of)
+        first = first_failed(job, states, pods, summaries)
+        if first is not None:
+            self._failing_since = min(self._failing_since or now, states[first].finished or now)
+        found = (
+            []
+            if is_stopped(job)
+            else diagnose(
+                job,
+                pods.values(),
+                self._events,
+                self._nodes,
+                now=now,
+                summaries=summaries,
+                logs=self._last_lines(states, first, pods),
+                states=states,
+            )
+        )
+        word = ended(spec, job, states, pods, summaries, now, self._failing_since)
+        if word == "deadline" and "deadline" not in {finding.code for finding in found}:
+            # What has kept it from starting comes first.
+            found.append(deadline(Facts(job, pods, (), (), now, summaries)))
+        return Observation(
+            time=time.time(),
+            workers=tuple(replace(state, rank=self._ranks[state.rank]) for state in states),
+            findings=tuple(self._confirmed(found, now)),
+            ended=word,
+            first_failed=None if first is None else self._ranks[first],
+        )
+
+    def _confirmed(self, found: Sequence[Finding], now: float) -> list[Finding]:
+        """The findings, permanent only where they have lasted."""
+        self._since = {finding.code: self._since.get(finding.code, now) for finding in found}
+        return [replace(finding, permanent=finding.permanent and self._lasts(finding, now)) for finding in found]
+
+    def _lasts(self, finding: Finding, now: float) -> bool:
+        needed = CONFIRM_UNSCHEDULABLE_SECONDS if finding.code == "unschedulable" else CONFIRM_SECONDS
+        return now - self._since[finding.code] >= needed
+
+    def _last_lines(
+        self, states: Sequence[WorkerState], first: int | None, pods: Mapping[int, Pod]
+    ) -> Mapping[int, str]:
+        """The ends of the logs of workers that failed, the first one's among them."""
+        failed = [state.rank for state in states if state.phase == "failed"]
+        chosen = [worker for worker in (first, *failed) if worker is not None][: TAILS + 1]
+        for worker in dict.fromkeys(chosen):
+            if not self._tails.get(worker):
+                path = self._run.folder / "logs" / f"rank-{self._ranks[worker]}.log"
+                self._tails[worker] = last_lines(path) or self._tail(pods.get(worker), TAIL_LINES)
+        return self._tails
+
+    def _tail(self, pod: Pod | None, lines: int) -> str:
+        if pod is None or is_cut_off(pod):  # a lost node would only be waited for
+            return ""
+        path = f"{named('Pod', self._namespace, pod['metadata']['name'])}/log"
+        try:
+            answer = self._api.stream(path, read_seconds=10, container="main", tailLines=lines, limitBytes=1 << 16)
+            with answer:
+                return answer.read().decode("utf-8", "replace")
+        except (MlbenchError, OSError):
+            return ""
+        except Exception as error:
+            import urllib3
+
+            if isinstance(error, urllib3.exceptions.HTTPError):
+                return ""
+            raise
+
+    def _ask_events(self, without_node: bool) -> list[dict[str, Any]]:
+        path = collection("Event", self._namespace)
+        found = self._ask("events", path, "type!=Normal")
+        for reason in AUTOSCALER[:2] if without_node else ():
+            found += self._ask("events", path, f"reason={reason}")
+        return found
+
+    def _ask(self, what: str, path: str, selector: str | None = None) -> list[dict[str, Any]]:
+        """A list that helps to understand, and that one may do without."""
+        if what in self._denied:
+            return []
+        try:
+            items: list[dict[str, Any]] = self._api.get(path, fieldSelector=selector).get("items", [])
+        except AccessDenied:
+            self._denied.add(what)
+            return []
+        except ApiError:
+            return []
+        return items
+
+
+def known_summaries(run: Run, ranks: Sequence[int]) -> dict[int, Summary]:
+    """The workers' last words, as far as their logs were copied into the run's folder."""
+    positions = ((worker, read_position(position_file(run.folder, rank))) for worker, rank in enumerate(ranks))
+    return {worker: position.summary for worker, position in positions if position and position.summary}
+
+
+def known_gaps(run: Run, ranks: Sequence[int]) -> list[Finding]:
+    """What is known to be missing of the logs in the run's folder."""
+    positions = ((worker, read_position(position_file(run.folder, rank))) for worker, rank in enumerate(ranks))
+    return log_gap({worker: position.gaps for worker, position in positions if position and position.gaps}, ranks)
+
+
+def save_look(run: Run, seen: Observation) -> None:
+    """Keep how a run ended: what said so may be gone from the cluster before the archive is sealed."""
+    path = _look_file(run)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(asdict(seen)).encode())
+
+
+def saved_look(run: Run) -> Observation | None:
+    try:
+        document = json.loads(_look_file(run).read_bytes())
+        workers = tuple(WorkerState(**worker) for worker in document.pop("workers"))
+        findings = tuple(Finding(**finding) for finding in document.pop("findings"))
+        return Observation(workers=workers, findings=findings, **document)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _look_file(run: Run) -> Path:
+    return run.folder / ".state" / "ended.json"
+
+
+def _spoken(text: str, worker: int) -> Summary | None:
+    """The last word of that worker in the end of its log."""
+    match = re.search(re.escape(MARKER.decode()) + ".*", text)
+    if match is None:
+        return None
+    try:
+        summary = json.loads(match[0].removeprefix(MARKER.decode()[:-1]))
+    except ValueError:
+        return None
+    ours = isinstance(summary, dict) and summary.get("worker") == worker and "exit_code" in summary
+    return summary if ours else None

@@ -1,0 +1,1 @@
+"""The engine that executes runs as processes of this machine."""

@@ -1,0 +1,394 @@
+"""The local engine: a run is a group of processes on this machine, under a supervisor that owns the run's folder.
+
+    FOLDER/run.json  logs/rank-N.log  output/rank-N/  resources.jsonl     what the archive is made of
+    FOLDER/.state/request.json  state.json  supervisor.log                between engine and supervisor
+
+Ranks get the same command line and the same variables as on a cluster. Any process that can read the folder can
+observe, follow, cancel or delete the run. Attached runs die with their client, whatever kills it.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import mlbench_cli
+from mlbench_cli.engines.base import Cursor, Fetched, Finding, LogLine, Observation, Submission
+from mlbench_cli.engines.local import machine as local_machine
+from mlbench_cli.engines.local.state import Watch, alive, give_up, given_up, in_line, observation, read_state, tail
+from mlbench_cli.engines.local.supervisor import AT_START, main
+from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.spec import Run, RunSpec, canonical_json
+from mlbench_cli.store import write_atomically
+
+POLL = 0.02  # seconds between two looks at the supervisor's state
+HEARTBEAT = 1.0  # seconds between two observations where nothing changes
+ENDING = 10.0  # seconds that a forced delete waits for a run to end well
+BLOCK = 1 << 20
+_PLACEHOLDER = re.compile(r"\{(hosts|rank|run_id|backend)\}")
+_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
+_INTERFACE_VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
+
+
+class LocalEngine:
+    """Executes runs as processes of this machine."""
+
+    dies_with_client = True
+
+    def __init__(self) -> None:
+        self._leashes: dict[str, int] = {}  # run id -> descriptor whose closing ends an attached run
+        self._children: dict[str, int] = {}
+
+    # --- plan ---------------------------------------------------------------------------------------------------
+
+    def render(self, spec: RunSpec) -> Submission:
+        """One document: `environment` for all ranks, `defaults` where the user's environment has no such variable,
+        `ranks` with each one's argv (None: it runs nothing) and further variables. Folders are relative to the run's.
+        """
+        threads = AT_START if spec.cpus is None else str(max(1, int(spec.cpus) // spec.processes_per_worker))
+        defaults = {"OMP_NUM_THREADS": threads}
+        if spec.backend in _INTERFACE_VARIABLES:
+            defaults[_INTERFACE_VARIABLES[spec.backend]] = _INTERFACE
+        environment = {
+            "WORLD_SIZE": str(spec.world_size),
+            "LOCAL_WORLD_SIZE": str(spec.processes_per_worker),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": AT_START,
+            "MLBENCH_RUN_ID": spec.name,
+            "MLBENCH_BACKEND": spec.backend,
+            "MLBENCH_HOSTS": _hosts(spec),
+            "MLBENCH_DEVICE": spec.device,
+            "MLBENCH_GOAL": spec.goal,
+            "MLBENCH_DATA_DIR": spec.data_dir or "",
+            "MLBENCH_SEED": str(spec.seed),
+            "MLBENCH_PARAMETERS": canonical_json(dict(spec.parameters)).decode(),
+            "PYTHONUNBUFFERED": "1",
+        }
+        plan = {
+            "kind": "LocalRun",
+            "schema_version": 1,
+            "name": spec.name,
+            "spec_hash": spec.hash,
+            "timeout": spec.timeout,
+            "gpus_per_worker": spec.gpus_per_worker if spec.device == "gpu" else 0,
+            "environment": environment,
+            "defaults": defaults,
+            "ranks": [_rank_plan(spec, rank) for rank in range(spec.world_size)],
+        }
+        return Submission(spec, (plan,))
+
+    # --- start --------------------------------------------------------------------------------------------------
+
+    def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None:
+        """Start the run; the ranks are running when this returns. Raises UsageError where the folder or the machine
+        does not let it.
+        """
+        state_folder = run.folder / ".state"
+        with _explained(run):
+            state_folder.mkdir(parents=True, exist_ok=True)
+            lock = os.open(state_folder / "submit.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if given_up(run):
+                    raise UsageError(f'The run "{run.name}" was cancelled before it was started.')
+                if not _adopt(run):
+                    _prepare(run, submission)
+                    self._launch(run, lock, detach)
+            finally:
+                os.close(lock)
+
+    def _launch(self, run: Run, lock: int, detach: bool) -> None:
+        """Start the supervisor. It inherits the lock and drops it once its state is on disk, so that a client killed
+        here cannot make room for a second one.
+        """
+        leash, hold = (-1, -1) if detach else os.pipe()
+        told, ready = os.pipe()
+        inherited = [descriptor for descriptor in (leash, ready, lock) if descriptor >= 0]
+        for descriptor in inherited:
+            os.set_inheritable(descriptor, True)
+        try:
+            pid = _spawn(run.folder, leash, ready, lock)
+        except OSError:
+            for descriptor in (told, hold):
+                if descriptor >= 0:
+                    os.close(descriptor)
+            raise
+        finally:
+            os.set_inheritable(lock, False)
+            for descriptor in (leash, ready):
+                if descriptor >= 0:
+                    os.close(descriptor)
+        self._children[run.id] = pid
+        if hold >= 0:
+            self._leashes[run.id] = hold
+        try:
+            with os.fdopen(told, "rb") as file:
+                answer = file.readline().decode("utf-8", "replace").strip()
+        except BaseException:
+            os.kill(pid, signal.SIGTERM)
+            raise
+        if answer != "ok":
+            self._release(run)
+            problem = answer or "its supervisor died; " + " ".join(tail(run.folder / ".state/supervisor.log")[-1:])
+            raise UsageError(
+                f'The run "{run.name}" could not be started: {problem}.',
+                hint="Make room for it (disk, number of processes), then run it again.",
+            )
+
+    # --- look ---------------------------------------------------------------------------------------------------
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        watch = Watch(run)
+        spoken = float("-inf")
+        while True:
+            if watch.look() or time.monotonic() - spoken >= HEARTBEAT:
+                spoken = time.monotonic()
+                seen = observation(run, watch)
+                if seen.ended:
+                    self._release(run)
+                yield seen
+                if seen.ended:
+                    return
+            time.sleep(POLL)
+
+    def logs(self, run: Run, rank: int, since: Cursor | None = None, follow: bool = False) -> Iterator[LogLine]:
+        """As the protocol says. A line without its end is given once the rank has ended: until then it may go on."""
+        if not 0 <= rank < run.spec.world_size:
+            raise NotFoundError(
+                f'The run "{run.name}" has no rank {rank}, only 0 to {run.spec.world_size - 1}.',
+                hint=f"mlbench logs {run.name} --rank 0",
+            )
+        path = run.folder / "logs" / f"rank-{rank}.log"
+        offset = since.offset if since else 0
+        watch = Watch(run)
+        while True:
+            # Looked at before reading: nothing comes after the end, so nothing can be missed.
+            watch.look()
+            ended = watch.rank_ended(rank)
+            if path.exists() or ended or not follow:
+                break
+            time.sleep(POLL)
+        with contextlib.suppress(FileNotFoundError), open(path, "rb", buffering=BLOCK) as file:
+            file.seek(offset)
+            pieces: list[bytes] = []
+            while True:
+                for line in file:
+                    if line[-1:] != b"\n":
+                        pieces.append(line)
+                        continue
+                    if pieces:
+                        line = b"".join((*pieces, line))
+                        pieces = []
+                    offset += len(line)
+                    yield LogLine(rank, line, Cursor(offset))
+                if ended or not follow:
+                    break
+                time.sleep(POLL)
+                watch.look()
+                ended = watch.rank_ended(rank)
+            if pieces and ended:
+                line = b"".join(pieces)
+                yield LogLine(rank, line, Cursor(offset + len(line)))
+
+    def log_gaps(self, run: Run) -> tuple[Finding, ...]:
+        """None: the ranks write their logs themselves."""
+        return ()
+
+    # --- end ----------------------------------------------------------------------------------------------------
+
+    def fetch(self, run: Run) -> Fetched:
+        """Nothing to bring. Where the supervisor was killed, end what may still write into the folder."""
+        watch = Watch(run)
+        watch.look()
+        if watch.lost:
+            _sweep(run.folder)
+        return Fetched(files=0, bytes=0)
+
+    def cancel(self, run: Run) -> None:
+        watch = Watch(run)
+        watch.look()
+        if watch.running:
+            _signal(watch.state, signal.SIGTERM)
+        elif watch.lost:
+            _sweep(run.folder)
+        elif watch.state is None and in_line(run) and not self._give_up(run):
+            self.cancel(run)  # it has been started meanwhile
+
+    def _give_up(self, run: Run) -> bool:
+        """Have a run that waits for its turn never start; False where it has been started."""
+        with _explained(run, "changed"):
+            lock = os.open(run.folder / ".state" / "submit.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if read_state(run.folder) is not None:
+                    return False
+                give_up(run)
+                return True
+            finally:
+                os.close(lock)
+
+    def delete(self, run: Run, *, force: bool = False) -> None:
+        """Remove the run's folder. A running run is refused, or with `force` ended first."""
+        watch = Watch(run)
+        watch.look()
+        if watch.running and not force:
+            raise UsageError(
+                f'The run "{run.name}" is still running.',
+                hint=f"mlbench cancel {run.name}, then: mlbench delete {run.name}",
+            )
+        self.cancel(run)
+        end = time.monotonic() + ENDING
+        while watch.running and time.monotonic() < end:
+            time.sleep(POLL)
+            watch.look()
+        if watch.running:
+            _signal(watch.state, signal.SIGKILL)
+        if watch.state and not watch.state["ended"]:
+            _sweep(run.folder)
+        self._release(run)
+        with _explained(run, "removed"):
+            _remove(run.folder)
+
+    def _release(self, run: Run) -> None:
+        """Let go of what this process holds for a run that has ended."""
+        if (leash := self._leashes.pop(run.id, None)) is not None:
+            os.close(leash)
+        if (pid := self._children.pop(run.id, None)) is not None:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+# --- plan -------------------------------------------------------------------------------------------------------
+
+
+def _hosts(spec: RunSpec) -> str:
+    return ",".join(["localhost"] * spec.workers)
+
+
+def _rank_plan(spec: RunSpec, rank: int) -> dict[str, Any]:
+    words = {"hosts": _hosts(spec), "rank": str(rank), "run_id": spec.name, "backend": spec.backend}
+    argv = [_PLACEHOLDER.sub(lambda match: words[match[1]], element) for element in spec.argv]
+    return {
+        "rank": rank,
+        "argv": argv if spec.run_on_all or rank == 0 else None,
+        "environment": {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank % spec.processes_per_worker),
+            "NODE_RANK": str(rank // spec.processes_per_worker),
+            "MLBENCH_OUTPUT_DIR": f"output/rank-{rank}",
+        },
+    }
+
+
+# --- start ------------------------------------------------------------------------------------------------------
+
+
+def _adopt(run: Run) -> bool:
+    """Whether the run is there already. Raises UsageError where the folder belongs to another one."""
+    state = read_state(run.folder)
+    if state is None:
+        return False
+    if state["spec_hash"] != run.spec.hash:
+        raise UsageError(
+            f'The folder {run.folder} holds another run, "{state["name"]}".', hint=f"mlbench delete {state['name']}"
+        )
+    return True
+
+
+def _prepare(run: Run, submission: Submission) -> None:
+    (plan,) = submission.documents
+    (run.folder / "logs").mkdir(exist_ok=True)
+    for entry in plan["ranks"]:
+        (run.folder / entry["environment"]["MLBENCH_OUTPUT_DIR"]).mkdir(parents=True, exist_ok=True)
+    document = {
+        "schema_version": 1,
+        "id": run.id,
+        "name": run.name,
+        "created": run.created,
+        "mlbench": mlbench_cli.__version__,
+        "spec_hash": run.spec.hash,
+        "spec": run.spec.to_dict(),
+    }
+    write_atomically(run.folder / "run.json", (json.dumps(document, indent=2) + "\n").encode())
+    request = {"run_id": run.id, "python": sys.executable, "plan": plan}
+    path = run.folder / ".state" / "request.json"
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        json.dump(request, file)
+
+
+def _spawn(folder: Path, leash: int, ready: int, lock: int) -> int:
+    # Imported rather than run as a script, so that it is compiled once; isolated, so that no file of the user's
+    # current folder or PYTHONPATH takes the place of a module.
+    code = "import sys; sys.path.append(sys.argv.pop(1)); from {0} import main; sys.exit(main(sys.argv[1:]))"
+    root = Path(mlbench_cli.__file__).parents[1]
+    arguments = [str(root), str(folder), *map(str, (leash, ready, lock))]
+    words = [sys.executable, "-I", "-S", "-c", code.format(main.__module__), *arguments]
+    log = str(folder / ".state" / "supervisor.log")
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    return os.posix_spawn(sys.executable, words, os.environ, file_actions=actions, setsid=True)
+
+
+@contextlib.contextmanager
+def _explained(run: Run, action: str = "made") -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"The folder {run.folder} of the run cannot be {action}: {error.strerror or error}.",
+            hint="Make room or mend its permissions, or set MLBENCH_HOME to another folder.",
+        ) from None
+
+
+# --- end --------------------------------------------------------------------------------------------------------
+
+
+def _signal(state: Mapping[str, Any] | None, number: int) -> None:
+    """Signal the supervisor that wrote the state, and never a process that has got its number since."""
+    if state is None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        handle = local_machine.process_handle(state["pid"])
+        try:
+            if not alive(state):
+                return
+            if handle >= 0:
+                signal.pidfd_send_signal(handle, number)
+            else:
+                os.kill(state["pid"], number)
+        finally:
+            if handle >= 0:
+                os.close(handle)
+
+
+def _sweep(folder: Path) -> None:
+    """Kill every process that was given an output folder of this run: what a killed supervisor may have left."""
+    mark = os.fsencode(f"MLBENCH_OUTPUT_DIR={folder}/output/rank-")
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir("/proc"):
+            if not name.isdigit() or int(name) == os.getpid():
+                continue
+            with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
+                if any(variable.startswith(mark) for variable in file.read().split(b"\0")):
+                    os.kill(int(name), signal.SIGKILL)
+
+
+def _remove(folder: Path) -> None:
+    import shutil
+
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    # Out of sight first, in one step: a run is there or it is not.
+    hidden = folder.with_name(f".{folder.name}.{os.getpid()}.deleted")
+    os.replace(folder, hidden)
+    shutil.rmtree(hidden)

@@ -1,0 +1,182 @@
+"""What the supervisor of a local run wrote down, as any process may read it, and whether it still lives."""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from mlbench_cli.engines.base import Observation, WorkerState
+from mlbench_cli.engines.local import diagnosis as local_findings
+from mlbench_cli.engines.local import machine as local_machine
+from mlbench_cli.spec import Run
+from mlbench_cli.store import write_atomically
+
+STARTING = 60.0  # seconds in which a recorded run may still be on its way to its supervisor
+ENDED = ("succeeded", "failed", "lost")
+
+
+class Watch:
+    """The supervisor's state, read again when its file has changed, and whether it is still there to change it."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._path = run.folder / ".state" / "state.json"
+        self._stamp: tuple[int, int] | None = None
+        self.state: dict[str, Any] | None = None
+        self.lost = False
+
+    def look(self) -> bool:
+        """Look again; True if something is different."""
+        changed = self._read()
+        if self.state is None or self.state["ended"] or self.lost or alive(self.state):
+            return changed
+        # Its last words may have come between the two looks, or so fast that the file looks the same.
+        self._stamp = None
+        self._read()
+        self.lost = not self.state["ended"]
+        return True
+
+    @property
+    def running(self) -> bool:
+        return self.state is not None and not self.state["ended"] and not self.lost
+
+    def rank_ended(self, rank: int) -> bool:
+        if self.state is None:
+            return not starting(self._run)
+        return bool(self.state["ended"]) or self.lost or self.state["ranks"][rank]["phase"] in ENDED
+
+    def _read(self) -> bool:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return False
+        stamp = (found.st_mtime_ns, found.st_ino)
+        if stamp == self._stamp:
+            return False
+        state = read_state(self._run.folder)
+        if state is None:
+            return False
+        self._stamp, self.state = stamp, state
+        return True
+
+
+def read_state(folder: Path) -> dict[str, Any] | None:
+    try:
+        state: dict[str, Any] = json.loads((folder / ".state" / "state.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return state
+
+
+def alive(state: Mapping[str, Any]) -> bool:
+    """Whether the supervisor that wrote the state still runs: a process of that number which began at that time."""
+    if state["boot_id"] != local_machine.boot_id():
+        return False
+    if state["start_time"] is None:  # a system without /proc
+        try:
+            os.kill(state["pid"], 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
+    fields = local_machine.stat_fields(state["pid"])
+    return fields is not None and fields[0] not in "ZX" and int(fields[19]) == state["start_time"]
+
+
+def starting(run: Run) -> bool:
+    """Whether a run without a state may still get one."""
+    recent = time.time() - datetime.fromisoformat(run.created).timestamp() < STARTING
+    return not given_up(run) and (recent or in_line(run))
+
+
+def stand_in_line(run: Run, pid: int) -> None:
+    """Note that process `pid` will start the run when its turn comes."""
+    fields = local_machine.stat_fields(pid)
+    note = {
+        "pid": pid,
+        "start_time": None if fields is None else int(fields[19]),
+        "boot_id": local_machine.boot_id(),
+    }
+    (run.folder / ".state").mkdir(parents=True, exist_ok=True)
+    write_atomically(run.folder / ".state" / "in_line.json", json.dumps(note).encode())
+
+
+def in_line(run: Run) -> bool:
+    """Whether there is still a process that will start the run."""
+    try:
+        note = json.loads((run.folder / ".state" / "in_line.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return alive(note)
+
+
+def give_up(run: Run) -> None:
+    """Note that a run without a state is not to be started any more. Hold the lock of its submission."""
+    (run.folder / ".state" / "given_up").touch()
+
+
+def given_up(run: Run) -> bool:
+    return (run.folder / ".state" / "given_up").exists()
+
+
+def observation(run: Run, watch: Watch) -> Observation:
+    if watch.state is None:
+        reason = "waits for the runs before it" if in_line(run) and not given_up(run) else None
+        workers = tuple(WorkerState(rank, reason=reason) for rank in range(run.spec.world_size))
+        if given_up(run):
+            return Observation(time.time(), workers, (), "cancelled")
+        if starting(run):
+            return Observation(time.time(), workers)
+        state: dict[str, Any] = {"name": run.name, "ended": "never_started"}
+        return Observation(
+            time.time(), workers, local_findings.diagnose(state, _no_lines, timeout=run.spec.timeout), "never_started"
+        )
+    state = watch.state
+    findings = local_findings.diagnose(
+        state,
+        lambda rank: tail(run.folder / "logs" / f"rank-{rank}.log"),
+        timeout=run.spec.timeout,
+        gone=watch.lost,
+    )
+    workers = tuple(_worker(state, facts, watch.lost) for facts in state["ranks"])
+    return Observation(time.time(), workers, findings, "lost" if watch.lost else state["ended"], state["first_failed"])
+
+
+def _worker(state: Mapping[str, Any], facts: Mapping[str, Any], lost: bool) -> WorkerState:
+    phase, reason = facts["phase"], None
+    if lost and phase not in ENDED:
+        phase, reason = "lost", "the supervisor is gone"
+    elif facts["stopped"]:
+        first, ending = state["first_failed"], state["ended"] or state["stopping"]
+        reason = f"stopped: rank {first} failed" if first is not None else f"stopped: {ending.replace('_', ' ')}"
+    elif phase == "failed":
+        reason = local_findings.describe_exit(facts)
+    elif facts["pid"] is None:
+        reason = "only rank 0 runs the command"
+    return WorkerState(
+        rank=facts["rank"],
+        phase=phase,
+        reason=reason,
+        node=os.uname().nodename,
+        exit_code=facts["exit_code"],
+        started=facts["started"],
+        finished=facts["finished"],
+    )
+
+
+def tail(path: Path) -> list[str]:
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - (1 << 16)))
+            return local_findings.last_lines(file.read())
+    except OSError:
+        return []
+
+
+def _no_lines(rank: int) -> list[str]:
+    return []

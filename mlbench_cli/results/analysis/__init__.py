@@ -1,0 +1,1 @@
+"""Figures over several results: series, statistics, comparisons."""

@@ -1,0 +1,326 @@
+"""Numbers for charts: runs grouped by what they measured, repeats put together, and speed-up against a named baseline.
+
+Speed-up S(k) = T(k0) / T(k), where k0 is the group's fewest workers and T the mean time of the runs that reached what
+they were to reach; efficiency = S(k) * k0 / k; price index = price increase / performance increase = (k / k0) / S(k)^2,
+so that below 1 more workers pay. Of runs that had a time to spend, there is no speed-up: what counts is how far they
+came. Intervals are those of results/statistics.py.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from mlbench_cli.results.analysis.statistics import Estimate, estimate, ratio
+from mlbench_cli.results.archive.reader import Archive
+from task_images.contract import CATEGORIES
+
+SUCCESSFUL = ("goal_reached", "budget_spent", "completed")
+# Settings that tell groups apart, in the order of a label; parameters follow.
+_SPEC_FACTS = ("task", "backend", "device", "preset", "engine", "processes_per_worker", "gpus_per_worker", "cpus")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One archive's numbers, in seconds. `parts` are rank 0's by category and add up to `seconds`.
+
+    `seconds` counts from the first training step to the goal or the end; for a task that reports no result
+    (`whole_run`) it is the time of the whole run. `value` is the goal's metric at the end of the training; `throughput`
+    is samples of all ranks per second of training, waiting for data included and validation left out.
+    """
+
+    name: str
+    source: str
+    workers: int
+    outcome: str
+    seconds: float
+    parts: Mapping[str, float]
+    facts: dict[str, str]
+    reported: dict[str, str]
+    value: float | None = None
+    throughput: float | None = None
+
+    @property
+    def whole_run(self) -> bool:
+        return bool(self.reported["measure"])
+
+    @property
+    def good(self) -> bool:
+        return self.outcome in SUCCESSFUL
+
+
+@dataclass(frozen=True)
+class Point:
+    """All runs of a group with one number of workers: repeats. Only `good` ones count; without any, `bad` ones stand
+    alone.
+    """
+
+    workers: int
+    good: tuple[Measurement, ...]
+    bad: tuple[Measurement, ...]
+
+    @property
+    def shown(self) -> tuple[Measurement, ...]:
+        return self.good or self.bad
+
+    @cached_property
+    def seconds(self) -> Estimate:
+        return estimate([run.seconds for run in self.shown])
+
+    @cached_property
+    def value(self) -> Estimate | None:
+        """The goal's metric at the end; None unless every run has told it."""
+        return _estimate([run.value for run in self.shown])
+
+    @cached_property
+    def throughput(self) -> Estimate | None:
+        return _estimate([run.throughput for run in self.shown])
+
+    @cached_property
+    def parts(self) -> dict[str, float]:
+        """Mean seconds by category."""
+        return {name: estimate([run.parts.get(name, 0.0) for run in self.shown]).mean for name in CATEGORIES}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in nothing but the number of workers and the seed. `label` says what sets it apart."""
+
+    task: str
+    label: str
+    facts: Mapping[str, str]
+    points: tuple[Point, ...]
+
+    @property
+    def metric(self) -> str:
+        """Name of the goal's metric, empty where there is no goal."""
+        return self.facts["metric"]
+
+    @cached_property
+    def after_time(self) -> bool:
+        """Whether the runs had a time to spend, so that what counts is the metric that they came to."""
+        return any(run.outcome == "budget_spent" for point in self.points for run in point.good)
+
+    @cached_property
+    def baseline(self) -> Point | None:
+        if self.after_time:
+            return None
+        return next((point for point in self.points if point.good and point.seconds.mean > 0), None)
+
+    def speedup(self, point: Point) -> Estimate | None:
+        """How many times faster than the baseline; None for a point without a good run."""
+        if self.baseline is None or not point.good:
+            return None
+        if point is self.baseline:
+            return Estimate(len(point.good), 1.0)
+        return ratio(self.baseline.seconds, point.seconds)
+
+    @property
+    def has_speedup(self) -> bool:
+        return sum(self.speedup(point) is not None for point in self.points) > 1
+
+
+@dataclass(frozen=True)
+class Series:
+    """Groups in the order of task and label. `common` are the facts that all groups share."""
+
+    groups: tuple[Group, ...]
+    common: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def tasks(self) -> list[str]:
+        return list(dict.fromkeys(group.task for group in self.groups))
+
+    @property
+    def bad(self) -> list[Measurement]:
+        return [run for group in self.groups for point in group.points for run in point.bad]
+
+    def to_csv(self) -> str:
+        """One line per group and number of workers; seconds are means over the runs that count."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(_HEADER)
+        writer.writerows(_row(group, point) for group in self.groups for point in group.points)
+        return text.getvalue()
+
+
+def collect(archives: Iterable[Archive]) -> Series:
+    """The series of verified archives."""
+    cells: dict[tuple[tuple[str, str], ...], list[Measurement]] = {}
+    # A run that failed early did not report its goal or data; it joins those with its settings that did.
+    for run in sorted(map(measure, archives), key=lambda run: (run.whole_run, run.name, run.source)):
+        kin = (key for key in cells if not run.good and run.whole_run and run.facts.items() <= dict(key).items())
+        key = next(kin, tuple((run.facts | run.reported).items()))
+        cells.setdefault(key, []).append(run)
+    facts = [dict(key) for key in cells]
+    tasks = {fact["task"] for fact in facts}
+    varying = {name for task in tasks for name in _varying([fact for fact in facts if fact["task"] == task])}
+    groups = [_group(fact, varying, runs) for fact, runs in zip(facts, cells.values(), strict=True)]
+    common = {name: facts[0][name] for name in facts[0] if name not in _varying(facts)} if facts else {}
+    return Series(tuple(sorted(groups, key=lambda group: (group.task, group.label))), common)
+
+
+def measure(archive: Archive) -> Measurement:
+    """The numbers of one archive."""
+    result, spec = archive.result, archive.run["spec"]
+    reported = result["task_seconds"]["wall"]
+    parts = {name: spread["rank0"] for name, spread in result["timings"].items() if name in CATEGORIES}
+    seconds = max(reported or 0.0, sum(parts.values())) or result["wall_seconds"] or 0.0
+    parts["other"] = parts.get("other", 0.0) + seconds - sum(parts.values())
+    whole_run = reported is None and not result["timings"]
+    training = seconds - parts.get("validation", 0.0)
+    goal, samples = result["goal"], result["samples"]
+    return Measurement(
+        archive.run["name"],
+        str(archive.path),
+        result["workers"],
+        _outcome(result),
+        seconds,
+        parts,
+        _facts(spec),
+        _reported(result, whole_run),
+        value=None if not goal else goal["value"] if goal["last"] is None else goal["last"],
+        throughput=samples / training if samples and not whole_run and training > 0 else None,
+    )
+
+
+def _outcome(result: Mapping[str, Any]) -> str:
+    """A run that had a goal and did not prove it has not "completed" in the sense of a chart."""
+    if result["outcome"] == "completed" and result["goal"]:
+        return "goal_missed"
+    return str(result["outcome"])
+
+
+def _facts(spec: Mapping[str, Any]) -> dict[str, str]:
+    facts = {name: _text(spec.get(name)) for name in _SPEC_FACTS}
+    facts["command"] = shorten(" ".join(map(str, spec.get("argv") or ())), 80) if spec["task"] == "custom" else ""
+    facts["label"] = "functional only" if spec.get("functional_only") else ""
+    parameters = spec.get("parameters") or {}
+    return facts | {f"parameter {name}": _text(parameters[name]) for name in sorted(parameters)}
+
+
+def _reported(result: Mapping[str, Any], whole_run: bool) -> dict[str, str]:
+    return {
+        "goal": result["goal"]["wording"] if result["goal"] else "",
+        "metric": result["goal"]["metric"] if result["goal"] else "",
+        "budget": "" if result["budget_seconds"] is None else f"{result['budget_seconds']:g}",
+        "synthetic": "synthetic data" if result["synthetic"] else "",
+        "measure": "whole run" if whole_run else "",
+    }
+
+
+def _varying(facts: Sequence[Mapping[str, str]]) -> list[str]:
+    names = dict.fromkeys(name for fact in facts for name in fact)
+    return [name for name in names if len({fact.get(name, "") for fact in facts}) > 1]
+
+
+def _group(facts: Mapping[str, str], varying: Container[str], runs: Sequence[Measurement]) -> Group:
+    told = [name for name in facts if name != "task" and (name in varying or name == "backend")]
+    points = []
+    for workers in sorted({run.workers for run in runs}):
+        here = [run for run in runs if run.workers == workers]
+        points.append(
+            Point(workers, tuple(run for run in here if run.good), tuple(run for run in here if not run.good))
+        )
+    label = ", ".join(filter(None, (describe(name, facts[name]) for name in told)))
+    return Group(facts["task"], label, facts, tuple(points))
+
+
+def describe(name: str, value: str) -> str:
+    """A fact in a few words, empty where there is nothing to say."""
+    if not value:
+        return ""
+    if name.startswith("parameter "):
+        return f"{name.removeprefix('parameter ')}={shorten(value, 40)}"
+    words = {
+        "preset": f"preset {value}" if value != "custom" else "",
+        "engine": f"{value} engine",
+        "processes_per_worker": f"{value} processes per worker",
+        "gpus_per_worker": f"{value} GPUs per worker",
+        "cpus": _cpus(value),
+        "goal": f"goal {value}",
+        "metric": "",
+        "budget": f"{value} s to spend",
+    }
+    return words.get(name, value)
+
+
+def _cpus(value: str) -> str:
+    number = value.removesuffix(".0")
+    return f"{number} CPU{'' if number == '1' else 's'} per worker"
+
+
+def shorten(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, list) and len(value) > 6:
+        return f"{len(value)} from {value[0]} to {value[-1]}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _estimate(values: Sequence[float | None]) -> Estimate | None:
+    known = [value for value in values if value is not None]
+    return estimate(known) if known and len(known) == len(values) else None
+
+
+_HEADER = [
+    *(
+        "task",
+        "group",
+        "backend",
+        "device",
+        "preset",
+        "goal",
+        "synthetic",
+        "functional_only",
+        "workers",
+        "runs",
+        "runs_left_out",
+        "outcomes",
+    ),
+    *("seconds_mean", "seconds_low", "seconds_high", "seconds_min", "seconds_max"),
+    *(f"{name}_seconds" for name in CATEGORIES),
+    *("baseline_workers", "baseline_seconds", "speedup", "speedup_low", "speedup_high", "efficiency", "price_index"),
+    *("metric", "metric_mean", "metric_low", "metric_high"),
+    *("samples_per_second", "samples_per_second_low", "samples_per_second_high", "archives"),
+]
+
+
+def _row(group: Group, point: Point) -> Iterator[Any]:
+    facts, speedup, baseline = group.facts, group.speedup(point), group.baseline
+    outcomes = sorted({run.outcome for run in (*point.good, *point.bad)})
+    yield from (group.task, group.label, facts["backend"], facts["device"], facts["preset"], facts["goal"])
+    yield from (
+        "yes" if facts["synthetic"] else "no",
+        "yes" if facts["label"] else "no",
+        point.workers,
+        len(point.good),
+        len(point.bad),
+        " ".join(outcomes),
+    )
+    every = [run.seconds for run in point.shown]
+    yield from (*_figures(point.seconds), *map(_figure, (min(every), max(every), *point.parts.values())))
+    if baseline is None or speedup is None:
+        yield from [""] * 7
+    else:
+        growth = point.workers / baseline.workers
+        yield from (baseline.workers, _figure(baseline.seconds.mean), *_figures(speedup))
+        yield from (_figure(speedup.mean / growth), _figure(growth / speedup.mean**2))
+    yield from (group.metric, *_figures(point.value), *_figures(point.throughput))
+    yield " ".join(run.name for run in (*point.good, *point.bad))
+
+
+def _figures(found: Estimate | None) -> tuple[str, str, str]:
+    """Mean, low and high; empty where there is none."""
+    return (_figure(found.mean), _figure(found.low), _figure(found.high)) if found else ("", "", "")
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"

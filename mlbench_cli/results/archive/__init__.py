@@ -1,0 +1,1 @@
+"""A run's archive: its files and documents, sealing, verifying, packing."""

@@ -1,0 +1,140 @@
+"""The zip that mlbench 3 gave for a run, so that scripts written for it read runs of today.
+
+Entries: official_result.txt, and one JSON list of {date, value, cumulative} per metric: "result_<metric> @ <rank>.json"
+for what the task measured, "<pod>_<metric>.json" for what its machine used. Values are texts, dates have milliseconds.
+"""
+
+import json
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mlbench_cli.errors import UsageError
+from mlbench_cli.results.archive import layout
+from mlbench_cli.results.archive.events import number
+from mlbench_cli.results.archive.official import official_text
+from mlbench_cli.results.archive.reader import Archive
+
+# Category of the tracker -> the original's name of that step of a batch.
+STEPS = {
+    "preprocessing": "batch_load",
+    "forward": "fwd_pass",
+    "loss": "comp_loss",
+    "backward": "backprop",
+    "communication": "agg",
+    "optimizer": "opt_step",
+    "metrics": "comp_metrics",
+}
+_MIB = 1 << 20
+# Original name -> our field of resources.jsonl, and what one unit of the original is.
+_GAUGES = {"memory": ("rss_bytes", _MIB), "network_in": ("received_bytes", _MIB), "network_out": ("sent_bytes", _MIB)}
+_CUMULATIVE = ("network_in", "network_out")
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+Sample = dict[str, Any]
+
+
+def export_v3(archive: Archive, target: Path) -> None:
+    """Write the archive's content to `target` as such a zip: the same archive, the same bytes."""
+    if target.is_dir():
+        raise UsageError(f"{target} is a folder.", hint=f"Give a file name, for example {target / 'results.zip'}.")
+    series = _task_series(archive) | _machine_series(archive)
+    entries = {"official_result.txt": official_text(archive.result)}
+    entries |= {f"{name}.json": json.dumps(samples, indent=4) for name, samples in series.items()}
+    with layout.told(target, "written"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with layout.replacing(target) as file, zipfile.ZipFile(file, "w") as zipped:
+            for name in sorted(entries):
+                info = zipfile.ZipInfo(name, _EPOCH)
+                info.create_system, info.external_attr = 3, 0o644 << 16
+                info.compress_type = zipfile.ZIP_DEFLATED
+                zipped.writestr(info, entries[name])
+
+
+def _task_series(archive: Archive) -> dict[str, list[Sample]]:
+    series: dict[str, list[Sample]] = {}
+    goal = archive.result["goal"]
+    for metric in archive.metrics():
+        for name in _names(metric, goal["metric"] if goal else None):
+            series.setdefault(f"result_{_safe(name)} @ {metric['rank']}", []).append(
+                _sample(metric["time"], metric["value"])
+            )
+    for name, seconds in _totals(archive.result):
+        series[f"result_{name} @ 0"] = [_sample(archive.result["finished"], seconds)]
+    return series
+
+
+def _names(metric: Mapping[str, Any], goal_metric: str | None) -> Iterator[str]:
+    """What the original called a metric: its plotting reads val_loss, its `status` val_global_loss and val_global_X."""
+    name = metric["name"]
+    if name == goal_metric:
+        name = f"val_global_{name}"
+    bare = name.removeprefix("val_").removeprefix("global_")
+    if not name.startswith("val_"):
+        yield name
+        return
+    yield f"val_{bare}"
+    if metric["rank"] == 0:
+        yield f"val_global_{bare}"
+
+
+def _totals(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """The seconds of rank 0 that the original's charts are made of, alphabetically as it posted them."""
+    training = result["task_seconds"]["training"]
+    steps = {STEPS[name]: spread["rank0"] for name, spread in result["timings"].items() if name in STEPS}
+    if result["workers"] == 1 and not steps.get("agg", 0):
+        steps.pop("agg", None)  # nothing was aggregated, so it was not recorded
+    if training is not None:
+        steps["CumulativeTrainTimeEpoch"] = training
+        steps["end"] = max(
+            0.0, training - sum(seconds for name, seconds in steps.items() if name != "CumulativeTrainTimeEpoch")
+        )
+        yield "CumulativeTrainTimeEpoch", training
+        yield "TotalCumulativeTrainTime", training
+    for name in sorted(steps):
+        yield f"global_cum_{name}", steps[name]
+
+
+def _machine_series(archive: Archive) -> dict[str, list[Sample]]:
+    series: dict[str, list[Sample]] = {}
+    before: dict[str, tuple[float, float]] = {}
+    for row in archive.resources():
+        pod, date = _pod(archive, row), row.get("time")
+        if not isinstance(date, str):
+            continue
+        if number(row.get("cpu_seconds")):
+            cores = _rate(before, pod, date, row["cpu_seconds"])
+            if cores is not None:
+                series.setdefault(f"{pod}_cpu", []).append(_sample(date, cores))
+        for name, (field, unit) in _GAUGES.items():
+            if number(row.get(field)) and row[field] > 0:
+                series.setdefault(f"{pod}_{name}", []).append(_sample(date, row[field] / unit, name in _CUMULATIVE))
+    return series
+
+
+def _pod(archive: Archive, row: Mapping[str, Any]) -> str:
+    pod = row.get("pod")
+    return _safe(pod) if isinstance(pod, str) and pod else f"{archive.run['name']}-{row.get('rank', 0)}"
+
+
+def _rate(before: dict[str, tuple[float, float]], pod: str, date: str, seconds: float) -> float | None:
+    """Cores in use since the pod's sample before this one, or None at the first."""
+    from datetime import datetime
+
+    moment = datetime.fromisoformat(date).timestamp()
+    earlier = before.get(pod)
+    before[pod] = (moment, seconds)
+    if earlier is None or moment <= earlier[0]:
+        return None
+    return max(0.0, seconds - earlier[1]) / (moment - earlier[0])
+
+
+def _sample(date: str, value: Any, cumulative: bool = False) -> Sample:
+    return {"date": date, "value": str(value), "cumulative": cumulative}
+
+
+def _safe(name: str) -> str:
+    """A task may call a metric "a/b"; the entry of a zip had better not."""
+    return re.sub(r"[^\w.@ ()+=,%-]", "_", name)[:150]

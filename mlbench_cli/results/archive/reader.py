@@ -1,0 +1,216 @@
+"""A run's archive, in a folder or a zip, read as it is; `verify` checks it first."""
+
+import io
+import stat
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, cast
+
+from mlbench_cli.errors import NotFoundError
+from mlbench_cli.results.archive import canonical_zip, layout
+from mlbench_cli.results.archive.canonical_zip import Entry, ZipDamage
+from mlbench_cli.results.archive.events import (
+    read_events,
+)
+from mlbench_cli.results.archive.layout import DamagedArchive
+
+
+class Container(Protocol):
+    """Where an archive's files are: a folder or a zip."""
+
+    names: tuple[str, ...]
+
+    def open(self, name: str) -> BinaryIO: ...
+
+    def size(self, name: str) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class Folder:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.names = tuple(sorted(name for name, mode in layout.walk(path) if stat.S_ISREG(mode)))
+
+    def open(self, name: str) -> BinaryIO:
+        return open(self._path / name, "rb")
+
+    def size(self, name: str) -> int:
+        return (self._path / name).stat().st_size
+
+    def close(self) -> None:
+        pass
+
+
+class Zip:
+    """A canonical zip in a seekable file. Raises ZipDamage. Each opened entry checks its CRC-32 at its end."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.entries = {entry.name: entry for entry in canonical_zip.read_entries(file)}
+        self.names = tuple(self.entries)
+
+    def open(self, name: str) -> BinaryIO:
+        return cast(BinaryIO, io.BufferedReader(_EntryReader(self.file, self.entries[name]), 1 << 16))
+
+    def size(self, name: str) -> int:
+        return self.entries[name].size
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class Archive:
+    """Read-only view of an archive in a folder or a zip. Every trouble is a DamagedArchive that names the file."""
+
+    def __init__(self, path: Path | str, container: Container) -> None:
+        self.path = path
+        self._container = container
+        self._names = frozenset(container.names)
+
+    @classmethod
+    def open(cls, path: Path) -> "Archive":
+        """The archive at `path`, not yet verified. Raises NotFoundError, or DamagedArchive for what is no archive."""
+        with layout.told(path, "read"):
+            if path.is_dir():
+                return cls(path, Folder(path))
+            if not path.exists():
+                raise NotFoundError(f"There is no archive {path}.", hint="mlbench status, then: mlbench download NAME")
+            if not path.is_file():
+                raise DamagedArchive(path, "", "it is neither a folder nor a file", problem="not_an_archive")
+            file = open(path, "rb")  # noqa: SIM115 - closed with the archive
+            try:
+                return cls(path, Zip(file))
+            except ZipDamage as damage:
+                file.close()
+                raise DamagedArchive(path, damage.name, str(damage), problem=damage.code) from None
+
+    def close(self) -> None:
+        self._container.close()
+
+    def __enter__(self) -> "Archive":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all files, sorted."""
+        return self._container.names
+
+    @property
+    def logs(self) -> dict[int, str]:
+        """Rank to name of its log."""
+        return layout.log_names(self.names)
+
+    @cached_property
+    def run(self) -> dict[str, Any]:
+        return self.document(layout.RUN)
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        return self.document(layout.RESULT)
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        return self.document(layout.ENVIRONMENT)
+
+    @cached_property
+    def findings(self) -> list[dict[str, Any]]:
+        found = self.document(layout.FINDINGS).get("findings")
+        return found if isinstance(found, list) else []
+
+    def metrics(self) -> Iterator[dict[str, Any]]:
+        """The lines of metrics.jsonl, as `events.metric_of` makes them."""
+        return self.rows(layout.METRICS)
+
+    def resources(self) -> Iterator[dict[str, Any]]:
+        """The lines of resources.jsonl."""
+        return self.rows(layout.RESOURCES)
+
+    def events(self, rank: int | None = None) -> Iterator[dict[str, Any]]:
+        """The events in one rank's log, or in all logs one after the other."""
+        for number, name in self.logs.items():
+            if rank in (None, number):
+                with self.open_file(name) as log:
+                    yield from read_events(log)
+
+    def open_file(self, name: str) -> BinaryIO:
+        """One file for reading, bytes."""
+        if name not in self._names:
+            raise DamagedArchive(self.path, name, self._missing(name), problem="missing")
+        try:
+            return self._container.open(name)
+        except OSError as error:
+            raise DamagedArchive(
+                self.path, name, f"it cannot be read: {error.strerror}", problem="unreadable"
+            ) from None
+
+    def read(self, name: str, limit: int = layout.MAX_DOCUMENT_BYTES) -> bytes:
+        """The content of a file of at most `limit` bytes."""
+        with self.open_file(name) as file:
+            try:
+                if self._container.size(name) > limit:
+                    raise DamagedArchive(self.path, name, f"it has more than {limit} bytes", problem="too_large")
+                return file.read(limit)
+            except (OSError, ZipDamage) as error:
+                raise DamagedArchive(self.path, name, f"it cannot be read: {error}", problem="unreadable") from None
+
+    def document(self, name: str) -> dict[str, Any]:
+        """A JSON document of this schema version."""
+        try:
+            value = layout.parse_document(self.read(name))
+        except ValueError as error:
+            raise DamagedArchive(self.path, name, f"no valid JSON: {error}", problem="schema") from None
+        version = value.get("schema_version")
+        if version != layout.SCHEMA_VERSION or isinstance(version, bool):
+            raise DamagedArchive(
+                self.path,
+                name,
+                f"schema version {version!r}; this mlbench reads {layout.SCHEMA_VERSION}",
+                problem="schema",
+            )
+        return value
+
+    def rows(self, name: str) -> Iterator[dict[str, Any]]:
+        """The JSON objects of a .jsonl file, one by one."""
+        for number, line in enumerate(self.lines(name), 1):
+            try:
+                yield layout.parse_document(line)
+            except ValueError as error:
+                raise DamagedArchive(self.path, name, f"line {number}: {error}", problem="schema") from None
+
+    def lines(self, name: str) -> Iterator[bytes]:
+        """The lines of a file, each of at most MAX_DOCUMENT_BYTES."""
+        with self.open_file(name) as file:
+            try:
+                while line := file.readline(layout.MAX_DOCUMENT_BYTES):
+                    yield line
+            except (OSError, ZipDamage) as error:
+                raise DamagedArchive(self.path, name, f"it cannot be read: {error}", problem="unreadable") from None
+
+    def _missing(self, name: str) -> str:
+        if layout.SUMS in self._names:
+            return "it is missing"
+        return "it is missing; the run is not finished, or its results are not fetched (mlbench wait NAME)"
+
+
+class _EntryReader(io.RawIOBase):
+    """One entry of a zip as a stream. The zip's file is shared, so its position is set before each read."""
+
+    def __init__(self, file: BinaryIO, entry: Entry) -> None:
+        self._chunks = canonical_zip.read_data(file, entry)
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._rest:
+            self._rest = next(self._chunks, b"")
+        taken = self._rest[: len(buffer)]
+        buffer[: len(taken)] = taken
+        self._rest = self._rest[len(taken) :]
+        return len(taken)

@@ -1,0 +1,477 @@
+"""From what a person asks for to what will be run: Request + Cluster -> RunSpec. Pure, but for a look at this machine.
+
+Every combination that cannot work is refused here, before anything is touched, with what is allowed and what is near.
+"""
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mlbench_cli import __version__
+from mlbench_cli.catalog import BACKENDS, BUDGET, Task, load_catalog, load_task, short
+from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
+from mlbench_cli.runs.request import GIVEN_BY_ENGINE, KUBERNETES, OPTIONS, Request, clip, flag, parse_duration
+from mlbench_cli.spec import CUSTOM, MAX_TIMEOUT, OPEN, SEED, KubernetesOptions, RunSpec, check_name
+from mlbench_cli.store import Cluster
+
+MAX_LOCAL_RANKS = 64
+MAX_REPEATS = 1000
+# The word in a cluster's record says that its figures mean nothing; this, in the run's, says why.
+FUNCTIONAL_ONLY = "all nodes of the cluster are containers on one machine"
+REGISTRY = "mlbench"  # where the catalogue's images are unless request or cluster say otherwise
+_QUANTITY = re.compile(r"\d+(?:\.\d+)?(?:[KMGTP]i|[kMGTP])?")
+_LABEL_KEY = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9./_-]*[A-Za-z0-9])?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_?KEY", re.IGNORECASE)
+_BACKEND = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,39}")
+_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the local engine has to work with."""
+
+    cores: int
+    gpus: int
+
+
+def local_machine() -> Machine:
+    """This machine, seen without importing a framework: its NVIDIA devices are files."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        gpus = sum(1 for device in chosen.split(",") if device.strip() not in ("", "-1"))
+    else:
+        gpus = sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))
+    return Machine(cores=len(os.sched_getaffinity(0)), gpus=gpus)
+
+
+def resolve(
+    request: Request, cluster: Cluster, machine: Machine | None = None, tasks: Mapping[str, Task] | None = None
+) -> tuple[RunSpec, ...]:
+    """One spec per number of workers, in the order given. Raises UsageError or NotFoundError for what cannot work.
+
+    `machine` is what the local cluster has, `tasks` the catalogue; None stands for this machine and the shipped tasks.
+    """
+    check_names(request)
+    local = cluster.provider == "local"
+    if local:
+        _refuse_cluster_options(request)
+        request = replace(request, data_dir=_existing_folder(request.data_dir, "--data-dir"))
+    elif request.data_claim or request.data_dir:
+        request = replace(request, data_dir=_mount_point(request.data_dir or "/data"))
+    common = {**_program(request, cluster, tasks), **_placement(request), "kubernetes": _kubernetes(request, cluster)}
+    if local:
+        machine = machine or local_machine()
+        common["cpus"] = common["cpus"] or _equal_cpus(request.workers, common["processes_per_worker"], machine)
+    specs = tuple(_spec(size, cluster, common) for size in sizes(request))
+    for spec in specs:
+        if machine and local:
+            _check_local(spec, machine)
+        elif spec.device == "gpu" and cluster.details.get("gpus_per_node") == 0:
+            raise UsageError(f'The cluster "{cluster.name}" has no GPUs.', hint="Leave out --gpu.")
+    return specs
+
+
+def check_names(request: Request, taken: Collection[str] = ()) -> None:
+    """Refuse a request whose runs cannot be named; `taken` are the names of other runs."""
+    if request.name is None:
+        raise UsageError("The run has no name.", hint="mlbench run NAME 1 2 4 --task TASK")
+    if not request.workers:
+        raise UsageError("No number of workers is given.", hint=f"mlbench run {request.name} 1 2 4 ...")
+    if request.repeat is not None and not 1 <= request.repeat <= MAX_REPEATS:
+        raise UsageError(f"--repeat {request.repeat}: the number must be from 1 to {MAX_REPEATS}.")
+    for size in sizes(request):
+        check_name(size.name)
+        if request.workers.count(size.workers) > 1:
+            hint = "To run a size several times: --repeat 3"
+            raise UsageError(f"{size.workers} workers are asked for twice; both runs would be {size.name}.", hint=hint)
+        if size.name in taken:
+            raise UsageError(
+                f'There is already a run "{size.name}".', hint=f"Choose another name, or: mlbench delete {size.name}"
+            )
+
+
+@dataclass(frozen=True)
+class Size:
+    """One run of a request: what sets it apart from the others."""
+
+    name: str
+    workers: int
+    seed: int
+
+
+def sizes(request: Request) -> list[Size]:
+    """The runs of a request in their order: all sizes once, then all again, so that what a machine does in the meantime
+    meets them alike."""
+    seed = SEED if request.seed is None else request.seed
+    if request.repeat in (None, 1):
+        return [Size(f"{request.name}-{workers}", workers, seed) for workers in request.workers]
+    return [
+        Size(f"{request.name}-{workers}-r{number + 1}", workers, seed + number)
+        for number in range(request.repeat or 1)
+        for workers in request.workers
+    ]
+
+
+def _spec(size: Size, cluster: Cluster, common: Mapping[str, Any]) -> RunSpec:
+    return RunSpec(
+        name=size.name,
+        cluster=cluster.name,
+        engine="local" if cluster.provider == "local" else "kubernetes",
+        workers=size.workers,
+        seed=size.seed,
+        price=_price(cluster),
+        functional_only=FUNCTIONAL_ONLY if cluster.details.get("functional_only") else None,
+        **common,
+    )
+
+
+# --- what runs: task or command, its parameters, its backend --------------------------------------------------------
+
+
+def _program(request: Request, cluster: Cluster, tasks: Mapping[str, Task] | None) -> dict[str, Any]:
+    """The fields of RunSpec that say what is run."""
+    local = cluster.provider == "local"
+    if request.image is not None and local:
+        raise UsageError(
+            "--image has no meaning on the local cluster, which runs processes.",
+            hint="Leave it out, or choose a cluster with --cluster.",
+        )
+    if request.task is not None and request.command is None:
+        task = load_task(request.task, tasks)
+        return {**_task_program(request, task, tasks), "image": None if local else _image(request, task, cluster)}
+    if request.command is None:
+        missing = "--task, or --command" if request.image is None else "--command for the image"
+        raise UsageError(
+            f"What to run is not said: {missing} is missing.",
+            hint="--task NAME (see: mlbench tasks), or --command 'python train.py'",
+        )
+    if request.task is not None:
+        task = load_task(request.task, tasks)
+        program = _open_program(request, task, _custom_program(request, request.command))
+        return {**program, "image": None if local else _image(request, task, cluster)}
+    if request.image is None and not local:
+        raise UsageError("--image is missing: on a cluster a command of your own needs one.", hint="--image NAME:TAG")
+    return _custom_program(request, request.command)
+
+
+def _task_program(request: Request, task: Task, tasks: Mapping[str, Task] | None) -> dict[str, Any]:
+    device = "gpu" if request.gpu else "cpu"
+    if device not in task.devices:
+        raise UsageError(f'The task "{task.name}" runs on {" and ".join(task.devices)} only, not on {device}.')
+    if request.light and task.goal is None:
+        raise UsageError(f'The task "{task.name}" has no goal, so there is no light one.', hint="Leave out --light.")
+    if request.run_on_all is False:
+        raise UsageError("--no-run-on-all is for a command of your own; a task always runs on all workers.")
+    preset = request.preset or "spec"
+    return {
+        "task": task.name,
+        "preset": preset,
+        "argv": task.command,
+        "parameters": task.resolve(preset, {**request.set, **_budget(request, task, tasks)}),
+        "backend": _task_backend(request, task, device),
+    }
+
+
+def _budget(request: Request, task: Task, tasks: Mapping[str, Task] | None) -> dict[str, float]:
+    """The parameter that --budget stands for."""
+    if request.budget is None:
+        return {}
+    if BUDGET not in task.parameters:
+        known = load_catalog() if tasks is None else tasks
+        able = [other.name for other in known.values() if BUDGET in other.parameters]
+        raise UsageError(
+            f'The task "{task.name}" cannot train for a given time.',
+            hint=f"Tasks that can: {', '.join(able)}. --timeout ends a run of any task.",
+        )
+    if BUDGET in request.set:
+        raise UsageError(f"--budget and --set {BUDGET} say the same; give one of them.")
+    seconds = parse_duration(request.budget, "--budget")
+    timeout = RunSpec.timeout if request.timeout is None else parse_duration(request.timeout, "--timeout")
+    if not 0 < seconds < MAX_TIMEOUT:
+        raise UsageError(f"--budget {clip(request.budget)}: it must be above 0 and below 30 days.")
+    if timeout <= seconds:
+        raise UsageError(
+            f"The run would be stopped after {timeout:g} s, before its budget of {seconds:g} s is spent.",
+            hint="Add a longer --timeout: loading the data and starting take time, too.",
+        )
+    return {BUDGET: seconds}
+
+
+def _image(request: Request, task: Task, cluster: Cluster) -> str:
+    prefix = request.registry or cluster.details.get("registry") or REGISTRY
+    return request.image or f"{prefix.rstrip('/')}/{task.image}:{__version__}"
+
+
+def _task_backend(request: Request, task: Task, device: str) -> str:
+    backend = _asked_backend(request)
+    if backend is None:
+        return "nccl" if device == "gpu" and "nccl" in task.backends else task.backends[0]
+    # Whether torch has a custom backend can only be seen where the task runs.
+    if backend in BACKENDS and backend not in task.backends:
+        raise UsageError(f'The task "{task.name}" has no backend {backend}, only {", ".join(task.backends)}.')
+    return _checked_device(backend, request)
+
+
+def _custom_program(request: Request, command: str) -> dict[str, Any]:
+    if request.preset is not None:
+        raise UsageError("--preset is for a task's own program; a command of your own has none.")
+    if request.budget is not None:
+        raise UsageError(
+            "--budget is for a task's own program; a command of your own knows best when to end.",
+            hint=f"--set {BUDGET}=7200 hands it to your command in MLBENCH_PARAMETERS; --timeout ends any run.",
+        )
+    try:
+        argv = tuple(shlex.split(command))
+    except ValueError as error:
+        raise UsageError(f"--command {clip(repr(command))} cannot be split into words: {error}.") from None
+    backend = _checked_device(_asked_backend(request) or "gloo", request)
+    on_all = backend in ("gloo", "nccl", "grpc") if request.run_on_all is None else request.run_on_all
+    return {
+        "task": CUSTOM,
+        "preset": CUSTOM,
+        "argv": argv,
+        "image": request.image,
+        "parameters": {key: _plain_value(key, value) for key, value in request.set.items()},
+        "backend": backend,
+        "run_on_all": on_all,
+    }
+
+
+def _open_program(request: Request, task: Task, program: dict[str, Any]) -> dict[str, Any]:
+    """A command of one's own, held to the goal of a task."""
+    if task.goal is None:
+        raise UsageError(
+            f'The task "{task.name}" has no goal that a command of your own could be held to.',
+            hint="Leave out --task.",
+        )
+    goals = {name: task.presets["spec"][name] for name in ("goal_full", "goal_light")}
+    for name in goals:
+        if name in request.set:
+            raise UsageError(f"{name} is the task's; a result with another goal could be compared with nothing.")
+    return {**program, "task": task.name, "preset": OPEN, "parameters": {**program["parameters"], **goals}}
+
+
+def _asked_backend(request: Request) -> str | None:
+    """The backend's word, without "custom:", in lower case where it is one of ours."""
+    asked = request.backend
+    if request.custom_backend is not None:
+        if asked not in (None, CUSTOM, f"{CUSTOM}:{request.custom_backend}"):
+            raise UsageError(f"--backend {asked} and --custom-backend {request.custom_backend} exclude each other.")
+        return _custom_backend(request.custom_backend)
+    if asked is None:
+        return None
+    if asked.lower() in BACKENDS:
+        return asked.lower()
+    if asked == CUSTOM:
+        raise UsageError("--backend custom: its name is missing.", hint="--backend custom:NAME")
+    if not asked.startswith(f"{CUSTOM}:"):
+        known = [*BACKENDS, f"{CUSTOM}:NAME"]
+        raise UsageError(
+            f'There is no backend "{clip(asked)}", only {", ".join(known)}.{did_you_mean(asked.lower(), known)}'
+        )
+    return _custom_backend(asked.removeprefix(f"{CUSTOM}:"))
+
+
+def _checked_device(backend: str, request: Request) -> str:
+    if backend == "nccl" and not request.gpu:
+        raise UsageError("The backend nccl works on GPUs only.", hint="Add --gpu, or choose --backend gloo.")
+    return backend
+
+
+def _custom_backend(name: str) -> str:
+    if not _BACKEND.fullmatch(name):
+        raise UsageError(f'The custom backend "{clip(name)}" is not a word of letters, digits, "-", "_", "." and ":".')
+    return name
+
+
+def _plain_value(key: str, value: Any) -> Any:
+    """A custom command's parameter: a text that is JSON stands for its value, any other text for itself."""
+    if isinstance(value, str):
+        try:
+            parsed = json.loads(value)
+            json.dumps(parsed, allow_nan=False)
+        except (ValueError, RecursionError):
+            return value
+        return parsed
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError, RecursionError):
+        raise UsageError(f'The parameter "{clip(key)}" is {short(value)}, which JSON cannot hold.') from None
+
+
+# --- where and how it runs ------------------------------------------------------------------------------------------
+
+
+def _placement(request: Request) -> dict[str, Any]:
+    """The fields of RunSpec that say on how much of what, and how long."""
+    gpus = request.gpus_per_worker
+    if gpus is not None and gpus < 1:
+        raise UsageError(f"--gpus-per-worker {gpus}: the least is 1.", hint="Leave it out to train on CPUs.")
+    if gpus is not None and not request.gpu:
+        raise UsageError("--gpus-per-worker needs --gpu.")
+    if request.num_cpus is not None and request.num_cpus < 1:
+        raise UsageError(f"--num-cpus {request.num_cpus}: the least is 1.")
+    gpus = (gpus or 1) if request.gpu else 0
+    placement: dict[str, Any] = {
+        "device": "gpu" if request.gpu else "cpu",
+        "goal": "light" if request.light else "full",
+        "gpus_per_worker": gpus,
+        "processes_per_worker": max(1, gpus) if request.processes_per_worker is None else request.processes_per_worker,
+        # The original's rule: of a machine with N CPUs a run is given N-1, and one where there is only one.
+        "cpus": None if request.num_cpus is None else float(max(1, request.num_cpus - 1)),
+        "data_dir": request.data_dir,
+    }
+    if request.timeout is not None:
+        placement["timeout"] = parse_duration(request.timeout, "--timeout")
+    return placement
+
+
+def _equal_cpus(sizes: Sequence[int], processes_per_worker: int, machine: Machine) -> float | None:
+    """CPUs of each worker where several sizes are to be compared: what the largest leaves to each, for all of them.
+
+    Otherwise one worker would have all cores of this machine, and each further one would take some away.
+    """
+    if len(sizes) == 1 or processes_per_worker < 1 or max(sizes) < 1:  # the spec refuses the latter, by name
+        return None
+    return float(max(1, machine.cores // (max(sizes) * processes_per_worker)) * processes_per_worker)
+
+
+def _check_local(spec: RunSpec, machine: Machine) -> None:
+    if spec.world_size > MAX_LOCAL_RANKS:
+        raise UsageError(
+            f"{spec.world_size} ranks on this machine of {machine.cores} cores: the local cluster takes "
+            f"{MAX_LOCAL_RANKS} at most.",
+            hint="Ask for fewer workers, or choose a cluster with --cluster.",
+        )
+    if spec.device == "gpu" and not machine.gpus:
+        raise UsageError(
+            "--gpu: this machine has no NVIDIA GPU (there is no /dev/nvidia0).",
+            hint="Leave out --gpu, or choose a cluster with --cluster.",
+        )
+    if spec.backend == "nccl" and spec.world_size > machine.gpus:
+        raise UsageError(
+            f"The backend nccl needs one GPU per rank: {spec.world_size} ranks, but this machine has {machine.gpus}.",
+            hint="Ask for fewer workers, or choose --backend gloo, whose ranks share GPUs.",
+        )
+
+
+def _refuse_cluster_options(request: Request) -> None:
+    for item in OPTIONS:
+        if item.metadata["panel"] == KUBERNETES and getattr(request, item.name) not in (None, (), {}):
+            raise UsageError(
+                f"{flag(item.name)} has no meaning on the local cluster.",
+                hint="Leave it out, or choose a cluster with --cluster.",
+            )
+
+
+def _price(cluster: Cluster) -> dict[str, Any]:
+    """What the cluster was planned to cost, by the table of prices of that day: it stays with the run."""
+    plan = cluster.details.get("plan")
+    if not isinstance(plan, dict):
+        return {}
+    return {
+        "per_hour": plan.get("price_per_hour"),
+        "currency": plan.get("currency"),
+        "source": plan.get("price_source"),
+        "table": plan.get("price_table"),
+    }
+
+
+def _devices(request: Request, cluster: Cluster) -> dict[str, str]:
+    """All of a machine's, such as network cards, for its only worker; workers that share one do without."""
+    if request.spread is False:
+        return {}
+    return {name: str(count) for name, count in (cluster.details.get("devices_per_node") or {}).items()}
+
+
+def _kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
+    given: dict[str, Any] = {
+        "namespace": _label(request.namespace, "namespace"),
+        "memory": _quantity(request.memory, "memory"),
+        "shm": _quantity(request.shm, "shm"),
+        "pull_secret": _label(request.pull_secret, "pull_secret"),
+        "queue": _label(request.queue, "queue"),
+        "env_secret": _label(request.env_secret, "env_secret"),
+        "data_claim": _label(request.data_claim, "data_claim"),
+        "hold_seconds": None if request.hold is None else round(parse_duration(request.hold, "--hold")),
+        "collect": request.collect,
+        "template_dir": _existing_folder(request.template_dir, "--template-dir"),
+        "host_network": request.host_network,
+        "spread": request.spread,
+        "registry": None if request.registry is None else request.registry.rstrip("/"),
+    }
+    if request.collect not in (None, "rank0", "all"):
+        raise UsageError(f'--collect "{clip(request.collect)}" is neither rank0 nor all.')
+    for key in request.node_selector:
+        if not _LABEL_KEY.fullmatch(key):
+            raise UsageError(f'--node-selector: "{clip(key)}" is not the key of a label.')
+    return KubernetesOptions(
+        node_selector=dict(request.node_selector),
+        devices=_devices(request, cluster),
+        tolerations=tuple(_toleration(text) for text in request.toleration),
+        env=_environment(request.env),
+        **{key: value for key, value in given.items() if value is not None},
+    )
+
+
+def _existing_folder(path: str | None, what: str) -> str | None:
+    """The folder's absolute path. Raises NotFoundError where there is none."""
+    if path is None:
+        return None
+    if "\0" in path or not Path(path).is_dir():
+        raise NotFoundError(f"{what}: there is no folder {clip(path)}.")
+    return os.path.abspath(path)
+
+
+def _mount_point(path: str) -> str:
+    """A folder inside the container: absolute, and none of those that the run's own volumes take."""
+    taken = ("/", "/dev", "/mlbench", "/proc", "/results", "/sys", "/tmp")
+    if not path.startswith("/") or os.path.normpath(path) in taken or path.startswith("/dev/"):
+        raise UsageError(
+            f'--data-dir "{clip(path)}" is no place for data in a container.', hint="Name an absolute path, as /data."
+        )
+    return os.path.normpath(path)
+
+
+def _label(text: str | None, name: str) -> str | None:
+    if text is not None and not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?", text):
+        raise UsageError(f'{flag(name)} "{clip(text)}" is not a Kubernetes name (a-z, 0-9 and "-").')
+    return text
+
+
+def _quantity(text: str | None, name: str) -> str | None:
+    if text is not None and not (text.isascii() and _QUANTITY.fullmatch(text)):
+        raise UsageError(f'{flag(name)} "{clip(text)}" is not a Kubernetes quantity.', hint="Write 512Mi, 8Gi or 8G.")
+    return text
+
+
+def _toleration(text: str) -> str:
+    """KEY[=VALUE][:EFFECT], checked."""
+    rest, colon, effect = text.rpartition(":")
+    key = (rest if colon else text).partition("=")[0]
+    if colon and effect not in _EFFECTS:
+        near = did_you_mean(effect, _EFFECTS)
+        raise UsageError(f'--toleration "{clip(text)}": the effect is one of {", ".join(_EFFECTS)}.{near}')
+    if not _LABEL_KEY.fullmatch(key):
+        raise UsageError(f'--toleration "{clip(text)}" is not of the form KEY[=VALUE][:EFFECT].')
+    return text
+
+
+def _environment(env: Mapping[str, str]) -> dict[str, str]:
+    for name in env:
+        if not _VARIABLE.fullmatch(name):
+            raise UsageError(f'--env: "{clip(name)}" is not the name of a variable.')
+        if name in GIVEN_BY_ENGINE or name.startswith("MLBENCH_"):
+            raise UsageError(f"--env: {name} is set by mlbench itself.")
+        if _SECRET.search(name):
+            raise UsageError(
+                f"--env: {name} looks like a secret, and what --env sets is kept with the results.",
+                hint="Put it into a Kubernetes secret and name that with --env-secret.",
+            )
+    return dict(env)

@@ -1,0 +1,287 @@
+"""Installs a chart: all that can be wrong is found before a cluster is made, and helm does the rest.
+
+The release has a namespace of its own, which bears the cluster's mark. What was installed, chart and values, stands as
+a label on the release itself, so that any machine sees whether there is anything to do.
+"""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from mlbench_cli.errors import DeadlineError, MlbenchError, UsageError
+from mlbench_cli.kube.access import Access
+from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
+from mlbench_cli.store import Cluster
+from providers.base import MARK, Found, Progress, Resource, TransientError, marks
+from providers.helm import tool as program
+from providers.helm import values as custom
+from providers.helm.source import Chart, fetched, wanted_of
+from providers.helm.tool import Call, Helm
+from providers.locks import held
+
+CONTENT = "mlbench-content"
+WAIT_SECONDS = 600.0
+GRACE_SECONDS = 60.0  # helm ends by itself, a little after its time
+REMOVE_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A chart with its values, ready to be installed. `values` is what goes on top of the chart's own."""
+
+    chart: Chart
+    customs: tuple[custom.CustomValue, ...]
+    values: Mapping[str, Any]
+    helm: Helm
+    wait_seconds: float = WAIT_SECONDS  # until all that it makes is ready
+
+    @property
+    def namespace(self) -> str:
+        return f"mlbench-{self.chart.name}"
+
+    @property
+    def content(self) -> str:
+        """The same for the same chart with the same values; fits into a label."""
+        text = json.dumps([self.chart.digest, self.values], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:40]
+
+    @property
+    def warnings(self) -> list[str]:
+        chart = self.chart
+        return [*chart.warnings, *custom.warnings(self.customs, chart.values, chart.subcharts)]
+
+    def record(self) -> dict[str, Any]:
+        """For the cluster's record. Of the custom values only the names: they may be secrets."""
+        return {
+            "release": self.chart.name,
+            "namespace": self.namespace,
+            "version": self.chart.version,
+            "source": self.chart.source,
+            "digest": self.chart.digest,
+            "custom_values": [value.text for value in self.customs],
+        }
+
+    def merged(self) -> dict[str, Any]:
+        """All values, as the chart will see them."""
+        return custom.merged(self.chart.values, self.values)
+
+
+@contextmanager
+def prepared(
+    location: str | None, entries: Sequence[str], wait_seconds: float = WAIT_SECONDS
+) -> Iterator[Installation | None]:
+    """The installation of the chart at `location`, checked as far as it is possible without a cluster; or None.
+
+    Raises UsageError for values that contradict or that the chart does not take, and where there is no helm; what
+    `fetched` raises for the chart.
+    """
+    customs = custom.parsed(entries)
+    if location is None:
+        if entries or wait_seconds != WAIT_SECONDS:
+            flag = custom.FLAG if entries else "--chart-timeout"
+            raise UsageError(f"{flag} is for a chart.", hint="Name it: --chart-location DIR or REPO@VERSION")
+        yield None
+        return
+    helm = program.found()
+    if helm is None:
+        raise UsageError(
+            "A chart is installed by helm, which is not on the PATH. Nothing has been made.",
+            hint=f"Get helm: {program.INSTALL}\n{_without_helm(location)}",
+        )
+    with fetched(location) as chart:
+        installation = Installation(chart, customs, custom.overrides(customs, chart.values), helm, wait_seconds)
+        program.rendered(helm, chart, installation.namespace, installation.values)
+        yield installation
+
+
+def _without_helm(location: str) -> str:
+    """How to get a chart onto a cluster from a machine that has no helm."""
+    chart = f"RELEASE {location}"
+    if "://" in location:
+        wanted = wanted_of(location)
+        chart = f"{wanted.name} {wanted.name} --repo {wanted.repository} --version {wanted.version}"
+    return (
+        "Or make the cluster without the chart, render it where helm is, and apply it:\n"
+        f"  helm template {chart} --namespace default --values values.yaml >chart.yaml\n"
+        "  mlbench kubeconfig export --file kubeconfig && kubectl --kubeconfig kubeconfig apply -f chart.yaml"
+    )
+
+
+class Release(Resource):
+    """The chart on the cluster: found by helm's own record there, made and changed by helm."""
+
+    kind = "Helm release"
+    delete_seconds = REMOVE_SECONDS
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        installation: Installation,
+        connect: Callable[[], Access],
+        needs: Sequence[Resource],
+    ) -> None:
+        self.cluster = cluster
+        self.installation = installation
+        self.connect = connect
+        self.needs = tuple(needs)
+        self.create_seconds = installation.wait_seconds + GRACE_SECONDS
+        self.name = installation.chart.name
+        self.namespace = installation.namespace
+        self.remove_command = f"helm uninstall {self.name} --namespace {self.namespace}"
+        self.notes = ""
+        self._call: Call | None = None
+
+    def close(self) -> None:
+        """Stop a helm that is still at work."""
+        if self._call is not None:
+            self._call.stop()
+
+    def find(self) -> Found | None:
+        with self._api() as api:
+            space = _get(api, f"/api/v1/namespaces/{self.namespace}")
+            if space is None:
+                return None
+            metadata = space["metadata"]
+            if (metadata.get("labels") or {}).get(MARK) != self.cluster.name:
+                return Found("there", ours=False)
+            if metadata.get("deletionTimestamp"):
+                return Found("being removed", deleting=True)
+            status, content = self._status(api)
+        if status == "deployed" and content == self.installation.content:
+            return Found(status)
+        if status.startswith(("pending-", "uninstalling")):
+            with held("helm", self._lock) as lock:
+                cut_off = f"an earlier helm was cut off ({status})"
+                return Found(status) if lock is None else Found(status, broken=cut_off)
+        return None
+
+    def create(self) -> None:
+        self._make_namespace()
+        words = ["upgrade", "--install", self.name, str(self.installation.chart.folder), "--namespace", self.namespace]
+        words += [
+            "--wait",
+            "--timeout",
+            f"{self.installation.wait_seconds:g}s",
+            "--history-max",
+            "3",
+            "--output",
+            "json",
+            "--debug",
+        ]
+        words += ["--labels", f"{CONTENT}={self.installation.content}"]
+        self._call = Call(
+            self.installation.helm,
+            words,
+            access=self.connect(),
+            values=self.installation.values,
+            lock=self._lock,
+        )
+
+    def poll(self) -> Progress:
+        if self._call is None:
+            return self._adopted()
+        if self._call.code is None:
+            return Progress(False, self._call.line or "helm is at work")
+        self._call.stop()
+        if self._call.code:
+            raise self._failure(self._call)
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            self.notes = str(json.loads(self._call.output)["info"].get("notes") or "").strip()
+        return Progress(True)
+
+    def delete(self) -> None:
+        """Of what was cut off half-way, before it is made anew."""
+        words = ["uninstall", self.name, "--namespace", self.namespace, "--wait", "--timeout", f"{REMOVE_SECONDS:g}s"]
+        with Call(self.installation.helm, words, access=self.connect(), lock=self._lock) as call:
+            call.wait(REMOVE_SECONDS + GRACE_SECONDS)
+            if call.code and "not found" not in call.complaint:
+                raise MlbenchError(f'helm could not remove the release "{self.name}": {call.complaint}')
+
+    @property
+    def _lock(self) -> str:
+        return f"{self.cluster.name}-{self.name}"
+
+    def _adopted(self) -> Progress:
+        """Another helm is at work on it, whose client was perhaps killed."""
+        found = self.find()
+        if found is None or found.broken:
+            raise MlbenchError(f'The release "{self.name}" was not finished by the helm that was at work on it.')
+        return Progress(found.state == "deployed", f"another helm is at work on it ({found.state})")
+
+    def _make_namespace(self) -> None:
+        metadata = {"name": self.namespace, "labels": marks(self.cluster)}
+        with self._api() as api:
+            if _get(api, f"/api/v1/namespaces/{self.namespace}") is None:
+                api.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+
+    def _status(self, api: Api) -> tuple[str, str]:
+        """Helm's status of the newest revision, and what was installed with it; empty where there is none."""
+        selector = f"owner=helm,name={self.name}"
+        listed = api.get(f"/api/v1/namespaces/{self.namespace}/secrets", labelSelector=selector)["items"]
+        if not listed:
+            return "", ""
+        newest = max((item["metadata"]["labels"] for item in listed), key=lambda labels: int(labels["version"]))
+        return str(newest.get("status")), str(newest.get(CONTENT))
+
+    def _failure(self, call: Call) -> MlbenchError:
+        message = f'helm did not install the chart "{self.name}": {call.complaint}'
+        with contextlib.suppress(MlbenchError), self._api() as api:
+            if waiting := _waiting(api, self.namespace):
+                message += "\nNot ready: " + "; ".join(waiting)
+        return _kind_of(call.complaint)(
+            message,
+            hint=f"mlbench kubeconfig export {self.cluster.name} --file kubeconfig && "
+            f"kubectl --kubeconfig kubeconfig --namespace {self.namespace} get pods,events",
+        )
+
+    @contextmanager
+    def _api(self) -> Iterator[Api]:
+        """A client. What may pass is told as passing."""
+        try:
+            with self.connect().client() as api:
+                yield api
+        except ApiError as error:
+            if error.status in (0, 429) or error.status >= 500:
+                raise TransientError(error.message, hint=error.hint) from None
+            raise
+
+
+def _kind_of(complaint: str) -> type[MlbenchError]:
+    """The error that helm's words tell of. What the API server refuses is the chart's, or its values', fault."""
+    if "deadline exceeded" in complaint or "timed out" in complaint:
+        return DeadlineError
+    if "unreachable" in complaint or "connection refused" in complaint or "context canceled" in complaint:
+        return MlbenchError
+    return UsageError
+
+
+def _get(api: Api, path: str) -> dict[str, Any] | None:
+    try:
+        return api.get(path)
+    except ObjectNotFound:
+        return None
+
+
+def _waiting(api: Api, namespace: str) -> list[str]:
+    """Which pods and load balancers are not ready, and why, as Kubernetes tells it."""
+    told = []
+    for pod in api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]:
+        status = pod.get("status") or {}
+        conditions = {item["type"]: item for item in status.get("conditions") or ()}
+        if status.get("phase") == "Succeeded" or (conditions.get("Ready") or {}).get("status") == "True":
+            continue
+        containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+        states = [(item.get("state") or {}).get("waiting") for item in containers]
+        reasons = [f"{state.get('reason')} {state.get('message') or ''}".strip() for state in states if state]
+        unscheduled = (conditions.get("PodScheduled") or {}).get("message")
+        why = "; ".join(reasons) or unscheduled or str(status.get("phase"))
+        told.append(f"pod {pod['metadata']['name']}: {why[:300]}")
+    for service in api.get(f"/api/v1/namespaces/{namespace}/services")["items"]:
+        given = ((service.get("status") or {}).get("loadBalancer") or {}).get("ingress")
+        if service["spec"].get("type") == "LoadBalancer" and not given:
+            told.append(f"Service {service['metadata']['name']}: it has no load balancer; does the cluster make them?")
+    return told[:10]

@@ -1,0 +1,342 @@
+"""Where a chart comes from: a folder of this machine, or a chart repository, of which exactly one version is taken.
+
+Repositories are asked through pyhelm's `repo`. The rest of pyhelm talks to Tiller, which Helm 3 has done away with, by
+modules made for protobuf 3; `repo` needs neither. What it lacks is added here: time-outs, limits, digests, and an
+extraction that trusts nobody.
+"""
+
+import hashlib
+import io
+import ipaddress
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+from mlbench_cli.errors import CredentialError, DeadlineError, MlbenchError, NotFoundError, UsageError, did_you_mean
+from providers.helm.archive import MOST_FILES, MOST_PACKED, MOST_UNPACKED, unpack
+
+FLAG = "--chart-location"
+MISSING_LIBRARY = 'pip install "mlbench[helm]"'
+FORM = "Write the repository's address, the chart and its version: https://charts.example.org/stable/CHART@1.2.3"
+EXACT = re.compile(r"v?\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
+NAME = re.compile(r"[a-z]([-a-z0-9]{0,51}[a-z0-9])?")  # it is also the release's name; helm takes up to 53 characters
+MOST_INDEX = 50 << 20  # bytes; of the largest public repository it is 20 MB
+CONNECT_SECONDS = 10.0
+READ_SECONDS = 30.0
+FILE_SECONDS = 180.0  # for one file as a whole
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart in a folder that is there as long as `fetched` is open. `digest` is "sha256:" and 64 hex digits."""
+
+    name: str
+    version: str
+    source: str
+    digest: str
+    folder: Path
+    values: Mapping[str, Any]  # the chart's own
+    subcharts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A chart of a repository: its address, the chart's name, its version."""
+
+    repository: str
+    name: str
+    version: str
+
+
+@contextmanager
+def fetched(location: str, read_seconds: float = READ_SECONDS) -> Iterator[Chart]:
+    """The chart at DIR or REPO@VERSION, in a private folder of its own that goes when this is left.
+
+    A repository may be silent for `read_seconds`.
+
+    Raises UsageError for what is no chart, is damaged, or is not what its repository promises, NotFoundError where
+    there is none, DeadlineError where nobody answers.
+    """
+    wanted = wanted_of(location) if "://" in location else None
+    with tempfile.TemporaryDirectory(prefix="mlbench-chart-") as folder:
+        yield (
+            _downloaded(wanted, Path(folder), location, read_seconds)
+            if wanted
+            else _copied(Path(location), Path(folder))
+        )
+
+
+def wanted_of(location: str) -> Wanted:
+    """What REPO@VERSION names. Raises UsageError; asks nobody."""
+    address, at, version = location.rpartition("@")
+    if not at or "/" in version:
+        raise UsageError(f"{FLAG} {location} names no version; mlbench takes an exact one only.", hint=FORM)
+    parts = _split(address)
+    if parts.username or parts.password:
+        raise UsageError(f"{FLAG}: a password does not belong on a command line.", hint="Put it into ~/.netrc")
+    if parts.scheme == "oci":
+        raise UsageError(
+            f"{FLAG} {location}: charts in image registries can only be had by helm itself.",
+            hint=f"helm pull {address} --version {version} --untar   and then {FLAG} {parts.path.rpartition('/')[2]}",
+        )
+    _check_scheme(address)
+    if parts.query or parts.fragment:
+        raise UsageError(f'{FLAG} {location}: "?" and "#" have no meaning here.', hint=FORM)
+    repository, _, name = address.rstrip("/").rpartition("/")
+    if not _split(repository).netloc:
+        raise UsageError(f"{FLAG} {location} names no chart.", hint=FORM)
+    if not EXACT.fullmatch(version):
+        raise UsageError(f'{FLAG}: "{version}" is no exact version, as 1.2.3 is.', hint=FORM)
+    return Wanted(repository, name, version)
+
+
+# --- a folder of this machine ---------------------------------------------------------------------------------------
+
+
+def _copied(source: Path, folder: Path) -> Chart:
+    """A copy of it: what was looked at is what will be installed, half an hour later."""
+    source = source.expanduser()
+    if not source.is_dir():
+        kind = UsageError if source.exists() else NotFoundError
+        what = "is not a folder" if source.exists() else "does not exist"
+        raise kind(f"{FLAG} {source} {what}.", hint="Name a chart's folder, with Chart.yaml in it, or REPO@VERSION.")
+    if not (source / "Chart.yaml").is_file():
+        raise UsageError(f"{FLAG} {source} is no chart: it has no Chart.yaml.")
+    digest, size, count = hashlib.sha256(), 0, 0
+    for path in sorted(source.rglob("*")):
+        relative = path.relative_to(source)
+        if ".git" in relative.parts or not path.is_file():
+            continue
+        size, count = size + path.stat().st_size, count + 1
+        if size > MOST_UNPACKED or count > MOST_FILES:
+            raise UsageError(
+                f"{FLAG} {source} has more than {MOST_UNPACKED >> 20} MiB or {MOST_FILES} files; is it a chart?"
+            )
+        target = folder / "chart" / relative
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+        content = target.read_bytes()
+        digest.update(f"{relative.as_posix()}\0{len(content)}\0".encode() + content)
+    return _loaded(folder / "chart", str(source.absolute()), f"sha256:{digest.hexdigest()}")
+
+
+# --- a repository ---------------------------------------------------------------------------------------------------
+
+
+def _downloaded(wanted: Wanted, folder: Path, location: str, read_seconds: float) -> Chart:
+    entry = _entry(wanted, read_seconds)
+    url = _joined(f"{wanted.repository}/", str(entry["urls"][0]))
+    _check_scheme(url)
+    data = _get(wanted.repository, url, MOST_PACKED, read_seconds)
+    digest = hashlib.sha256(data).hexdigest()
+    promised = str(entry.get("digest") or "").removeprefix("sha256:").lower()
+    warnings: tuple[str, ...] = ()
+    if not promised:
+        warnings = (f"{wanted.repository} gives no digest of {wanted.name} {wanted.version}: it cannot be checked.",)
+    elif promised != digest:
+        raise UsageError(
+            f"{url} is not what {wanted.repository} promises: its SHA-256 is {digest}, not {promised}. It is not used.",
+            hint="Somebody has changed it, or it was damaged on its way. Repeat; then ask the repository's owner.",
+        )
+    chart = _loaded(unpack(data, folder, url), location, f"sha256:{digest}", warnings)
+    if (chart.name, chart.version) != (wanted.name, wanted.version):
+        raise UsageError(f"{url} holds {chart.name} {chart.version}, not {wanted.name} {wanted.version}.")
+    return chart
+
+
+def _entry(wanted: Wanted, read_seconds: float) -> Mapping[str, Any]:
+    """What the repository's index says of exactly this version."""
+    url = f"{wanted.repository}/index.yaml"
+    index = _yaml(_get(wanted.repository, url, MOST_INDEX, read_seconds), url)
+    entries = index.get("entries")
+    if not isinstance(entries, Mapping):
+        raise UsageError(f"{wanted.repository} is no chart repository: its index.yaml has no entries.", hint=FORM)
+    if wanted.name not in entries:
+        near = did_you_mean(wanted.name, [str(name) for name in entries])
+        raise NotFoundError(f'{wanted.repository} has no chart "{wanted.name}".{near}')
+    listed = entries[wanted.name]
+    versions = [item for item in listed if isinstance(item, Mapping)] if isinstance(listed, list) else []
+    for item in versions:
+        if str(item.get("version")) == wanted.version:
+            if isinstance(item.get("urls"), list) and item["urls"]:
+                return item
+            raise UsageError(f"{wanted.repository} does not say where {wanted.name} {wanted.version} is.")
+    newest = ", ".join(str(item.get("version")) for item in versions[:5])
+    raise NotFoundError(
+        f"{wanted.repository} has no version {wanted.version} of {wanted.name}; it has {newest or 'none'}"
+        f"{' and older ones' if len(versions) > 5 else ''}."
+    )
+
+
+def _get(repository: str, url: str, limit: int, read_seconds: float) -> bytes:
+    """The file at `url`, of at most `limit` bytes."""
+    library = _library()
+    import requests
+    import urllib3
+
+    try:
+        return bytes(
+            library._get_from_repo(
+                urlsplit(url).scheme,
+                repository,
+                url,
+                stream=True,
+                timeout=(CONNECT_SECONDS, read_seconds),
+                hooks={"response": _Guard(limit)},
+            )
+        )
+    except library.HTTPGetError as error:
+        raise _refused(url, int(error.args[2])) from None
+    except requests.Timeout:
+        raise DeadlineError(f"{url} gave no answer within {read_seconds:.0f} s.", hint="Repeat it later.") from None
+    except requests.TooManyRedirects:
+        raise UsageError(f"{url} redirects in a circle.") from None
+    except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+        raise MlbenchError(
+            f"{url} cannot be had: {_words(error)}", hint="Is there a network, and is the address right?"
+        ) from None
+
+
+class _Guard:
+    """Reads each answer itself: no more and no longer than is allowed; and looks where a redirect goes."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.end = time.monotonic() + FILE_SECONDS
+
+    def __call__(self, response: Any, **_: Any) -> None:
+        import urllib3
+
+        url = str(response.url)
+        if response.is_redirect:
+            _check_scheme(_joined(url, response.headers["location"]), url)
+        raw, content = response.raw, bytearray()
+        try:
+            while piece := raw.read(1 << 16, decode_content=True):
+                content += piece
+                if len(content) > self.limit:
+                    raise UsageError(f"{url} has more than {self.limit >> 20} MiB; it is not taken.")
+                if time.monotonic() > self.end:
+                    raise DeadlineError(f"{url} has not come whole after {FILE_SECONDS:.0f} s.")
+        except urllib3.exceptions.ReadTimeoutError:
+            raise DeadlineError(f"{url} stopped half-way: nothing came for a while.", hint="Repeat it later.") from None
+        finally:
+            raw.close()
+        response.raw = io.BytesIO(bytes(content))
+
+
+def _library() -> Any:
+    # GitPython, which pyhelm imports for charts in git, refuses to be imported where there is no git.
+    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+    try:
+        from pyhelm import repo
+    except ImportError:
+        raise UsageError(
+            "Charts of a repository need pyhelm, which is not installed.",
+            hint=f"{MISSING_LIBRARY}   or: helm pull CHART --repo URL --version X.Y.Z --untar, and {FLAG} DIR",
+        ) from None
+    return repo
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        raise UsageError(f'"{url}" is no address: {error}.', hint=FORM) from None
+
+
+def _joined(base: str, reference: str) -> str:
+    try:
+        return urljoin(base, reference)
+    except ValueError as error:
+        raise UsageError(f'{base} names "{reference}", which is no address: {error}.') from None
+
+
+def _check_scheme(url: str, before: str | None = None) -> None:
+    parts = _split(url)
+    if parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(parts.hostname or "")):
+        return
+    said = f"{before} redirects to {url}, which" if before else f"{FLAG} {url}"
+    if parts.scheme == "http":
+        raise UsageError(f"{said} is not encrypted; http is taken from this machine only.", hint="Is there https?")
+    raise UsageError(f'{said}: "{parts.scheme}" is none of https and http.', hint=FORM)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _refused(url: str, status: int) -> MlbenchError:
+    if status in (401, 403):
+        return CredentialError(
+            f"{url} was refused (HTTP {status}).", hint="Put the name and password of its host into ~/.netrc"
+        )
+    if status in (404, 410):
+        return NotFoundError(f"There is no {url} (HTTP {status}).", hint=FORM)
+    return MlbenchError(f"{url} was answered with HTTP {status}.", hint="Repeat it later.")
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(getattr(error, "reason", None) or error).split())[:300]
+
+
+# --- what a chart says of itself ------------------------------------------------------------------------------------
+
+
+def _loaded(folder: Path, source: str, digest: str, warnings: tuple[str, ...] = ()) -> Chart:
+    if not (folder / "Chart.yaml").is_file():
+        raise UsageError(f"{source} is no chart: it has no Chart.yaml.")
+    about = _yaml((folder / "Chart.yaml").read_bytes(), f"Chart.yaml of {source}")
+    name, version = str(about.get("name") or ""), str(about.get("version") or "")
+    if about.get("apiVersion") not in ("v1", "v2") or not version:
+        raise UsageError(f"{source} is no chart: its Chart.yaml has no apiVersion v1 or v2, or no version.")
+    if not NAME.fullmatch(name):
+        raise UsageError(f'{source}: the name "{name}" of the chart cannot be the name of a release.')
+    if about.get("type") == "library":
+        raise UsageError(f"{source} is a library for other charts; it cannot be installed.")
+    values = folder / "values.yaml"
+    dependencies = about.get("dependencies")
+    parts = dependencies if isinstance(dependencies, list) else []
+    return Chart(
+        name,
+        version,
+        source,
+        digest,
+        folder,
+        _yaml(values.read_bytes(), f"values.yaml of {source}") if values.is_file() else {},
+        tuple(str(item.get("alias") or item.get("name")) for item in parts if isinstance(item, Mapping)),
+        warnings,
+    )
+
+
+def _yaml(data: bytes, what: str) -> Mapping[str, Any]:
+    import yaml
+
+    # The C parser where there is one: the index of a large repository takes the other minutes.
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+        """Dates stay texts, as helm has them."""
+
+        yaml_implicit_resolvers = {  # noqa: RUF012
+            first: [(tag, form) for tag, form in resolvers if not tag.endswith(":timestamp")]
+            for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+    try:
+        document = yaml.load(data, Loader=Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UsageError(f"{what} is not valid YAML: {' '.join(str(error).split())[:200]}") from None
+    if not isinstance(document or {}, Mapping):
+        raise UsageError(f"{what} is not a mapping.")
+    return document or {}

@@ -1,0 +1,201 @@
+"""Calls of `helm`. What it is told in confidence, access and values, is in files that exist in memory only.
+
+Such a file has no name on any disk, and is gone with the last process that has it open: also when this one is killed.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from mlbench_cli.errors import MlbenchError, UsageError
+from mlbench_cli.kube.access import Access
+from mlbench_cli.kube.kubeconfig import composed
+from providers.helm.source import Chart
+from providers.locks import held
+
+OLDEST = (3, 13)  # the first that puts labels of ours on a release
+INSTALL = "https://helm.sh/docs/intro/install/"
+CALL_SECONDS = 60.0
+END_SECONDS = 20.0  # helm notes on the cluster that it was stopped
+DEBUG = re.compile(r"^\S+ .*?\[debug\] (?P<words>.*)$")
+
+
+@dataclass(frozen=True)
+class Helm:
+    """The program, and its version as it tells it."""
+
+    path: str
+    version: str
+
+
+def found() -> Helm | None:
+    """The helm of this machine. Raises UsageError where it is too old, or does not run."""
+    path = shutil.which("helm")
+    if path is None:
+        return None
+    command = [path, "version", "--template", "{{.Version}}"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=CALL_SECONDS, check=False, env=_environment("/nonexistent")
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"{path} does not run: {error}.", hint=f"Get helm: {INSTALL}") from None
+    match = re.search(r"v(\d+)\.(\d+)\S*", done.stdout)
+    if done.returncode or match is None:
+        said = (done.stderr or done.stdout).strip()[-300:]
+        raise UsageError(f"{path} does not tell its version: {said}", hint=f"Get helm: {INSTALL}")
+    if (int(match[1]), int(match[2])) < OLDEST:
+        raise UsageError(f"{path} is {match[0]}; {OLDEST[0]}.{OLDEST[1]} or later is needed.", hint=INSTALL)
+    return Helm(path, match[0])
+
+
+def rendered(helm: Helm, chart: Chart, namespace: str, values: Mapping[str, Any]) -> str:
+    """What `helm template` makes of it, without a cluster. Raises UsageError with helm's words."""
+    words = ["template", chart.name, str(chart.folder), "--namespace", namespace]
+    with Call(helm, words, values=values) as call:
+        call.wait(CALL_SECONDS)
+        if call.code == 0:
+            return call.output
+        if call.code is not None and call.code < 0:
+            raise UsageError(f"The chart {chart.name} {chart.version} was not rendered within {CALL_SECONDS:.0f} s.")
+        raise UsageError(
+            f"The chart {chart.name} {chart.version} cannot be rendered with these values: {call.complaint}",
+            hint=f"helm show values {chart.source}   shows what it takes"
+            if "://" not in chart.source
+            else "helm show values shows what it takes.",
+        )
+
+
+class Call:
+    """A helm at work: what it has said so far, and how it ended. Left by `with`, it has ended.
+
+    `lock` names what no two helms of this user may work on at once; helm keeps it when this process is killed. Raises
+    MlbenchError where another has it.
+    """
+
+    def __init__(
+        self,
+        helm: Helm,
+        words: Sequence[str],
+        *,
+        access: Access | None = None,
+        values: Mapping[str, Any] | None = None,
+        lock: str | None = None,
+    ) -> None:
+        self._stack = contextlib.ExitStack()
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._stack.close)
+            home = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="mlbench-helm-"))
+            given, argv = [], [helm.path, *words]
+            if lock is not None:
+                holder = self._stack.enter_context(held("helm", lock))
+                if holder is None:
+                    raise MlbenchError(f"Another helm is at work on {lock}.", hint="Wait for it, then repeat.")
+                given.append(holder)
+            confidential = {
+                "--kubeconfig": composed("cluster", access, {"token": access.token()} if access.token else {})
+                if access
+                else None,
+                "--values": values,
+            }
+            for flag, document in confidential.items():
+                if document is not None:
+                    given.append(self._file(json.dumps(document)))
+                    argv += [flag, f"/proc/self/fd/{given[-1]}"]
+            self._out, self._err = self._file(""), self._file("")
+            self._process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=self._out,
+                stderr=self._err,
+                pass_fds=given,
+                env=_environment(home),
+                start_new_session=True,  # Ctrl-C is ours to handle: helm is told to stop, and notes it
+            )
+            undo.pop_all()
+
+    def __enter__(self) -> "Call":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def code(self) -> int | None:
+        return self._process.poll()
+
+    @property
+    def output(self) -> str:
+        return self._read(self._out)
+
+    @property
+    def line(self) -> str:
+        """The last thing it said."""
+        lines = [line for line in self._read(self._err).splitlines() if line.strip()]
+        return _undressed(lines[-1]) if lines else ""
+
+    @property
+    def complaint(self) -> str:
+        """Why it failed, in its own words."""
+        lines = self._read(self._err).splitlines()
+        start = next((number for number, line in enumerate(lines) if line.startswith("Error:")), max(0, len(lines) - 5))
+        # After a line of --debug comes the same again, with places in helm's sources.
+        told = takewhile(lambda line: not DEBUG.match(line), lines[start:])
+        words = "\n".join(line for line in map(str.strip, told) if line and "Use --debug flag" not in line)
+        return words[:1500] or f"exit code {self.code}"
+
+    def wait(self, seconds: float) -> None:
+        """Until it has ended, or is made to."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.stop()
+
+    def stop(self) -> None:
+        """End it, gently at first. Nothing that was told it in confidence is left."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._said = {file: self._read(file) for file in (self._out, self._err)}
+        self._stack.close()
+
+    def _file(self, text: str) -> int:
+        file = os.memfd_create("mlbench")
+        self._stack.callback(os.close, file)
+        os.fchmod(file, 0o600)
+        os.write(file, text.encode())
+        return file
+
+    def _read(self, file: int) -> str:
+        said: dict[int, str] = getattr(self, "_said", {})
+        if file in said:
+            return said[file]
+        return os.pread(file, 1 << 24, 0).decode("utf-8", "replace")
+
+
+def _environment(home: str) -> dict[str, str]:
+    """Nothing of a person's settings, plug-ins or clusters: the same call does the same everywhere."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("HELM_", "KUBECONFIG"))}
+    return {
+        **kept,
+        **{f"HELM_{kind}_HOME": str(Path(home) / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")},
+    }
+
+
+def _undressed(line: str) -> str:
+    """A line of helm's without place and time."""
+    match = DEBUG.match(line)
+    return (match["words"] if match else line).strip()
