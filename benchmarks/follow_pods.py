@@ -15,8 +15,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL
 from mlbench_cli.kube.access import Access
-from mlbench_cli.spec import Run, RunSpec
-from mlbench_cli.store import now
+from mlbench_cli.model import Run
+from mlbench_cli.spec import RunSpec
+from mlbench_cli.times import now
 from tests.fakes.kube_api import KubeApi, Log, stamp
 
 SECONDS = 30.0

@@ -18,8 +18,9 @@ import templates
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.spec import KubernetesOptions, Run, RunSpec
-from mlbench_cli.store import now
+from mlbench_cli.model import Run
+from mlbench_cli.spec import KubernetesOptions, RunSpec
+from mlbench_cli.times import now
 
 ROUNDS = 9
 LIMIT = 1.5

@@ -19,7 +19,15 @@ from typer.core import CompletionItem, TyperCommand, TyperGroup  # type: ignore[
 from typer.main import get_command
 
 from mlbench_cli import __version__, commands, console
-from mlbench_cli.errors import InterruptedError_, MlbenchError, TerminatedError, UsageError, did_you_mean
+from mlbench_cli.errors import (
+    Explanation,
+    Interrupted,
+    MlbenchError,
+    Stopped,
+    Terminated,
+    UsageError,
+    did_you_mean,
+)
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 # What a shell reports of a program that SIGPIPE ended: the reader of a pipe went away, as in `mlbench logs x | head`.
@@ -90,14 +98,14 @@ def run(argv: Sequence[str]) -> int:
             code = _dispatch(argv)
             sys.stdout.flush()
         return code
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt, Stopped) as error:
         if isinstance(error, BrokenPipeError) and _discard_output():
             return EXIT_PIPE
         if os.environ.get("MLBENCH_DEBUG"):
             import traceback
 
             traceback.print_exc()
-        return _report(_explained(error), as_json=_wants_json(argv))
+        return _report(_explain(error), as_json=_wants_json(argv))
 
 
 def _dispatch(argv: Sequence[str]) -> int:
@@ -113,17 +121,17 @@ def _dispatch(argv: Sequence[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _explained(error: BaseException) -> MlbenchError:
-    """Any exception as one that a user can be told."""
-    if isinstance(error, MlbenchError):
+def _explain(error: BaseException) -> Explanation:
+    """Any exception as one that a user understands."""
+    if isinstance(error, Explanation):
         return error
     if isinstance(error, KeyboardInterrupt):
-        return InterruptedError_("Interrupted.")
+        return Interrupted("Interrupted.")
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
         return UsageError(error.format_message(), hint=f"{context.command_path if context else 'mlbench'} --help")
     if isinstance(error, OSError):
-        return MlbenchError(f"The system refuses: {error}.", details={"errno": error.errno})
+        return MlbenchError(f"Operating system error: {error}.", details={"errno": error.errno})
     return MlbenchError(
         f"Internal error: {type(error).__name__}: {error}",
         hint="Please report this. MLBENCH_DEBUG=1 before the command shows where it happened.",
@@ -131,7 +139,7 @@ def _explained(error: BaseException) -> MlbenchError:
     )
 
 
-def _report(error: MlbenchError, *, as_json: bool) -> int:
+def _report(error: Explanation, *, as_json: bool) -> int:
     try:
         console.show_error(error, as_json=as_json)
     except OSError:
@@ -151,7 +159,7 @@ def _wants_json(argv: Sequence[str]) -> bool:
 
 @contextmanager
 def _termination_raises() -> Iterator[None]:
-    """SIGTERM raises TerminatedError inside, so that what is under way is left in order."""
+    """SIGTERM raises Terminated inside, so that what is under way ends gracefully."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -163,7 +171,7 @@ def _termination_raises() -> Iterator[None]:
 
 
 def _terminate(number: int, frame: object) -> NoReturn:
-    raise TerminatedError("Terminated (SIGTERM).")
+    raise Terminated("Terminated (SIGTERM).")
 
 
 def _discard_output() -> bool:

@@ -263,14 +263,14 @@ def read_yaml(text: str) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Refuse integers that Python cannot write as a text again, in values and in keys."""
+        """Refuses keys that no message can quote: Python does not write integers of more than 4300 digits."""
 
-        def construct_yaml_int(self, node: Any) -> int:
-            number: int = super().construct_yaml_int(node)
-            str(number)
-            return number
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+            for key in mapping:
+                str(key)
+            return mapping
 
-    Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
     try:
         return yaml.load(text, Loader)
     # PyYAML's constructors let through what Python raises on, say, "!!float ''" or a date in the year 0.

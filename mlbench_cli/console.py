@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from mlbench_cli.errors import InterruptedError_, MlbenchError, UsageError
+from mlbench_cli.errors import Explanation, Interrupted, Stopped, UsageError
 
 SCHEMA_VERSION = 1
 DEFAULT_WIDTH = 80
@@ -167,14 +167,16 @@ def warn(text: str) -> None:
     note(f"Warning: {text}")
 
 
-def show_error(error: MlbenchError, *, as_json: bool = False) -> None:
+def show_error(error: Explanation, *, as_json: bool = False) -> None:
     """The paragraph of an error on stderr, or its document on stdout."""
     if as_json:
         out(json.dumps(error.to_dict(), indent=2, default=str))
         sys.stdout.flush()
         return
-    label = _painted("Error:", "red") if _colourful(sys.stderr) else "Error:"
-    sys.stderr.write(f"{label} {clean(error.message, keep=chr(10))}\n")
+    label = "" if isinstance(error, Stopped) else "Error: "  # a wanted stop is no error
+    if label and _colourful(sys.stderr):
+        label = _painted("Error:", "red") + " "
+    sys.stderr.write(f"{label}{clean(error.message, keep=chr(10))}\n")
     if error.hint:
         sys.stderr.write(f"Next: {clean(error.hint, keep=chr(10))}\n")
     sys.stderr.flush()
@@ -220,7 +222,7 @@ def interactive() -> bool:
 
 
 def ask(question: str) -> str:
-    """The line that a person answers. Raises InterruptedError_ at the end of input (Ctrl-D)."""
+    """The line that a person answers. Raises Interrupted at the end of input (Ctrl-D)."""
     try:
         sys.stderr.write(clean(question, keep="\n"))
         sys.stderr.flush()
@@ -230,7 +232,7 @@ def ask(question: str) -> str:
         raise
     if not line:
         sys.stderr.write("\n")
-        raise InterruptedError_("No answer was given; nothing was done.")
+        raise Interrupted("No answer was given; nothing was done.")
     return line.strip()
 
 
@@ -241,7 +243,7 @@ def confirm(question: str, *, yes: bool, flag: str = "--yes") -> None:
     if not interactive():
         raise UsageError(f"{question} There is no terminal to ask on.", hint=f"Add {flag} to agree beforehand.")
     if ask(f"{question} [y/N] ").lower() not in ("y", "yes"):
-        raise InterruptedError_("Not confirmed; nothing was done.")
+        raise Interrupted("Not confirmed; nothing was done.")
 
 
 # --- words ----------------------------------------------------------------------------------------------------------

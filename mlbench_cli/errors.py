@@ -6,11 +6,14 @@ MlbenchError                1    internal
 ├── NotFoundError           4    no such cluster, run, file
 ├── CapacityError           5    quota exceeded or nothing left to allocate
 ├── NeverStartedError       6    the workers never started
-├── TaskFailedError         7    the task failed, or missed its goal under --require-goal
-├── CleanupError            8    the work is done but something could not be removed
-├── DeadlineError         124    a printed deadline has passed
-├── InterruptedError_     130    SIGINT
-└── TerminatedError       143    SIGTERM
+├── TaskFailedError         7    the task failed, or missed its goal under --require-goal, or a gate failed
+├── CleanupError            8    the work is done but something could not be removed, or the archive is incomplete
+├── CannotTellError         9    a gate or comparison has not enough evidence
+├── UnreachableError       10    a cluster or host does not answer
+└── DeadlineError         124    a printed deadline has passed
+Stopped                          a person or another program ended this command; no `except Exception` catches it
+├── Interrupted           130    SIGINT
+└── Terminated            143    SIGTERM
 
 Every error says what happened, why, and in `hint` which command to run next.
 """
@@ -19,8 +22,8 @@ from collections.abc import Mapping
 from typing import Any
 
 
-class MlbenchError(Exception):
-    """Something went wrong that a user can be told in one paragraph.
+class Explanation(BaseException):
+    """What a command says when it ends early.
 
     `message` says what happened and why (foreign words quoted), `hint` the next command, `details` the facts for
     `-o json`.
@@ -40,6 +43,10 @@ class MlbenchError(Exception):
             "error": {"code": self.code, "message": self.message, "hint": self.hint, "details": self.details},
             "schema_version": 1,
         }
+
+
+class MlbenchError(Explanation, Exception):
+    """Something went wrong that can be explained to a user in one paragraph."""
 
 
 class UsageError(MlbenchError):
@@ -77,17 +84,33 @@ class CleanupError(MlbenchError):
     code = "cleanup_failed"
 
 
+class CannotTellError(MlbenchError):
+    exit_code = 9
+    code = "cannot_tell"
+
+
+class UnreachableError(MlbenchError):
+    exit_code = 10
+    code = "unreachable"
+
+
 class DeadlineError(MlbenchError):
     exit_code = 124
     code = "deadline"
 
 
-class InterruptedError_(MlbenchError):
+class Stopped(Explanation):
+    """A signal or an answer at a prompt ended the command. Like KeyboardInterrupt it is no Exception: code that
+    goes on after errors must not go on after it.
+    """
+
+
+class Interrupted(Stopped):
     exit_code = 130
     code = "interrupted"
 
 
-class TerminatedError(MlbenchError):
+class Terminated(Stopped):
     exit_code = 143
     code = "terminated"
 

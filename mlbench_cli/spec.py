@@ -1,10 +1,9 @@
-"""RunSpec: everything that decides what a run does, frozen and validated. And Run: one spec on its way."""
+"""RunSpec: everything that decides what a run does, frozen and validated."""
 
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from mlbench_cli.errors import UsageError, did_you_mean
@@ -149,20 +148,6 @@ class RunSpec:
             raise UsageError(f"The run spec has version {version!r}; this mlbench reads {SPEC_VERSION}.")
         options = _checked(KubernetesOptions, _object(data.pop("kubernetes", {}), "kubernetes"), "kubernetes.")
         return cls(**_checked(cls, data, ""), kubernetes=KubernetesOptions(**options))
-
-
-@dataclass(frozen=True)
-class Run:
-    """A recorded run. `folder` is the archive under construction; `created` is RFC 3339 UTC."""
-
-    id: str
-    spec: RunSpec
-    folder: Path
-    created: str
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
 
 
 def canonical_json(value: Any) -> bytes:

@@ -9,14 +9,16 @@ import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from mlbench_cli import settings
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
-from mlbench_cli.spec import Run, RunSpec
+from mlbench_cli.model import LOCAL, Cluster, Outcome, Run, RunRow, RunState
+from mlbench_cli.spec import RunSpec
+from mlbench_cli.times import now
 
 SCHEMA_VERSION = 1
 _SCHEMA = """
@@ -30,36 +32,6 @@ CREATE TABLE IF NOT EXISTS runs (
   state TEXT NOT NULL, outcome TEXT, spec TEXT NOT NULL, folder TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS choices (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
-
-# States of a run; `outcome` is set with "finished" and is one of OUTCOMES.
-STATES = ("created", "running", "finished")
-OUTCOMES = (
-    *("goal_reached", "goal_missed", "budget_spent", "completed"),
-    *("failed", "cancelled", "deadline", "never_started", "lost"),
-)
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """A named set of machines. `state`: creating | ready | deleting | failed. `details` is the provider's own."""
-
-    name: str
-    provider: str
-    state: str = "ready"
-    created: str = ""
-    details: Mapping[str, Any] = field(default_factory=dict)
-
-
-LOCAL = Cluster("local", "local")
-
-
-@dataclass(frozen=True)
-class RunRow:
-    """A run with what the store knows of its progress."""
-
-    run: Run
-    state: str
-    outcome: str | None
 
 
 @dataclass(frozen=True)
@@ -127,7 +99,7 @@ class Store:
         """All runs, oldest first."""
         return [self._run_row(row) for row in self._query("SELECT * FROM runs ORDER BY created, rowid")]
 
-    def update_run(self, run: Run, state: str, outcome: str | None = None) -> None:
+    def update_run(self, run: Run, state: RunState, outcome: Outcome | None = None) -> None:
         with self._transaction() as db:
             db.execute("UPDATE runs SET state = ?, outcome = ? WHERE id = ?", (state, outcome, run.id))
 
@@ -229,36 +201,8 @@ class Store:
 
     def _run_row(self, row: sqlite3.Row) -> RunRow:
         run = Run(row["id"], RunSpec.from_dict(json.loads(row["spec"])), Path(row["folder"]), row["created"])
-        return RunRow(run, row["state"], row["outcome"])
-
-
-def now() -> str:
-    """This moment as RFC 3339 in UTC, to the millisecond."""
-    return timestamp(datetime.now(UTC).timestamp())
-
-
-def timestamp(seconds: float) -> str:
-    """Seconds since 1970 as RFC 3339 in UTC, to the millisecond."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, or a restart after a crash, sees the old content or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        outcome = row["outcome"]
+        return RunRow(run, RunState(row["state"]), None if outcome is None else Outcome(outcome))
 
 
 def _dump(value: Any) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.store import Cluster
+from mlbench_cli.model import Cluster
 from providers.base import Plan, Resource
 
 ROLE = "mlbench"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mlbench_cli.errors import DeadlineError, UsageError
-from mlbench_cli.store import Cluster
+from mlbench_cli.model import Cluster
 
 if TYPE_CHECKING:
     from mlbench_cli.kube.access import Access

@@ -3,17 +3,17 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlbench_cli.errors import CleanupError, InterruptedError_, MlbenchError
-from mlbench_cli.store import Cluster
+from mlbench_cli.errors import CleanupError, Explanation, Interrupted, MlbenchError
+from mlbench_cli.model import Cluster
 from providers.base import Resource
 
 
-def known(error: BaseException) -> MlbenchError:
+def known(error: BaseException) -> Explanation:
     """Any error as one that a person can be told."""
-    if isinstance(error, MlbenchError):
+    if isinstance(error, Explanation):
         return error
     if isinstance(error, KeyboardInterrupt):
-        return InterruptedError_("Interrupted.")
+        return Interrupted("Interrupted.")
     return MlbenchError(f"Internal error: {type(error).__name__}: {error}")
 
 

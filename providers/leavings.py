@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 
 from mlbench_cli.errors import CleanupError, CredentialError, MlbenchError
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
-from mlbench_cli.store import Cluster
+from mlbench_cli.model import Cluster
 from providers.base import MARK, Found, Progress, Provider, Resource, TransientError
 from providers.helm import tool as program
 from providers.helm.tool import Call

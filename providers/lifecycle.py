@@ -19,20 +19,22 @@ from mlbench_cli.errors import (
     CleanupError,
     CredentialError,
     DeadlineError,
-    InterruptedError_,
+    Interrupted,
     MlbenchError,
     NotFoundError,
-    TerminatedError,
+    Terminated,
     UsageError,
 )
-from mlbench_cli.store import Cluster, Store, timestamp
+from mlbench_cli.model import Cluster
+from mlbench_cli.store import Store
+from mlbench_cli.times import timestamp
 from providers.base import Found, Resource, TransientError, foreign
 from providers.explain import delete_command, explained, failure, left_behind, leftover
 from providers.timeline import Timeline
 
 # How long something may fail in a way that repeating can cure before it counts as failed, in seconds.
 PATIENCE = 120.0
-STOPPED = (InterruptedError_, TerminatedError)
+STOPPED = (Interrupted, Terminated)
 # The journal's words for a cluster as a whole, and for its end.
 CLUSTER, REMOVED = "cluster", "removed"
 
@@ -105,8 +107,8 @@ def down(
         removing = _Removing(cluster, resources, store, report, patience, timeline, "removal")
         try:
             removing.run()
-        except (KeyboardInterrupt, TerminatedError) as error:
-            stopped = TerminatedError if isinstance(error, TerminatedError) else InterruptedError_
+        except (KeyboardInterrupt, Terminated) as error:
+            stopped = Terminated if isinstance(error, Terminated) else Interrupted
             raise stopped(
                 f'Stopped: of the cluster "{cluster.name}" something may be left.',
                 hint=f"{delete_command(cluster)}   goes on with it",

@@ -8,7 +8,9 @@ from mlbench_cli import console
 from mlbench_cli.commands._clusters import price, recorded
 from mlbench_cli.commands._common import Format
 from mlbench_cli.errors import MlbenchError
-from mlbench_cli.store import Cluster, Store, timestamp
+from mlbench_cli.model import Cluster
+from mlbench_cli.store import Store
+from mlbench_cli.times import timestamp
 from providers import registry
 
 UNDER_WAY = ("being made", "being removed")

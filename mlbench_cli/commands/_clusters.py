@@ -7,7 +7,8 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError, did_you_mean
-from mlbench_cli.store import Cluster, Store
+from mlbench_cli.model import Cluster
+from mlbench_cli.store import Store
 from providers import registry
 from providers.base import Plan
 from providers.lifecycle import Step

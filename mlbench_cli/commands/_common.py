@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.spec import Run
-from mlbench_cli.store import Cluster, Store
+from mlbench_cli.model import Cluster, Run
+from mlbench_cli.store import Store
 
 if TYPE_CHECKING:
     from mlbench_cli.engines.base import Engine

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from mlbench_cli import console
 from mlbench_cli.commands._common import results_of, sealed
 from mlbench_cli.errors import NotFoundError
-from mlbench_cli.spec import Run, common_name
-from mlbench_cli.store import RunRow, Store
+from mlbench_cli.model import Run, RunRow
+from mlbench_cli.spec import common_name
+from mlbench_cli.store import Store
 
 if TYPE_CHECKING:
     from mlbench_cli.results.analysis.series import Point

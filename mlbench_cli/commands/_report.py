@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format
 from mlbench_cli.commands._repeats import Repeats, show_repeats
-from mlbench_cli.spec import CUSTOM, Run, RunSpec
+from mlbench_cli.model import Run
+from mlbench_cli.spec import CUSTOM, RunSpec
 
 if TYPE_CHECKING:
     from mlbench_cli.runs.supervise import Outcome, Progress

@@ -10,7 +10,7 @@ from mlbench_cli import console
 from mlbench_cli.commands._common import Yes, results_of, sealed
 from mlbench_cli.commands._repeats import runs_named
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.spec import Run
+from mlbench_cli.model import Run
 from mlbench_cli.store import Store
 
 

@@ -18,9 +18,10 @@ from mlbench_cli import console
 from mlbench_cli.commands._clusters import StepTeller, document_of, show_plan
 from mlbench_cli.commands._common import Format, Output, Yes
 from mlbench_cli.errors import UsageError, did_you_mean
+from mlbench_cli.model import Cluster
 from mlbench_cli.runs.request import parse_duration
 from mlbench_cli.spec import check_name
-from mlbench_cli.store import Cluster, Store
+from mlbench_cli.store import Store
 from providers import registry
 from providers.base import Plan, Provider, Resource
 

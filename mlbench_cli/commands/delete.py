@@ -8,8 +8,8 @@ import typer
 from mlbench_cli import console
 from mlbench_cli.commands._common import RunName, Yes, engine_of
 from mlbench_cli.errors import CleanupError, NotFoundError
-from mlbench_cli.spec import Run
-from mlbench_cli.store import Cluster, Store
+from mlbench_cli.model import Cluster, Run
+from mlbench_cli.store import Store
 
 
 def delete(

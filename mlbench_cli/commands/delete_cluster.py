@@ -9,7 +9,8 @@ from mlbench_cli import console
 from mlbench_cli.commands._clusters import Location, Project, StepTeller, locate, scope_of
 from mlbench_cli.commands._common import Yes, sealed
 from mlbench_cli.errors import CleanupError, NotFoundError, UsageError
-from mlbench_cli.store import Cluster, Store
+from mlbench_cli.model import Cluster
+from mlbench_cli.store import Store
 from providers import registry
 
 

@@ -9,10 +9,10 @@ import typer
 from mlbench_cli import console
 from mlbench_cli.commands._common import RunName, engine_of_run
 from mlbench_cli.errors import UsageError
+from mlbench_cli.model import Run
 from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.runs import supervise
-from mlbench_cli.spec import Run
 from mlbench_cli.store import Store
 
 

@@ -11,7 +11,8 @@ from mlbench_cli.commands._common import Format, Output, Yes
 from mlbench_cli.commands.create_cluster import _owner
 from mlbench_cli.commands.delete_cluster import remove
 from mlbench_cli.errors import CleanupError, MlbenchError
-from mlbench_cli.store import Cluster, Store
+from mlbench_cli.model import Cluster
+from mlbench_cli.store import Store
 
 
 def gc(

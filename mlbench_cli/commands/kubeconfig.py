@@ -14,7 +14,8 @@ from mlbench_cli import console
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.kubeconfig import composed
-from mlbench_cli.store import Cluster, Store
+from mlbench_cli.model import Cluster
+from mlbench_cli.store import Store
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 TOKEN_SECONDS = 300  # after which kubectl asks again; tokens of all clouds live longer

@@ -7,7 +7,9 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output
-from mlbench_cli.store import Cluster, Store, timestamp
+from mlbench_cli.model import Cluster
+from mlbench_cli.store import Store
+from mlbench_cli.times import timestamp
 
 if TYPE_CHECKING:
     from mlbench_cli.errors import MlbenchError

@@ -14,9 +14,9 @@ from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output, RunName, engine_of
 from mlbench_cli.engines.base import LOG_GAP, Engine
 from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.model import Run
 from mlbench_cli.results.archive.layout import is_sealed
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.spec import Run
 from mlbench_cli.store import Store
 from task_images import contract
 

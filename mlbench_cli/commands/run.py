@@ -12,11 +12,12 @@ from mlbench_cli.commands._common import Format, Output, RequireGoal, Yes, engin
 from mlbench_cli.commands._repeats import repeats_in
 from mlbench_cli.commands._report import Ended, Reporter, in_words, report_ended
 from mlbench_cli.engines.base import Engine, Submission
-from mlbench_cli.errors import InterruptedError_, MlbenchError, TerminatedError
+from mlbench_cli.errors import Interrupted, MlbenchError, Terminated
+from mlbench_cli.model import Cluster, Run, RunState
 from mlbench_cli.runs import launch, wizard
 from mlbench_cli.runs.request import OPTIONS, Request, equivalent_command, flag, merge, pairs, read_file
-from mlbench_cli.spec import Run, RunSpec
-from mlbench_cli.store import Cluster, Store
+from mlbench_cli.spec import RunSpec
+from mlbench_cli.store import Store
 
 
 def run(
@@ -187,7 +188,7 @@ def _submit(item: Run, engine: Engine, store: Store, *, detach: bool) -> None:
             f"{item.name} stays recorded, with what there may be of it. To forget it: mlbench delete {item.name}"
         )
         raise
-    store.update_run(item, "running")
+    store.update_run(item, RunState.RUNNING)
 
 
 def _follow(runs: list[Run], number: int, engine: Engine, store: Store, require_goal: bool) -> Ended:
@@ -201,7 +202,7 @@ def _follow(runs: list[Run], number: int, engine: Engine, store: Store, require_
             outcome = supervise.follow(item, engine, store, report=report)
         if later:
             console.note(outcome.summary)
-    except (KeyboardInterrupt, TerminatedError) as interrupt:
+    except (KeyboardInterrupt, Terminated) as interrupt:
         _forget(later, store)
         raise _interrupted(item, engine, store, later, interrupt) from None
     except BaseException:
@@ -220,11 +221,11 @@ def _announce(item: Run, engine: Engine) -> None:
 
 def _interrupted(
     item: Run, engine: Engine, store: Store, later: list[Run], interrupt: BaseException
-) -> InterruptedError_ | TerminatedError:
+) -> Interrupted | Terminated:
     """What to say of an interrupted run: cancelled where it dies with its client, else left running."""
     from mlbench_cli.runs import supervise
 
-    kind = TerminatedError if isinstance(interrupt, TerminatedError) else InterruptedError_
+    kind = Terminated if isinstance(interrupt, Terminated) else Interrupted
     never = f" Not started: {', '.join(run.name for run in later)}." if later else ""
     if not engine.dies_with_client:
         return kind(

@@ -10,9 +10,9 @@ from mlbench_cli.commands._common import Format, Output, engine_of_run
 from mlbench_cli.commands._repeats import repeats_in, runs_named, show_repeats
 from mlbench_cli.commands._report import Reporter, in_words, to_go
 from mlbench_cli.errors import MlbenchError, UsageError
+from mlbench_cli.model import Run, RunRow
 from mlbench_cli.runs.settled import snapshot_of_settled
-from mlbench_cli.spec import Run
-from mlbench_cli.store import RunRow, Store
+from mlbench_cli.store import Store
 
 PREFIXES = ("", "val_global_", "val_", "train_")  # under which tasks report a metric of that name
 

@@ -1,13 +1,13 @@
 """What an engine is: it executes a run on a cluster, and says what it sees. It decides nothing about success."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mlbench_cli.spec import Run, RunSpec
+from mlbench_cli.model import Finding, Observation, Run
+from mlbench_cli.spec import RunSpec
 
 LOG_GAP = "log_gap"  # the code of the finding that lines of a log are missing
-PHASES = ("pending", "starting", "running", "succeeded", "failed", "lost")
 
 
 @dataclass(frozen=True)
@@ -16,54 +16,6 @@ class Submission:
 
     spec: RunSpec
     documents: tuple[Mapping[str, Any], ...]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One diagnosed reason why something does not go on."""
-
-    code: str  # snake_case, stable: rank_crashed, out_of_memory, unschedulable, image_not_found, deadline, ...
-    summary: str
-    hint: str | None = None
-    retryable: bool = False
-    permanent: bool = False  # waiting longer cannot help: fail fast
-    evidence: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class WorkerState:
-    """One rank's process, or one worker's pod. Times are seconds since 1970; `exit_code` is 128+N for signal N."""
-
-    rank: int
-    phase: str = "pending"
-    reason: str | None = None
-    node: str | None = None
-    exit_code: int | None = None
-    started: float | None = None
-    finished: float | None = None
-    restarts: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Observation:
-    """What is known of a run at one moment.
-
-    `ended` is None while it goes on; then how it ended, as the engine saw it:
-    exited (all ranks have exit codes) | failed (a rank died, the others were stopped) | cancelled | deadline |
-    client_lost (an attached client died) | never_started | lost (nothing is left to observe).
-    """
-
-    time: float
-    workers: tuple[WorkerState, ...]
-    findings: tuple[Finding, ...] = ()
-    ended: str | None = None
-    first_failed: int | None = None  # rank that failed first
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from typing import Any
 from mlbench_cli import __version__
 from mlbench_cli.catalog import BACKENDS, BUDGET, Task, load_catalog, load_task, short
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
+from mlbench_cli.model import Cluster
 from mlbench_cli.runs.request import GIVEN_BY_ENGINE, KUBERNETES, OPTIONS, Request, clip, flag, parse_duration
 from mlbench_cli.spec import CUSTOM, MAX_TIMEOUT, OPEN, SEED, KubernetesOptions, RunSpec, check_name
-from mlbench_cli.store import Cluster
 
 MAX_LOCAL_RANKS = 64
 MAX_REPEATS = 1000

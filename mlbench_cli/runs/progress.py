@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeGuard
 
 from mlbench_cli.catalog import BUDGET, COMPARISONS, load_task
-from mlbench_cli.engines.base import Cursor, Engine, Observation
+from mlbench_cli.engines.base import Cursor, Engine
 from mlbench_cli.errors import MlbenchError
-from mlbench_cli.spec import CUSTOM, OPEN, Run, RunSpec
+from mlbench_cli.model import Observation, Run
+from mlbench_cli.spec import CUSTOM, OPEN, RunSpec
 from task_images import contract
 
 TREND = 4  # values of the goal's metric that its straight trend is drawn from; twice as many for a bent one

@@ -13,8 +13,8 @@ import mlbench_cli
 from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.engines.local.state import stand_in_line
 from mlbench_cli.errors import MlbenchError
+from mlbench_cli.model import Run, RunState
 from mlbench_cli.runs import supervise
-from mlbench_cli.spec import Run
 from mlbench_cli.store import Store
 
 
@@ -49,7 +49,7 @@ def main(ids: Sequence[str]) -> None:
         run = row.run
         try:
             engine.submit(run, engine.render(run.spec), detach=True)
-            store.update_run(run, "running")
+            store.update_run(run, RunState.RUNNING)
             supervise.follow(run, engine, store)
         except MlbenchError as error:
             print(f"{run.name}: {error.message}", flush=True)

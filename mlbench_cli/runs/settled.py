@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.spec import Run
-from mlbench_cli.store import RunRow
+from mlbench_cli.model import Run, RunRow
 
 
 def outcome_file(run: Run) -> Path:

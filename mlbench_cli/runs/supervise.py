@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from mlbench_cli import model
 from mlbench_cli.catalog import COMPARISONS
-from mlbench_cli.engines.base import Engine, Finding, Observation, WorkerState
+from mlbench_cli.engines.base import Engine
 from mlbench_cli.errors import (
     CleanupError,
     DeadlineError,
@@ -25,12 +26,14 @@ from mlbench_cli.errors import (
     NotFoundError,
     TaskFailedError,
 )
+from mlbench_cli.files import write_atomically
+from mlbench_cli.model import Finding, Observation, Run, RunRow, RunState, WorkerState
 from mlbench_cli.runs.progress import EventReader as EventReader
 from mlbench_cli.runs.progress import Progress as Progress
 from mlbench_cli.runs.progress import Tracker, is_number
 from mlbench_cli.runs.settled import described, outcome_file, read_settled, seen_as, snapshot_of_settled
-from mlbench_cli.spec import Run, RunSpec
-from mlbench_cli.store import RunRow, Store, write_atomically
+from mlbench_cli.spec import RunSpec
+from mlbench_cli.store import Store
 from task_images import contract
 
 READ_EVERY = 1.0  # seconds between two looks into the log of rank 0
@@ -219,7 +222,7 @@ def _settle(run: Run, engine: Engine, store: Store, seen: Observation) -> Outcom
         if not _is_full(error):
             raise
         return _unsealed(run, tracker, word, seen)
-    store.update_run(run, "finished", outcome.word)
+    store.update_run(run, RunState.FINISHED, model.Outcome(outcome.word))
     return outcome
 
 
@@ -253,7 +256,7 @@ def _recall(run: Run, store: Store) -> Outcome | None:
         return None
     row = _row(run, store)
     if row and row.state != "finished":
-        store.update_run(run, "finished", outcome.word)
+        store.update_run(run, RunState.FINISHED, model.Outcome(outcome.word))
     return outcome
 
 
@@ -333,7 +336,7 @@ def _closable(observations: Iterator[Observation]) -> Generator[Observation, Non
 def _note_running(run: Run, store: Store) -> None:
     row = _row(run, store)
     if row and row.state == "created":
-        store.update_run(run, "running")
+        store.update_run(run, RunState.RUNNING)
 
 
 def _hopeless(seen: Observation) -> tuple[Finding, ...]:

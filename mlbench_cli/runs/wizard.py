@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 from mlbench_cli import console, settings
 from mlbench_cli.catalog import TORCH_BACKENDS, load_catalog, load_task
 from mlbench_cli.errors import UsageError
+from mlbench_cli.files import write_atomically
 from mlbench_cli.runs.request import Request
 from mlbench_cli.spec import CUSTOM
-from mlbench_cli.store import write_atomically
 
 T = TypeVar("T")
 REMEMBERED = ("task", "image", "command", "backend", "custom_backend", "run_on_all")

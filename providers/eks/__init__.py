@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.kube.access import Access
-from mlbench_cli.store import Cluster
+from mlbench_cli.model import Cluster
 from providers.base import Plan, Resource, option, options_of
 from providers.eks.aws import aws_in, region_of
 from providers.eks.control import AddOn, Admin, ControlPlane, access_to

@@ -7,7 +7,7 @@ from typing import Any
 
 from mlbench_cli.errors import CredentialError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access, Token
-from mlbench_cli.store import Cluster
+from mlbench_cli.model import Cluster
 from providers.base import MARK, Found, Progress, Resource, TransientError, marks
 from providers.eks.aws import Aws, judged, session
 from providers.eks.network import Stack

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from mlbench_cli.errors import CredentialError
-from mlbench_cli.store import Cluster
+from mlbench_cli.model import Cluster
 from providers.base import MARK, from_marks
 from providers.eks.aws import Aws, aws_in, region_of, tags_of
 from providers.eks.nodes import worker_group

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mlbench_cli.store import Cluster
+from mlbench_cli.model import Cluster
 from providers.eks.aws import Aws, aws_in, region_of, tags_of
 from providers.leavings import Item, Leftover
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError, UsageError
-from mlbench_cli.store import Cluster
+from mlbench_cli.model import Cluster
 from providers.base import MARK, Found, Progress, Resource, TransientError, marks
 from providers.eks.aws import ELSEWHERE, Aws, judged, tag_list, tags_of
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError
-from mlbench_cli.store import Cluster
+from mlbench_cli.model import Cluster
 from providers.base import MARK, Found, Progress, Resource, TransientError, marks
 from providers.eks.aws import Aws, tag_list, tags_of
 from providers.eks.control import ControlPlane, Made, described, judged_issues, judged_words

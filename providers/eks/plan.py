@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, UsageError
-from mlbench_cli.store import Cluster
+from mlbench_cli.model import Cluster
 from providers import pricing
 from providers.base import Plan, PlanLine, TransientError
 from providers.eks import EksOptions

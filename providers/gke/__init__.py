@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.store import Cluster
+from mlbench_cli.model import Cluster
 from providers.base import Plan, Resource, option, options_of
 from providers.gke import api
 from providers.gke.api import Gke

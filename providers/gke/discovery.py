@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mlbench_cli.store import Cluster
+from mlbench_cli.model import Cluster
 from providers.base import MARK, TransientError, from_marks
 from providers.gke.api import Gke, region_of
 from providers.gke.resources import WORKER_POOL

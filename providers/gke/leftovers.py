@@ -5,7 +5,7 @@ from typing import Any
 from urllib.parse import quote
 
 from mlbench_cli.errors import NotFoundError
-from mlbench_cli.store import Cluster
+from mlbench_cli.model import Cluster
 from providers.gke import api
 from providers.gke.compute import Compute
 from providers.leavings import Item, Leftover

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.store import Cluster
+from mlbench_cli.model import Cluster
 from providers import pricing
 from providers.base import Plan
 from providers.gke.api import Gke, region_of

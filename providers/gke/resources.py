@@ -8,7 +8,7 @@ from typing import Any
 
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.store import Cluster
+from mlbench_cli.model import Cluster
 from providers.base import MARK, Found, Progress, Resource, TransientError, marks
 from providers.gke import api
 from providers.gke.api import Gke

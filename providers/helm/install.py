@@ -15,7 +15,7 @@ from typing import Any
 from mlbench_cli.errors import DeadlineError, MlbenchError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
-from mlbench_cli.store import Cluster
+from mlbench_cli.model import Cluster
 from providers.base import MARK, Found, Progress, Resource, TransientError, marks
 from providers.helm import tool as program
 from providers.helm import values as custom

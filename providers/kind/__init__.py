@@ -9,7 +9,7 @@ from pathlib import Path
 from mlbench_cli import settings
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.store import Cluster
+from mlbench_cli.model import Cluster
 from providers.base import Plan, PlanLine, Resource, from_marks, option, options_of
 from providers.kind.resources import (
     MARK_NODES,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli.errors import MlbenchError, UsageError
-from mlbench_cli.store import Cluster
+from mlbench_cli.model import Cluster
 from providers.base import MARK, Found, Progress, Resource, TransientError, marks
 from providers.kind.tools import KIND_LABEL, call, creation_lock, inspect, lines, succeeds
 

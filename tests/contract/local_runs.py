@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.engines.base import Observation
 from mlbench_cli.engines.local.engine import LocalEngine
-from mlbench_cli.spec import Run, RunSpec
+from mlbench_cli.model import Observation, Run
+from mlbench_cli.spec import RunSpec
 from mlbench_cli.store import Store
 
 PATIENCE = 30.0  # seconds; only a broken program needs them

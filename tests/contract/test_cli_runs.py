@@ -12,8 +12,9 @@ import yaml
 from mlbench_cli import __version__
 from mlbench_cli.app import run
 from mlbench_cli.engines.local.engine import LocalEngine
+from mlbench_cli.model import Cluster
 from mlbench_cli.spec import canonical_json
-from mlbench_cli.store import Cluster, Store
+from mlbench_cli.store import Store
 from task_images.contract import PREFIX
 
 Captured = pytest.CaptureFixture[str]

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.engines.base import Finding
 from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.errors import UsageError
-from mlbench_cli.spec import Run
+from mlbench_cli.model import Finding, Run
 from tests.contract.local_runs import SLEEP, Lab, client, processes_of, python, shell, until
 
 # Ignores TERM, and so do its children: one in its group, one that left it, one that lost its parent.

@@ -12,7 +12,8 @@ import pytest
 from mlbench_cli.engines.base import Cursor
 from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.spec import Run, RunSpec, canonical_json
+from mlbench_cli.model import Run
+from mlbench_cli.spec import RunSpec, canonical_json
 from tests.contract.local_runs import SLEEP, Lab, processes_of, python, shell, until
 
 REPORT = python(

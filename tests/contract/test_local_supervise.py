@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.engines.base import Fetched, Finding, Observation, WorkerState
+from mlbench_cli.engines.base import Fetched
 from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.errors import DeadlineError, NotFoundError
+from mlbench_cli.model import Finding, Observation, Run, WorkerState
 from mlbench_cli.results.archive.layout import is_sealed
 from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.runs import supervise
-from mlbench_cli.spec import Run
 from task_images.contract import format_event
 from tests.contract.local_runs import SLEEP, Lab, client, processes_of, python, shell, until
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from mlbench_cli.engines.kubernetes.engine import discover_runs
 from mlbench_cli.engines.kubernetes.manifests import FETCHED_ANNOTATION
 from mlbench_cli.kube.objects import named
-from mlbench_cli.spec import Run
-from mlbench_cli.store import now
+from mlbench_cli.model import Run
+from mlbench_cli.times import now
 from tests.e2e.runs import Runs, has_ended, log, until
 
 CLIENT = """

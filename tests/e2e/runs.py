@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.engines.base import Observation
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.objects import collection
-from mlbench_cli.spec import KubernetesOptions, Run, RunSpec
-from mlbench_cli.store import now
+from mlbench_cli.model import Observation, Run
+from mlbench_cli.spec import KubernetesOptions, RunSpec
+from mlbench_cli.times import now
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import templates
-from mlbench_cli.engines.base import Observation
 from mlbench_cli.engines.kubernetes.manifests import RUN_LABEL
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL, condition, has_ended, is_true, main_status, terminated
 from mlbench_cli.kube.api import Api, ApiError
 from mlbench_cli.kube.objects import collection, named
-from mlbench_cli.spec import Run
+from mlbench_cli.model import Observation, Run
 from tests.e2e.runs import Runs, all_run
 
 LOOK_SECONDS = 0.2

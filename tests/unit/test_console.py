@@ -7,7 +7,7 @@ import os
 import pytest
 
 from mlbench_cli import console
-from mlbench_cli.errors import CapacityError, InterruptedError_, MlbenchError, UsageError, did_you_mean
+from mlbench_cli.errors import CapacityError, Interrupted, MlbenchError, Stopped, UsageError, did_you_mean
 
 ROWS = [["demo-1", 1, "goal_reached", 0.61234, None], ["demo-16", 16, "failed", 123.0, True]]
 HEADERS = ["RUN", "WORKERS", "OUTCOME", "SECONDS", "KEPT"]
@@ -144,7 +144,7 @@ def test_an_error_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_exception_tree_is_the_table_of_exit_codes() -> None:
     from mlbench_cli.commands import EXIT_CODES
 
-    kinds: list[type[MlbenchError]] = [MlbenchError, *MlbenchError.__subclasses__()]
+    kinds = [MlbenchError, *MlbenchError.__subclasses__(), *Stopped.__subclasses__()]
     kinds = [kind for kind in kinds if kind.__module__ == "mlbench_cli.errors"]
     tree = {kind.exit_code: kind.code for kind in kinds}
     assert set(tree) | {0} == set(EXIT_CODES)
@@ -208,7 +208,7 @@ def test_the_default_is_no(answer: str, agreed: bool, monkeypatch: pytest.Monkey
     if agreed:
         console.confirm("Remove it?", yes=False)
         return
-    with pytest.raises(InterruptedError_, match="nothing was done"):
+    with pytest.raises(Interrupted, match="nothing was done"):
         console.confirm("Remove it?", yes=False)
 
 

@@ -13,7 +13,8 @@ PACKAGES = ("mlbench_cli", "providers", "templates", "task_images")
 
 # What every module of the tool may know: words and plain data, no behaviour of another part.
 BASE = (
-    *("mlbench_cli.errors", "mlbench_cli.settings", "mlbench_cli.spec", "mlbench_cli.catalog", "mlbench_cli.store"),
+    *("mlbench_cli.errors", "mlbench_cli.model", "mlbench_cli.goals", "mlbench_cli.times", "mlbench_cli.files"),
+    *("mlbench_cli.settings", "mlbench_cli.spec", "mlbench_cli.catalog", "mlbench_cli.store", "mlbench_cli.run_folder"),
     "task_images.contract",
 )
 # The longest prefix counts. A part may import itself and what is named here.
@@ -24,11 +25,18 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("mlbench_cli.commands.__init__", "mlbench_cli.console", "mlbench_cli.errors", "mlbench_cli.__init__"),
     ),
     "mlbench_cli.errors": (),
+    "mlbench_cli.times": (),
+    "mlbench_cli.files": (),
+    "mlbench_cli.goals": (),
+    "mlbench_cli.model": ("mlbench_cli.errors", "mlbench_cli.spec"),  # spec: its type only
+    "mlbench_cli.run_folder": ("mlbench_cli.errors", "mlbench_cli.files", "mlbench_cli.model"),
     "mlbench_cli.settings": ("mlbench_cli.errors",),
     "mlbench_cli.spec": ("mlbench_cli.errors",),
     "mlbench_cli.catalog": ("mlbench_cli.errors", "mlbench_cli.sizes", "task_images.contract"),
     "mlbench_cli.sizes": (),
-    "mlbench_cli.store": ("mlbench_cli.errors", "mlbench_cli.settings", "mlbench_cli.spec"),
+    "mlbench_cli.store": (
+        *("mlbench_cli.errors", "mlbench_cli.model", "mlbench_cli.settings", "mlbench_cli.spec", "mlbench_cli.times"),
+    ),
     "mlbench_cli.console": ("mlbench_cli.errors",),
     "mlbench_cli.runs.__init__": (),
     "mlbench_cli.runs.request": ("mlbench_cli.errors", "mlbench_cli.catalog"),
@@ -39,10 +47,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.results": (*BASE, "mlbench_cli.engines.base", "mlbench_cli.__init__"),
     "mlbench_cli.runs.progress": (*BASE, "mlbench_cli.engines.base"),
     "mlbench_cli.runs.queue": (
-        *("mlbench_cli.__init__", "mlbench_cli.runs.supervise", "mlbench_cli.engines", "mlbench_cli.errors"),
-        *("mlbench_cli.spec", "mlbench_cli.store"),
+        *("mlbench_cli.__init__", "mlbench_cli.runs.supervise", "mlbench_cli.engines"),
+        *BASE,
     ),
-    "mlbench_cli.runs.settled": ("mlbench_cli.spec", "mlbench_cli.store"),
+    "mlbench_cli.runs.settled": BASE,
     "mlbench_cli.runs.supervise": (
         *(*BASE, "mlbench_cli.engines", "mlbench_cli.results", "mlbench_cli.runs.progress", "mlbench_cli.runs.settled"),
     ),

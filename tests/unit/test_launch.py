@@ -10,10 +10,10 @@ import pytest
 from mlbench_cli import __version__
 from mlbench_cli.catalog import load_catalog
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
+from mlbench_cli.model import LOCAL, Cluster
 from mlbench_cli.runs.launch import Machine, check_names, local_machine, resolve
 from mlbench_cli.runs.request import Request, equivalent_command, merge, parse_file, read_file
 from mlbench_cli.spec import RunSpec
-from mlbench_cli.store import LOCAL, Cluster
 
 MACHINE = Machine(cores=4, gpus=0)
 WITH_GPUS = Machine(cores=4, gpus=2)

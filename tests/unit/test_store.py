@@ -13,8 +13,11 @@ import pytest
 
 from mlbench_cli import settings
 from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.files import write_atomically
+from mlbench_cli.model import LOCAL, Cluster
 from mlbench_cli.spec import RunSpec
-from mlbench_cli.store import LOCAL, Cluster, Store, timestamp, write_atomically
+from mlbench_cli.store import Store
+from mlbench_cli.times import timestamp
 
 
 def spec(name: str, cluster: str = "local") -> RunSpec:

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlbench_cli import model
 from mlbench_cli.commands._report import to_go
-from mlbench_cli.engines.base import Cursor, Engine, Fetched, Finding, LogLine, Observation, Submission, WorkerState
+from mlbench_cli.engines.base import Cursor, Engine, Fetched, LogLine, Submission
 from mlbench_cli.errors import NotFoundError
+from mlbench_cli.model import Finding, Observation, Run, WorkerState
 from mlbench_cli.runs.progress import EventReader, Goal, Tracker, goal_of
 from mlbench_cli.runs.supervise import Outcome, decide, exit_code_of
-from mlbench_cli.spec import Run, RunSpec
-from mlbench_cli.store import OUTCOMES
+from mlbench_cli.spec import RunSpec
 from task_images.contract import format_event
 
 SPEC = RunSpec("r-2", "local", "local", "custom", "custom", ("prog",), "gloo", 2)
@@ -85,7 +86,7 @@ def test_success_needs_the_exit_code_0_of_every_rank(
     how: str, codes: list[int | None], event: dict[str, Any] | None
 ) -> None:
     word = decide(SPEC, ended(how, *codes), event)
-    assert word in OUTCOMES
+    assert word in [*model.Outcome]
     if word in ("goal_reached", "goal_missed", "completed"):
         assert how == "exited"
         assert codes

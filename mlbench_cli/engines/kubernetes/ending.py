@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlbench_cli.engines.base import WorkerState
 from mlbench_cli.engines.kubernetes.manifests import GRACE_SECONDS, STOPPED_ANNOTATION
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, condition, failure_of, has_ended, is_true, seconds
+from mlbench_cli.model import WorkerState
 from mlbench_cli.spec import RunSpec
 
 SETTLE_SECONDS = 5.0  # in which the others, too, may end on their own, so that the first to fail is known

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mlbench_cli.engines.base import Cursor, Fetched, Finding, LogLine, Observation, Submission
+from mlbench_cli.engines.base import Cursor, Fetched, LogLine, Submission
 from mlbench_cli.engines.kubernetes.collector import LogCollector
 from mlbench_cli.engines.kubernetes.ending import is_over, is_stopped, is_unreleased
 from mlbench_cli.engines.kubernetes.fetch import FetchError, acknowledge
@@ -30,12 +30,14 @@ from mlbench_cli.engines.kubernetes.results import Results, is_fetched, remove_f
 from mlbench_cli.engines.kubernetes.submit import complete, submit
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, by_worker, has_ended, has_started, is_cut_off
 from mlbench_cli.errors import CleanupError, NotFoundError, UsageError
+from mlbench_cli.files import write_atomically
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
 from mlbench_cli.kube.objects import collection, named
 from mlbench_cli.kube.watch import pods_now
-from mlbench_cli.spec import Run, RunSpec
-from mlbench_cli.store import now, write_atomically
+from mlbench_cli.model import Ending, Finding, Observation, Run
+from mlbench_cli.spec import RunSpec
+from mlbench_cli.times import now
 
 HEARTBEAT = 1.0  # seconds between two observations where nothing changes
 TICK = 0.25
@@ -294,7 +296,7 @@ def _all_run(run: Run, pods: Mapping[int, Pod]) -> bool:
 def _without_job(run: Run, seen: Observation) -> Observation:
     """How a run ended whose Job is not there: never submitted, or deleted, or its time in the cluster was up."""
     if all(worker.exit_code == 0 for worker in seen.workers):
-        return replace(seen, ended="exited")
+        return replace(seen, ended=Ending.EXITED)
     if not (run.folder / "manifests").exists():
         finding = Finding(
             "not_started",
@@ -302,9 +304,9 @@ def _without_job(run: Run, seen: Observation) -> Observation:
             hint="Start it again.",
             retryable=True,
         )
-        return replace(seen, ended="never_started", findings=(finding,))
+        return replace(seen, ended=Ending.NEVER_STARTED, findings=(finding,))
     finding = Finding("job_gone", "The run's Job is not in the cluster: it was deleted, or its time there was up.")
-    return replace(seen, ended="lost", findings=(*seen.findings, finding))
+    return replace(seen, ended=Ending.LOST, findings=(*seen.findings, finding))
 
 
 def _refuse_loss(run: Run, job: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, ObjectNotFound
 from mlbench_cli.kube.objects import named
 from mlbench_cli.kube.watch import PodWatch
-from mlbench_cli.spec import Run
+from mlbench_cli.model import Run
 
 JOB_SECONDS = 5.0  # from look to look at the Job, where a pod is missing
 

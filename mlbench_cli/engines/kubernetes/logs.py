@@ -15,8 +15,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlbench_cli.engines.base import LOG_GAP, Finding
+from mlbench_cli.engines.base import LOG_GAP
 from mlbench_cli.kube.api import Api
+from mlbench_cli.model import Finding
 
 if TYPE_CHECKING:
     import urllib3

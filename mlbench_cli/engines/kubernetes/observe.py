@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.engines.base import Finding, Observation, WorkerState
 from mlbench_cli.engines.kubernetes.diagnosis.diagnose import diagnose
 from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts
 from mlbench_cli.engines.kubernetes.diagnosis.failures import deadline
@@ -30,11 +29,11 @@ from mlbench_cli.engines.kubernetes.workers import (
     worker_states,
 )
 from mlbench_cli.errors import MlbenchError
+from mlbench_cli.files import write_atomically
 from mlbench_cli.kube.api import AccessDenied, Api, ApiError, ObjectNotFound
 from mlbench_cli.kube.objects import collection, named
 from mlbench_cli.kube.watch import pods_now
-from mlbench_cli.spec import Run
-from mlbench_cli.store import write_atomically
+from mlbench_cli.model import Ending, Finding, Observation, Run, WorkerState
 
 CONFIRM_SECONDS = 15.0  # that a trouble must last before it is called permanent
 # An autoscaler, or the pods of another run, may need so long to make room.
@@ -123,7 +122,7 @@ class Looker:
             time=time.time(),
             workers=tuple(replace(state, rank=self._ranks[state.rank]) for state in states),
             findings=tuple(self._confirmed(found, now)),
-            ended=word,
+            ended=None if word is None else Ending(word),
             first_failed=None if first is None else self._ranks[first],
         )
 

@@ -15,11 +15,12 @@ from mlbench_cli.engines.kubernetes.follower import Following
 from mlbench_cli.engines.kubernetes.logs import log_gap, position_file, read_position, samples_file
 from mlbench_cli.engines.kubernetes.manifests import FETCHED_ANNOTATION, GRACE_SECONDS, holders
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, has_ended, has_started
+from mlbench_cli.files import write_atomically
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
 from mlbench_cli.kube.objects import named
-from mlbench_cli.spec import Run
-from mlbench_cli.store import now, write_atomically
+from mlbench_cli.model import Run
+from mlbench_cli.times import now
 
 AT_ONCE = 4  # workers fetched at the same time
 LOG_SECONDS = GRACE_SECONDS + 30.0  # in which stopped workers have ended, and their logs are here

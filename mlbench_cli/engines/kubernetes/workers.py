@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from mlbench_cli.engines.base import WorkerState
 from mlbench_cli.kube.watch import GONE
+from mlbench_cli.model import WorkerState
 
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 # In a pod's status: by its node, which may do so without the condition DisruptionTarget.

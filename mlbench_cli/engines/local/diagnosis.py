@@ -4,7 +4,7 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mlbench_cli.engines.base import Finding
+from mlbench_cli.model import Finding
 from task_images import contract
 
 EVIDENCE_LINES = 10

@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import mlbench_cli
-from mlbench_cli.engines.base import Cursor, Fetched, Finding, LogLine, Observation, Submission
+from mlbench_cli.engines.base import Cursor, Fetched, LogLine, Submission
 from mlbench_cli.engines.local import machine as local_machine
 from mlbench_cli.engines.local.state import Watch, alive, give_up, given_up, in_line, observation, read_state, tail
 from mlbench_cli.engines.local.supervisor import AT_START, main
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.spec import Run, RunSpec, canonical_json
-from mlbench_cli.store import write_atomically
+from mlbench_cli.files import write_atomically
+from mlbench_cli.model import Finding, Observation, Run
+from mlbench_cli.spec import RunSpec, canonical_json
 
 POLL = 0.02  # seconds between two looks at the supervisor's state
 HEARTBEAT = 1.0  # seconds between two observations where nothing changes

@@ -8,11 +8,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.engines.base import Observation, WorkerState
 from mlbench_cli.engines.local import diagnosis as local_findings
 from mlbench_cli.engines.local import machine as local_machine
-from mlbench_cli.spec import Run
-from mlbench_cli.store import write_atomically
+from mlbench_cli.files import write_atomically
+from mlbench_cli.model import Ending, Observation, Run, WorkerState
 
 STARTING = 60.0  # seconds in which a recorded run may still be on its way to its supervisor
 ENDED = ("succeeded", "failed", "lost")
@@ -128,12 +127,15 @@ def observation(run: Run, watch: Watch) -> Observation:
         reason = "waits for the runs before it" if in_line(run) and not given_up(run) else None
         workers = tuple(WorkerState(rank, reason=reason) for rank in range(run.spec.world_size))
         if given_up(run):
-            return Observation(time.time(), workers, (), "cancelled")
+            return Observation(time.time(), workers, (), Ending.CANCELLED)
         if starting(run):
             return Observation(time.time(), workers)
         state: dict[str, Any] = {"name": run.name, "ended": "never_started"}
         return Observation(
-            time.time(), workers, local_findings.diagnose(state, _no_lines, timeout=run.spec.timeout), "never_started"
+            time.time(),
+            workers,
+            local_findings.diagnose(state, _no_lines, timeout=run.spec.timeout),
+            Ending.NEVER_STARTED,
         )
     state = watch.state
     findings = local_findings.diagnose(
@@ -143,7 +145,14 @@ def observation(run: Run, watch: Watch) -> Observation:
         gone=watch.lost,
     )
     workers = tuple(_worker(state, facts, watch.lost) for facts in state["ranks"])
-    return Observation(time.time(), workers, findings, "lost" if watch.lost else state["ended"], state["first_failed"])
+    return Observation(time.time(), workers, findings, _ending(watch), state["first_failed"])
+
+
+def _ending(watch: Watch) -> Ending | None:
+    if watch.lost:
+        return Ending.LOST
+    ended = watch.state["ended"] if watch.state else None
+    return Ending(ended) if ended else None
 
 
 def _worker(state: Mapping[str, Any], facts: Mapping[str, Any], lost: bool) -> WorkerState:

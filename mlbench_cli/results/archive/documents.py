@@ -9,13 +9,13 @@ from typing import Any
 
 from mlbench_cli import __version__
 from mlbench_cli.catalog import GoalRule, load_task
-from mlbench_cli.engines.base import Finding, Observation, WorkerState
 from mlbench_cli.errors import MlbenchError
+from mlbench_cli.model import Finding, Observation, Run, WorkerState
 from mlbench_cli.results.archive.division import division_of
 from mlbench_cli.results.archive.events import Judge, meets, number, plain
 from mlbench_cli.results.archive.official import goal_wording, official_line
-from mlbench_cli.spec import OPEN, Run, RunSpec, canonical_json
-from mlbench_cli.store import timestamp
+from mlbench_cli.spec import OPEN, RunSpec, canonical_json
+from mlbench_cli.times import timestamp
 
 SUCCESSES = ("goal_reached", "goal_missed", "budget_spent", "completed")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlbench_cli.results.archive.layout import log_names, parse_document
-from mlbench_cli.store import timestamp
+from mlbench_cli.times import timestamp
 from task_images import contract
 
 # A longer line is read in pieces, so that a log without line ends needs no memory.

@@ -14,26 +14,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.engines.base import Finding, Observation
 from mlbench_cli.errors import UsageError
+from mlbench_cli.model import Finding, Observation, Outcome, Run
 from mlbench_cli.results.archive import documents as record
 from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.events import Reading, log_files, proves, resource_lines
 from mlbench_cli.results.archive.layout import document, replace, replacing
 from mlbench_cli.results.archive.official import official_text
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.spec import Run
-from mlbench_cli.store import OUTCOMES
 
 
 def seal(run: Run, *, outcome: str, exit_code: int | None, observation: Observation) -> str:
     """Complete the run's folder to an archive, once and for all, and return the outcome that it records.
 
-    That is the given outcome (one of store.OUTCOMES), or a lesser one where logs and exit codes contradict it; a
+    That is the given outcome (one of model.Outcome), or a lesser one where logs and exit codes contradict it; a
     finding then says why. Sealed already, nothing is done. Logs are read once, in bounded memory.
     """
-    if outcome not in OUTCOMES:
-        raise UsageError(f"{outcome!r} is no outcome of a run, only {', '.join(OUTCOMES)}.")
+    if outcome not in [*Outcome]:
+        raise UsageError(f"{outcome!r} is no outcome of a run, only {', '.join(Outcome)}.")
     with layout.told(run.folder, "sealed"):
         run.folder.mkdir(parents=True, exist_ok=True)
         with _only_one(run.folder):

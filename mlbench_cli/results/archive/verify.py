@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlbench_cli.errors import NotFoundError
+from mlbench_cli.model import Outcome
 from mlbench_cli.results.archive import canonical_zip, layout
 from mlbench_cli.results.archive.canonical_zip import ZipDamage
 from mlbench_cli.results.archive.documents import label_of, price_of
@@ -18,7 +19,6 @@ from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.official import official_line, official_text
 from mlbench_cli.results.archive.reader import Archive, Zip
 from mlbench_cli.spec import OPEN, canonical_json
-from mlbench_cli.store import OUTCOMES
 
 MAX_PROBLEMS = 1000
 
@@ -326,7 +326,7 @@ _RUN: dict[str, Check] = {"id": _text, "name": _text, "created": _moment, "spec_
 _RESULT: dict[str, Check] = {
     **dict.fromkeys(("run", "id", "task", "preset", "engine", "cluster", "backend", "device"), _text),
     **dict.fromkeys(("workers", "world_size"), _count),
-    "outcome": _one_of(*OUTCOMES),
+    "outcome": _one_of(*Outcome),
     "exit_code": _optional(lambda value: isinstance(value, int) and not isinstance(value, bool)),
     "started": _optional(_moment),
     "finished": _moment,

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.errors import UsageError
+from mlbench_cli.model import Cluster
 from mlbench_cli.results.analysis.series import shorten
 from mlbench_cli.results.archive import layout
 from mlbench_cli.results.figures.runs import style, write
-from mlbench_cli.store import Cluster
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

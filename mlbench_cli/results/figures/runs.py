@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.errors import MlbenchError, UsageError
+from mlbench_cli.model import Run
 from mlbench_cli.results.analysis.series import Group, Point, Series, collect, describe, shorten
 from mlbench_cli.results.analysis.statistics import Estimate
 from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import open_verified
-from mlbench_cli.spec import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

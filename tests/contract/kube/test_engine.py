@@ -12,7 +12,8 @@ from mlbench_cli.engines.kubernetes.manifests import FETCHED_ANNOTATION, HASH_LA
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.kube.api import ApiError
-from mlbench_cli.spec import KubernetesOptions, Run, RunSpec
+from mlbench_cli.model import Run
+from mlbench_cli.spec import KubernetesOptions, RunSpec
 from tests.fakes.kube_api import Fault, KubeApi
 
 KINDS = ("jobs", "configmaps", "services", "networkpolicies")

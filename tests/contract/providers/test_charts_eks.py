@@ -6,7 +6,7 @@ import pytest
 
 from mlbench_cli.app import run
 from mlbench_cli.errors import CredentialError
-from mlbench_cli.store import Cluster
+from mlbench_cli.model import Cluster
 from providers.eks import leftovers
 from providers.eks.aws import aws_in
 from providers.leavings import Item

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.store import Cluster, Store
+from mlbench_cli.model import Cluster
+from mlbench_cli.store import Store
 from tests.fakes.kind_tools import World
 
 ROOT = Path(__file__).parents[3]

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from mlbench_cli.errors import CapacityError, CredentialError, DeadlineError, UsageError
-from mlbench_cli.store import Cluster, Store
+from mlbench_cli.model import Cluster
+from mlbench_cli.store import Store
 from providers.base import TransientError
 from providers.doctor import Asking, clock, library
 from providers.eks import EksProvider

@@ -11,7 +11,8 @@ import pytest
 
 from mlbench_cli.app import run
 from mlbench_cli.errors import CapacityError, CredentialError, DeadlineError, MlbenchError, NotFoundError, UsageError
-from mlbench_cli.store import Cluster, Store
+from mlbench_cli.model import Cluster
+from mlbench_cli.store import Store
 from providers.base import MARK, TransientError
 from providers.eks import EksOptions, EksProvider
 from providers.eks.aws import Aws

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from mlbench_cli.errors import CapacityError, CleanupError, CredentialError, MlbenchError, UsageError
-from mlbench_cli.store import Cluster, Store
+from mlbench_cli.model import Cluster
+from mlbench_cli.store import Store
 from providers.base import MARK
 from providers.gke import GkeOptions, GkeProvider, api
 from providers.lifecycle import down, up

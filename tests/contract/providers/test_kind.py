@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from mlbench_cli.errors import CapacityError, NotFoundError, UsageError
-from mlbench_cli.store import Cluster, Store
+from mlbench_cli.model import Cluster
+from mlbench_cli.store import Store
 from providers.kind import KindOptions, KindProvider, kubeconfig_of
 from providers.kind.resources import marked_clusters
 from providers.lifecycle import down, up

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.engines.base import Finding
 from mlbench_cli.engines.kubernetes.diagnosis.diagnose import diagnose
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL, by_worker, first_failed, last_words, worker_states
+from mlbench_cli.model import Finding
 
 RECORDED = Path(__file__).parent / "recorded"
 NOW = 1_800_000_000.0

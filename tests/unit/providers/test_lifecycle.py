@@ -13,11 +13,12 @@ from mlbench_cli.errors import (
     CleanupError,
     CredentialError,
     DeadlineError,
-    InterruptedError_,
+    Interrupted,
     MlbenchError,
     UsageError,
 )
-from mlbench_cli.store import Cluster, Store
+from mlbench_cli.model import Cluster
+from mlbench_cli.store import Store
 from providers.lifecycle import Step, at_work, down, removed, up
 from providers.timeline import Timeline
 from tests.fakes.toycloud import Thing, ToyCloud, toy_resources
@@ -211,7 +212,7 @@ def test_what_is_never_ready_ends_with_its_deadline(cloud: ToyCloud, store: Stor
 
 def test_ctrl_c_stops_and_says_what_there_is(cloud: ToyCloud, store: Store) -> None:
     cloud.order("create demo-plane", "stop-after")
-    with pytest.raises(InterruptedError_) as caught:
+    with pytest.raises(Interrupted) as caught:
         up(CLUSTER, toy_resources(cloud, "demo"), store)
     assert "thing demo-network (ready), thing demo-plane (perhaps)" in caught.value.message
     assert "goes on with it" in (caught.value.hint or "")

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.engines.base import Observation, WorkerState
+from mlbench_cli.model import Observation, Run, WorkerState
 from mlbench_cli.results.archive.seal import seal
-from mlbench_cli.spec import Run, RunSpec
+from mlbench_cli.spec import RunSpec
 from task_images.contract import format_event
 
 START = 1_760_000_000.0  # 2025-10-09T08:53:20Z

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from mlbench_cli.errors import UsageError
+from mlbench_cli.model import Run
 from mlbench_cli.results.analysis.series import Series, collect
 from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.figures.runs import draw, figures
-from mlbench_cli.spec import Run
 from task_images.contract import CATEGORIES
 from tests.unit.results.runs import new_run, sealed_run, spec, timings
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli.model import LOCAL, Cluster
 from mlbench_cli.results.archive.division import division_of
 from mlbench_cli.runs.launch import resolve
 from mlbench_cli.runs.request import Request
 from mlbench_cli.spec import RunSpec
-from mlbench_cli.store import LOCAL, Cluster
 
 
 def spec(cluster: Cluster = LOCAL, **options: Any) -> RunSpec:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mlbench_cli.errors import UsageError
+from mlbench_cli.model import Cluster
 from mlbench_cli.results.figures.provisioning import draw, to_csv
-from mlbench_cli.store import Cluster
 
 
 def made(kind: str, name: str, began: float, ready: float | None, **more: Any) -> dict[str, Any]:

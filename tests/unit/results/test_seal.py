@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlbench_cli.engines.base import Finding, Observation, WorkerState
 from mlbench_cli.errors import UsageError
+from mlbench_cli.model import Finding, Observation, Outcome, WorkerState
 from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.events import last_result
 from mlbench_cli.results.archive.layout import DamagedArchive, is_sealed
@@ -22,7 +22,6 @@ from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.archive.verify import verify
-from mlbench_cli.store import OUTCOMES
 from tests.unit.results.runs import (
     START,
     event,
@@ -311,7 +310,7 @@ LINES = st.lists(
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lines=LINES,
-    outcome=st.sampled_from(OUTCOMES),
+    outcome=st.sampled_from([*Outcome]),
     codes=st.lists(st.sampled_from((0, 0, 1, None)), min_size=2, max_size=2),
 )
 def test_whatever_a_task_reports_the_archive_verifies(
@@ -341,7 +340,7 @@ def _seals_after_crash(folder: Path) -> None:
     else:
         assert [problem.code for problem in found] == ["unsealed"]
     run_spec = spec()
-    from mlbench_cli.spec import Run
+    from mlbench_cli.model import Run
 
     run = Run("0123456789ab", run_spec, folder, "2025-10-09T08:53:19.000Z")
     assert seal(run, outcome="goal_reached", exit_code=0, observation=observed()) == "goal_reached"

@@ -4,7 +4,7 @@ import re
 import signal
 from collections.abc import Callable
 
-from mlbench_cli.engines.base import Finding
+from mlbench_cli.model import Finding
 from task_images import contract
 
 EVIDENCE_LINES = 40

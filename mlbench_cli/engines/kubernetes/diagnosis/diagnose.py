@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mlbench_cli.engines.base import Finding, WorkerState
 from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, Object
 from mlbench_cli.engines.kubernetes.diagnosis.failures import deadline, failures
 from mlbench_cli.engines.kubernetes.diagnosis.pending import blocked, held_up, not_created, waiting
 from mlbench_cli.engines.kubernetes.diagnosis.scheduling import unschedulable
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, by_worker, failure_of, last_words
+from mlbench_cli.model import Finding, WorkerState
 
 LISTED = 100  # workers that evidence names at most
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from mlbench_cli.engines.base import WorkerState
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, condition, seconds, worker_states
+from mlbench_cli.model import WorkerState
 
 Object = Mapping[str, Any]
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from mlbench_cli.engines.base import Finding
 from mlbench_cli.engines.kubernetes.diagnosis.crashes import crash
 from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, evidence, short
 from mlbench_cli.engines.kubernetes.workers import (
@@ -13,6 +12,7 @@ from mlbench_cli.engines.kubernetes.workers import (
     terminated,
     was_stopped,
 )
+from mlbench_cli.model import Finding
 
 
 def failures(facts: Facts) -> list[tuple[int, Finding]]:

@@ -4,9 +4,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from mlbench_cli.engines.base import Finding
 from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, evidence, short, when
 from mlbench_cli.engines.kubernetes.workers import Pod, condition, has_ended, main_status
+from mlbench_cli.model import Finding
 
 CREATING_SECONDS = 60.0  # a container that is not there after so long may be stuck
 PULLING_SECONDS = 180.0  # in which a registry that does not answer may come back

@@ -4,9 +4,9 @@ import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 
-from mlbench_cli.engines.base import Finding
 from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, Object, short, when
 from mlbench_cli.engines.kubernetes.workers import Pod, condition
+from mlbench_cli.model import Finding
 
 GPU = "nvidia.com/gpu"
 GPU_LABELS = ("cloud.google.com/gke-accelerator", "k8s.amazonaws.com/accelerator")

@@ -1,0 +1,63 @@
+"""Goals: the metric and threshold at which the clock stops, and the arithmetic of values against them."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, TypeGuard
+
+COMPARISONS = (">=", "<=")
+KINDS = ("full", "light")
+# A task reports a goal "Prec@1" as metric "Prec@1", "val_Prec@1" or "val_global_Prec@1".
+PREFIXES = ("", "val_", "val_global_")
+
+
+@dataclass(frozen=True)
+class Goal:
+    """`metric` `comparison` `threshold`, for example Prec@1 >= 80."""
+
+    metric: str
+    comparison: str
+    threshold: float
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The names under which a task may report the goal's metric."""
+        return metric_names(self.metric)
+
+    def meets(self, value: Any) -> bool:
+        """Whether a reported value reaches the threshold; False for what is no finite number."""
+        return is_finite_number(value) and self.distance(value) == 0
+
+    def better(self, value: float, than: float) -> bool:
+        """Whether `value` is closer to the goal than `than`, or further beyond it."""
+        return value > than if self.comparison == ">=" else value < than
+
+    def distance(self, value: float) -> float:
+        """How far `value` is from the threshold, in the metric's unit; 0 if it is reached."""
+        gap = self.threshold - value if self.comparison == ">=" else value - self.threshold
+        return max(0.0, gap)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def parse(cls, document: Any) -> "Goal | None":
+        """The goal in foreign JSON; None if a field is missing or of the wrong kind."""
+        if not isinstance(document, dict) or document.get("comparison") not in COMPARISONS:
+            return None
+        metric, threshold = document.get("metric"), document.get("threshold")
+        if not isinstance(metric, str) or not metric or not is_finite_number(threshold):
+            return None
+        return cls(metric, document["comparison"], threshold)
+
+
+def metric_names(metric: str) -> tuple[str, ...]:
+    """The names under which a task may report a metric, plain name first."""
+    return tuple(prefix + metric for prefix in PREFIXES)
+
+
+def is_finite_number(value: Any) -> TypeGuard[int | float]:
+    """Whether a JSON value is a finite number that a float can hold; True and False are none."""
+    kind = type(value)  # exact, and quicker than isinstance: JSON has no subclasses
+    if kind is float:
+        return math.isfinite(value)
+    return kind is int and abs(value) < 1 << 63

@@ -1,0 +1,222 @@
+"""The ground floor: the words of a run as types, each with what follows from it.
+
+A new outcome, ending or phase is a line here. Nothing of the project but errors is imported.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlbench_cli.errors import CleanupError, DeadlineError, NeverStartedError, TaskFailedError
+
+if TYPE_CHECKING:
+    from mlbench_cli.spec import RunSpec
+
+
+class RunState(StrEnum):
+    """How far the store knows a run to be. `outcome` is set with FINISHED."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Outcome(StrEnum):
+    """What came of a run, as the judge decides it from the evidence."""
+
+    GOAL_REACHED = "goal_reached"
+    GOAL_MISSED = "goal_missed"
+    BUDGET_SPENT = "budget_spent"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    NEVER_STARTED = "never_started"
+    LOST = "lost"
+
+    @property
+    def is_success(self) -> bool:
+        """Whether all ranks ended with exit code 0; a missed goal is a success in this sense."""
+        return self in _SUCCESSES
+
+    @property
+    def phrase(self) -> str:
+        """The end of the sentence "the run ..."."""
+        return _PHRASES[self]
+
+    def exit_code(self, *, require_goal: bool = False, goal_reached: bool = False, sealed: bool = True) -> int:
+        """mlbench's exit code for a run with this outcome.
+
+        With `require_goal` only a run whose goal was reached (`goal_reached`: result.json's goal.reached) passes.
+        A cancelled run is 7 for those who waited for its result. Work done but not archived is 8.
+        """
+        if not self.is_success:
+            return _FAILURE_CODES.get(self, TaskFailedError.exit_code)
+        if require_goal and not goal_reached:
+            return TaskFailedError.exit_code
+        return 0 if sealed else CleanupError.exit_code
+
+
+_SUCCESSES = frozenset({Outcome.GOAL_REACHED, Outcome.GOAL_MISSED, Outcome.BUDGET_SPENT, Outcome.COMPLETED})
+_FAILURE_CODES = {
+    Outcome.NEVER_STARTED: NeverStartedError.exit_code,
+    Outcome.DEADLINE: DeadlineError.exit_code,
+}
+_PHRASES = {
+    Outcome.GOAL_REACHED: "reached its goal",
+    Outcome.GOAL_MISSED: "ended without reaching its goal",
+    Outcome.BUDGET_SPENT: "has spent its time budget",
+    Outcome.COMPLETED: "completed",
+    Outcome.FAILED: "failed",
+    Outcome.CANCELLED: "was cancelled",
+    Outcome.DEADLINE: "was stopped at its deadline",
+    Outcome.NEVER_STARTED: "never started",
+    Outcome.LOST: "was lost: nothing of it could be observed any more",
+}
+
+
+class Ending(StrEnum):
+    """How the workers of a run ended, as the engine saw it."""
+
+    EXITED = "exited"  # all ranks have exit codes
+    FAILED = "failed"  # a rank died, the others were stopped
+    CANCELLED = "cancelled"
+    CLIENT_LOST = "client_lost"  # an attached client died
+    DEADLINE = "deadline"
+    NEVER_STARTED = "never_started"
+    LOST = "lost"  # nothing is left to observe
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The outcome that follows from the ending alone; None if exit codes and results decide."""
+        return _ENDING_OUTCOMES.get(self)
+
+
+_ENDING_OUTCOMES = {
+    Ending.CANCELLED: Outcome.CANCELLED,
+    Ending.CLIENT_LOST: Outcome.CANCELLED,
+    Ending.DEADLINE: Outcome.DEADLINE,
+    Ending.NEVER_STARTED: Outcome.NEVER_STARTED,
+    Ending.LOST: Outcome.LOST,
+}
+
+
+class Phase(StrEnum):
+    """Where a worker is on its way."""
+
+    PENDING = "pending"
+    STARTING = "starting"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    LOST = "lost"
+
+    @property
+    def is_final(self) -> bool:
+        return self in _FINAL_PHASES
+
+
+_FINAL_PHASES = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.LOST})
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One diagnosed reason why something does not go on, or why a result says less than it seems to."""
+
+    code: str  # snake_case, stable: rank_crashed, out_of_memory, unschedulable, image_not_found, deadline, ...
+    summary: str
+    hint: str | None = None
+    retryable: bool = False
+    permanent: bool = False  # waiting longer cannot help: fail fast
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> "Finding":
+        """Raises TypeError for unknown or missing fields."""
+        return cls(**document)
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """One rank's process, or one worker's pod. Times are seconds since 1970; `exit_code` is 128+N for signal N.
+
+    `image_digest` is what the kubelet reports of the container's image; None for a process.
+    """
+
+    rank: int
+    phase: str = Phase.PENDING
+    reason: str | None = None
+    node: str | None = None
+    exit_code: int | None = None
+    started: float | None = None
+    finished: float | None = None
+    restarts: int = 0
+    image_digest: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What is known of a run at one moment: `time` in seconds since 1970; `ended` is None while the run goes on."""
+
+    time: float
+    workers: tuple[WorkerState, ...]
+    findings: tuple[Finding, ...] = ()
+    ended: Ending | None = None
+    first_failed: int | None = None  # rank that failed first
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> "Observation":
+        """The observation in a dictionary as `to_dict` makes it. Raises TypeError, ValueError or KeyError."""
+        facts = dict(document)
+        workers = tuple(WorkerState(**worker) for worker in facts.pop("workers"))
+        findings = tuple(Finding.from_dict(finding) for finding in facts.pop("findings"))
+        ended = facts.pop("ended")
+        return cls(workers=workers, findings=findings, ended=None if ended is None else Ending(ended), **facts)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A recorded run. `folder` is the archive under construction; `created` is RFC 3339 UTC."""
+
+    id: str
+    spec: "RunSpec"
+    folder: Path
+    created: str
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A run with what the store knows of its progress."""
+
+    run: Run
+    state: RunState
+    outcome: Outcome | None
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A named set of machines. `state`: creating | ready | deleting | failed. `details` is the provider's own."""
+
+    name: str
+    provider: str
+    state: str = "ready"
+    created: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+LOCAL = Cluster("local", "local")

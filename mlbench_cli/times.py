@@ -1,0 +1,23 @@
+"""Moments as texts: RFC 3339 in UTC, to the millisecond."""
+
+from datetime import UTC, datetime
+
+MAX_SECONDS = 253402300799  # the last second of the year 9999
+
+
+def now() -> str:
+    """This moment as RFC 3339 in UTC, to the millisecond."""
+    return timestamp(datetime.now(UTC).timestamp())
+
+
+def timestamp(seconds: float) -> str:
+    """Seconds since 1970 as RFC 3339 in UTC, to the millisecond."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def parse_timestamp(text: str) -> float:
+    """Seconds since 1970 of an RFC 3339 text. Raises ValueError if it is none."""
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone")
+    return moment.timestamp()
