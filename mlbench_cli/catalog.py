@@ -13,7 +13,7 @@ A task.yaml looks like this (all keys but `legacy_name`, `goal`, `notes` and `fr
     goal: {metric: "Prec@1", comparison: ">=", wording: "{threshold}% Top 1 Validation Accuracy"}
     data: where the data come from, one line
     notes: [a line]                      # further lines for `mlbench tasks NAME`
-    free: [loaders]                      # parameters that leave the mathematics as it is (results/division.py)
+    free: [loaders]                      # parameters that leave the mathematics as it is (results/archive/division.py)
     parameters:                          # name -> type, help, and for numbers min and max; `choices` for texts, lists
       batch_size: {type: int, min: 1, max: 65536, help: samples per rank and step}
     presets:                             # `spec` names a value for every parameter, the others what they change
@@ -23,18 +23,19 @@ A task.yaml looks like this (all keys but `legacy_name`, `goal`, `notes` and `fr
 Where a task has a goal, its parameters include `goal_full` and `goal_light`, the thresholds.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
+from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError, did_you_mean
+from mlbench_cli.goals import COMPARISONS
 from mlbench_cli.sizes import parse_sizes
 
 TYPES = ("int", "float", "str", "bool", "list", "sizes")
-COMPARISONS = (">=", "<=")
 TORCH_BACKENDS = ("gloo", "nccl", "mpi")
 BACKENDS = (*TORCH_BACKENDS, "grpc")  # TensorFlow's own; a task names those that it can use
 BUDGET = "budget_seconds"  # the parameter of tasks that can train for a given time
@@ -131,6 +132,48 @@ class Task:
                 )
             values[key] = self.parameters[key].check(value)
         return values
+
+
+@dataclass(frozen=True)
+class TaskRules:
+    """What the judge needs to know of a task, frozen into run.json: a later catalogue may differ.
+
+    `spec` and `preset` are the parameters of those presets; `preset` is the run's own, or `spec` if it has none.
+    """
+
+    name: str
+    image: str
+    command: tuple[str, ...]
+    goal: GoalRule | None
+    free: tuple[str, ...]
+    spec: Mapping[str, Any]
+    preset: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, task: Task, preset: str) -> "TaskRules":
+        known = preset if preset in task.presets else "spec"
+        return cls(task.name, task.image, task.command, task.goal, task.free, task.presets["spec"], task.resolve(known))
+
+    def to_dict(self) -> dict[str, Any]:
+        return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> "TaskRules":
+        """The rules in a dictionary as `to_dict` makes it. Raises TypeError or ValueError for any other."""
+        facts = dict(document)
+        if not isinstance(facts.get("spec"), dict) or not isinstance(facts.get("preset"), dict):
+            raise ValueError("a preset is not an object")
+        goal = facts.pop("goal", None)
+        command, free = tuple(facts.pop("command", ())), tuple(facts.pop("free", ()))
+        return cls(goal=None if goal is None else GoalRule(**goal), command=command, free=free, **facts)
+
+
+def find_rules(task: str, preset: str) -> TaskRules | None:
+    """The rules of a task of this catalogue; None for one that it does not have."""
+    try:
+        return TaskRules.of(load_task(task), preset)
+    except MlbenchError:
+        return None
 
 
 def load_task(name: str, tasks: Mapping[str, Task] | None = None) -> Task:

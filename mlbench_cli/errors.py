@@ -115,6 +115,12 @@ class Terminated(Stopped):
     code = "terminated"
 
 
+def explain_stop(stopped: BaseException, message: str, hint: str | None = None) -> Stopped:
+    """The same kind of stop (Ctrl-C or SIGTERM) with a message that says what is true now."""
+    kind = Terminated if isinstance(stopped, Terminated) else Interrupted
+    return kind(message, hint=hint)
+
+
 def did_you_mean(word: str, known: "list[str] | tuple[str, ...]") -> str:
     """' Did you mean "x"?' for the known word nearest to `word`, or an empty string."""
     import difflib

@@ -201,11 +201,16 @@ class Run:
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run with what the store knows of its progress."""
+    """A run with what the store knows of its progress.
+
+    `problem` says why its spec cannot be read as a whole, for example because a newer mlbench has written it: such a
+    run can be shown and deleted, and nothing else.
+    """
 
     run: Run
     state: RunState
     outcome: Outcome | None
+    problem: str | None = None
 
 
 @dataclass(frozen=True)

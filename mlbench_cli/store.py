@@ -86,14 +86,26 @@ class Store:
             ) from None
         return run
 
-    def run(self, name: str) -> RunRow:
-        """The run of that name. Raises NotFoundError with the nearest name."""
+    def run(self, name: str, *, readable: bool = True) -> RunRow:
+        """The run of that name. Raises NotFoundError with the nearest name; UsageError, if `readable`, for a run whose
+        spec this mlbench cannot read.
+        """
         # Names are DNS labels; SQLite would choke on bytes of a command line that are no text at all.
         rows = self._query("SELECT * FROM runs WHERE name = ?", name) if name.isascii() else []
         if not rows:
             known = [row["name"] for row in self._query("SELECT name FROM runs")]
             raise NotFoundError(f'There is no run "{name}".{did_you_mean(name, known)}', hint="mlbench status")
-        return self._run_row(rows[0])
+        row = self._run_row(rows[0])
+        if readable and row.problem:
+            raise UsageError(
+                f'The run "{name}" cannot be read: {row.problem}', hint=f"Upgrade mlbench, or: mlbench delete {name}"
+            )
+        return row
+
+    def find_run(self, run_id: str) -> RunRow | None:
+        """The run with that id; None if it was deleted."""
+        rows = self._query("SELECT * FROM runs WHERE id = ?", run_id)
+        return self._run_row(rows[0]) if rows else None
 
     def runs(self) -> list[RunRow]:
         """All runs, oldest first."""
@@ -200,9 +212,22 @@ class Store:
             raise _trouble(self.folder / "mlbench.sqlite", error) from None
 
     def _run_row(self, row: sqlite3.Row) -> RunRow:
-        run = Run(row["id"], RunSpec.from_dict(json.loads(row["spec"])), Path(row["folder"]), row["created"])
-        outcome = row["outcome"]
-        return RunRow(run, RunState(row["state"]), None if outcome is None else Outcome(outcome))
+        spec, problem = _parse_spec(row)
+        run = Run(row["id"], spec, Path(row["folder"]), row["created"])
+        state = RunState(row["state"]) if row["state"] in [*RunState] else RunState.CREATED
+        outcome = Outcome(row["outcome"]) if row["outcome"] in [*Outcome] else None
+        return RunRow(run, state, outcome, problem)
+
+
+def _parse_spec(row: sqlite3.Row) -> tuple[RunSpec, str | None]:
+    """The spec in a row; for one that cannot be read a spec of the row's other columns, and why."""
+    try:
+        return RunSpec.from_dict(json.loads(row["spec"])), None
+    except UsageError as error:
+        problem = error.message
+    except ValueError as error:
+        problem = f"its spec is not JSON: {error}"
+    return RunSpec(row["name"], row["cluster"], "unknown", "unknown", "unknown", ("unknown",), "unknown", 1), problem
 
 
 def _dump(value: Any) -> str:

@@ -8,6 +8,7 @@ import typer
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model import Cluster, Run
+from mlbench_cli.run_folder import RunFolder
 from mlbench_cli.store import Store
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def engine_of(cluster: Cluster) -> "Engine":
     if cluster.provider == "local":
         from mlbench_cli.engines.local.engine import LocalEngine
 
-        return LocalEngine()
+        return LocalEngine(finalizer="mlbench_cli.runs.finalize")
     from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
     from providers import registry
 
@@ -67,8 +68,8 @@ def engine_of_run(run: Run, store: Store) -> "Engine":
 
 
 def sealed(run: Run) -> bool:
-    """As results.layout.is_sealed, without the time to import that."""
-    return (run.folder / "SHA256SUMS").is_file()
+    """Whether the run's folder is a complete archive."""
+    return RunFolder(run.folder).is_sealed
 
 
 def results_of(run: Run) -> Path:

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format
 from mlbench_cli.commands._repeats import Repeats, show_repeats
-from mlbench_cli.model import Run
+from mlbench_cli.model import Outcome, Run
+from mlbench_cli.runs.finished import FinishedRun
 from mlbench_cli.spec import CUSTOM, RunSpec
 
 if TYPE_CHECKING:
-    from mlbench_cli.runs.supervise import Outcome, Progress
+    from mlbench_cli.results.archive.documents import GoalDocument
+    from mlbench_cli.runs.progress import Progress
 
 LAST_WORDS = 3  # lines of the log that failed
 
@@ -95,35 +97,25 @@ def in_words(spec: RunSpec) -> str:
 
 @dataclass(frozen=True)
 class Ended:
-    """A run that has ended. `result` is its archive's result.json, None where the archive could not be completed."""
+    """A run that has ended, with mlbench's exit code for it."""
 
-    run: Run
-    outcome: "Outcome"
+    finished: FinishedRun
     exit_code: int
-    result: dict[str, Any] | None
 
-    @classmethod
-    def of(cls, run: Run, outcome: "Outcome", require_goal: bool) -> "Ended":
-        from mlbench_cli.results.archive.reader import Archive
-        from mlbench_cli.runs.supervise import exit_code_of
-
-        result = None
-        if outcome.sealed:
-            with Archive.open(run.folder) as archive:
-                result = archive.result
-        goal = (result or {}).get("goal")
-        missed = require_goal and not (goal and goal["reached"])
-        return cls(run, outcome, exit_code_of(outcome, missed), result)
+    @property
+    def name(self) -> str:
+        return self.finished.run.name
 
     def to_dict(self) -> dict[str, Any]:
+        finished = self.finished
         return {
-            "name": self.run.name,
-            "outcome": self.outcome.word,
+            "name": self.name,
+            "outcome": str(finished.outcome),
             "exit_code": self.exit_code,
-            "summary": self.outcome.summary,
-            "findings": [finding.to_dict() for finding in self.outcome.findings],
-            "folder": str(self.run.folder),
-            "result": self.result,
+            "summary": finished.summary,
+            "findings": [finding.to_dict() for finding in finished.findings],
+            "folder": str(finished.run.folder),
+            "result": finished.result,
         }
 
 
@@ -142,47 +134,49 @@ def report_ended(runs: Sequence[Ended], output: Format, repeats: Sequence[Repeat
     for ended in runs:
         _explain(ended)
     for ended in runs:
-        if ended.result is not None:
-            console.note(f"Archive of {ended.run.name}: {ended.run.folder}")
+        if ended.finished.result is not None:
+            console.note(f"Archive of {ended.name}: {ended.finished.run.folder}")
     failed = [ended for ended in runs if ended.exit_code]
     if not failed:
-        console.note(f"Next: mlbench download {runs[0].run.name}, mlbench charts FOLDER")
+        console.note(f"Next: mlbench download {runs[0].name}, mlbench charts FOLDER")
         return
-    hints = [finding.hint for ended in failed for finding in ended.outcome.findings if finding.hint]
-    for hint in dict.fromkeys(hints or [f"mlbench logs {failed[0].run.name}"]):
+    hints = [finding.hint for ended in failed for finding in ended.finished.findings if finding.hint]
+    for hint in dict.fromkeys(hints or [f"mlbench logs {failed[0].name}"]):
         console.note(f"Next: {hint}")
 
 
 def _row(ended: Ended) -> list[object]:
-    result = ended.result or {}
-    seconds = (result.get("task_seconds") or {}).get("wall")
+    finished = ended.finished
+    result = finished.result
+    seconds = result["task_seconds"]["wall"] if result else None
     return [
-        ended.run.name,
-        ended.run.spec.workers,
-        ended.outcome.word,
-        _goal(result.get("goal"), spent=ended.outcome.word == "budget_spent"),
+        ended.name,
+        finished.run.spec.workers,
+        str(finished.outcome),
+        _goal(result["goal"] if result else None, is_spent=finished.outcome is Outcome.BUDGET_SPENT),
         None if seconds is None else round(seconds, 2),
-        console.duration(result.get("wall_seconds")),
+        console.duration(result["wall_seconds"] if result else None),
         ended.exit_code,
     ]
 
 
-def _goal(goal: dict[str, Any] | None, spent: bool) -> str | None:
+def _goal(goal: "GoalDocument | None", is_spent: bool) -> str | None:
     if goal is None:
         return None
-    shown = goal["last"] if spent else goal["value"]
+    shown = goal["last"] if is_spent else goal["value"]
     value = "-" if shown is None else f"{shown:.4g}"
     return f"{goal['metric']} {value} ({goal['comparison']} {goal['threshold']:g})"
 
 
 def _explain(ended: Ended) -> None:
-    if ended.exit_code or ended.outcome.findings:
-        console.note(ended.outcome.summary)
-    division = (ended.result or {}).get("division") or {}
+    finished = ended.finished
+    if ended.exit_code or finished.findings:
+        console.note(finished.summary)
+    division = finished.result["division"] if finished.result else {}
     if division.get("word") == "open":
-        console.note(f"{ended.run.name} is in the open division: {division['reason']}.")
-    for finding in ended.outcome.findings:
-        if finding.summary not in ended.outcome.summary:
+        console.note(f"{ended.name} is in the open division: {division['reason']}.")
+    for finding in finished.findings:
+        if finding.summary not in finished.summary:
             console.note(f"  {finding.summary}")
         for line in finding.evidence.get("log", ())[-LAST_WORDS:] if ended.exit_code else ():
             console.note(f"  | {line}")

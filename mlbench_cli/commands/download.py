@@ -8,11 +8,12 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import RunName, engine_of_run
-from mlbench_cli.errors import UsageError
+from mlbench_cli.errors import CleanupError, UsageError
 from mlbench_cli.model import Run
 from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.runs import supervise
+from mlbench_cli.runs.finalize import finalize
+from mlbench_cli.runs.finished import read_finished
 from mlbench_cli.store import Store
 
 
@@ -52,11 +53,14 @@ def download(
 
 
 def _complete(run: Run, store: Store) -> None:
-    """Bring what is still outside and seal the archive."""
-    outcome = supervise.settle(run, engine_of_run(run, store), store)
-    if outcome is None:
+    """Fetch what is still outside and seal the archive."""
+    if read_finished(run) is not None:
+        return
+    console.note(f"Fetching and sealing the results of {run.name} ...")
+    finished = finalize(run, engine_of_run(run, store), store, notice=console.note)
+    if finished is None:
         raise UsageError(
             f'The run "{run.name}" has not ended yet.', hint=f"mlbench wait {run.name}, or mlbench cancel {run.name}"
         )
-    if not outcome.sealed:
-        raise UsageError(outcome.findings[-1].summary, hint=outcome.findings[-1].hint)
+    if finished.result is None:
+        raise CleanupError(finished.findings[-1].summary, hint=finished.findings[-1].hint)

@@ -15,8 +15,8 @@ from mlbench_cli.commands._common import Format, Output, RunName, engine_of
 from mlbench_cli.engines.base import LOG_GAP, Engine
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model import Run
-from mlbench_cli.results.archive.layout import is_sealed
 from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.run_folder import RunFolder
 from mlbench_cli.store import Store
 from task_images import contract
 
@@ -50,7 +50,7 @@ def logs(
     if rank is not None and not 0 <= rank < size:
         raise NotFoundError(f'The run "{name}" has no rank {rank}, only 0 to {size - 1}.', hint=f"mlbench logs {name}")
     # The archive is complete, and there when the cluster is long gone.
-    engine = None if is_sealed(run.folder) else engine_of(store.cluster(run.spec.cluster))
+    engine = None if RunFolder(run.folder).is_sealed else engine_of(store.cluster(run.spec.cluster))
     ranks = range(size) if rank is None else [rank]
     if output is Format.json:
         lines = _documents(run, engine, ranks, raw)

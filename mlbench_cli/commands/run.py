@@ -12,12 +12,15 @@ from mlbench_cli.commands._common import Format, Output, RequireGoal, Yes, engin
 from mlbench_cli.commands._repeats import repeats_in
 from mlbench_cli.commands._report import Ended, Reporter, in_words, report_ended
 from mlbench_cli.engines.base import Engine, Submission
-from mlbench_cli.errors import Interrupted, MlbenchError, Terminated
-from mlbench_cli.model import Cluster, Run, RunState
+from mlbench_cli.errors import MlbenchError, Stopped, explain_stop
+from mlbench_cli.model import Cluster, Outcome, Run, RunState
+from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.runs import launch, wizard
 from mlbench_cli.runs.request import OPTIONS, Request, equivalent_command, flag, merge, pairs, read_file
 from mlbench_cli.spec import RunSpec
 from mlbench_cli.store import Store
+
+STOP_SECONDS = 1.0  # in which a stopped client waits for the end of a run that it cancels
 
 
 def run(
@@ -132,6 +135,7 @@ def _record(specs: tuple[RunSpec, ...], store: Store) -> list[Run]:
     try:
         for spec in specs:
             runs.append(store.record_run(spec))
+            write_run_document(runs[-1])
     except BaseException:
         _forget(runs, store)
         raise
@@ -199,47 +203,56 @@ def _follow(runs: list[Run], number: int, engine: Engine, store: Store, require_
         _submit(item, engine, store, detach=False)
         _announce(item, engine)
         with Reporter(item) as report:
-            outcome = supervise.follow(item, engine, store, report=report)
+            finished = supervise.follow(item, engine, store, report=report, notice=console.note)
         if later:
-            console.note(outcome.summary)
-    except (KeyboardInterrupt, Terminated) as interrupt:
+            console.note(finished.summary)
+    except (KeyboardInterrupt, Stopped) as stopped:
         _forget(later, store)
-        raise _interrupted(item, engine, store, later, interrupt) from None
+        raise _stop(item, engine, store, later, stopped) from None
     except BaseException:
         _forget(later, store)
         raise
-    return Ended.of(item, outcome, require_goal)
+    return Ended(finished, finished.exit_code(require_goal=require_goal))
 
 
 def _announce(item: Run, engine: Engine) -> None:
     interrupt = "cancels it and keeps what there is" if engine.dies_with_client else "leaves it running"
     console.note(f"Run started with name {item.name}: {in_words(item.spec)}.")
     if item.spec.functional_only:
-        console.note(f"Its result is functional, no measure of performance: {item.spec.functional_only}.")
+        console.note(f"Its result is functional, not a performance measurement: {item.spec.functional_only}.")
     console.note(f"Ctrl-C {interrupt}. It is stopped after {console.duration(item.spec.timeout)}.")
 
 
-def _interrupted(
-    item: Run, engine: Engine, store: Store, later: list[Run], interrupt: BaseException
-) -> Interrupted | Terminated:
-    """What to say of an interrupted run: cancelled where it dies with its client, else left running."""
+def _stop(item: Run, engine: Engine, store: Store, later: list[Run], stopped: BaseException) -> Stopped:
+    """What is true of a run whose client was stopped: it had ended, it is cancelled with its client, or it goes on."""
     from mlbench_cli.runs import supervise
+    from mlbench_cli.runs.finished import read_finished
 
-    kind = Terminated if isinstance(interrupt, Terminated) else Interrupted
     never = f" Not started: {', '.join(run.name for run in later)}." if later else ""
+    if (finished := read_finished(item)) is not None:
+        return explain_stop(
+            stopped, f"{finished.summary} Its archive is complete.{never}", f"mlbench status {item.name}"
+        )
     if not engine.dies_with_client:
-        return kind(
+        return explain_stop(
+            stopped,
             f'The run "{item.name}" goes on without this client.{never}',
-            hint=f"mlbench wait {item.name}, mlbench status {item.name}, or mlbench cancel {item.name}",
+            f"mlbench wait {item.name}, mlbench status {item.name}, or mlbench cancel {item.name}",
         )
     console.note(f"Cancelling {item.name} ...")
-    outcome = supervise.cancel(item, engine, store)
-    if outcome is None:
-        return kind(
-            f'The run "{item.name}" is being cancelled, but has not ended yet.{never}',
-            hint=f"mlbench status {item.name}",
+    finished = supervise.cancel(item, engine, store, seconds=STOP_SECONDS)
+    if finished is None:
+        return explain_stop(
+            stopped,
+            f'The run "{item.name}" is being cancelled; its archive follows.{never}',
+            f"mlbench status {item.name}",
         )
-    return kind(
-        f'The run "{item.name}" was cancelled; what there is, is in {item.folder}.{never}',
-        hint=f"mlbench logs {item.name}, or mlbench delete {item.name}",
+    if finished.outcome is not Outcome.CANCELLED:
+        return explain_stop(
+            stopped, f"{finished.summary} Its archive is complete.{never}", f"mlbench status {item.name}"
+        )
+    return explain_stop(
+        stopped,
+        f'The run "{item.name}" was cancelled; partial results are in {item.folder}.{never}',
+        f"mlbench logs {item.name}, or mlbench delete {item.name}",
     )

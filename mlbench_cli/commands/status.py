@@ -1,6 +1,7 @@
 """`mlbench status`: what the runs do."""
 
 import json
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -9,12 +10,11 @@ from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output, engine_of_run
 from mlbench_cli.commands._repeats import repeats_in, runs_named, show_repeats
 from mlbench_cli.commands._report import Reporter, in_words, to_go
-from mlbench_cli.errors import MlbenchError, UsageError
+from mlbench_cli.engines.base import Engine
+from mlbench_cli.errors import UsageError
 from mlbench_cli.model import Run, RunRow
-from mlbench_cli.runs.settled import snapshot_of_settled
+from mlbench_cli.runs.snapshot import ENDED, RunStatus, find_metric, finished_snapshot, live_snapshot, read_states
 from mlbench_cli.store import Store
-
-PREFIXES = ("", "val_global_", "val_", "train_")  # under which tasks report a metric of that name
 
 
 def status(
@@ -49,27 +49,25 @@ def status(
         _show_repeats(store, name, runs, metric, watch, output)
         return
     (run,) = runs
-    if (document := snapshot_of_settled(store.run(name))) is None:
-        document = _look(run, store, watch)
+    row = store.run(name)
+    document = finished_snapshot(row) or _snapshot(row, store, watch)
     if metric is not None:
-        document["metric"] = {"name": metric, "value": _find(document["metrics"], metric)}
+        document["metric"] = {"name": metric, "value": find_metric(document["metrics"], metric)}
     if output == Format.json:
         console.out_json(document)
     else:
         _show_one(run, document, metric, verbose)
 
 
-def _look(run: Run, store: Store, watch: bool) -> dict[str, Any]:
-    """What a run does that is not over yet, or has not been seen to be."""
+def _snapshot(row: RunRow, store: Store, watch: bool) -> dict[str, Any]:
+    """State of a run whose archive is not complete. Reads only: whoever waits for the run completes it."""
     from mlbench_cli.runs import supervise
 
-    engine = engine_of_run(run, store)
+    engine = engine_of_run(row.run, store)
     if watch:
-        with Reporter(run) as report:
-            supervise.follow(run, engine, store, report=report)
-    else:
-        supervise.settle(run, engine, store)
-    return supervise.snapshot(store.run(run.name), engine)
+        with Reporter(row.run) as report:
+            supervise.watch(row.run, engine, report)
+    return finished_snapshot(row) or live_snapshot(row, engine)
 
 
 def _show_repeats(store: Store, name: str, runs: list[Run], metric: str | None, watch: bool, output: Format) -> None:
@@ -79,79 +77,60 @@ def _show_repeats(store: Store, name: str, runs: list[Run], metric: str | None, 
             hint=f"mlbench status {runs[0].name} --watch",
         )
     names = {run.name for run in runs}
-    _show_rows([row for row in _settled(store) if row.run.name in names], output)
+    _show_rows(read_states([row for row in store.runs() if row.run.name in names], _engines(store)), output)
+
+
+def _engines(store: Store) -> Callable[[Run], Engine]:
+    """The engine of a run's cluster, made once for each cluster."""
+    engines: dict[str, Engine] = {}
+
+    def find(run: Run) -> Engine:
+        if run.spec.cluster not in engines:
+            engines[run.spec.cluster] = engine_of_run(run, store)
+        return engines[run.spec.cluster]
+
+    return find
 
 
 def _show_all(store: Store, output: Format) -> None:
-    _show_rows(_settled(store), output)
+    _show_rows(read_states(store.runs(), _engines(store)), output)
 
 
-def _show_rows(rows: list[RunRow], output: Format) -> None:
+def _show_rows(states: list[RunStatus], output: Format) -> None:
+    repeats = repeats_in(status.row for status in states)
     if output == Format.json:
-        repeats = [found.to_dict() for found in repeats_in(rows)]
-        console.out_json({"runs": [_document(row) for row in rows], "repeats": repeats})
+        runs = [status.to_dict() for status in states]
+        console.out_json({"runs": runs, "repeats": [found.to_dict() for found in repeats]})
         return
-    if not rows:
+    if not states:
         console.note("There are no runs yet.\nNext: mlbench tasks, then mlbench run NAME 1 2 --task TASK")
         return
     console.out_table(
         ["RUN", "WORKERS", "STATE", "OUTCOME", "TASK", "BACKEND", "CLUSTER", "CREATED"],
-        [
-            [
-                row.run.name,
-                row.run.spec.workers,
-                row.state,
-                row.outcome,
-                row.run.spec.task,
-                row.run.spec.backend,
-                row.run.spec.cluster,
-                console.ago(row.run.created),
-            ]
-            for row in rows
-        ],
+        [_cells(status) for status in states],
         droppable=["BACKEND", "CREATED", "CLUSTER", "TASK"],
     )
-    show_repeats(repeats_in(rows))
+    show_repeats(repeats)
+    for status in states:
+        if status.problem:
+            console.warn(f"{status.row.run.name}: {status.problem}")
+    ended = [status.row.run.name for status in states if status.state == ENDED]
+    if ended:
+        console.note(f"Ended, archive not complete yet: {', '.join(ended)}. Next: mlbench wait {ended[0]}")
 
 
-def _settled(store: Store) -> list[RunRow]:
-    """All runs as they are now: what has ended meanwhile is settled first. A silent cluster is no obstacle."""
-    open_runs = [row.run for row in store.runs() if row.state != "finished"]
-    if not open_runs:
-        return store.runs()
-    from mlbench_cli.runs import supervise
-
-    silent: set[str] = set()
-    for run in open_runs:
-        cluster = run.spec.cluster
-        if cluster in silent:
-            continue
-        try:
-            supervise.settle(run, engine_of_run(run, store), store)
-        except MlbenchError as error:
-            silent.add(cluster)
-            console.warn(f"{cluster}: its runs are shown as they were last seen. {error.message}")
-    return store.runs()
-
-
-def _document(row: RunRow) -> dict[str, Any]:
-    run, spec = row.run, row.run.spec
-    return {
-        "name": run.name,
-        "id": run.id,
-        "created": run.created,
-        "state": row.state,
-        "outcome": row.outcome,
-        "task": spec.task,
-        "preset": spec.preset,
-        "backend": spec.backend,
-        "device": spec.device,
-        "workers": spec.workers,
-        "seed": spec.seed,
-        "world_size": spec.world_size,
-        "cluster": spec.cluster,
-        "folder": str(run.folder),
-    }
+def _cells(status: RunStatus) -> list[object]:
+    run, spec = status.row.run, status.row.run.spec
+    return [
+        run.name,
+        spec.workers,
+        status.state,
+        status.outcome,
+        spec.task,
+        spec.backend,
+        spec.cluster,
+        console.ago(run.created),
+    ]
 
 
 def _show_one(run: Run, document: dict[str, Any], metric: str | None, verbose: bool) -> None:
@@ -200,7 +179,7 @@ def _show_evidence(finding: dict[str, Any]) -> None:
 
 
 def _label(functional_only: str | None) -> str | None:
-    return f"functional, no measure of performance: {functional_only}" if functional_only else None
+    return f"functional, not a performance measurement: {functional_only}" if functional_only else None
 
 
 def _show_metrics(document: dict[str, Any], metric: str | None) -> None:
@@ -208,7 +187,7 @@ def _show_metrics(document: dict[str, Any], metric: str | None) -> None:
     if metric is None:
         shown = metrics
     else:
-        value = _find(metrics, metric)
+        value = find_metric(metrics, metric)
         if value is None:
             known = f" It has reported: {', '.join(map(console.clean, metrics))}." if metrics else ""
             console.note(f"No {metric} has been reported yet.{known}")
@@ -217,11 +196,6 @@ def _show_metrics(document: dict[str, Any], metric: str | None) -> None:
     if shown:
         console.out("")
         console.out_table(["METRIC", "LAST VALUE"], list(shown.items()))
-
-
-def _find(metrics: dict[str, float], metric: str) -> float | None:
-    """The last value of a metric by its plain name: "Prec@1" finds val_global_Prec@1, as the original's status did."""
-    return next((metrics[prefix + metric] for prefix in PREFIXES if prefix + metric in metrics), None)
 
 
 def _progress(progress: dict[str, Any]) -> str | None:

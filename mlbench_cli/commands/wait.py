@@ -4,9 +4,12 @@ from typing import Annotated
 
 import typer
 
+from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output, RequireGoal, RunName, engine_of_run
 from mlbench_cli.commands._report import Ended, Reporter, report_ended
+from mlbench_cli.errors import Stopped, explain_stop
 from mlbench_cli.runs import supervise
+from mlbench_cli.runs.finished import read_finished
 from mlbench_cli.runs.request import parse_duration
 from mlbench_cli.store import Store
 
@@ -26,8 +29,17 @@ def wait(
     seconds = None if timeout is None else parse_duration(timeout)
     store = Store()
     run = store.run(name).run
-    with Reporter(run) as report:
-        outcome = supervise.follow(run, engine_of_run(run, store), store, timeout=seconds, report=report)
-    ended = Ended.of(run, outcome, require_goal)
+    if read_finished(run) is None:
+        limit = f"this command waits at most {console.duration(seconds)}" if seconds else "this command waits as long"
+        console.note(f"{name} is stopped {console.duration(run.spec.timeout)} after its start; {limit}.")
+    try:
+        with Reporter(run) as report:
+            engine = engine_of_run(run, store)
+            finished = supervise.follow(run, engine, store, timeout=seconds, report=report, notice=console.note)
+    except (KeyboardInterrupt, Stopped) as stopped:
+        raise explain_stop(
+            stopped, f"Waiting for {name} was stopped; the run goes on.", f"mlbench wait {name}"
+        ) from None
+    ended = Ended(finished, finished.exit_code(require_goal=require_goal))
     report_ended([ended], output)
     return ended.exit_code

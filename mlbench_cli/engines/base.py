@@ -1,6 +1,6 @@
 """What an engine is: it executes a run on a cluster, and says what it sees. It decides nothing about success."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -60,7 +60,15 @@ class Engine(Protocol):
         """Start the run. Called again for the same spec it adopts what is there, for another it refuses."""
         ...
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def resume(self, run: Run) -> None:
+        """Go on with a submission whose client died halfway. Started already: nothing to do."""
+        ...
+
+    def look(self, run: Run) -> Observation:
+        """The run as it is now. Reads only."""
+        ...
+
+    def watch(self, run: Run) -> Generator[Observation, None, None]:
         """Observations until one with `ended`, at least one a second or as something changes."""
         ...
 

@@ -3,34 +3,17 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
-from mlbench_cli.catalog import BUDGET, COMPARISONS, load_task
+from mlbench_cli.catalog import BUDGET, find_rules
 from mlbench_cli.engines.base import Cursor, Engine
 from mlbench_cli.errors import MlbenchError
+from mlbench_cli.goals import Goal, is_finite_number
 from mlbench_cli.model import Observation, Run
-from mlbench_cli.spec import CUSTOM, OPEN, RunSpec
+from mlbench_cli.spec import CUSTOM, RunSpec
 from task_images import contract
 
 TREND = 4  # values of the goal's metric that its straight trend is drawn from; twice as many for a bent one
-_PREFIXES = ("", "val_", "val_global_")  # under which a task reports its goal's metric
-
-
-@dataclass(frozen=True)
-class Goal:
-    """Where the clock stops: `metric` `comparison` `threshold`."""
-
-    metric: str
-    comparison: str
-    threshold: float
-
-    def better(self, value: float, than: float) -> bool:
-        return value > than if self.comparison == ">=" else value < than
-
-    def distance(self, value: float) -> float:
-        """How far `value` is from the threshold, in the metric's unit; 0 when it is reached."""
-        gap = self.threshold - value if self.comparison == ">=" else value - self.threshold
-        return max(0.0, gap)
 
 
 @dataclass(frozen=True)
@@ -85,18 +68,14 @@ class EventReader:
         return events
 
 
-class Tracker:
+class ProgressTracker:
     """Takes events one by one and knows what follows from them."""
 
-    def __init__(self, goal: Goal | None = None, *, judges: bool = False, budget: float = 0.0) -> None:
-        """`judges`: where no result is reported, one is made of the goal's metric. `budget`: seconds of training after
-        which it ends, goal or not; 0: none.
-        """
+    def __init__(self, goal: Goal | None = None, *, budget: float = 0.0) -> None:
+        """`budget`: seconds of training after which it ends, goal or not; 0: none."""
         self._budget = budget
         self.goal = goal
         self.metrics: dict[str, float] = {}  # last value by name
-        self._judges = judges
-        self._result: dict[str, Any] | None = None
         self._phase: dict[str, Any] = {}
         self._loss: float | None = None
         self._best: float | None = None
@@ -105,19 +84,9 @@ class Tracker:
         self._last = 0.0
 
     @classmethod
-    def of(cls, spec: RunSpec) -> "Tracker":
+    def of(cls, spec: RunSpec) -> "ProgressTracker":
         budget = spec.parameters.get(BUDGET)
-        return cls(goal_of(spec), judges=spec.preset == OPEN, budget=float(budget) if is_number(budget) else 0.0)
-
-    @property
-    def result(self) -> dict[str, Any] | None:
-        """The result that rank 0 has reported, or what follows from its metric, as far as outcome and goal go."""
-        if self._result is not None or not self._judges or self.goal is None:
-            return self._result
-        if self._best is None:
-            return {"outcome": "goal_missed"}
-        outcome = "goal_missed" if self.goal.distance(self._best) else "goal_reached"
-        return {"outcome": outcome, "goal": {**asdict(self.goal), "value": self._best}}
+        return cls(find_goal(spec), budget=float(budget) if is_finite_number(budget) else 0.0)
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Take one event of the contract. Foreign values that are of the wrong kind are passed over."""
@@ -126,18 +95,16 @@ class Tracker:
             self._take_phase(event)
         elif event["event"] == "metric":
             self._take_metric(event.get("name"), event.get("value"), event["time"])
-        elif event["event"] == "result" and event["rank"] == 0:
-            self._result = dict(event)
 
-    def progress(self, seen: Observation, created: float) -> Progress:
+    def progress(self, observation: Observation, created: float) -> Progress:
         """`created` is the time of the run's submission, which counts where no worker has started yet."""
-        starts = [worker.started for worker in seen.workers if worker.started is not None]
-        ends = [worker.finished for worker in seen.workers if worker.finished is not None]
-        until = max(ends, default=seen.time) if seen.ended else seen.time
+        starts = [worker.started for worker in observation.workers if worker.started is not None]
+        ends = [worker.finished for worker in observation.workers if worker.finished is not None]
+        until = max(ends, default=observation.time) if observation.ended else observation.time
         goal = self.goal
-        eta, eta_high = (None, None) if seen.ended else self._eta()
+        eta, eta_high = (None, None) if observation.ended else self._eta()
         return Progress(
-            observation=seen,
+            observation=observation,
             elapsed=round(max(0.0, until - min(starts, default=created)), 3),
             phase=self._phase.get("phase"),
             epoch=self._phase.get("epoch"),
@@ -158,7 +125,7 @@ class Tracker:
         phase = event.get("phase")
         if not isinstance(phase, str) or not phase:
             return
-        numbers = {key: event[key] for key in ("epoch", "epochs", "step", "steps") if is_number(event.get(key))}
+        numbers = {key: event[key] for key in ("epoch", "epochs", "step", "steps") if is_finite_number(event.get(key))}
         # A step belongs to its epoch; what an event leaves out of these has not changed.
         kept: dict[str, Any] = {key: self._phase[key] for key in ("epoch", "epochs") if key in self._phase}
         self._phase = {**kept, **numbers, "phase": phase[:40]}
@@ -167,23 +134,21 @@ class Tracker:
         self._take_goal(event.get("goal"), event["time"])
 
     def _take_goal(self, goal: Any, moment: float) -> None:
-        if not isinstance(goal, dict) or goal.get("comparison") not in COMPARISONS:
+        found = Goal.parse(goal)
+        if found is None:
             return
-        if not isinstance(goal.get("metric"), str) or not is_number(goal.get("threshold")):
-            return
-        found = Goal(goal["metric"], goal["comparison"], goal["threshold"])
         if found != self.goal:
             self.goal, self._best, self._trend = found, None, []
-        if is_number(goal.get("value")):
+        if is_finite_number(goal.get("value")):
             self._take_value(goal["value"], moment)
 
     def _take_metric(self, name: Any, value: Any, moment: float) -> None:
-        if not isinstance(name, str) or not is_number(value):
+        if not isinstance(name, str) or not is_finite_number(value):
             return
         self.metrics[name[:100]] = value
         if name.endswith("loss") and not name.startswith("val"):
             self._loss = value
-        if self.goal and name in [prefix + self.goal.metric for prefix in _PREFIXES]:
+        if self.goal and name in self.goal.metric_names:
             self._take_value(value, moment)
 
     def _take_value(self, value: float, moment: float) -> None:
@@ -264,18 +229,10 @@ class Tracker:
         return float(spent * (1 - done) / done)
 
 
-def goal_of(spec: RunSpec) -> Goal | None:
+def find_goal(spec: RunSpec) -> Goal | None:
     """The goal that a task of the catalogue has under this spec; None for a custom command or a task without one."""
     threshold = spec.parameters.get(f"goal_{spec.goal}")
-    if spec.task == CUSTOM or not is_number(threshold):
+    if spec.task == CUSTOM or not is_finite_number(threshold):
         return None
-    try:
-        rule = load_task(spec.task).goal
-    except MlbenchError:  # a task of another version's catalogue
-        return None
-    return Goal(rule.metric, rule.comparison, threshold) if rule and threshold is not None else None
-
-
-def is_number(value: Any) -> TypeGuard[int | float]:
-    """Whether a JSON value is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    rules = find_rules(spec.task, spec.preset)
+    return Goal(rules.goal.metric, rules.goal.comparison, threshold) if rules and rules.goal else None

@@ -5,7 +5,7 @@ Everything is in the cluster or in the run's folder, nothing in this process: an
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -25,7 +25,7 @@ from mlbench_cli.engines.kubernetes.manifests import (
     manifests,
     spec_of,
 )
-from mlbench_cli.engines.kubernetes.observe import Looker, known_gaps, known_summaries, save_look, saved_look
+from mlbench_cli.engines.kubernetes.observe import Looker, known_gaps, known_summaries
 from mlbench_cli.engines.kubernetes.results import Results, is_fetched, remove_folder
 from mlbench_cli.engines.kubernetes.submit import complete, submit
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, by_worker, has_ended, has_started, is_cut_off
@@ -36,6 +36,7 @@ from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
 from mlbench_cli.kube.objects import collection, named
 from mlbench_cli.kube.watch import pods_now
 from mlbench_cli.model import Ending, Finding, Observation, Run
+from mlbench_cli.run_folder import RunFolder
 from mlbench_cli.spec import RunSpec
 from mlbench_cli.times import now
 
@@ -71,23 +72,37 @@ class KubernetesEngine:
 
     # --- look -----------------------------------------------------------------------------------------------------
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def resume(self, run: Run) -> None:
+        """Release the run's Job if the client that submitted it died before it could."""
+        with self._access.client() as api, suppress(ObjectNotFound):
+            job = api.get(named("Job", self._namespace(run), run.name))
+            if is_unreleased(job):
+                complete(api, job, self.render(run.spec).documents)
+
+    def look(self, run: Run) -> Observation:
+        """The run as it is now, or as it was first seen to have ended."""
+        if (observation := RunFolder(run.folder).read_observation()) is not None:
+            return observation
+        with self._access.client() as api:
+            return self._look(run, Looker(api, self._namespace(run), run, _ranks(run)))
+
+    def watch(self, run: Run) -> Generator[Observation, None, None]:
         """The first observation is one look; whoever goes on follows the run, and copies its logs."""
         with self._access.client() as api:
             looker = Looker(api, self._namespace(run), run, _ranks(run))
-            pods = looker.pods()
-            looker.refresh(pods)
-            summaries = known_summaries(run, _ranks(run))
-            gaps = known_gaps(run, _ranks(run))
-            seen = saved_look(run) or self._seen(run, looker, pods, summaries | looker.probe(pods, summaries), gaps)
-            if seen.ended:
-                yield self._ended(run, looker, seen)
+            observation = RunFolder(run.folder).read_observation() or self._look(run, looker)
+            yield observation
+            if observation.ended:
                 return
-            yield seen
-            if looker.job and is_unreleased(looker.job):
-                complete(api, looker.job, self.render(run.spec).documents)
             with self._following(run) as following:
                 yield from self._watched(run, looker, following)
+
+    def _look(self, run: Run, looker: Looker) -> Observation:
+        pods = looker.pods()
+        looker.refresh(pods)
+        summaries = known_summaries(run, _ranks(run))
+        gaps = known_gaps(run, _ranks(run))
+        return self._seen(run, looker, pods, summaries | looker.probe(pods, summaries), gaps)
 
     def _watched(self, run: Run, looker: Looker, following: Following) -> Iterator[Observation]:
         """Observations as something changes. The number of requests does not depend on that of the pods."""
@@ -109,7 +124,7 @@ class KubernetesEngine:
                     looker.refresh(pods)  # the Job may know better by now
                     seen = self._seen(run, looker, pods, summaries, gaps)
                 if seen.ended:
-                    yield self._ended(run, looker, seen)
+                    yield seen
                     return
                 used = time.thread_time() - used
                 yield seen
@@ -127,13 +142,6 @@ class KubernetesEngine:
         seen = looker.observation(pods, summaries)
         seen = replace(seen, findings=(*seen.findings, *gaps))
         return seen if looker.job is not None else _without_job(run, seen)
-
-    def _ended(self, run: Run, looker: Looker, seen: Observation) -> Observation:
-        """What was seen first of a run's end: later, less may be left in the cluster to see."""
-        saved = saved_look(run)
-        if saved is None and looker.job is not None:
-            save_look(run, seen)
-        return saved or seen
 
     def logs(self, run: Run, rank: int, since: Cursor | None = None, follow: bool = False) -> Iterator[LogLine]:
         """As the protocol says. The processes of one worker share a log, which is that of the first of them."""
@@ -188,7 +196,7 @@ class KubernetesEngine:
         `complete` is False where a worker that held its output is gone: then the logs are all there is.
         """
         save_manifests(run, self.render(run.spec))
-        seen = saved_look(run)
+        seen = RunFolder(run.folder).read_observation()
         word = seen.ended if seen and seen.ended else "cancelled"
         with self._access.client() as api, self._following(run) as following:
             stop = partial(self._stop, api, run, word)

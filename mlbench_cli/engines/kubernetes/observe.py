@@ -4,8 +4,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from mlbench_cli.engines.kubernetes.diagnosis.diagnose import diagnose
@@ -29,7 +28,6 @@ from mlbench_cli.engines.kubernetes.workers import (
     worker_states,
 )
 from mlbench_cli.errors import MlbenchError
-from mlbench_cli.files import write_atomically
 from mlbench_cli.kube.api import AccessDenied, Api, ApiError, ObjectNotFound
 from mlbench_cli.kube.objects import collection, named
 from mlbench_cli.kube.watch import pods_now
@@ -195,27 +193,6 @@ def known_gaps(run: Run, ranks: Sequence[int]) -> list[Finding]:
     """What is known to be missing of the logs in the run's folder."""
     positions = ((worker, read_position(position_file(run.folder, rank))) for worker, rank in enumerate(ranks))
     return log_gap({worker: position.gaps for worker, position in positions if position and position.gaps}, ranks)
-
-
-def save_look(run: Run, seen: Observation) -> None:
-    """Keep how a run ended: what said so may be gone from the cluster before the archive is sealed."""
-    path = _look_file(run)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(asdict(seen)).encode())
-
-
-def saved_look(run: Run) -> Observation | None:
-    try:
-        document = json.loads(_look_file(run).read_bytes())
-        workers = tuple(WorkerState(**worker) for worker in document.pop("workers"))
-        findings = tuple(Finding(**finding) for finding in document.pop("findings"))
-        return Observation(workers=workers, findings=findings, **document)
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-
-
-def _look_file(run: Run) -> Path:
-    return run.folder / ".state" / "ended.json"
 
 
 def _spoken(text: str, worker: int) -> Summary | None:

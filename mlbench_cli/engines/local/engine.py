@@ -15,17 +15,16 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import mlbench_cli
 from mlbench_cli.engines.base import Cursor, Fetched, LogLine, Submission
-from mlbench_cli.engines.local import machine as local_machine
-from mlbench_cli.engines.local.state import Watch, alive, give_up, given_up, in_line, observation, read_state, tail
+from mlbench_cli.engines.local import machine
+from mlbench_cli.engines.local.state import Watch, give_up, given_up, in_line, is_alive, observation, read_state, tail
 from mlbench_cli.engines.local.supervisor import AT_START, main
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.files import write_atomically
 from mlbench_cli.model import Finding, Observation, Run
 from mlbench_cli.spec import RunSpec, canonical_json
 
@@ -43,7 +42,9 @@ class LocalEngine:
 
     dies_with_client = True
 
-    def __init__(self) -> None:
+    def __init__(self, finalizer: str | None = None) -> None:
+        """`finalizer` names the module whose `main(FOLDER)` the supervisor calls when the run is over."""
+        self._finalizer = finalizer
         self._leashes: dict[str, int] = {}  # run id -> descriptor whose closing ends an attached run
         self._children: dict[str, int] = {}
 
@@ -100,7 +101,7 @@ class LocalEngine:
                 if given_up(run):
                     raise UsageError(f'The run "{run.name}" was cancelled before it was started.')
                 if not _adopt(run):
-                    _prepare(run, submission)
+                    _prepare(run, submission, self._finalizer)
                     self._launch(run, lock, detach)
             finally:
                 os.close(lock)
@@ -145,7 +146,15 @@ class LocalEngine:
 
     # --- look ---------------------------------------------------------------------------------------------------
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def resume(self, run: Run) -> None:
+        """Nothing: a supervisor is started or it is not."""
+
+    def look(self, run: Run) -> Observation:
+        watch = Watch(run)
+        watch.look()
+        return observation(run, watch)
+
+    def watch(self, run: Run) -> Generator[Observation, None, None]:
         watch = Watch(run)
         spoken = float("-inf")
         while True:
@@ -215,6 +224,11 @@ class LocalEngine:
     def cancel(self, run: Run) -> None:
         watch = Watch(run)
         watch.look()
+        if watch.unknown:
+            raise UsageError(
+                f'The run "{run.name}" is on {watch.host}, out of reach from here.',
+                hint=f"Run on {watch.host}: mlbench cancel {run.name}",
+            )
         if watch.running:
             _signal(watch.state, signal.SIGTERM)
         elif watch.lost:
@@ -303,22 +317,12 @@ def _adopt(run: Run) -> bool:
     return True
 
 
-def _prepare(run: Run, submission: Submission) -> None:
+def _prepare(run: Run, submission: Submission, finalizer: str | None) -> None:
     (plan,) = submission.documents
     (run.folder / "logs").mkdir(exist_ok=True)
     for entry in plan["ranks"]:
         (run.folder / entry["environment"]["MLBENCH_OUTPUT_DIR"]).mkdir(parents=True, exist_ok=True)
-    document = {
-        "schema_version": 1,
-        "id": run.id,
-        "name": run.name,
-        "created": run.created,
-        "mlbench": mlbench_cli.__version__,
-        "spec_hash": run.spec.hash,
-        "spec": run.spec.to_dict(),
-    }
-    write_atomically(run.folder / "run.json", (json.dumps(document, indent=2) + "\n").encode())
-    request = {"run_id": run.id, "python": sys.executable, "plan": plan}
+    request = {"run_id": run.id, "python": sys.executable, "plan": plan, "finalizer": finalizer}
     path = run.folder / ".state" / "request.json"
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
         json.dump(request, file)
@@ -359,9 +363,9 @@ def _signal(state: Mapping[str, Any] | None, number: int) -> None:
     if state is None:
         return
     with contextlib.suppress(ProcessLookupError):
-        handle = local_machine.process_handle(state["pid"])
+        handle = machine.process_handle(state["pid"])
         try:
-            if not alive(state):
+            if not is_alive(state):
                 return
             if handle >= 0:
                 signal.pidfd_send_signal(handle, number)

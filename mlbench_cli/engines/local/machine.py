@@ -119,6 +119,14 @@ def boot_id() -> str | None:
         return None
 
 
+def process_origin() -> dict[str, Any]:
+    """Where this process runs, so that a reader elsewhere knows whether it could see it: host, kernel, namespace."""
+    namespace = None
+    with contextlib.suppress(OSError):
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    return {"host": os.uname().nodename, "boot_id": boot_id(), "pid_namespace": namespace}
+
+
 def stat_fields(pid: int) -> list[str] | None:
     """The fields of /proc/PID/stat from the third (state) on, or None where there is no such process."""
     try:

@@ -1,17 +1,18 @@
 """What the supervisor of a local run wrote down, as any process may read it, and whether it still lives."""
 
+import fcntl
 import json
 import os
 import time
 from collections.abc import Mapping
 from datetime import datetime
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.engines.local import diagnosis as local_findings
-from mlbench_cli.engines.local import machine as local_machine
+from mlbench_cli.engines.local import diagnosis, machine
 from mlbench_cli.files import write_atomically
-from mlbench_cli.model import Ending, Observation, Run, WorkerState
+from mlbench_cli.model import Ending, Finding, Observation, Run, WorkerState
 
 STARTING = 60.0  # seconds in which a recorded run may still be on its way to its supervisor
 ENDED = ("succeeded", "failed", "lost")
@@ -26,17 +27,27 @@ class Watch:
         self._stamp: tuple[int, int] | None = None
         self.state: dict[str, Any] | None = None
         self.lost = False
+        self.unknown = False  # started elsewhere: whether it lives cannot be seen from here
 
     def look(self) -> bool:
         """Look again; True if something is different."""
         changed = self._read()
-        if self.state is None or self.state["ended"] or self.lost or alive(self.state):
+        if self.state is None or self.state["ended"] or self.lost:
+            self.unknown = False
             return changed
-        # Its last words may have come between the two looks, or so fast that the file looks the same.
+        liveness = find_liveness(self._run.folder, self.state)
+        self.unknown = liveness is Liveness.UNKNOWN
+        if liveness is not Liveness.DEAD:
+            return changed
+        # It may have ended between the two looks, or so fast that the file looks the same.
         self._stamp = None
         self._read()
         self.lost = not self.state["ended"]
         return True
+
+    @property
+    def host(self) -> str:
+        return str((self.state or {}).get("host") or "another machine")
 
     @property
     def running(self) -> bool:
@@ -70,20 +81,55 @@ def read_state(folder: Path) -> dict[str, Any] | None:
     return state
 
 
-def alive(state: Mapping[str, Any]) -> bool:
-    """Whether the supervisor that wrote the state still runs: a process of that number which began at that time."""
-    if state["boot_id"] != local_machine.boot_id():
-        return False
-    if state["start_time"] is None:  # a system without /proc
+class Liveness(Enum):
+    """Whether a supervisor still runs, as far as this process can tell."""
+
+    ALIVE = "alive"
+    DEAD = "dead"
+    UNKNOWN = "unknown"
+
+
+def find_liveness(folder: Path, state: Mapping[str, Any]) -> Liveness:
+    """Whether the supervisor that wrote the state still runs: it holds a lock in the folder until it ends.
+
+    On the same kernel the lock is proof, also for a process in another PID namespace. From another machine that sees
+    the same folder nothing can be told; the same machine after a restart knows that all its processes have ended.
+    """
+    if state["boot_id"] != machine.boot_id():
+        return Liveness.DEAD if state.get("host") == os.uname().nodename else Liveness.UNKNOWN
+    try:
+        lock = os.open(folder / ".state" / "supervisor.lock", os.O_RDONLY)
+    except OSError:
+        return Liveness.ALIVE if is_alive(state) else Liveness.DEAD
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return Liveness.ALIVE
+    finally:
+        os.close(lock)
+    return Liveness.DEAD
+
+
+def is_alive(note: Mapping[str, Any]) -> bool:
+    """Whether the process that wrote the note still runs: one of that number which began at that time.
+
+    A process in another PID namespace or on another machine is taken to run, for nothing tells otherwise.
+    """
+    origin = machine.process_origin()
+    if note["boot_id"] != origin["boot_id"]:
+        return bool(note.get("host") != origin["host"])
+    if note.get("pid_namespace") != origin["pid_namespace"]:
+        return True
+    if note["start_time"] is None:  # a system without /proc
         try:
-            os.kill(state["pid"], 0)
+            os.kill(note["pid"], 0)
         except ProcessLookupError:
             return False
         except PermissionError:
             return True
         return True
-    fields = local_machine.stat_fields(state["pid"])
-    return fields is not None and fields[0] not in "ZX" and int(fields[19]) == state["start_time"]
+    fields = machine.stat_fields(note["pid"])
+    return fields is not None and fields[0] not in "ZX" and bool(int(fields[19]) == note["start_time"])
 
 
 def starting(run: Run) -> bool:
@@ -94,11 +140,11 @@ def starting(run: Run) -> bool:
 
 def stand_in_line(run: Run, pid: int) -> None:
     """Note that process `pid` will start the run when its turn comes."""
-    fields = local_machine.stat_fields(pid)
+    fields = machine.stat_fields(pid)
     note = {
         "pid": pid,
         "start_time": None if fields is None else int(fields[19]),
-        "boot_id": local_machine.boot_id(),
+        **machine.process_origin(),
     }
     (run.folder / ".state").mkdir(parents=True, exist_ok=True)
     write_atomically(run.folder / ".state" / "in_line.json", json.dumps(note).encode())
@@ -110,7 +156,7 @@ def in_line(run: Run) -> bool:
         note = json.loads((run.folder / ".state" / "in_line.json").read_bytes())
     except (OSError, ValueError):
         return False
-    return alive(note)
+    return is_alive(note)
 
 
 def give_up(run: Run) -> None:
@@ -134,18 +180,28 @@ def observation(run: Run, watch: Watch) -> Observation:
         return Observation(
             time.time(),
             workers,
-            local_findings.diagnose(state, _no_lines, timeout=run.spec.timeout),
+            diagnosis.diagnose(state, _no_lines, timeout=run.spec.timeout),
             Ending.NEVER_STARTED,
         )
     state = watch.state
-    findings = local_findings.diagnose(
+    findings = diagnosis.diagnose(
         state,
         lambda rank: tail(run.folder / "logs" / f"rank-{rank}.log"),
         timeout=run.spec.timeout,
         gone=watch.lost,
     )
+    if watch.unknown:
+        findings = (_unknown_from_here(run, watch.host),)
     workers = tuple(_worker(state, facts, watch.lost) for facts in state["ranks"])
     return Observation(time.time(), workers, findings, _ending(watch), state["first_failed"])
+
+
+def _unknown_from_here(run: Run, host: str) -> Finding:
+    return Finding(
+        "unknown_from_here",
+        f"The run was started on {host}; whether it still runs there is unknown from here.",
+        hint=f"Run on {host}: mlbench status {run.name}",
+    )
 
 
 def _ending(watch: Watch) -> Ending | None:
@@ -163,7 +219,7 @@ def _worker(state: Mapping[str, Any], facts: Mapping[str, Any], lost: bool) -> W
         first, ending = state["first_failed"], state["ended"] or state["stopping"]
         reason = f"stopped: rank {first} failed" if first is not None else f"stopped: {ending.replace('_', ' ')}"
     elif phase == "failed":
-        reason = local_findings.describe_exit(facts)
+        reason = diagnosis.describe_exit(facts)
     elif facts["pid"] is None:
         reason = "only rank 0 runs the command"
     return WorkerState(
@@ -182,7 +238,7 @@ def tail(path: Path) -> list[str]:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - (1 << 16)))
-            return local_findings.last_lines(file.read())
+            return diagnosis.last_lines(file.read())
     except OSError:
         return []
 

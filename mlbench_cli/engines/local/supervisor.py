@@ -2,6 +2,7 @@
 
 It is started by the local engine, in a session of its own, as `main([FOLDER, LEASH, READY, LOCK])`,
 and outlives its client. Only the standard library and `machine` are imported: it starts in about 25 ms.
+When the run is over it imports the finalizer that the request names, which completes the archive.
 
 FOLDER  the run's folder. `.state/request.json` holds the request, `.state/state.json` is rewritten on each change
 LEASH   file descriptor whose end of file means that an attached client has died, or -1
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import selectors
@@ -50,7 +52,22 @@ def main(arguments: list[str]) -> int:
     os.close(lock)
     supervisor.watch()
     supervisor.finish()
+    _finalize(folder, request["finalizer"])
     return 0
+
+
+def _finalize(folder: str, module: str | None) -> None:
+    """Complete the archive. A failure is in supervisor.log, and `mlbench wait` tries again."""
+    if module is None or not os.path.isdir(folder):
+        return
+    import importlib
+    import traceback
+
+    signal.set_wakeup_fd(-1)
+    try:
+        importlib.import_module(module).main(folder)
+    except Exception:
+        traceback.print_exc()
 
 
 class Rank:
@@ -104,7 +121,7 @@ class Supervisor:
             "attached": leash >= 0,
             "pid": os.getpid(),
             "start_time": machine.start_time(os.getpid()),
-            "boot_id": machine.boot_id(),
+            **machine.process_origin(),
             "master_port": self.port,
             "started": time.time(),
             "finished": None,
@@ -121,6 +138,7 @@ class Supervisor:
     def start(self) -> str | None:
         """Start every rank. Returns why it cannot be done, or None; a command that does not exist is a rank's end."""
         machine.prctl(machine.PR_SET_CHILD_SUBREAPER, 1)
+        self._hold_lock()
         self._listen()
         try:
             self._reserve()
@@ -134,6 +152,11 @@ class Supervisor:
         self._sample()
         self._write_state()
         return None
+
+    def _hold_lock(self) -> None:
+        """Held to the end of this process, whatever ends it: readers take a free lock for proof of its death."""
+        lock = os.open(f"{self.folder}/.state/supervisor.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
 
     def _listen(self) -> None:
         """Make signals, and the death of an attached client, wake the selector."""

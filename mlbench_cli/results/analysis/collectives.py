@@ -17,9 +17,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlbench_cli import files
 from mlbench_cli.errors import UsageError
 from mlbench_cli.results.analysis.series import shorten
-from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.figures.runs import COLORS, MARKERS, style, write
@@ -244,7 +244,7 @@ def draw(curves: Iterable[Curve], folder: Path) -> list[Path]:
     together = labelled(curves)
     with style():
         written = [path for name, figure in figures(together) for path in write(figure, folder / name)]
-    layout.replace(folder / "collectives.csv", to_csv(together).encode())
+    files.write_atomically(folder / "collectives.csv", to_csv(together).encode())
     return [*written, folder / "collectives.csv"]
 
 

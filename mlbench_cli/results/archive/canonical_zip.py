@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from mlbench_cli.results.archive.layout import CHUNK, MAX_FILES, MAX_NAME_BYTES, name_trouble
+from mlbench_cli.results.archive.layout import CHUNK, MAX_FILES, MAX_NAME_BYTES, find_name_problem
 
 _LOCAL = struct.Struct("<IHHHHHIIIHH")
 _CENTRAL = struct.Struct("<IHHHHHHIIIHHHHHII")
@@ -189,7 +189,7 @@ def _read_local(file: BinaryIO, offset: int, total: int) -> Entry:
         raise ZipDamage("encrypted", name, "it is encrypted")
     if method:
         raise ZipDamage("compressed", name, f"it is compressed (method {method}); an archive stores its files plainly")
-    if trouble := name_trouble(name):
+    if trouble := find_name_problem(name):
         raise ZipDamage("unsafe_name", name, trouble)
     if len(extra) == 20 and size == _FULL32:
         size = struct.unpack_from("<Q", extra, 4)[0]

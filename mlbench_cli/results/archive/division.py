@@ -8,18 +8,17 @@ open    The task's data and goal, by any model and any training: another preset,
         the validation set that it is measured on, may not be changed; what a command of one's own measures it on is its
         author's word. Results of this division compare ways to train.
 
-A run has no division where it has no goal of a task, where its threshold was changed, or where its data were made up.
+A run has no division if it has no goal of a task, if a threshold was changed, or if its data were made up.
 """
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mlbench_cli.catalog import BUDGET, Task, load_task
-from mlbench_cli.errors import MlbenchError
+from mlbench_cli.catalog import BUDGET, TaskRules
 from mlbench_cli.spec import CUSTOM, OPEN, RunSpec
 
-_GOALS = ("goal_full", "goal_light")
+_THRESHOLDS = ("goal_full", "goal_light")
 
 
 @dataclass(frozen=True)
@@ -33,37 +32,39 @@ class Division:
         return asdict(self)
 
 
-def division_of(spec: RunSpec, synthetic: bool) -> Division:
-    """The division of a run under `spec`; `synthetic` says that its data were generated."""
+def find_division(spec: RunSpec, rules: TaskRules | None, synthetic: bool) -> Division:
+    """The division of a run under `spec` of a task with `rules`; `synthetic` says that its data were generated."""
     if spec.task == CUSTOM:
         return Division(None, "a command without a task's goal")
-    try:
-        task = load_task(spec.task)
-    except MlbenchError:
+    if rules is None:
         return Division(None, "a task that this mlbench does not know")
-    if task.goal is None:
+    if rules.goal is None:
         return Division(None, "the task has no goal")
-    official = task.presets["spec"]
-    if any(spec.parameters.get(name) != official[name] for name in _GOALS):
-        return Division(None, "the goal was changed")
+    if changes := list(_changed_thresholds(spec, rules)):
+        return Division(None, f"the goal was changed: {', '.join(changes)}")
     if synthetic:
         return Division(None, "the data are synthetic")
     if spec.preset == OPEN:
         return Division("open", "a command of one's own")
-    changes = list(_changes(spec, task))
+    changes = list(_changes(spec, rules))
     return Division("open", ", ".join(changes)) if changes else Division("closed")
 
 
-def _changes(spec: RunSpec, task: Task) -> Iterator[str]:
+def _changed_thresholds(spec: RunSpec, rules: TaskRules) -> Iterator[str]:
+    for name in _THRESHOLDS:
+        if spec.parameters.get(name) != rules.spec[name]:
+            yield f"{name} {spec.parameters.get(name)} instead of {rules.spec[name]}"
+
+
+def _changes(spec: RunSpec, rules: TaskRules) -> Iterator[str]:
     if spec.preset != "spec":
         yield f"preset {spec.preset}"
-    base = task.resolve(spec.preset) if spec.preset in task.presets else task.resolve()
     for name, value in spec.parameters.items():
-        if name not in (*task.free, BUDGET) and value != base.get(name):
-            yield f"{name} {value} instead of {base.get(name)}"
-    if spec.argv != task.command:
+        if name not in (*rules.free, BUDGET) and value != rules.preset.get(name):
+            yield f"{name} {value} instead of {rules.preset.get(name)}"
+    if spec.argv != rules.command:
         yield "another command"
     # The tag is the tool's version, and the prefix says where an image was copied to.
     image = None if spec.image is None else spec.image.rpartition("/")[2].partition("@")[0].partition(":")[0]
-    if image not in (None, task.image):
+    if image not in (None, rules.image):
         yield f"image {spec.image}"

@@ -15,20 +15,21 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlbench_cli.errors import MlbenchError, UsageError
+from mlbench_cli.run_folder import (
+    ENVIRONMENT,
+    FINDINGS,
+    LOG_PATTERN,
+    METRICS,
+    OFFICIAL,
+    RESOURCES,
+    RESULT,
+    RUN,
+    SUMS,
+)
 
 SCHEMA_VERSION = 1
-
-RUN = "run.json"
-RESULT = "result.json"
-OFFICIAL = "official_result.txt"
-METRICS = "metrics.jsonl"
-ENVIRONMENT = "environment.json"
-RESOURCES = "resources.jsonl"
-FINDINGS = "findings.json"
-SUMS = "SHA256SUMS"
 REQUIRED = (RUN, RESULT, OFFICIAL, METRICS, ENVIRONMENT, RESOURCES, FINDINGS)
-LOG_PATTERN = re.compile(r"logs/rank-(0|[1-9][0-9]{0,6})\.log")
-STATE_FOLDER = ".state"
+DOCUMENTS = (RESULT, OFFICIAL, METRICS, ENVIRONMENT, FINDINGS)  # what the judge makes of the rest
 
 MAX_FILES = 250_000
 MAX_NAME_BYTES = 1024
@@ -62,8 +63,8 @@ class DamagedArchive(UsageError):
         self.plain = message
 
 
-def name_trouble(name: str) -> str | None:
-    """Why `name` may not be the name of an archive's file, or None where it may."""
+def find_name_problem(name: str) -> str | None:
+    """Why `name` may not be the name of an archive's file; None if it may."""
     if not name:
         return "the name is empty"
     if name.startswith("/"):
@@ -132,8 +133,8 @@ def parse_sums(data: bytes, path: Path | str) -> dict[str, str]:
     except UnicodeDecodeError:
         raise DamagedArchive(path, SUMS, "it is not UTF-8", problem="malformed_sums") from None
     for name in digests:
-        if trouble := name_trouble(name):
-            raise DamagedArchive(path, SUMS, f"it lists {name[:100]!r}: {trouble}", problem="unsafe_name")
+        if problem := find_name_problem(name):
+            raise DamagedArchive(path, SUMS, f"it lists {name[:100]!r}: {problem}", problem="unsafe_name")
     if SUMS in digests:
         raise DamagedArchive(path, SUMS, "it lists itself", problem="malformed_sums")
     if format_sums(digests) != data:
@@ -143,7 +144,7 @@ def parse_sums(data: bytes, path: Path | str) -> dict[str, str]:
     return digests
 
 
-def document(value: Mapping[str, Any]) -> bytes:
+def format_document(value: Mapping[str, Any]) -> bytes:
     """A JSON document of an archive: readable, key order as given, ASCII, ends with a newline."""
     return (json.dumps({"schema_version": SCHEMA_VERSION, **value}, indent=2, allow_nan=False) + "\n").encode()
 
@@ -162,46 +163,10 @@ def parse_document(data: bytes) -> dict[str, Any]:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of `path` when all went well; a reader or a crash sees the old or the new.
-
-    The rename itself is durable once the folder is synced (`sync_folder`).
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "w+b") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def replace(path: Path, data: bytes) -> None:
-    with replacing(path) as file:
-        file.write(data)
-
-
-def sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def told(path: Path, action: str) -> Iterator[None]:
+def naming_file_on_os_error(path: Path, action: str) -> Iterator[None]:
     """Turn an operating-system error below into a message that names the file."""
     try:
         yield
     except OSError as error:
         what = error.filename or path
         raise MlbenchError(f"{what} cannot be {action}: {error.strerror or error}.") from None
-
-
-def is_sealed(folder: Path) -> bool:
-    """Whether a run's folder is a complete archive. That its files are as they were, only `verify` can say."""
-    return (folder / SUMS).is_file()

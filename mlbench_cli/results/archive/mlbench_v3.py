@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from mlbench_cli import files
 from mlbench_cli.errors import UsageError
+from mlbench_cli.goals import is_finite_number
 from mlbench_cli.results.archive import layout
-from mlbench_cli.results.archive.events import number
 from mlbench_cli.results.archive.official import official_text
 from mlbench_cli.results.archive.reader import Archive
 
@@ -43,9 +44,9 @@ def export_v3(archive: Archive, target: Path) -> None:
     series = _task_series(archive) | _machine_series(archive)
     entries = {"official_result.txt": official_text(archive.result)}
     entries |= {f"{name}.json": json.dumps(samples, indent=4) for name, samples in series.items()}
-    with layout.told(target, "written"):
+    with layout.naming_file_on_os_error(target, "written"):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with layout.replacing(target) as file, zipfile.ZipFile(file, "w") as zipped:
+        with files.replace_file(target) as file, zipfile.ZipFile(file, "w") as zipped:
             for name in sorted(entries):
                 info = zipfile.ZipInfo(name, _EPOCH)
                 info.create_system, info.external_attr = 3, 0o644 << 16
@@ -104,12 +105,12 @@ def _machine_series(archive: Archive) -> dict[str, list[Sample]]:
         pod, date = _pod(archive, row), row.get("time")
         if not isinstance(date, str):
             continue
-        if number(row.get("cpu_seconds")):
+        if is_finite_number(row.get("cpu_seconds")):
             cores = _rate(before, pod, date, row["cpu_seconds"])
             if cores is not None:
                 series.setdefault(f"{pod}_cpu", []).append(_sample(date, cores))
         for name, (field, unit) in _GAUGES.items():
-            if number(row.get(field)) and row[field] > 0:
+            if is_finite_number(row.get(field)) and row[field] > 0:
                 series.setdefault(f"{pod}_{name}", []).append(_sample(date, row[field] / unit, name in _CUMULATIVE))
     return series
 

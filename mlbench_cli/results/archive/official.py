@@ -1,20 +1,13 @@
-"""official_result.txt: the one line that the original benchmark gave, or why there is none. And its old zip format."""
+"""official_result.txt: the one line that the original benchmark gave, or why there is none."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from mlbench_cli.model import Outcome
 from task_images.contract import COMPUTE_CATEGORIES
 
 # What a division means is in results/division.py.
 _OPEN = "comparable with results of the open division only"
-
-_ENDINGS = {
-    "failed": "the run failed",
-    "cancelled": "the run was cancelled",
-    "deadline": "the run was stopped at its deadline",
-    "never_started": "the workers never started",
-    "lost": "the run was lost: nothing of it could be observed any more",
-}
 
 
 def official_line(result: Mapping[str, Any]) -> str | None:
@@ -55,10 +48,13 @@ def official_text(result: Mapping[str, Any]) -> str:
     line = official_line(result) or f"No official result: {_reason(result)}."
     if result["synthetic"]:
         line += f"\nThe data were synthetic ({result['data'] or 'unnamed'}): not comparable with figures on real data."
-    if result["division"]["word"] == "open":
-        line += f"\nDivision: open ({result['division']['reason']}), {_OPEN}."
+    division = result["division"]
+    if division["word"] == "open":
+        line += f"\nDivision: open ({division['reason']}), {_OPEN}."
+    elif division["word"] is None and result["goal"] and not result["synthetic"]:
+        line += f"\nDivision: none ({division['reason']}), not comparable with official results."
     if result["label"]["word"] == "functional":
-        line += f"\nThe result is functional, no measure of performance: {result['label']['reason']}."
+        line += f"\nThe result is functional, not a performance measurement: {result['label']['reason']}."
     return line + "\n"
 
 
@@ -79,9 +75,9 @@ def result_wording(goal: Mapping[str, Any], value: float) -> str:
 
 def _reason(result: Mapping[str, Any]) -> str:
     goal, outcome = result["goal"], result["outcome"]
-    if outcome in _ENDINGS:
-        reason = _ENDINGS[outcome]
-        if outcome == "failed":
+    if not Outcome(outcome).is_success:
+        reason = f"the run {Outcome(outcome).phrase}"
+        if outcome == Outcome.FAILED:
             reason += f" with exit code {result['exit_code']}" if result["exit_code"] is not None else ""
             reason += f", rank {result['first_failed']} first" if result["first_failed"] is not None else ""
         return reason

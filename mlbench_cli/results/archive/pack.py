@@ -6,10 +6,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from mlbench_cli import files, run_folder
 from mlbench_cli.errors import UsageError
 from mlbench_cli.results.archive import canonical_zip, layout
 from mlbench_cli.results.archive.canonical_zip import ZipDamage
-from mlbench_cli.results.archive.layout import DamagedArchive, replacing
+from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import open_verified
 
@@ -17,31 +18,31 @@ from mlbench_cli.results.archive.verify import open_verified
 def pack(folder: Path, target: Path) -> None:
     """Write a sealed folder as a canonical zip to `target`, which appears only when it is whole.
 
-    Equal contents give equal bytes on every machine. Raises DamagedArchive where a file is not what was sealed.
+    Equal contents give equal bytes on every machine. Raises DamagedArchive if a file is not what was sealed.
     """
     if target.is_dir():
         raise UsageError(f"{target} is a folder.", hint=f"Give a file name, for example {target / 'results.zip'}.")
     archive = Archive.open(folder)
     if not folder.is_dir():
         raise UsageError(f"{folder} is packed already.", hint=f"cp {folder} {target}")
-    sums = layout.parse_sums(archive.read(layout.SUMS, layout.MAX_SUMS_BYTES), folder)
-    for name in sorted(set(archive.names) ^ {*sums, layout.SUMS}):
+    sums = layout.parse_sums(archive.read(run_folder.SUMS, layout.MAX_SUMS_BYTES), folder)
+    for name in sorted(set(archive.names) ^ {*sums, run_folder.SUMS}):
         missing = name in sums
         message = "it is missing" if missing else "it is not part of the sealed archive"
         raise DamagedArchive(folder, name, message, problem="missing" if missing else "extra")
-    with layout.told(target, "written"):
+    with layout.naming_file_on_os_error(target, "written"):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(target) as file:
+        with files.replace_file(target) as file:
             writer = canonical_zip.Writer(file)
             for name in archive.names:
                 _add(writer, archive, name, sums.get(name))
             writer.finish()
-        layout.sync_folder(target.parent)
+        files.sync_folder(target.parent)
 
 
 def unpack(path: Path, folder: Path) -> None:
     """Write the files of a verified zip to `folder`, which must be new or empty and appears only when it is whole."""
-    with open_verified(path) as archive, layout.told(folder, "written"):
+    with open_verified(path) as archive, layout.naming_file_on_os_error(folder, "written"):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"{folder} is there already and not empty.", hint="Give the name of a new folder.")
         temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
@@ -59,7 +60,7 @@ def unpack(path: Path, folder: Path) -> None:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        layout.sync_folder(folder.parent)
+        files.sync_folder(folder.parent)
 
 
 def _add(writer: canonical_zip.Writer, archive: Archive, name: str, expected: str | None) -> None:

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
+from mlbench_cli import run_folder
 from mlbench_cli.errors import NotFoundError
 from mlbench_cli.results.archive import canonical_zip, layout
 from mlbench_cli.results.archive.canonical_zip import Entry, ZipDamage
@@ -72,7 +73,7 @@ class Archive:
     @classmethod
     def open(cls, path: Path) -> "Archive":
         """The archive at `path`, not yet verified. Raises NotFoundError, or DamagedArchive for what is no archive."""
-        with layout.told(path, "read"):
+        with layout.naming_file_on_os_error(path, "read"):
             if path.is_dir():
                 return cls(path, Folder(path))
             if not path.exists():
@@ -107,28 +108,28 @@ class Archive:
 
     @cached_property
     def run(self) -> dict[str, Any]:
-        return self.document(layout.RUN)
+        return self.document(run_folder.RUN)
 
     @cached_property
     def result(self) -> dict[str, Any]:
-        return self.document(layout.RESULT)
+        return self.document(run_folder.RESULT)
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        return self.document(layout.ENVIRONMENT)
+        return self.document(run_folder.ENVIRONMENT)
 
     @cached_property
     def findings(self) -> list[dict[str, Any]]:
-        found = self.document(layout.FINDINGS).get("findings")
+        found = self.document(run_folder.FINDINGS).get("findings")
         return found if isinstance(found, list) else []
 
     def metrics(self) -> Iterator[dict[str, Any]]:
         """The lines of metrics.jsonl, as `events.metric_of` makes them."""
-        return self.rows(layout.METRICS)
+        return self.rows(run_folder.METRICS)
 
     def resources(self) -> Iterator[dict[str, Any]]:
         """The lines of resources.jsonl."""
-        return self.rows(layout.RESOURCES)
+        return self.rows(run_folder.RESOURCES)
 
     def events(self, rank: int | None = None) -> Iterator[dict[str, Any]]:
         """The events in one rank's log, or in all logs one after the other."""
@@ -192,7 +193,7 @@ class Archive:
                 raise DamagedArchive(self.path, name, f"it cannot be read: {error}", problem="unreadable") from None
 
     def _missing(self, name: str) -> str:
-        if layout.SUMS in self._names:
+        if run_folder.SUMS in self._names:
             return "it is missing"
         return "it is missing; the run is not finished, or its results are not fetched (mlbench wait NAME)"
 

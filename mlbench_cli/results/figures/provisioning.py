@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlbench_cli import files
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model import Cluster
 from mlbench_cli.results.analysis.series import shorten
@@ -39,11 +40,11 @@ def draw(clusters: Sequence[Cluster], folder: Path) -> list[Path]:
                 f'Of the cluster "{cluster.name}" no times are known: it was not made from here.',
                 hint="mlbench list-clusters",
             )
-    with layout.told(folder, "written"), style():
+    with layout.naming_file_on_os_error(folder, "written"), style():
         folder.mkdir(parents=True, exist_ok=True)
         written = write(_figure(clusters), folder / NAME)
         table = folder / f"{NAME}.csv"
-        layout.replace(table, to_csv(clusters).encode())
+        files.write_atomically(table, to_csv(clusters).encode())
     return [*written, table]
 
 

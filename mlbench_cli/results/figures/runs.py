@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlbench_cli import files
 from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.model import Run
 from mlbench_cli.results.analysis.series import Group, Point, Series, collect, describe, shorten
@@ -87,12 +88,12 @@ def draw(archives: Iterable[Archive | Run | Path], folder: Path, *, published: b
         curves += collectives.published(curves)
     for archive in opened:
         archive.close()
-    with layout.told(folder, "written"):
+    with layout.naming_file_on_os_error(folder, "written"):
         folder.mkdir(parents=True, exist_ok=True)
         written = [path for name, figure in figures(series) for path in write(figure, folder / name)]
         if curves:
             written += collectives.draw(curves, folder)
-        layout.replace(folder / "summary.csv", series.to_csv().encode())
+        files.write_atomically(folder / "summary.csv", series.to_csv().encode())
     return [*written, folder / "summary.csv"]
 
 
@@ -132,7 +133,7 @@ def _verified(item: Archive | Run | Path) -> Archive:
 def write(figure: "Figure", stem: Path) -> list[Path]:
     """The figure as STEM.png and STEM.svg, without dates; the paths."""
     for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None, "Creator": None})):
-        with layout.replacing(stem.with_suffix(suffix)) as file:
+        with files.replace_file(stem.with_suffix(suffix)) as file:
             figure.savefig(file, format=suffix[1:], metadata=metadata)
     return [stem.with_suffix(".png"), stem.with_suffix(".svg")]
 

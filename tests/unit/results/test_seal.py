@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mlbench_cli import run_folder
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model import Finding, Observation, Outcome, WorkerState
-from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.events import last_result
 from mlbench_cli.results.archive.layout import DamagedArchive, is_sealed
 from mlbench_cli.results.archive.pack import pack
@@ -345,7 +345,7 @@ def _seals_after_crash(folder: Path) -> None:
     run = Run("0123456789ab", run_spec, folder, "2025-10-09T08:53:19.000Z")
     assert seal(run, outcome="goal_reached", exit_code=0, observation=observed()) == "goal_reached"
     assert verify(folder) == []
-    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == [layout.STATE_FOLDER]
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == [run_folder.STATE_FOLDER]
 
 
 def _seal_in_child(folder: Path, die_at: int | None) -> int:

@@ -1,0 +1,82 @@
+"""The evidence of a run, read from its folder or archive."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from mlbench_cli import run_folder
+from mlbench_cli.catalog import TaskRules, find_rules
+from mlbench_cli.errors import UsageError
+from mlbench_cli.model import Ending, Observation, Run, WorkerState
+from mlbench_cli.results.archive.judge import Evidence
+from mlbench_cli.results.archive.layout import DamagedArchive
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.run_folder import RunFolder
+from mlbench_cli.spec import RunSpec
+from mlbench_cli.times import parse_timestamp
+
+
+def collect_evidence(run: Run, document: Mapping[str, Any], observation: Observation) -> Evidence:
+    """The evidence in a run's folder that is not sealed yet; `document` is its run.json."""
+    folder = RunFolder(run.folder)
+    logs: dict[int, Callable[[], BinaryIO]] = {rank: partial(_open, path) for rank, path in folder.logs().items()}
+    return Evidence(run.id, run.name, run.created, run.spec, _rules(document, run.spec), observation, logs)
+
+
+def load_evidence(archive: Archive) -> Evidence:
+    """The evidence in an archive. Raises DamagedArchive that names the file and what is wrong with it."""
+    run = archive.run
+    try:
+        spec = RunSpec.from_dict(run["spec"])
+        rules = _rules(run, spec)
+    except (UsageError, TypeError, ValueError, KeyError) as error:
+        message = error.message if isinstance(error, UsageError) else str(error)
+        raise DamagedArchive(
+            archive.path, run_folder.RUN, f"it cannot be judged: {message}", problem="schema"
+        ) from None
+    logs: dict[int, Callable[[], BinaryIO]] = {
+        rank: partial(archive.open_file, name) for rank, name in archive.logs.items()
+    }
+    return Evidence(run["id"], run["name"], run["created"], spec, rules, _load_observation(archive), logs)
+
+
+def _rules(document: Mapping[str, Any], spec: RunSpec) -> TaskRules | None:
+    """The rules that run.json was written with; those of this catalogue for one of the first edition."""
+    if "task" not in document:
+        return find_rules(spec.task, spec.preset)
+    rules = document["task"]
+    return None if rules is None else TaskRules.from_dict(rules)
+
+
+def _load_observation(archive: Archive) -> Observation:
+    if run_folder.OBSERVATION not in archive.names:
+        return _observation_of_first_edition(archive.result)
+    document = archive.document(run_folder.OBSERVATION)
+    document.pop("schema_version")
+    try:
+        return Observation.from_dict(document)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise DamagedArchive(
+            archive.path, run_folder.OBSERVATION, f"it is not an observation: {error}", problem="schema"
+        ) from None
+
+
+def _observation_of_first_edition(result: Mapping[str, Any]) -> Observation:
+    """What the first edition kept of the observation: only the worker states in its result."""
+    workers = tuple(
+        WorkerState(
+            **{
+                **state,
+                "started": None if state.get("started") is None else parse_timestamp(state["started"]),
+                "finished": None if state.get("finished") is None else parse_timestamp(state["finished"]),
+            }
+        )
+        for state in result["worker_states"]
+    )
+    ended = Ending(result["ended"]) if result.get("ended") in [*Ending] else Ending.LOST
+    return Observation(parse_timestamp(result["finished"]), workers, (), ended, result.get("first_failed"))
+
+
+def _open(path: Path) -> BinaryIO:
+    return open(path, "rb")

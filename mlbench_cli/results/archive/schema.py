@@ -1,0 +1,200 @@
+"""JSON Schemas of an archive's documents, and a validator of the part of JSON Schema that they use.
+
+The same schemas are published under docs/schemas. `validate` knows type, enum, minimum, format date-time, required,
+properties, additionalProperties and items.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from mlbench_cli import run_folder
+from mlbench_cli.goals import COMPARISONS, KINDS, is_finite_number
+from mlbench_cli.model import Ending, Outcome, Phase
+from mlbench_cli.results.archive.events import SPREAD
+from mlbench_cli.times import parse_timestamp
+
+Schema = Mapping[str, Any]
+
+_TEXT: Schema = {"type": "string"}
+_FLAG: Schema = {"type": "boolean"}
+_COUNT: Schema = {"type": "integer", "minimum": 0}
+_AMOUNT: Schema = {"type": "number", "minimum": 0}
+_NUMBER: Schema = {"type": "number"}
+_CODE: Schema = {"type": "integer"}
+_MOMENT: Schema = {"type": "string", "format": "date-time"}
+_ANY_OBJECT: Schema = {"type": "object"}
+
+
+def _optional(schema: Schema) -> Schema:
+    types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    more = {"enum": [*schema["enum"], None]} if "enum" in schema else {}
+    return {**schema, "type": [*types, "null"], **more}
+
+
+def _one_of(*values: str) -> Schema:
+    return {"type": "string", "enum": [str(value) for value in values]}
+
+
+def _list(schema: Schema) -> Schema:
+    return {"type": "array", "items": schema}
+
+
+def _map(schema: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": schema}
+
+
+def _object(optional: Mapping[str, Schema] | None = None, **fields: Schema) -> Schema:
+    return {"type": "object", "properties": {**fields, **(optional or {})}, "required": list(fields)}
+
+
+_SECONDS = _object(wall=_optional(_AMOUNT), training=_optional(_AMOUNT))
+_GOAL = _object(
+    metric=_TEXT,
+    comparison=_one_of(*COMPARISONS),
+    threshold=_NUMBER,
+    kind=_one_of(*KINDS),
+    value=_optional(_NUMBER),
+    last=_optional(_NUMBER),
+    wording=_TEXT,
+    reached=_FLAG,
+    seconds=_optional(_SECONDS),
+)
+_FINDING = _object(
+    {"hint": _optional(_TEXT), "retryable": _FLAG, "permanent": _FLAG, "evidence": _ANY_OBJECT},
+    code=_TEXT,
+    summary=_TEXT,
+)
+
+
+def _worker(moment: Schema) -> Schema:
+    return _object(
+        {"restarts": _COUNT, "image_digest": _optional(_TEXT)},
+        rank=_COUNT,
+        phase=_one_of(*Phase),
+        reason=_optional(_TEXT),
+        node=_optional(_TEXT),
+        exit_code=_optional(_CODE),
+        started=_optional(moment),
+        finished=_optional(moment),
+    )
+
+
+SCHEMAS: Mapping[str, Schema] = {
+    run_folder.RUN: _object(
+        {"task": _optional(_ANY_OBJECT), "mlbench": _TEXT, "provenance": _optional(_ANY_OBJECT)},
+        id=_TEXT,
+        name=_TEXT,
+        created=_MOMENT,
+        spec_hash=_TEXT,
+        spec=_object(task=_TEXT, workers=_COUNT),
+    ),
+    run_folder.OBSERVATION: _object(
+        time=_NUMBER,
+        workers=_list(_worker(_NUMBER)),
+        findings=_list(_FINDING),
+        ended=_one_of(*Ending),
+        first_failed=_optional(_COUNT),
+    ),
+    run_folder.RESULT: _object(
+        {
+            # Since the judge of version 2.
+            "judge": _COUNT,
+            "summary": _TEXT,
+            "ended": _optional(_TEXT),
+            "metrics": _map(_NUMBER),
+            "progress": _ANY_OBJECT,
+        },
+        **dict.fromkeys(("run", "id", "task", "preset", "engine", "cluster", "backend", "device"), _TEXT),
+        **dict.fromkeys(("workers", "world_size"), _COUNT),
+        outcome=_one_of(*Outcome),
+        exit_code=_optional(_CODE),
+        started=_optional(_MOMENT),
+        finished=_MOMENT,
+        wall_seconds=_optional(_AMOUNT),
+        task_seconds=_SECONDS,
+        goal=_optional(_GOAL),
+        timings=_map(_object(**dict.fromkeys(SPREAD, _AMOUNT))),
+        **dict.fromkeys(("updates", "samples", "epochs", "budget_seconds"), _optional(_AMOUNT)),
+        synthetic=_FLAG,
+        data=_optional(_TEXT),
+        division=_object(word=_optional(_one_of("closed", "open")), reason=_optional(_TEXT)),
+        label=_object(word=_one_of("functional", "performance"), reason=_optional(_TEXT)),
+        first_failed=_optional(_COUNT),
+        worker_states=_list(_worker(_MOMENT)),
+        details=_ANY_OBJECT,
+        price=_optional(_ANY_OBJECT),
+        official_line=_optional(_TEXT),
+    ),
+    run_folder.ENVIRONMENT: _object({"ranks_left_out": _COUNT}, ranks=_map(_ANY_OBJECT)),
+    run_folder.FINDINGS: _object(findings=_list(_FINDING)),
+}
+
+
+def publish(name: str) -> dict[str, Any]:
+    """The JSON Schema of the document `name`, as docs/schemas has it."""
+    schema = SCHEMAS[name]
+    version = {"schema_version": {"type": "integer", "enum": [1]}}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": name,
+        **schema,
+        "properties": {**version, **schema["properties"]},
+        "required": ["schema_version", *schema["required"]],
+    }
+
+
+def validate(value: Any, schema: Schema, path: str = "") -> Iterator[str]:
+    """What `value` violates of `schema`, one sentence each that names the field."""
+    shown = f'"{path}"' if path else "the document"
+    if not _has_type(value, schema["type"]) or ("enum" in schema and value not in schema["enum"]):
+        yield f"{shown} is {_brief(value)}, which it cannot be"
+        return
+    if value is None:
+        return
+    if "minimum" in schema and value < schema["minimum"]:
+        yield f"{shown} is {_brief(value)}, which it cannot be"
+    if schema.get("format") == "date-time" and not _is_moment(value):
+        yield f"{shown} is {_brief(value)}, not a time as RFC 3339"
+    for key in schema.get("required", ()):
+        if key not in value:
+            yield f'"{_join(path, key)}" is missing'
+    properties, others = schema.get("properties", {}), schema.get("additionalProperties")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if (inner := properties.get(key, others)) is not None:
+                yield from validate(item, inner, _join(path, key))
+    elif isinstance(value, list) and "items" in schema:
+        for index, item in enumerate(value):
+            yield from validate(item, schema["items"], f"{path}[{index}]")
+
+
+def _has_type(value: Any, types: str | list[str]) -> bool:
+    return any(_TYPES[kind](value) for kind in ([types] if isinstance(types, str) else types))
+
+
+_TYPES: dict[str, Callable[[Any], bool]] = {
+    "null": lambda value: value is None,
+    "boolean": lambda value: isinstance(value, bool),
+    "string": lambda value: isinstance(value, str),
+    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "number": is_finite_number,
+    "object": lambda value: isinstance(value, dict),
+    "array": lambda value: isinstance(value, list),
+}
+
+
+def _is_moment(value: str) -> bool:
+    try:
+        parse_timestamp(value)
+    except ValueError:
+        return False
+    return value.endswith("Z")
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,127 @@
+"""Completing the archive of a run that has ended: once, by one owner at a time.
+
+The owner of a local run is its supervisor, of a cluster run whoever runs `run`, `wait`, `download` or `cancel`. All of
+them call `finalize`, which holds the lock of the run's folder; whoever comes second reads what the first has sealed.
+"""
+
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from mlbench_cli.engines.base import Engine
+from mlbench_cli.errors import MlbenchError, NotFoundError
+from mlbench_cli.model import Finding, Observation, Run, RunState
+from mlbench_cli.run_folder import RUN, RunFolder
+from mlbench_cli.runs.finished import ARCHIVE_UNFINISHED, FinishedRun, read_finished
+from mlbench_cli.spec import RunSpec
+from mlbench_cli.store import Store
+
+_OUTPUT_LOST = Finding(
+    "output_lost",
+    "Output files of the run are gone from the cluster, or were fetched by another client; the archive holds the logs.",
+    hint="Fetch sooner: mlbench wait NAME, or keep results longer (see mlbench run --help).",
+)
+
+
+def finalize(
+    run: Run,
+    engine: Engine,
+    store: Store,
+    observation: Observation | None = None,
+    *,
+    notice: Callable[[str], None] | None = None,
+) -> FinishedRun | None:
+    """Fetch what is still outside, judge and seal, and record the outcome; None for a run that has not ended.
+
+    `observation` is the last one that was seen, else the engine is asked. `notice` gets a sentence if another command
+    holds the lock. Raises NotFoundError for a run that was deleted in the meantime, DeadlineError if the lock is not
+    released in time.
+    """
+    _require_recorded(run, store)
+    if (finished := read_finished(run)) is None:
+        run.folder.mkdir(parents=True, exist_ok=True)
+        with RunFolder(run.folder).lock(notice=notice):
+            _require_recorded(run, store)
+            finished = read_finished(run) or _complete(run, engine, observation)
+    if finished is not None and finished.result is not None:
+        store.update_run(run, RunState.FINISHED, finished.outcome)
+    return finished
+
+
+def finalize_folder(folder: Path) -> None:
+    """Finalize the local run in `folder`, for its supervisor: nothing but the folder is known there."""
+    from mlbench_cli.engines.local.engine import LocalEngine
+
+    document = RunFolder(folder).read_json(RUN)
+    if document is None:
+        return
+    run = Run(document["id"], RunSpec.from_dict(document["spec"]), folder, document["created"])
+    store = Store(folder.parents[1])
+    try:
+        finalize(run, LocalEngine(), store)
+    except NotFoundError:
+        return  # deleted: nothing to complete
+    finally:
+        store.close()
+
+
+def _require_recorded(run: Run, store: Store) -> None:
+    if store.find_run(run.id) is None:
+        raise NotFoundError(f'The run "{run.name}" was deleted in the meantime.', hint="mlbench status")
+
+
+def _complete(run: Run, engine: Engine, observation: Observation | None) -> FinishedRun | None:
+    from mlbench_cli.results.archive.seal import seal
+
+    folder = RunFolder(run.folder)
+    observation = folder.read_observation() or observation or engine.look(run)
+    if observation.ended is None:
+        return None
+    try:
+        folder.write_observation(observation)  # what says so may be gone from the cluster before the archive is sealed
+        observation = _fetch(run, engine, observation)
+        judgement = seal(run, observation)
+    except (OSError, MlbenchError) as error:
+        if not _is_full(error):
+            raise
+        return _unfinished(run, observation)
+    return FinishedRun(run, judgement.outcome, judgement.result["summary"], judgement.findings, judgement.result)
+
+
+def _fetch(run: Run, engine: Engine, observation: Observation) -> Observation:
+    """Bring the run's files; the observation with what the transfer has found."""
+    fetched = engine.fetch(run)
+    codes = {finding.code for finding in observation.findings}
+    found = fetched.findings if fetched.complete else (_OUTPUT_LOST, *fetched.findings)
+    more = tuple(finding for finding in found if finding.code not in codes)
+    return replace(observation, findings=(*observation.findings, *more))
+
+
+def _unfinished(run: Run, observation: Observation) -> FinishedRun:
+    """What is known of a run if the disk has no room for its archive. The next command that waits tries again."""
+    from mlbench_cli.results.archive.documents import run_document
+    from mlbench_cli.results.archive.evidence import collect_evidence
+    from mlbench_cli.results.archive.judge import judge
+
+    judgement = judge(collect_evidence(run, run_document(run), observation))
+    finding = Finding(
+        ARCHIVE_UNFINISHED,
+        f"The disk is full: the archive of {run.name} in {run.folder} could not be completed.",
+        hint=f"Make room, then: mlbench wait {run.name}",
+        retryable=True,
+    )
+    findings = (*judgement.findings, finding)
+    return FinishedRun(run, judgement.outcome, judgement.result["summary"], findings, None)
+
+
+def _is_full(error: BaseException) -> bool:
+    cause = error if isinstance(error, OSError) else error.__context__
+    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def main(folder: str) -> None:
+    """Entry point for the supervisor of a local run."""
+    os.chdir("/")
+    finalize_folder(Path(folder))

@@ -1,0 +1,161 @@
+"""What `status` shows of runs: read only. Nothing is fetched, sealed, released or recorded."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mlbench_cli.engines.base import Engine
+from mlbench_cli.errors import MlbenchError, UnreachableError
+from mlbench_cli.goals import Goal, metric_names
+from mlbench_cli.model import Observation, Run, RunRow, RunState
+from mlbench_cli.runs.finished import FinishedRun, read_finished
+from mlbench_cli.times import parse_timestamp
+
+ENDED = "ended"  # the state of a run whose workers have ended and whose archive is not complete
+UNKNOWN = "unknown"  # its cluster, machine or folder gives no answer
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A row of `mlbench status`. `problem` says why the state may be out of date."""
+
+    row: RunRow
+    state: str
+    outcome: str | None
+    problem: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**describe_run(self.row), "state": self.state, "outcome": self.outcome, "problem": self.problem}
+
+
+def read_states(rows: Iterable[RunRow], engine_of: Callable[[Run], Engine]) -> list[RunStatus]:
+    """The state of each run now. A run, folder or cluster that gives no answer affects only its own rows."""
+    unreachable: dict[str, str] = {}
+    return [_read_state(row, engine_of, unreachable) for row in rows]
+
+
+def _read_state(row: RunRow, engine_of: Callable[[Run], Engine], unreachable: dict[str, str]) -> RunStatus:
+    if row.problem:
+        return RunStatus(row, UNKNOWN, None, row.problem)
+    if row.state is RunState.FINISHED:
+        return RunStatus(row, str(row.state), None if row.outcome is None else str(row.outcome))
+    cluster = row.run.spec.cluster
+    if cluster in unreachable:
+        return RunStatus(row, str(row.state), None, unreachable[cluster])
+    try:
+        if (finished := read_finished(row.run)) is not None:
+            return RunStatus(row, str(RunState.FINISHED), str(finished.outcome))
+        observation = engine_of(row.run).look(row.run)
+    except UnreachableError as error:
+        unreachable[cluster] = error.message
+        return RunStatus(row, str(row.state), None, error.message)
+    except (MlbenchError, OSError, ValueError, KeyError) as error:
+        return RunStatus(row, UNKNOWN, None, error.message if isinstance(error, MlbenchError) else str(error))
+    problem = next((found.summary for found in observation.findings if found.code == "unknown_from_here"), None)
+    return RunStatus(row, live_state(row, observation), None, problem)
+
+
+def find_metric(metrics: Mapping[str, float], metric: str) -> float | None:
+    """The last value of a metric by its plain name: "Prec@1" finds val_global_Prec@1."""
+    names = (metric, *reversed(metric_names(metric)[1:]), f"train_{metric}")
+    return next((metrics[name] for name in names if name in metrics), None)
+
+
+def finished_snapshot(row: RunRow) -> dict[str, Any] | None:
+    """A run whose archive is complete; None for any other. Loads no engine."""
+    finished = read_finished(row.run)
+    if finished is None or finished.result is None:
+        return None
+    result = finished.result
+    ended = {"state": "finished", "outcome": str(finished.outcome), "summary": finished.summary}
+    return {
+        **describe_run(row),
+        **ended,
+        "ended": result.get("ended"),
+        "first_failed": result["first_failed"],
+        "ranks": list(result["worker_states"]),
+        "progress": _finished_progress(finished),
+        "metrics": result.get("metrics", {}),
+        "goal": _finished_goal(result["goal"]),
+        "findings": [finding.to_dict() for finding in finished.findings],
+    }
+
+
+def live_snapshot(row: RunRow, engine: Engine) -> dict[str, Any]:
+    """A run whose archive is not complete, as the engine sees it now and rank 0's events tell."""
+    from mlbench_cli.runs.progress import EventReader, ProgressTracker
+
+    run = row.run
+    observation = engine.look(run)
+    tracker = ProgressTracker.of(run.spec)
+    for event in EventReader(engine, run).poll():
+        tracker.take(event)
+    progress = tracker.progress(observation, parse_timestamp(run.created)).to_dict()
+    return {
+        **describe_run(row),
+        "state": live_state(row, observation),
+        "ended": observation.ended,
+        "first_failed": observation.first_failed,
+        "ranks": [worker.to_dict() for worker in observation.workers],
+        "progress": progress,
+        "metrics": tracker.metrics,
+        "goal": _live_goal(progress),
+        "findings": [finding.to_dict() for finding in observation.findings],
+    }
+
+
+def live_state(row: RunRow, observation: Observation) -> str:
+    """The state of a run that is not finalized: "ended" if its workers have ended and its archive is not complete."""
+    return ENDED if observation.ended else str(row.state)
+
+
+def describe_run(row: RunRow) -> dict[str, Any]:
+    """What a run is, whatever becomes of it."""
+    run, spec = row.run, row.run.spec
+    return {
+        "name": run.name,
+        "id": run.id,
+        "cluster": spec.cluster,
+        "engine": spec.engine,
+        "task": spec.task,
+        "preset": spec.preset,
+        "backend": spec.backend,
+        "device": spec.device,
+        "functional_only": spec.functional_only,
+        "workers": spec.workers,
+        "world_size": spec.world_size,
+        "seed": spec.seed,
+        "created": run.created,
+        "folder": str(run.folder),
+        "state": str(row.state),
+        "outcome": None if row.outcome is None else str(row.outcome),
+    }
+
+
+def _finished_progress(finished: FinishedRun) -> dict[str, Any]:
+    result = finished.result
+    assert result is not None
+    phase = result.get("progress") or {}
+    numbers = {key: phase.get(key) for key in ("phase", "epoch", "epochs", "step", "steps")}
+    return {**numbers, "elapsed": result["wall_seconds"] or 0.0, "eta": None, "eta_high": None}
+
+
+def _finished_goal(goal: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if goal is None:
+        return None
+    facts = {key: goal[key] for key in ("metric", "comparison", "threshold", "value")}
+    return _with_distance({**facts, "best": goal["value"]})
+
+
+def _live_goal(progress: Mapping[str, Any]) -> dict[str, Any] | None:
+    if progress["metric"] is None or progress["threshold"] is None:
+        return None
+    return _with_distance({key: progress[key] for key in ("metric", "comparison", "threshold", "value", "best")})
+
+
+def _with_distance(facts: dict[str, Any]) -> dict[str, Any]:
+    """With how far the best value is from the goal, in the metric's unit; 0 if it was reached."""
+    if facts["best"] is None:
+        return {**facts, "distance": None}
+    goal = Goal(facts["metric"], facts["comparison"], facts["threshold"])
+    return {**facts, "distance": goal.distance(facts["best"])}
