@@ -148,7 +148,7 @@ def test_the_exception_tree_is_the_table_of_exit_codes() -> None:
     kinds = [kind for kind in kinds if kind.__module__ == "mlbench_cli.errors"]
     tree = {kind.exit_code: kind.code for kind in kinds}
     assert set(tree) | {0} == set(EXIT_CODES)
-    assert len(tree) == len(set(tree.values())) == 11
+    assert len(tree) == len(set(tree.values())) == 13
 
 
 def test_json_has_a_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,7 +118,9 @@ def _claimed_outcome(spec: RunSpec, observation: Observation, reported: Mapping[
         return Outcome.FAILED
     if any(found.code == "disk_full" for found in observation.findings):
         return Outcome.FAILED  # what was not written cannot be known to be unimportant
-    return Outcome(reported["outcome"]) if reported else Outcome.COMPLETED
+    if reported:
+        return Outcome(reported["outcome"])
+    return Outcome.GOAL_MISSED if spec.preset == OPEN else Outcome.COMPLETED
 
 
 def _confirm(

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.model import Observation, Run, WorkerState
+from mlbench_cli.model import Ending, Observation, Run, WorkerState
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.spec import RunSpec
 from task_images.contract import format_event
@@ -103,7 +103,7 @@ def observed(
         WorkerState(rank, "succeeded" if code == 0 else "failed", None, "this-host", code, START, START + seconds)
         for rank, code in enumerate(codes)
     )
-    return Observation(**{"time": START + seconds, "workers": states, "ended": "exited", **changes})
+    return Observation(**{"time": START + seconds, "workers": states, "ended": Ending.EXITED, **changes})
 
 
 def new_run(folder: Path, run_spec: RunSpec | None = None, logs: Mapping[int, Iterable[str]] | None = None) -> Run:
@@ -132,5 +132,5 @@ def sealed_run(folder: Path, outcome: str = "goal_reached", **changes: Any) -> P
         logs[0] = [*logs[0][:-1], "Traceback (most recent call last):"]
     run = new_run(folder, run_spec, logs)
     seen = observed(run_spec.workers, seconds + 3, [int(failed and rank == 0) for rank in ranks])
-    seal(run, outcome=outcome, exit_code=7 if failed else 0, observation=seen)
+    seal(run, seen)
     return folder

@@ -8,7 +8,7 @@ import pytest
 from mlbench_cli.results.archive.official import official_text
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
-from mlbench_cli.results.archive.verify import verify
+from mlbench_cli.results.archive.verify import find_problems
 from mlbench_cli.spec import OPEN, RunSpec
 from tests.unit.results.runs import event, new_run, observed, result_event, spec, timings
 
@@ -23,8 +23,8 @@ def metrics(*values: float) -> list[str]:
 
 def sealed(folder: Path, run_spec: RunSpec, log: list[str], outcome: str, codes: tuple[int, ...] = (0, 0)) -> Archive:
     run = new_run(folder, run_spec, {0: log, 1: []})
-    seal(run, outcome=outcome, exit_code=0, observation=observed(exit_codes=codes))
-    assert verify(run.folder) == []
+    seal(run, observed(exit_codes=codes))
+    assert find_problems(run.folder) == []
     return Archive.open(run.folder)
 
 

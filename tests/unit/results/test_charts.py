@@ -235,7 +235,7 @@ def test_tasks_without_result_count_as_whole_runs(tmp_path: Path) -> None:
     from tests.unit.results.runs import observed
 
     run = new_run(tmp_path / "run", spec(task="custom", argv=("python", "$HOME/_train_.py")), {0: ["hello"], 1: []})
-    seal(run, outcome="completed", exit_code=0, observation=observed(seconds=12.0))
+    seal(run, observed(seconds=12.0))
     found = collect([Archive.open(run.folder)])
     assert found.groups[0].points[0].seconds.mean == 12.0
     assert found.groups[0].points[0].parts["other"] == 12.0

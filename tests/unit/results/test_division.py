@@ -5,11 +5,16 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli.catalog import find_rules
 from mlbench_cli.model import LOCAL, Cluster
-from mlbench_cli.results.archive.division import division_of
+from mlbench_cli.results.archive.division import Division, find_division
 from mlbench_cli.runs.launch import resolve
 from mlbench_cli.runs.request import Request
 from mlbench_cli.spec import RunSpec
+
+
+def judge_division(run_spec: RunSpec, synthetic: bool = False) -> Division:
+    return find_division(run_spec, find_rules(run_spec.task, run_spec.preset), synthetic)
 
 
 def spec(cluster: Cluster = LOCAL, **options: Any) -> RunSpec:
@@ -26,7 +31,7 @@ def spec(cluster: Cluster = LOCAL, **options: Any) -> RunSpec:
     ],
 )
 def test_the_tasks_own_program_as_specified_is_closed(options: dict[str, Any]) -> None:
-    assert division_of(spec(**options), synthetic=False).to_dict() == {"word": "closed", "reason": None}
+    assert judge_division(spec(**options)).to_dict() == {"word": "closed", "reason": None}
 
 
 @pytest.mark.parametrize(
@@ -41,13 +46,13 @@ def test_the_tasks_own_program_as_specified_is_closed(options: dict[str, Any]) -
     ],
 )
 def test_what_was_changed_is_open_and_told(options: dict[str, Any], reason: str) -> None:
-    assert division_of(spec(**options), synthetic=False).to_dict() == {"word": "open", "reason": reason}
+    assert judge_division(spec(**options)).to_dict() == {"word": "open", "reason": reason}
 
 
 @pytest.mark.parametrize(
     ("given", "synthetic", "reason"),
     [
-        (spec(set={"goal_full": 10}), False, "the goal was changed"),
+        (spec(set={"goal_full": 10}), False, "the goal was changed: goal_full 10.0 instead of 80.0"),
         (spec(set={"data": "synthetic"}), True, "the data are synthetic"),
         (spec(task="allreduce"), False, "the task has no goal"),
         (spec(task=None, command="true"), False, "a command without a task's goal"),
@@ -55,4 +60,4 @@ def test_what_was_changed_is_open_and_told(options: dict[str, Any], reason: str)
     ],
 )
 def test_what_can_be_held_against_nothing_has_no_division(given: RunSpec, synthetic: bool, reason: str) -> None:
-    assert division_of(given, synthetic).to_dict() == {"word": None, "reason": reason}
+    assert judge_division(given, synthetic).to_dict() == {"word": None, "reason": reason}

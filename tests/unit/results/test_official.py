@@ -8,7 +8,7 @@ import pytest
 from mlbench_cli.results.archive.official import goal_wording, official_line, official_text
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
-from mlbench_cli.results.archive.verify import verify
+from mlbench_cli.results.archive.verify import find_problems
 from tests.unit.results.runs import event, new_run, observed, result_event, sealed_run, spec
 
 
@@ -37,7 +37,7 @@ def result(**changes: Any) -> dict[str, Any]:
             "validation": {"rank0": 30.0},
         },
         "label": {"word": "performance", "reason": None},
-        "division": {"word": None, "reason": None},
+        "division": {"word": "closed", "reason": None},
         "budget_seconds": None,
         "task_seconds": {"wall": 7200.125, "training": 7000.0},
         "synthetic": False,
@@ -102,7 +102,7 @@ def test_wording(template: str | None, threshold: float, wording: str) -> None:
         ({"outcome": "failed", "exit_code": 137}, "the run failed with exit code 137"),
         ({"outcome": "cancelled"}, "the run was cancelled"),
         ({"outcome": "deadline"}, "the run was stopped at its deadline"),
-        ({"outcome": "never_started"}, "the workers never started"),
+        ({"outcome": "never_started"}, "the run never started"),
         ({"outcome": "lost"}, "the run was lost: nothing of it could be observed any more"),
         ({"outcome": "completed", "goal": None}, "the run completed, and it has no goal"),
     ],
@@ -121,11 +121,11 @@ def test_synthetic_data_are_said(tmp_path: Path) -> None:
 
 def test_figures_that_measure_no_performance_are_said_to_be_functional(tmp_path: Path) -> None:
     archive = Archive.open(sealed_run(tmp_path / "run", functional_only="all nodes are one machine"))
-    line, note = archive.read("official_result.txt").decode().splitlines()
+    line, _, note = archive.read("official_result.txt").decode().splitlines()
     assert line == archive.result["official_line"]
-    assert note == "The result is functional, no measure of performance: all nodes are one machine."
+    assert note == "The result is functional, not a performance measurement: all nodes are one machine."
     assert archive.result["label"] == {"word": "functional", "reason": "all nodes are one machine"}
-    assert verify(archive.path) == []
+    assert find_problems(archive.path) == []
 
 
 def test_wording_of_the_catalogue(tmp_path: Path) -> None:
@@ -133,5 +133,5 @@ def test_wording_of_the_catalogue(tmp_path: Path) -> None:
     log = [event("metric", name="val_global_Perplexity", value=69.5), result_event(goal=goal, timings={})]
     asked = spec(task="wikitext2_awd_lstm", parameters={"goal_full": 70.0, "goal_light": 100.0})
     run = new_run(tmp_path / "run", asked, {0: log, 1: []})
-    assert seal(run, outcome="goal_reached", exit_code=0, observation=observed()) == "goal_reached"
+    assert seal(run, observed()).outcome == "goal_reached"
     assert Archive.open(run.folder).result["official_line"] == "Validation Perplexity of 70 reached in 86.000 seconds"

@@ -13,15 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlbench_cli import run_folder
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model import Finding, Observation, Outcome, WorkerState
-from mlbench_cli.results.archive.events import last_result
-from mlbench_cli.results.archive.layout import DamagedArchive, is_sealed
+from mlbench_cli.model import Ending, Finding, Observation, WorkerState
+from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
-from mlbench_cli.results.archive.verify import verify
+from mlbench_cli.results.archive.verify import find_problems
+from mlbench_cli.run_folder import RunFolder
 from tests.unit.results.runs import (
     START,
     event,
@@ -38,7 +37,7 @@ def test_archive_holds_what_was_reported(tmp_path: Path) -> None:
     archive = Archive.open(sealed_run(tmp_path / "run"))
     assert archive.names == (
         *("SHA256SUMS", "environment.json", "findings.json", "logs/rank-0.log", "logs/rank-1.log", "metrics.jsonl"),
-        *("official_result.txt", "resources.jsonl", "result.json", "run.json"),
+        *("observation.json", "official_result.txt", "resources.jsonl", "result.json", "run.json"),
     )
     result = archive.result
     assert result["outcome"] == "goal_reached"
@@ -69,7 +68,7 @@ def test_archive_holds_what_was_reported(tmp_path: Path) -> None:
     }
     assert archive.environment["ranks"]["1"]["framework"] == "torch"
     assert len(list(archive.events(rank=1))) == 8
-    assert verify(tmp_path / "run") == []
+    assert find_problems(tmp_path / "run") == []
 
 
 @pytest.mark.parametrize(("each", "amount"), [(3.5, 0.1001), (None, None)])
@@ -77,7 +76,7 @@ def test_the_price_is_what_the_run_was_recorded_with(tmp_path: Path, each: float
     price = {"per_hour": each, "currency": "USD", "source": "a table of that day"}
     folder = sealed_run(tmp_path / "run", price=price)
     assert Archive.open(folder).result["price"] == {**price, "amount": amount}
-    assert verify(folder) == []
+    assert find_problems(folder) == []
 
 
 def test_environment_keeps_no_secret_variables(tmp_path: Path) -> None:
@@ -97,55 +96,56 @@ def test_coreutils_check_the_sums(tmp_path: Path) -> None:
 
 def test_sealing_again_changes_nothing(tmp_path: Path) -> None:
     run = new_run(tmp_path / "run")
-    seal(run, outcome="goal_reached", exit_code=0, observation=observed())
+    seal(run, observed())
     before = {path: path.stat().st_mtime_ns for path in run.folder.iterdir() if path.is_file()}
-    assert seal(run, outcome="failed", exit_code=7, observation=observed(exit_codes=[1, 1])) == "goal_reached"
+    with pytest.raises(UsageError, match="complete already"):
+        seal(run, observed(exit_codes=[1, 1]))
     assert {path: path.stat().st_mtime_ns for path in run.folder.iterdir() if path.is_file()} == before
 
 
 def test_run_that_never_wrote_anything(tmp_path: Path) -> None:
     run = new_run(tmp_path / "run", logs={})
     seen = Observation(
-        START + 60, (WorkerState(0), WorkerState(1)), (Finding("unschedulable", "no room"),), "never_started"
+        START + 60, (WorkerState(0), WorkerState(1)), (Finding("unschedulable", "no room"),), Ending.NEVER_STARTED
     )
-    assert seal(run, outcome="never_started", exit_code=6, observation=seen) == "never_started"
+    assert seal(run, seen).outcome == "never_started"
     archive = Archive.open(run.folder)
-    assert verify(run.folder) == []
+    assert find_problems(run.folder) == []
     assert archive.findings[0]["code"] == "unschedulable"
     assert (archive.result["started"], archive.result["wall_seconds"]) == (None, None)
-    assert archive.read("official_result.txt") == b"No official result: the workers never started.\n"
+    assert archive.read("official_result.txt") == b"No official result: the run never started.\n"
 
 
 def test_custom_task_that_reports_nothing(tmp_path: Path) -> None:
     run = new_run(tmp_path / "run", spec(task="custom"), {0: ["hello"], 1: []})
-    assert seal(run, outcome="completed", exit_code=0, observation=observed()) == "completed"
-    assert verify(run.folder) == []
+    assert seal(run, observed()).outcome == "completed"
+    assert find_problems(run.folder) == []
     assert Archive.open(run.folder).read("official_result.txt") == (
         b"No official result: the run completed, and it has no goal.\n"
     )
 
 
 @pytest.mark.parametrize(
-    ("log", "codes", "sealed", "code"),
+    ("log", "codes", "sealed", "findings"),
     [
-        (training_log(outcome="goal_missed"), [0, 0], "goal_missed", "goal_not_proved"),
-        (training_log()[:-1], [0, 0], "completed", "goal_not_proved"),
-        ([result_event()], [0, 0], "goal_missed", "goal_not_proved"),
-        ([line.replace("80.5,", "79.5,") for line in training_log()], [0, 0], "goal_missed", "goal_not_proved"),
-        (training_log(), [0, 1], "failed", "exit_codes_contradict"),
+        (training_log(outcome="goal_missed"), [0, 0], "goal_missed", []),
+        (training_log()[:-1], [0, 0], "completed", []),
+        ([result_event()], [0, 0], "goal_missed", ["goal_not_proved"]),
+        ([line.replace("80.5,", "79.5,") for line in training_log()], [0, 0], "goal_missed", ["goal_not_proved"]),
+        (training_log(), [0, 1], "failed", []),
     ],
     ids=["missed", "no result event", "no metric", "below the threshold", "a rank failed"],
 )
 def test_a_goal_that_is_not_proved_is_not_reached(
-    tmp_path: Path, log: list[str], codes: list[int], sealed: str, code: str
+    tmp_path: Path, log: list[str], codes: list[int], sealed: str, findings: list[str]
 ) -> None:
     run = new_run(tmp_path / "run", logs={0: log, 1: []})
-    assert seal(run, outcome="goal_reached", exit_code=0, observation=observed(exit_codes=codes)) == sealed
+    assert seal(run, observed(exit_codes=codes)).outcome == sealed
     archive = Archive.open(run.folder)
     assert archive.result["outcome"] == sealed
     assert archive.result["official_line"] is None
-    assert [finding["code"] for finding in archive.findings] == [code]
-    assert verify(run.folder) == []
+    assert [finding["code"] for finding in archive.findings] == findings
+    assert find_problems(run.folder) == []
 
 
 def test_catalogue_task_must_report_the_goal_that_was_asked_for(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_catalogue_task_must_report_the_goal_that_was_asked_for(tmp_path: Path) 
     log = [event("metric", name="val_global_Perplexity", value=500.0), result_event(goal=easy)]
     asked = spec(task="wikitext2_awd_lstm", parameters={"goal_full": 70.0, "goal_light": 100.0})
     run = new_run(tmp_path / "run", asked, {0: log, 1: []})
-    assert seal(run, outcome="goal_reached", exit_code=0, observation=observed()) == "goal_missed"
+    assert seal(run, observed()).outcome == "goal_missed"
     archive = Archive.open(run.folder)
     assert archive.findings[0]["code"] == "goal_differs"
     assert archive.result["goal"]["wording"] == "Validation Perplexity of 70"
@@ -164,16 +164,13 @@ def test_only_the_last_result_of_rank_0_counts(tmp_path: Path) -> None:
     broken = event("result", outcome="splendid")
     log = [result_event(seconds=5.0), *training_log(), foreign, broken, "@mlbench {not json", event("result", rank=7)]
     run = new_run(tmp_path / "run", logs={0: log, 1: [result_event(seconds=1.0)]})
-    found = last_result(run.folder)
-    assert found is not None
-    assert found["wall_seconds"] == 100.0
-    seal(run, outcome="goal_reached", exit_code=0, observation=observed())
+    seal(run, observed())
     assert Archive.open(run.folder).result["task_seconds"]["wall"] == 100.0
 
 
 def test_events_of_ranks_that_do_not_exist_are_left_out(tmp_path: Path) -> None:
     run = new_run(tmp_path / "run", logs={0: [*training_log(), event("metric", rank=2, name="loss", value=1)]})
-    seal(run, outcome="goal_reached", exit_code=0, observation=observed())
+    seal(run, observed())
     assert {metric["rank"] for metric in Archive.open(run.folder).metrics()} == {0}
 
 
@@ -192,22 +189,22 @@ def test_files_that_no_archive_can_hold(tmp_path: Path) -> None:
     (output / "closed" / "mine").write_text("e")
     (output / "closed" / "mine").chmod(0)
     (output / "closed").chmod(0)
-    seal(run, outcome="goal_reached", exit_code=0, observation=observed())
+    seal(run, observed())
     names = [
         name.removeprefix("output/rank-0/") for name in Archive.open(run.folder).names if name.startswith("output")
     ]
     assert names == ["%FF.txt", ".hidden", "a%5Cb", "closed/mine", "model.pt", "two%0Alines"]
-    assert verify(run.folder) == []
+    assert find_problems(run.folder) == []
     codes = [finding["code"] for finding in Archive.open(run.folder).findings]
     assert sorted(codes) == ["file_left_out"] * 2 + ["file_renamed"] * 3
     pack(run.folder, tmp_path / "run.zip")
-    assert verify(tmp_path / "run.zip") == []
+    assert find_problems(tmp_path / "run.zip") == []
 
 
 def test_torn_resource_lines_are_mended(tmp_path: Path) -> None:
     run = new_run(tmp_path / "run")
     (run.folder / "resources.jsonl").write_text(f'{{"time":{START},"rank":0,"rss_bytes":5}}\n\n{{"time":1,"ra')
-    seal(run, outcome="goal_reached", exit_code=0, observation=observed())
+    seal(run, observed())
     assert list(Archive.open(run.folder).resources()) == [
         {"time": "2025-10-09T08:53:20.000Z", "rank": 0, "rss_bytes": 5}
     ]
@@ -217,17 +214,15 @@ def test_long_lines_and_many_lines_need_little_memory(tmp_path: Path) -> None:
     run = new_run(tmp_path / "run")
     with open(run.folder / "logs" / "rank-0.log", "ab") as log:
         log.write(b"@mlbench {" + b"x" * (120 << 20))
-    assert _within(60 << 20, lambda: seal(run, outcome="goal_reached", exit_code=0, observation=observed()))
+    assert _within(60 << 20, lambda: seal(run, observed()))
     assert Archive.open(run.folder).result["outcome"] == "goal_reached"
 
 
-def test_unknown_outcome_and_unwritable_folder_are_told(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
     run = new_run(tmp_path / "run")
-    with pytest.raises(UsageError, match="splendid"):
-        seal(run, outcome="splendid", exit_code=0, observation=observed())
     (run.folder / "metrics.jsonl").mkdir()
     with pytest.raises(Exception, match="cannot be sealed"):
-        seal(run, outcome="completed", exit_code=0, observation=observed())
+        seal(run, observed())
 
 
 def test_packing_refuses_what_was_changed_after_sealing(tmp_path: Path) -> None:
@@ -253,7 +248,7 @@ def test_killed_at_random_moments_then_sealed_again(tmp_path: Path) -> None:
         "import sys; from pathlib import Path; from tests.unit.results.test_seal import _large_run; "
         "from tests.unit.results.runs import observed; from mlbench_cli.results.archive.seal import seal; "
         "run = _large_run(Path(sys.argv[1])); print(flush=True); "
-        "seal(run, outcome='goal_reached', exit_code=0, observation=observed())"
+        "seal(run, observed())"
     )
     for attempt in range(3):
         folder = tmp_path / str(attempt)
@@ -310,11 +305,11 @@ LINES = st.lists(
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lines=LINES,
-    outcome=st.sampled_from([*Outcome]),
+    ending=st.sampled_from([*Ending]),
     codes=st.lists(st.sampled_from((0, 0, 1, None)), min_size=2, max_size=2),
 )
 def test_whatever_a_task_reports_the_archive_verifies(
-    tmp_path_factory: pytest.TempPathFactory, lines: list, outcome: str, codes: list
+    tmp_path_factory: pytest.TempPathFactory, lines: list, ending: Ending, codes: list
 ) -> None:
     log = []
     for kind, content in lines:
@@ -324,8 +319,8 @@ def test_whatever_a_task_reports_the_archive_verifies(
         record = {**content, "v": 1, "event": kind, "rank": 0, "time": START}
         log.append("@mlbench " + json.dumps(record))  # with NaN and Infinity, as other languages may write them
     run = new_run(tmp_path_factory.mktemp("any") / "run", logs={0: log})
-    seal(run, outcome=outcome, exit_code=0, observation=observed(exit_codes=codes))
-    assert verify(run.folder) == []
+    seal(run, observed(exit_codes=codes, ended=ending))
+    assert find_problems(run.folder) == []
 
 
 def _large_run(folder: Path):  # type: ignore[no-untyped-def]
@@ -334,18 +329,18 @@ def _large_run(folder: Path):  # type: ignore[no-untyped-def]
 
 
 def _seals_after_crash(folder: Path) -> None:
-    found = verify(folder)
-    if is_sealed(folder):
+    found = find_problems(folder)
+    if RunFolder(folder).is_sealed:
         assert found == []
-    else:
-        assert [problem.code for problem in found] == ["unsealed"]
+        return
+    assert [problem.code for problem in found] == ["unsealed"]
     run_spec = spec()
     from mlbench_cli.model import Run
 
     run = Run("0123456789ab", run_spec, folder, "2025-10-09T08:53:19.000Z")
-    assert seal(run, outcome="goal_reached", exit_code=0, observation=observed()) == "goal_reached"
-    assert verify(folder) == []
-    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == [run_folder.STATE_FOLDER]
+    assert seal(run, observed()).outcome == "goal_reached"
+    assert find_problems(folder) == []
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
 
 
 def _seal_in_child(folder: Path, die_at: int | None) -> int:
@@ -364,7 +359,7 @@ def _seal_in_child(folder: Path, die_at: int | None) -> int:
                     os.kill(os.getpid(), signal.SIGKILL)
 
         sys.addaudithook(step)
-        seal(run, outcome="goal_reached", exit_code=0, observation=observed())
+        seal(run, observed())
         os.write(writer, str(steps).encode())
         os._exit(0)
     os.close(writer)

@@ -22,7 +22,7 @@ def old_zip(tmp_path: Path) -> Path:
         {"time": START + 5 * index, "rank": 0, "cpu_seconds": 10.0 * index, "rss_bytes": 64 << 20} for index in range(3)
     ]
     (run.folder / "resources.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
-    seal(run, outcome="goal_reached", exit_code=0, observation=observed())
+    seal(run, observed())
     target = tmp_path / "metrics_gloo-2.zip"
     with Archive.open(run.folder) as archive:
         export_v3(archive, target)

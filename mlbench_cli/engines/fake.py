@@ -1,0 +1,87 @@
+"""An engine without a cluster, for tests of whatever follows, reads or finalizes runs.
+
+It plays the observations that it was given, and its logs are lists of lines. What was asked of it is in `calls`.
+
+    engine = FakeEngine([Observation(...), Observation(..., ended=Ending.EXITED)], logs={0: [b"hello\\n"]})
+"""
+
+from collections.abc import Generator, Iterable, Iterator, Mapping
+
+from mlbench_cli.engines.base import Cursor, Fetched, LogLine, Submission
+from mlbench_cli.errors import MlbenchError
+from mlbench_cli.model import Ending, Finding, Observation, Run, WorkerState
+from mlbench_cli.run_folder import RunFolder
+from mlbench_cli.spec import RunSpec
+
+
+class FakeEngine:
+    """Plays `observations` in order; the last one stays. `fetch` writes `logs` into the run's folder.
+
+    `error` is raised by every call that would ask a cluster, as if it did not answer; None lets them pass.
+    """
+
+    dies_with_client = False
+
+    def __init__(
+        self, observations: Iterable[Observation] = (), logs: Mapping[int, Iterable[bytes]] | None = None
+    ) -> None:
+        self.observations = list(observations) or [Observation(0.0, (WorkerState(0),))]
+        self.lines = {rank: list(lines) for rank, lines in (logs or {}).items()}
+        self.fetched = Fetched(files=0, bytes=0)
+        self.error: MlbenchError | None = None
+        self.calls: list[str] = []
+
+    def render(self, spec: RunSpec) -> Submission:
+        return Submission(spec, ({"kind": "FakeRun", "name": spec.name},))
+
+    def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None:
+        self._record("submit")
+
+    def resume(self, run: Run) -> None:
+        self._record("resume")
+
+    def look(self, run: Run) -> Observation:
+        self._record("look")
+        return self.observations[0]
+
+    def watch(self, run: Run) -> Generator[Observation, None, None]:
+        self._record("watch")
+        while True:
+            observation = self.observations[0]
+            yield observation
+            if observation.ended:
+                return
+            if len(self.observations) > 1:
+                self.observations.pop(0)
+
+    def logs(self, run: Run, rank: int, since: Cursor | None = None, follow: bool = False) -> Iterator[LogLine]:
+        begin = since.offset if since else 0
+        for number, text in enumerate(self.lines.get(rank, ())[begin:], begin):
+            if self.error is not None:
+                raise self.error
+            yield LogLine(rank, text, Cursor(number + 1))
+
+    def log_gaps(self, run: Run) -> tuple[Finding, ...]:
+        return ()
+
+    def fetch(self, run: Run) -> Fetched:
+        self._record("fetch")
+        for rank, lines in self.lines.items():
+            path = RunFolder(run.folder).log(rank)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"".join(lines))
+        return self.fetched
+
+    def cancel(self, run: Run) -> None:
+        self._record("cancel")
+        last = self.observations[-1]
+        if last.ended is None:
+            self.observations = [Observation(last.time, last.workers, last.findings, Ending.CANCELLED)]
+
+    def delete(self, run: Run, *, force: bool = False) -> None:
+        self._record("delete")
+
+    def _record(self, call: str) -> None:
+        if self.error is not None:
+            raise self.error
+        self.calls.append(call)

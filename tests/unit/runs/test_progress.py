@@ -1,0 +1,172 @@
+"""Progress of a run: a pure function of its events, and reading those through an engine."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlbench_cli.commands._report import to_go
+from mlbench_cli.engines.fake import FakeEngine
+from mlbench_cli.errors import NotFoundError
+from mlbench_cli.goals import Goal
+from mlbench_cli.model import Ending, Observation, Run, WorkerState
+from mlbench_cli.runs.progress import EventReader, ProgressTracker, find_goal
+from mlbench_cli.spec import RunSpec
+from task_images.contract import format_event
+
+SPEC = RunSpec("r-2", "local", "local", "custom", "custom", ("prog",), "gloo", 2)
+
+# --- progress -----------------------------------------------------------------------------------------------------
+
+ACCURACY = Goal("Prec@1", ">=", 80.0)
+RUNNING = Observation(100.0, (WorkerState(0, "running", started=40.0),))
+
+
+def event(kind: str, time: float, rank: int = 0, **fields: Any) -> dict[str, Any]:
+    return {"v": 1, "event": kind, "rank": rank, "time": time, **fields}
+
+
+def track(*events: dict[str, Any], goal: Goal | None = ACCURACY) -> ProgressTracker:
+    tracker = ProgressTracker(goal)
+    for one in events:
+        tracker.take(one)
+    return tracker
+
+
+def test_progress_knows_the_last_of_everything() -> None:
+    progress = track(
+        event("phase", 41, phase="loading"),
+        event("phase", 50, phase="training", epoch=1, epochs=10),
+        event("metric", 55, name="train_loss", value=2.5),
+        event("metric", 59, name="val_global_loss", value=9.0),
+        event("metric", 60, name="val_global_Prec@1", value=55.0),
+        event("metric", 70, name="val_global_Prec@1", value=50.0),
+        event("phase", 71, phase="training", epoch=2, epochs=10, step=3, steps=4),
+    ).progress(RUNNING, created=1.0)
+    assert (progress.phase, progress.epoch, progress.epochs, progress.step, progress.steps) == ("training", 2, 10, 3, 4)
+    assert (progress.loss, progress.metric, progress.value, progress.best) == (2.5, "Prec@1", 50.0, 55.0)
+    assert (progress.comparison, progress.threshold, progress.elapsed) == (">=", 80.0, 60.0)
+
+
+def test_eta_is_the_earlier_of_trend_and_epochs() -> None:
+    begun = event("phase", 0, phase="training", epoch=1, epochs=10)
+    half = event("phase", 50, phase="training", epoch=6, epochs=10, step=0, steps=10)
+    assert track(begun, half).progress(RUNNING, 0.0).eta == 50.0
+    rising = [event("metric", 10 + at, name="val_Prec@1", value=50.0 + at) for at in (0, 10, 20)]
+    assert track(*rising).progress(RUNNING, 0.0).eta == 10.0
+    assert track(begun, *rising, half).progress(RUNNING, 0.0).eta == 10.0
+    falling = [event("metric", 10 + at, name="val_Prec@1", value=50.0 - at) for at in (0, 10)]
+    assert track(*falling).progress(RUNNING, 0.0).eta is None
+    assert track(begun, *falling, half).progress(RUNNING, 0.0).eta == 50.0
+    assert track().progress(RUNNING, 0.0).eta is None
+    assert track(begun, half).progress(replace(RUNNING, ended=Ending.EXITED), 0.0).eta is None
+
+
+def test_a_flattening_curve_takes_longer_than_its_last_slope_says() -> None:
+    # 80 - 60 exp(-t / 50): the distance to a goal of 75 falls from 55 by an exponential whose end is known exactly.
+    values = [event("metric", at, name="val_Prec@1", value=80 - 60 * math.exp(-at / 50)) for at in range(0, 80, 10)]
+    progress = track(*values, goal=Goal("Prec@1", ">=", 75.0)).progress(RUNNING, 0.0)
+    truth = 50 * math.log(60 / 5) - 70
+    assert progress.eta is not None
+    assert progress.eta_high is not None
+    assert progress.eta < truth
+    assert progress.eta_high == pytest.approx(truth, rel=0.1)
+    # A goal above where it flattens out: only the last epoch bounds it.
+    high = Goal("Prec@1", ">=", 81.0)
+    assert track(*values, goal=high).progress(RUNNING, 0.0).eta_high is None
+    begun, half = (event("phase", at, phase="training", epoch=1 + at // 14, epochs=10) for at in (0, 70))
+    bounded = track(begun, *values, half, goal=high).progress(RUNNING, 0.0)
+    assert bounded.eta is not None
+    assert bounded.eta < 70 == bounded.eta_high
+
+
+def test_under_a_budget_the_budget_is_what_is_left() -> None:
+    events = [event("phase", 10, phase="training", epoch=1), event("metric", 30, name="val_Prec@1", value=79.0)]
+    spec = replace(SPEC, task="digits_resnet", parameters={"budget_seconds": 60.0, "goal_full": 80.0})
+    tracker = ProgressTracker.of(spec)
+    for one in events:
+        tracker.take(one)
+    progress = tracker.progress(RUNNING, 0.0)
+    assert (progress.eta, progress.eta_high) == (40.0, 40.0)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (None, None, None),
+        (40.0, 45.0, "40.0 s to go"),
+        (40.0, 180.0, "40.0 s to 3 min to go"),
+        (40.0, None, "40.0 s or more to go"),
+        (0.0, 0.0, "0 ms to go"),
+    ],
+)
+def test_what_is_left_in_words(low: float | None, high: float | None, words: str | None) -> None:
+    assert to_go(low, high) == words
+
+
+def test_a_goal_may_come_from_the_task_itself() -> None:
+    goal = {"metric": "Perplexity", "comparison": "<=", "threshold": 70, "value": 90}
+    tracker = track(event("phase", 1, phase="training", goal=goal), goal=None)
+    tracker.take(event("metric", 2, name="val_global_Perplexity", value=75))
+    progress = tracker.progress(RUNNING, 0.0)
+    assert (progress.metric, progress.threshold, progress.value, progress.best) == ("Perplexity", 70, 75, 75)
+    assert progress.eta is not None
+    assert round(progress.eta, 2) == round(5 / 15, 1)
+
+
+def test_elapsed_ends_with_the_run_and_begins_with_the_first_worker() -> None:
+    done = WorkerState(0, "succeeded", exit_code=0, started=40.0, finished=45.0)
+    assert track().progress(Observation(100.0, (done,), ended=Ending.EXITED), created=1.0).elapsed == 5.0
+    assert track().progress(Observation(100.0, (WorkerState(0),)), created=30.0).elapsed == 70.0
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.floats() | st.sampled_from(["Prec@1", "train_loss", ">=", ""]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["metric", "comparison", "threshold", "value"]), inner)
+    ),
+    max_leaves=6,
+)
+FIELDS = st.sampled_from(["name", "value", "phase", "epoch", "epochs", "step", "steps", "goal", "outcome"])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["metric", "phase", "result"]), st.floats(0, 1e9), st.dictionaries(FIELDS, JSON)),
+        max_size=8,
+    )
+)
+def test_no_event_of_a_task_can_break_the_tracker(events: list[tuple[str, float, dict[str, Any]]]) -> None:
+    tracker = track(*(event(kind, time, **fields) for kind, time, fields in events))
+    progress = tracker.progress(RUNNING, 0.0)
+    assert progress.eta is None or progress.eta >= 0
+
+
+def test_the_goal_of_a_custom_command_is_not_looked_for() -> None:
+    assert find_goal(SPEC) is None
+    assert find_goal(replace(SPEC, task="of-another-version", parameters={"goal_full": 80.0})) is None
+
+
+# --- reading events through an engine -------------------------------------------------------------------------------
+
+
+def test_events_are_read_once_and_in_order_however_often_the_log_fails() -> None:
+    engine = FakeEngine()
+    reader = EventReader(engine, Run("id", SPEC, Path("/nowhere"), "2026-01-01T00:00:00Z"), ranks=(0, 1))
+    lines = [format_event(event("metric", at, name="loss", value=at)).encode() + b"\n" for at in range(4)]
+    engine.lines[0] = [b"hello\n", lines[0], b"\xff\n"]
+    engine.lines[1] = [lines[1]]
+    assert [one["value"] for one in reader.poll()] == [0, 1]
+    engine.lines[0].append(b"50%\r" + lines[2])
+    engine.error = NotFoundError("The pod is gone.")
+    assert reader.poll() == []
+    engine.error = None
+    engine.lines[0].append(lines[3])
+    assert [one["value"] for one in reader.poll()] == [2, 3]
+    assert reader.poll() == []
