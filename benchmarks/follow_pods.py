@@ -86,7 +86,7 @@ def client(url: str, size: int) -> None:
         run = Run("id", spec, Path(folder), now())
         engine.submit(run, engine.render(spec))
         begun = None
-        for _ in engine.observe(run):
+        for _ in engine.watch(run):
             if begun is None:
                 begun, used = time.monotonic(), time.process_time()
             if time.monotonic() - begun >= SECONDS:

@@ -59,7 +59,7 @@ def main() -> None:
             engine.submit(run, engine.render(spec))
             received = [line.text for line in engine.logs(run, 0, follow=True)]
             followed = time.perf_counter()
-            (*_, last) = engine.observe(run)
+            (*_, last) = engine.watch(run)
 
             words = [sys.executable, "-m", "mlbench_cli", "logs", run.name, "--rank", "0", "--raw"]
             asked = time.perf_counter()

@@ -10,6 +10,7 @@ from typing import Any
 
 from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.model import Observation, Run
+from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.spec import RunSpec
 from mlbench_cli.store import Store
 
@@ -30,6 +31,7 @@ class Lab:
         fields: dict[str, Any] = {"workers": 1, "backend": "gloo", "task": "custom", "preset": "custom", **options}
         spec = RunSpec(name=name, cluster="local", engine="local", argv=tuple(argv), **fields)
         run = self.store.record_run(spec)
+        write_run_document(run)
         self.runs.append(run)
         return run
 
@@ -40,7 +42,7 @@ class Lab:
 
     def end(self, run: Run) -> Observation:
         """The last observation of a run."""
-        (*_, last) = self.engine.observe(run)
+        (*_, last) = self.engine.watch(run)
         return last
 
     def log(self, run: Run, rank: int = 0) -> bytes:
@@ -90,7 +92,7 @@ def client(home: Path, script: str, **options: Any) -> "subprocess.Popen[str]":
     """Another process that knows the same store: `script` finds `lab` in it."""
     prelude = (
         "import sys; from pathlib import Path; from tests.contract.local_runs import *; "
-        "from mlbench_cli import supervise; lab = Lab(Path(sys.argv[1]))\n"
+        "from mlbench_cli.runs import finalize, supervise; lab = Lab(Path(sys.argv[1]))\n"
     )
     words = [sys.executable, "-c", prelude + script, str(home)]
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **options)

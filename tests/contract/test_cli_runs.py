@@ -174,7 +174,7 @@ def test_a_detached_run(capsys: Captured) -> None:
 def test_what_ended_unseen_is_settled_by_status(capsys: Captured) -> None:
     assert run(["run", "a", "1", "--detach", *shell("exit 5")]) == 0
     run_ = Store().run("a-1").run
-    list(LocalEngine().observe(run_))
+    list(LocalEngine().watch(run_))
     shown = answer(capsys, "status")["runs"][0]
     assert (shown["state"], shown["outcome"]) == ("finished", "failed")
     assert run(["verify", str(run_.folder)]) == 0

@@ -184,7 +184,7 @@ def test_a_detached_run_outlives_its_client_and_is_found_by_another(lab: Lab, tm
     with client(tmp_path, f"lab.start({shell(script)!r}, name='theirs', detach=True); os._exit(0)") as other:
         assert other.wait() == 0
     run = lab.store.run("theirs").run
-    seen = next(lab.engine.observe(run))
+    seen = next(lab.engine.watch(run))
     assert (seen.ended, seen.workers[0].phase) == (None, "running")
     gate.touch()
     assert lab.end(run).ended == "exited"
@@ -225,6 +225,7 @@ def test_another_process_with_the_same_number_is_not_the_supervisor(lab: Lab, ch
     with subprocess.Popen(["sleep", "600"]) as bystander:
         try:
             if change == "start_time":
+                os.kill(real, signal.SIGKILL)
                 change_state(run, pid=bystander.pid)
             else:
                 change_state(run, boot_id="another boot")
@@ -234,12 +235,13 @@ def test_another_process_with_the_same_number_is_not_the_supervisor(lab: Lab, ch
             assert bystander.poll() is None
         finally:
             bystander.kill()
-            os.kill(real, signal.SIGKILL)
+            if change == "boot_id":
+                os.kill(real, signal.SIGKILL)
 
 
 def test_a_recorded_run_that_nobody_started_is_told_in_time(lab: Lab) -> None:
     fresh = lab.record(SLEEP)
-    assert next(lab.engine.observe(fresh)).ended is None
+    assert next(lab.engine.watch(fresh)).ended is None
     stale = Run(fresh.id, fresh.spec, fresh.folder, "2020-01-01T00:00:00Z")
     end = lab.end(stale)
     assert end.ended == "never_started"

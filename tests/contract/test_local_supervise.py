@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,14 @@ import pytest
 from mlbench_cli.engines.base import Fetched
 from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.errors import DeadlineError, NotFoundError
-from mlbench_cli.model import Finding, Observation, Run, WorkerState
-from mlbench_cli.results.archive.layout import is_sealed
-from mlbench_cli.results.archive.verify import verify
+from mlbench_cli.model import Ending, Finding, Observation, Run, RunState, WorkerState
+from mlbench_cli.results.archive.verify import find_problems
+from mlbench_cli.run_folder import RunFolder
 from mlbench_cli.runs import supervise
+from mlbench_cli.runs.finalize import finalize
+from mlbench_cli.runs.finished import FinishedRun
+from mlbench_cli.runs.progress import Progress
+from mlbench_cli.runs.snapshot import finished_snapshot, live_snapshot
 from task_images.contract import format_event
 from tests.contract.local_runs import SLEEP, Lab, client, processes_of, python, shell, until
 
@@ -49,7 +53,13 @@ def task(outcome: str = "goal_reached", code: int = 0, rank: int = 0) -> tuple[s
     return python(script + f"sys.exit({code} if rank == '{rank}' else 0)")
 
 
-def follow(lab: Lab, run: Run, **options: Any) -> supervise.Outcome:
+def end_of(finished: FinishedRun | None) -> tuple[str, int, bool]:
+    """Outcome, exit code, and whether the archive is complete."""
+    assert finished is not None
+    return str(finished.outcome), finished.exit_code(), finished.result is not None
+
+
+def follow(lab: Lab, run: Run, **options: Any) -> FinishedRun:
     return supervise.follow(run, lab.engine, lab.store, **options)
 
 
@@ -59,14 +69,14 @@ def result_of(run: Run) -> dict[str, Any]:
 
 
 def assert_sound(run: Run) -> None:
-    assert verify(run.folder) == []
+    assert find_problems(run.folder) == []
 
 
 def test_a_reached_goal_is_followed_to_a_verified_archive(lab: Lab) -> None:
     run = lab.start(task(), workers=2)
-    reports: list[supervise.Progress] = []
+    reports: list[Progress] = []
     outcome = follow(lab, run, report=reports.append)
-    assert (outcome.word, outcome.exit_code, outcome.sealed) == ("goal_reached", 0, True)
+    assert end_of(outcome) == ("goal_reached", 0, True)
     assert outcome.summary == f"{run.name} reached its goal: Prec@1 81.5 (>= 80) after 2.5 s."
     assert reports[-1].observation.ended == "exited"
     assert (reports[-1].epoch, reports[-1].epochs) == (1, 2)
@@ -88,7 +98,7 @@ def test_a_reached_goal_is_followed_to_a_verified_archive(lab: Lab) -> None:
 def test_what_a_task_says_never_outweighs_an_exit_code(lab: Lab, argv: tuple[str, ...], word: str, code: int) -> None:
     run = lab.start(argv, workers=2)
     outcome = follow(lab, run)
-    assert (outcome.word, outcome.exit_code) == (word, code)
+    assert end_of(outcome) == (word, code, True)
     assert result_of(run)["outcome"] == word == lab.store.run(run.name).outcome
     assert_sound(run)
 
@@ -102,10 +112,10 @@ def test_the_state_in_the_store_goes_from_created_to_running_to_finished(lab: La
     assert (caught.value.exit_code, f"mlbench wait {run.name}" in str(caught.value.hint)) == (124, True)
     assert lab.store.run(run.name).state == "running"
     assert len(processes_of(run)) == 1
-    assert supervise.settle(run, lab.engine, lab.store) is None
+    assert finalize(run, lab.engine, lab.store) is None
     outcome = supervise.cancel(run, lab.engine, lab.store)
     assert outcome
-    assert (outcome.word, outcome.exit_code) == ("cancelled", 7)
+    assert end_of(outcome) == ("cancelled", 7, True)
     assert (lab.store.run(run.name).state, result_of(run)["outcome"]) == ("finished", "cancelled")
     assert_sound(run)
 
@@ -113,7 +123,7 @@ def test_the_state_in_the_store_goes_from_created_to_running_to_finished(lab: La
 def test_a_run_that_runs_out_of_time(lab: Lab) -> None:
     run = lab.start(SLEEP, timeout=0.2)
     outcome = follow(lab, run)
-    assert (outcome.word, outcome.exit_code, result_of(run)["outcome"]) == ("deadline", 124, "deadline")
+    assert end_of(outcome) == ("deadline", 124, True)
     assert outcome.findings[0].summary in outcome.summary
     assert_sound(run)
 
@@ -126,16 +136,16 @@ def test_partial_results_are_kept_when_a_run_is_cancelled(lab: Lab) -> None:
     assert_sound(run)
     again = supervise.cancel(run, lab.engine, lab.store)
     assert again
-    assert again.word == "cancelled"
+    assert again.outcome == "cancelled"
 
 
-def test_whoever_looks_first_completes_a_detached_run_and_once_only(lab: Lab, tmp_path: Path) -> None:
+def test_whoever_comes_first_completes_a_detached_run_and_once_only(lab: Lab, tmp_path: Path) -> None:
     run = lab.start(task(), workers=2, detach=True)
     lab.end(run)
     script = (
         "sys.stdin.readline(); row = lab.store.run('run-0')\n"
-        "outcome = supervise.settle(row.run, lab.engine, lab.store)\n"
-        "print(outcome.word, outcome.summary, flush=True); os._exit(0)"
+        "outcome = finalize.finalize(row.run, lab.engine, lab.store)\n"
+        "print(outcome.outcome, outcome.summary, flush=True); os._exit(0)"
     )
     others = [client(tmp_path, "import os\n" + script, stdin=subprocess.PIPE) for _ in range(2)]
     for other in others:
@@ -146,7 +156,7 @@ def test_whoever_looks_first_completes_a_detached_run_and_once_only(lab: Lab, tm
     assert answers == {f"goal_reached {run.name} reached its goal: Prec@1 81.5 (>= 80) after 2.5 s.\n"}
     sealed = (run.folder / "SHA256SUMS").stat().st_mtime_ns
     assert_sound(run)
-    assert follow(lab, run).word == "goal_reached"
+    assert follow(lab, run).outcome == "goal_reached"
     assert (run.folder / "SHA256SUMS").stat().st_mtime_ns == sealed
 
 
@@ -168,8 +178,8 @@ def test_results_are_fetched_by_one_client_at_a_time(lab: Lab) -> None:
 
     def settle() -> None:
         theirs = Lab(lab.store.folder)
-        outcome = supervise.settle(run, Counting(), theirs.store)
-        words.append(outcome.word if outcome else "")
+        outcome = finalize(run, Counting(), theirs.store)
+        words.append(str(outcome.outcome) if outcome else "")
         theirs.close()
 
     threads = [threading.Thread(target=settle) for _ in range(3)]
@@ -183,22 +193,18 @@ def test_results_are_fetched_by_one_client_at_a_time(lab: Lab) -> None:
 def test_a_client_killed_between_seal_and_store_leaves_nothing_undone(lab: Lab) -> None:
     run = lab.start(task(), workers=2)
     follow(lab, run)
-    lab.store.update_run(run, "running")
-    assert supervise.settle(run, lab.engine, lab.store)
+    lab.store.update_run(run, RunState.RUNNING)
+    assert finalize(run, lab.engine, lab.store)
     assert lab.store.run(run.name).state == "finished"
-    (run.folder / ".state/outcome.json").unlink()
-    lab.store.update_run(run, "running")
-    outcome = supervise.settle(run, lab.engine, lab.store)
-    assert outcome
-    assert outcome.word == lab.store.run(run.name).outcome == "goal_reached"
+    assert lab.store.run(run.name).outcome == "goal_reached"
     assert_sound(run)
 
 
-def test_an_interrupt_cancels_in_order(lab: Lab, tmp_path: Path) -> None:
+def test_an_interrupt_cancels_gracefully(lab: Lab, tmp_path: Path) -> None:
     script = (
         f"run = lab.start({SLEEP!r}, name='theirs', workers=2); print('up', flush=True)\n"
         "try:\n  supervise.follow(run, lab.engine, lab.store)\n"
-        "except KeyboardInterrupt:\n  print(supervise.cancel(run, lab.engine, lab.store).word, flush=True)\n"
+        "except KeyboardInterrupt:\n  print(supervise.cancel(run, lab.engine, lab.store).outcome, flush=True)\n"
         "  import os; os._exit(130)"
     )
     with client(tmp_path, script) as other:
@@ -219,7 +225,7 @@ def test_a_lost_run_is_sealed_as_lost_with_what_there_is(lab: Lab) -> None:
     until(lambda: (run.folder / "logs/rank-0.log").read_bytes() == b"up\n")
     os.kill(json.loads((run.folder / ".state/state.json").read_bytes())["pid"], signal.SIGKILL)
     outcome = follow(lab, run)
-    assert (outcome.word, outcome.exit_code) == ("lost", 7)
+    assert end_of(outcome) == ("lost", 7, True)
     assert [found.code for found in outcome.findings] == ["supervisor_lost"]
     assert_sound(run)
 
@@ -243,8 +249,8 @@ def test_a_run_deleted_while_it_is_followed_is_an_error_and_not_an_archive(lab: 
     lab.store.forget_run(run)
     LocalEngine().delete(run, force=True)
     thread.join(30)
-    assert "was deleted meanwhile" in str(caught[0])
-    assert not is_sealed(run.folder)
+    assert "was deleted in the meantime" in str(caught[0])
+    assert not RunFolder(run.folder).is_sealed
 
 
 def test_snapshot_while_running_and_after(lab: Lab) -> None:
@@ -257,7 +263,7 @@ def test_snapshot_while_running_and_after(lab: Lab) -> None:
     wait = f"while [ ! -e {gate} ]; do sleep 0.01; done"
     run = lab.start(shell(f"echo '{chr(10).join(lines)}'; {wait}; exit $RANK"), workers=2)
     until(lambda: (run.folder / "logs/rank-0.log").read_bytes().count(b"\n") == 3)
-    now = supervise.snapshot(lab.store.run(run.name), lab.engine)
+    now = live_snapshot(lab.store.run(run.name), lab.engine)
     assert (now["outcome"], now["ended"]) == (None, None)
     assert [rank["phase"] for rank in now["ranks"]] == ["running", "running"]
     assert now["metrics"] == {"val_global_Prec@1": 70.0, "train_loss": 0.5}
@@ -266,10 +272,11 @@ def test_snapshot_while_running_and_after(lab: Lab) -> None:
     gate.touch()
     follow(lab, run)
     shutil.rmtree(run.folder / "logs")
-    later = supervise.snapshot(lab.store.run(run.name), lab.engine)
+    later = finished_snapshot(lab.store.run(run.name))
+    assert later is not None
     assert (later["state"], later["outcome"], later["first_failed"]) == ("finished", "failed", 1)
     assert later["ranks"][1]["exit_code"] == 1
-    assert (later["goal"], later["metrics"]) == (now["goal"], now["metrics"])
+    assert later["metrics"] == now["metrics"]
     assert later["findings"][0]["code"] == "rank_crashed"
     json.dumps(later, allow_nan=False)
 
@@ -290,12 +297,12 @@ def test_a_full_disk_leaves_the_run_to_be_sealed_later(lab: Lab, tmp_path: Path)
             while (room := os.statvfs(place).f_bfree) > 0:
                 file.write(b"\0" * 4096 * room)
         outcome = follow(lab, run)
-        assert (outcome.word, outcome.exit_code, outcome.sealed) == ("goal_reached", 8, False)
+        assert end_of(outcome) == ("goal_reached", 8, False)
         assert outcome.findings[-1].code == "archive_unfinished"
         assert lab.store.run(run.name).state != "finished"
         ballast.unlink()
         outcome = follow(lab, run)
-        assert (outcome.word, outcome.exit_code, outcome.sealed) == ("goal_reached", 0, True)
+        assert end_of(outcome) == ("goal_reached", 0, True)
         assert_sound(run)
     finally:
         subprocess.run(["umount", "-l", str(place)], check=True)
@@ -308,10 +315,10 @@ class Unwilling(LocalEngine):
     cancelled = False
     finding = Finding("image_not_found", "The image no/such:1 does not exist.", permanent=True)
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def watch(self, run: Run) -> Generator[Observation, None, None]:
         while not self.cancelled:
             yield Observation(1.0, (WorkerState(0, "pending"),), (self.finding,))
-        yield Observation(2.0, (WorkerState(0, "lost"),), (), "cancelled")
+        yield Observation(2.0, (WorkerState(0, "lost"),), (), Ending.CANCELLED)
 
     def cancel(self, run: Run) -> None:
         self.cancelled = True
@@ -320,6 +327,6 @@ class Unwilling(LocalEngine):
 def test_waiting_is_given_up_where_it_cannot_help(lab: Lab) -> None:
     run = lab.record(("prog",))
     outcome = supervise.follow(run, Unwilling(), lab.store)
-    assert (outcome.word, outcome.exit_code) == ("never_started", 6)
+    assert end_of(outcome) == ("never_started", 6, True)
     assert outcome.summary == f"{run.name} never started. The image no/such:1 does not exist."
     assert_sound(run)

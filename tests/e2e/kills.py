@@ -33,7 +33,7 @@ sys.addaudithook(count)
 engine = KubernetesEngine(Access.from_kubeconfig(kubeconfig, namespace=namespace))
 run = Run("id", RunSpec.from_dict(json.loads(spec)), Path(folder), "2026-01-01T00:00:00Z")
 engine.submit(run, engine.render(run.spec))
-for seen_now in engine.observe(run):
+for seen_now in engine.watch(run):
     pass
 engine.fetch(run)
 """

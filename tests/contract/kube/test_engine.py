@@ -107,7 +107,7 @@ def test_whoever_follows_a_half_submitted_run_completes_it(server: KubeApi, tmp_
     with pytest.raises(ApiError):
         submit(server, a_run(tmp_path / "a"))
     server.faults.clear()
-    observations = KubernetesEngine(server.access).observe(a_run(tmp_path / "b"))
+    observations = KubernetesEngine(server.access).watch(a_run(tmp_path / "b"))
     first = next(observations)
     assert [finding.code for finding in first.findings] == ["suspended"]
     assert job_of(server)["spec"]["suspend"] is True  # a look changes nothing
@@ -160,7 +160,7 @@ def test_other_machines_find_the_runs(server: KubeApi, tmp_path: Path) -> None:
 
 
 def look(server: KubeApi, run: Run) -> Any:
-    return next(KubernetesEngine(server.access).observe(run))
+    return next(KubernetesEngine(server.access).watch(run))
 
 
 def test_one_look_tells_a_run_that_has_ended(server: KubeApi, tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_the_number_of_requests_does_not_grow_with_the_workers(server: KubeApi, 
         run = a_run(tmp_path / str(workers), workers=workers, name=f"r-{workers}")
         submit(server, run)
         server.requests.clear()
-        observations = KubernetesEngine(server.access).observe(run)
+        observations = KubernetesEngine(server.access).watch(run)
         next(observations)
         next(observations)
         observations.close()  # type: ignore[attr-defined]
