@@ -64,7 +64,7 @@ EXIT_CODES = {
     4: "no such cluster, run or file",
     5: "quota exceeded, or no capacity",
     6: "the workers never started",
-    7: "the task failed, or missed its goal under --require-goal; or a gate failed",
+    7: "the task failed, or a gate failed, or --require-goal was not met",
     8: "the work is done, but clean-up or archive is incomplete",
     9: "cannot tell: not enough evidence for a gate or comparison",
     10: "a cluster or host does not answer",

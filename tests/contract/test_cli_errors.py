@@ -194,9 +194,9 @@ def test_the_exit_code_is_what_the_command_returns(tmp_path: Path) -> None:
 
 def test_interrupts(tmp_path: Path) -> None:
     done = broken(tmp_path, "raise KeyboardInterrupt")
-    assert (done.returncode, done.stderr) == (130, "Error: Interrupted.\n")
+    assert (done.returncode, done.stderr) == (130, "Interrupted.\n")
     done = broken(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
-    assert (done.returncode, done.stderr) == (143, "Error: Terminated (SIGTERM).\n")
+    assert (done.returncode, done.stderr) == (143, "Terminated (SIGTERM).\n")
 
 
 def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
 
 def test_another_broken_pipe_is_one(tmp_path: Path) -> None:
     done = broken(tmp_path, "raise BrokenPipeError(32, 'Broken pipe')")
-    assert (done.returncode, done.stderr) == (1, "Error: The system refuses: [Errno 32] Broken pipe.\n")
+    assert (done.returncode, done.stderr) == (1, "Error: Operating system error: [Errno 32] Broken pipe.\n")
 
 
 @pytest.mark.parametrize("command", [["--help"], ["--version"], ["tasks"], ["status", "-o", "json"], ["run"]])

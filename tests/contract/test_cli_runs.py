@@ -16,6 +16,7 @@ from mlbench_cli.model import Cluster
 from mlbench_cli.spec import canonical_json
 from mlbench_cli.store import Store
 from task_images.contract import PREFIX
+from tests.contract.local_runs import until
 
 Captured = pytest.CaptureFixture[str]
 EVENT = PREFIX + '{"v":1,"event":"metric","rank":0,"time":1.0,"name":"val_global_Prec@1","value":81.5}'
@@ -171,10 +172,10 @@ def test_a_detached_run(capsys: Captured) -> None:
     assert Path("results.zip").exists()
 
 
-def test_what_ended_unseen_is_settled_by_status(capsys: Captured) -> None:
+def test_a_detached_run_is_finalized_by_its_supervisor_and_status_only_reads(capsys: Captured) -> None:
     assert run(["run", "a", "1", "--detach", *shell("exit 5")]) == 0
     run_ = Store().run("a-1").run
-    list(LocalEngine().watch(run_))
+    until(lambda: answer(capsys, "status")["runs"][0]["state"] == "finished")
     shown = answer(capsys, "status")["runs"][0]
     assert (shown["state"], shown["outcome"]) == ("finished", "failed")
     assert run(["verify", str(run_.folder)]) == 0

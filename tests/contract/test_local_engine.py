@@ -13,6 +13,7 @@ from mlbench_cli.engines.base import Cursor
 from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model import Run
+from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.spec import RunSpec, canonical_json
 from tests.contract.local_runs import SLEEP, Lab, processes_of, python, shell, until
 
@@ -151,14 +152,15 @@ def test_two_runs_at_once_have_ports_of_their_own(lab: Lab) -> None:
 @pytest.mark.parametrize("obstacle", ["file", "read-only"])
 def test_a_folder_that_cannot_be_made_is_a_usage_error(lab: Lab, obstacle: str) -> None:
     run = lab.record(("true",))
-    folder = Path("/proc/sys/mlbench") if obstacle == "read-only" else run.folder
+    folder = Path("/proc/sys/mlbench") if obstacle == "read-only" else run.folder.with_name("other")
     if obstacle == "file":
-        folder.parent.mkdir()
         folder.write_text("in the way")
-    with pytest.raises(UsageError, match="cannot be made") as caught:
-        lab.engine.submit(Run(run.id, run.spec, folder, run.created), lab.engine.render(run.spec))
-    assert caught.value.hint
-    assert "MLBENCH_HOME" in caught.value.hint
+    planned = Run(run.id, run.spec, folder, run.created)
+    for act in (write_run_document, lambda run: lab.engine.submit(run, lab.engine.render(run.spec))):
+        with pytest.raises(UsageError, match="cannot be made") as caught:
+            act(planned)
+        assert caught.value.hint
+        assert "MLBENCH_HOME" in caught.value.hint
 
 
 def test_delete_refuses_a_running_run_and_is_idempotent(lab: Lab) -> None:

@@ -351,7 +351,7 @@ def _explained(run: Run, action: str = "made") -> Iterator[None]:
     except OSError as error:
         raise UsageError(
             f"The folder {run.folder} of the run cannot be {action}: {error.strerror or error}.",
-            hint="Make room or mend its permissions, or set MLBENCH_HOME to another folder.",
+            hint="Make room or fix its permissions, or set MLBENCH_HOME to another folder.",
         ) from None
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 
 from mlbench_cli import __version__
 from mlbench_cli.catalog import TaskRules, find_rules
+from mlbench_cli.errors import UsageError
 from mlbench_cli.goals import Goal, is_finite_number
 from mlbench_cli.model import Finding, Observation, Run, WorkerState
 from mlbench_cli.results.archive.events import plain
@@ -156,7 +157,13 @@ def run_document(run: Run, provenance: Mapping[str, Any] | None = None) -> RunDo
 def write_run_document(run: Run, provenance: Mapping[str, Any] | None = None) -> None:
     """Write run.json into the run's folder, before anything is started for it."""
     document = format_document(run_document(run, provenance))
-    RunFolder(run.folder).write(RUN, document)
+    try:
+        RunFolder(run.folder).write(RUN, document)
+    except OSError as error:
+        raise UsageError(
+            f"The folder {run.folder} of the run cannot be made: {error.strerror or error}.",
+            hint="Make room or fix its permissions, or set MLBENCH_HOME to another folder.",
+        ) from None
 
 
 def describes_run(document: Mapping[str, Any], run: Run) -> bool:

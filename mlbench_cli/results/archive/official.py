@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlbench_cli.model import Outcome
+from mlbench_cli.spec import CUSTOM
 from task_images.contract import COMPUTE_CATEGORIES
 
 # What a division means is in results/division.py.
@@ -51,7 +52,7 @@ def official_text(result: Mapping[str, Any]) -> str:
     division = result["division"]
     if division["word"] == "open":
         line += f"\nDivision: open ({division['reason']}), {_OPEN}."
-    elif division["word"] is None and result["goal"] and not result["synthetic"]:
+    elif division["word"] is None and result["goal"] and result["task"] != CUSTOM and not result["synthetic"]:
         line += f"\nDivision: none ({division['reason']}), not comparable with official results."
     if result["label"]["word"] == "functional":
         line += f"\nThe result is functional, not a performance measurement: {result['label']['reason']}."
