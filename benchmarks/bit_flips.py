@@ -31,7 +31,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1, metavar="N", help="try only each Nth bit")
     options = parser.parse_args()
     data = options.archive.read_bytes() if options.archive else small_archive()
-    if problems := verify_zip(io.BytesIO(data)):
+    if problems := verify_zip(io.BytesIO(data)).problems:
         print(f"the archive is damaged already: {problems[0]}")
         return 1
     bits = range(0, 8 * len(data), options.every)
@@ -67,7 +67,7 @@ def missed_flips(data: bytes, bits: range) -> list[int]:
     missed = []
     for position in bits:
         flipped[position >> 3] ^= 1 << (position & 7)
-        if not verify_zip(io.BytesIO(flipped)):
+        if not verify_zip(io.BytesIO(flipped)).problems:
             missed.append(position)
         flipped[position >> 3] ^= 1 << (position & 7)
     return missed

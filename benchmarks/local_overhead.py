@@ -42,9 +42,9 @@ def in_process(home: Path) -> Callable[[int], None]:
         spec = RunSpec(f"engine-{number}", "local", "local", "custom", "custom", ("true",), "gloo", 1)
         recorded = store.record_run(spec)
         engine.submit(recorded, engine.render(spec))
-        outcome = supervise.follow(recorded, engine, store)
-        if outcome.word != "completed":
-            raise SystemExit(f"the run is not completed but {outcome.word}: {outcome.summary}")
+        finished = supervise.follow(recorded, engine, store)
+        if finished.outcome != "completed":
+            raise SystemExit(f"the run is not completed but {finished.outcome}: {finished.summary}")
 
     return run
 

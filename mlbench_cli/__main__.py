@@ -1,5 +1,6 @@
 """Entry point of the `mlbench` command and of `python -m mlbench_cli`."""
 
+import contextlib
 import os
 import sys
 from io import TextIOWrapper
@@ -28,7 +29,17 @@ def _main(argv: list[str]) -> int:
         return _answer(help_text())
     from mlbench_cli.app import run
 
-    return run(argv)
+    code = run(argv)
+    if code in (130, 143):
+        _flush_and_exit(code)  # a thread that is still busy must not hold up who was stopped
+    return code
+
+
+def _flush_and_exit(code: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(code)
 
 
 def _open_closed_streams() -> None:

@@ -32,6 +32,7 @@ from mlbench_cli.errors import (
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 # What a shell reports of a program that SIGPIPE ended: the reader of a pipe went away, as in `mlbench logs x | head`.
 EXIT_PIPE = 141
+STOP_SECONDS = 1.8  # after a signal in which a command says what is true, and ends
 
 
 class PanelCommand(TyperCommand):
@@ -93,19 +94,19 @@ def _root(context: typer.Context, version: Annotated[bool, typer.Option("--versi
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code. Every error becomes one paragraph, or one JSON document."""
-    try:
-        with _termination_raises():
+    with _stopping_on_signals():
+        try:
             code = _dispatch(argv)
             sys.stdout.flush()
-        return code
-    except (Exception, KeyboardInterrupt, Stopped) as error:
-        if isinstance(error, BrokenPipeError) and _discard_output():
-            return EXIT_PIPE
-        if os.environ.get("MLBENCH_DEBUG"):
-            import traceback
+            return code
+        except (Exception, KeyboardInterrupt, Stopped) as error:
+            if isinstance(error, BrokenPipeError) and _discard_output():
+                return EXIT_PIPE
+            if os.environ.get("MLBENCH_DEBUG"):
+                import traceback
 
-            traceback.print_exc()
-        return _report(_explain(error), as_json=_wants_json(argv))
+                traceback.print_exc()
+            return _report(_explain(error), as_json=_wants_json(argv))
 
 
 def _dispatch(argv: Sequence[str]) -> int:
@@ -158,20 +159,40 @@ def _wants_json(argv: Sequence[str]) -> bool:
 
 
 @contextmanager
-def _termination_raises() -> Iterator[None]:
-    """SIGTERM raises Terminated inside, so that what is under way ends gracefully."""
+def _stopping_on_signals() -> Iterator[None]:
+    """SIGTERM raises Terminated inside, SIGINT KeyboardInterrupt, so that what is under way ends gracefully.
+
+    The process ends STOP_SECONDS later whatever it does then: a call that blocks, or a thread that nobody can stop.
+    What is cut off is safe at any moment: records are transactions, files are replaced as a whole, and a run's archive
+    is completed by its supervisor or by the next command. A second signal ends the process at once.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _terminate)
+    timers: list[threading.Timer] = []
+
+    def stop(number: int, frame: object) -> NoReturn:
+        for each in before:
+            signal.signal(each, lambda again, frame: os._exit(128 + again))
+        timers.append(threading.Timer(STOP_SECONDS, os._exit, (128 + number,)))
+        timers[0].daemon = True
+        timers[0].start()
+        if number == signal.SIGTERM:
+            raise Terminated("Terminated (SIGTERM).")
+        raise KeyboardInterrupt
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    if before[signal.SIGINT] is not signal.default_int_handler:  # a shell's "&" has it ignored
+        del before[signal.SIGINT]
+    for number in before:
+        signal.signal(number, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _terminate(number: int, frame: object) -> NoReturn:
-    raise Terminated("Terminated (SIGTERM).")
+        for timer in timers:
+            timer.cancel()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _discard_output() -> bool:

@@ -19,7 +19,8 @@ import os, signal, sys
 from pathlib import Path
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.kube.access import Access
-from mlbench_cli.spec import Run, RunSpec
+from mlbench_cli.model import Run
+from mlbench_cli.spec import RunSpec
 import json
 kubeconfig, namespace, folder, event, last, spec = sys.argv[1:]
 seen = 0

@@ -213,9 +213,9 @@ def test_what_can_never_start_is_given_up(runs: Runs, tmp_path: Path) -> None:
     runs.started.append(run)
     engine = runs.cluster.engine
     engine.submit(run, engine.render(run.spec))
-    outcome = supervise.follow(run, engine, store)
-    assert (outcome.word, outcome.exit_code) == ("never_started", 6)
-    assert outcome.findings[0].code == "image_name_invalid"
+    finished = supervise.follow(run, engine, store)
+    assert (finished.outcome, finished.exit_code()) == ("never_started", 6)
+    assert finished.findings[0].code == "image_name_invalid"
 
 
 def test_lines_that_the_node_has_thrown_away_are_a_finding(runs: Runs, tmp_path: Path) -> None:
@@ -230,9 +230,9 @@ def test_lines_that_the_node_has_thrown_away_are_a_finding(runs: Runs, tmp_path:
     while not list(engine.logs(run, 0)):
         time.sleep(0.2)
     time.sleep(22)
-    outcome = supervise.follow(run, engine, store)
-    assert outcome.word == "completed"
-    assert [finding.code for finding in outcome.findings] == [LOG_GAP]
+    finished = supervise.follow(run, engine, store)
+    assert finished.outcome == "completed"
+    assert [finding.code for finding in finished.findings] == [LOG_GAP]
     with Archive.open(run.folder) as archive:
         assert archive.findings[0]["code"] == LOG_GAP
     lines = log(run, 0).splitlines()

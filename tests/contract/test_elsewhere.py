@@ -1,0 +1,75 @@
+"""The same folder seen from another PID namespace or host: nothing is taken for dead that may be alive."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli.errors import UsageError
+from mlbench_cli.results.archive.verify import find_problems
+from mlbench_cli.runs import supervise
+from tests.contract.local_runs import SLEEP, Lab
+
+UNSHARE = ["unshare", "--pid", "--fork", "--mount-proc"]
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    lab = Lab(tmp_path)
+    yield lab
+    lab.close()
+
+
+def elsewhere(lab: Lab, *argv: str) -> "subprocess.CompletedProcess[str]":
+    """A command in a PID namespace of its own, as in a container that mounts the same folder."""
+    return subprocess.run(
+        [*UNSHARE, sys.executable, "-m", "mlbench_cli", *argv],
+        env={**os.environ, "MLBENCH_HOME": str(lab.store.folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def change_state(lab: Lab, **changes: object) -> None:
+    path = lab.runs[0].folder / ".state" / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), **changes}))
+
+
+def test_a_running_run_is_running_in_another_pid_namespace(lab: Lab) -> None:
+    if not shutil.which("unshare") or subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("a PID namespace cannot be made here: it needs root")
+    run = lab.start(SLEEP, detach=True)
+    shown = json.loads(elsewhere(lab, "status", run.name, "-o", "json").stdout)
+    assert (shown["state"], shown["outcome"], shown["ended"]) == ("created", None, None)
+    assert [rank["phase"] for rank in shown["ranks"]] == ["running"]
+    assert not (run.folder / "observation.json").exists()
+    finished = supervise.cancel(run, lab.engine, lab.store)
+    assert finished is not None
+    assert finished.outcome == "cancelled"
+    assert find_problems(run.folder) == []
+
+
+def test_from_another_host_nothing_is_known_and_nothing_is_decided(lab: Lab) -> None:
+    run = lab.start(SLEEP, detach=True)
+    try:
+        change_state(lab, host="login-2", boot_id="that of login-2")
+        observation = lab.engine.look(run)
+        assert observation.ended is None
+        assert [finding.code for finding in observation.findings] == ["unknown_from_here"]
+        assert "login-2" in observation.findings[0].summary
+        with pytest.raises(UsageError, match="out of reach"):
+            lab.engine.cancel(run)
+    finally:
+        change_state(lab, **json.loads(json.dumps(_origin())))
+
+
+def _origin() -> dict[str, object]:
+    from mlbench_cli.engines.local import machine
+
+    return machine.process_origin()

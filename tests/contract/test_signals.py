@@ -1,0 +1,133 @@
+"""SIGTERM and Ctrl-C end every command soon, with 143 or 130, at whatever moment they come."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli.store import Store
+from tests.contract.local_runs import until
+
+# The command's own limit is 1.8 s after the signal; a machine that is five times slower passes, a hang does not.
+LIMIT_SECONDS = 60.0
+# Calls a function of the tool, named as module:attribute, and sends this process a signal when it is entered.
+PROGRAM = """
+import importlib, os, signal, sys, time
+place, number, *argv = sys.argv[1:]
+module, _, path = place.partition(":")
+owner = importlib.import_module(module)
+*parents, name = path.split(".")
+for parent in parents:
+    owner = getattr(owner, parent)
+real = getattr(owner, name)
+def intercept(*arguments, **options):
+    setattr(owner, name, real)
+    os.kill(os.getpid(), int(number))
+    time.sleep(0.01)
+    return real(*arguments, **options)
+setattr(owner, name, intercept)
+sys.argv = ["mlbench", *argv]
+from mlbench_cli.__main__ import main
+sys.exit(main())
+"""
+SIGNALS = [signal.SIGTERM, signal.SIGINT]
+SHORT = ["run", "a", "1", "--command", "sleep 1"]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    for row in Store(tmp_path).runs():
+        subprocess.run(
+            [sys.executable, "-m", "mlbench_cli", "delete", row.run.name, "--force", "--yes"],
+            env={**os.environ, "MLBENCH_HOME": str(tmp_path)},
+            capture_output=True,
+            check=False,
+        )
+
+
+def start(home: Path, argv: list[str]) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, *argv],
+        env={**os.environ, "MLBENCH_HOME": str(home)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def end(process: "subprocess.Popen[str]") -> tuple[int, str]:
+    _, errors = process.communicate(timeout=LIMIT_SECONDS)
+    assert "Traceback" not in errors
+    return process.returncode, errors
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize(
+    "place",
+    [
+        "mlbench_cli.store:Store.record_run",
+        "mlbench_cli.engines.local.engine:LocalEngine.submit",
+        "mlbench_cli.runs.progress:EventReader.poll",  # inside of a log's poll, where errors are passed over
+        "mlbench_cli.engines.local.engine:LocalEngine.logs",
+        "mlbench_cli.runs.supervise:finalize",
+        "mlbench_cli.results.archive.seal:seal",
+        "mlbench_cli.results.archive.seal:_digests",
+        "mlbench_cli.run_folder:_wait_for_lock",
+    ],
+)
+def test_a_signal_at_any_moment_of_a_run_ends_it(home: Path, place: str, number: int) -> None:
+    process = start(home, ["-c", PROGRAM, place, str(int(number)), *SHORT])
+    code, errors = end(process)
+    assert code == 128 + number, errors
+    assert "Error:" not in errors  # a wanted stop is no error
+    for row in Store(home).runs():  # whatever was recorded comes to an end of its own
+        until(lambda name=row.run.name: Store(home).run(name).state == "finished" or not _is_running(home, name))  # type: ignore[misc]
+
+
+def _is_running(home: Path, name: str) -> bool:
+    done = subprocess.run(
+        [sys.executable, "-m", "mlbench_cli", "status", name, "-o", "json"],
+        env={**os.environ, "MLBENCH_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return '"phase": "running"' in done.stdout
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("command", [["wait", "a-1"], ["status", "a-1", "--watch"], ["logs", "a-1", "--follow"]])
+def test_who_only_looks_can_be_stopped_and_the_run_goes_on(home: Path, command: list[str], number: int) -> None:
+    assert end(start(home, ["-m", "mlbench_cli", "run", "a", "1", "--command", "sleep 600", "--detach"]))[0] == 0
+    process = start(home, ["-m", "mlbench_cli", *command])
+    time.sleep(1.5)
+    process.send_signal(number)
+    code, errors = end(process)
+    assert code == 128 + number
+    assert "Error:" not in errors
+    assert _is_running(home, "a-1")
+
+
+def test_a_thread_that_nobody_can_stop_does_not_hold_up_the_end(home: Path) -> None:
+    program = PROGRAM.replace(
+        "sys.argv = [", "import threading; threading.Thread(target=time.sleep, args=(600,)).start()\nsys.argv = ["
+    )
+    argv = ["-c", program, "mlbench_cli.store:Store.runs", str(int(signal.SIGTERM)), "status"]
+    assert end(start(home, argv))[0] == 143
+
+
+def test_a_call_that_blocks_on_with_the_signal_swallowed_is_cut_off(home: Path) -> None:
+    stuck = (
+        "def stuck(*a, **o):\n    try:\n        time.sleep(600)\n    except BaseException:\n        time.sleep(600)\n"
+    )
+    program = PROGRAM.replace("setattr(owner, name, intercept)", f"{stuck}setattr(owner, name, stuck)")
+    process = start(home, ["-c", program, "mlbench_cli.store:Store.runs", "15", "status"])
+    time.sleep(2)
+    process.send_signal(signal.SIGTERM)
+    assert end(process)[0] == 143
