@@ -6,10 +6,12 @@ import sys
 from io import TextIOWrapper
 
 from mlbench_cli import __version__
+from mlbench_cli.isolation import protect_path
 
 
 def main() -> int:
     try:
+        protect_path()
         return _main(sys.argv[1:])
     except KeyboardInterrupt:  # while modules were still being loaded; later, app.run takes care
         return 130

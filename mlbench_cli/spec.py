@@ -130,6 +130,11 @@ class RunSpec:
         return self.workers * self.processes_per_worker
 
     @property
+    def runs_task_program(self) -> bool:
+        """Whether the ranks run a catalogue task's own program, and not a command of the user."""
+        return CUSTOM not in (self.task, self.preset) and self.preset != OPEN
+
+    @property
     def hash(self) -> str:
         """Hex SHA-256 (first 16 digits) of the canonical JSON: the same spec has the same hash everywhere."""
         import hashlib  # half of the time that this module takes to load

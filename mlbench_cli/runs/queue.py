@@ -4,15 +4,15 @@ or they would share its cores and no time would mean anything. One process start
 The runs themselves are detached: killed, this process leaves the one that runs alone; those after it never start.
 """
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-import mlbench_cli
 from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.engines.local.state import stand_in_line
 from mlbench_cli.errors import MlbenchError
+from mlbench_cli.isolation import ROOT, protected_path
 from mlbench_cli.model import Run, RunState
 from mlbench_cli.runs import supervise
 from mlbench_cli.store import Store
@@ -22,9 +22,7 @@ def start(runs: Sequence[Run]) -> None:
     """Have `runs`, which are recorded, started one after the other by a process that outlives this one."""
     log = runs[0].folder / ".state" / "background.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    root = str(Path(mlbench_cli.__file__).parents[1])
-    code = f"import sys; sys.path.append({root!r}); from {__name__} import main; main(sys.argv[1:])"
-    words = [sys.executable, "-c", code, *(run.id for run in runs)]
+    words = [*_command(), *(run.id for run in runs)]
     with open(log, "ab") as file:
         process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
@@ -35,6 +33,17 @@ def start(runs: Sequence[Run]) -> None:
     # It waits for this word: a client that is killed before has started nothing.
     process.stdin.write(b"go\n")
     process.stdin.close()
+
+
+def _command() -> list[str]:
+    """An interpreter for `main` that finds exactly the modules that this process finds: mlbench_cli where it was loaded,
+    and no module of the current folder or of PYTHONPATH. The variables themselves stay, for commands of users.
+    """
+    code = (
+        f"import sys; sys.path[:] = [{ROOT!r}]; import mlbench_cli; sys.path[:] = sys.argv.pop(1).split({os.pathsep!r}); "
+        f"from {__name__} import main; main(sys.argv[1:])"
+    )
+    return [sys.executable, "-I", "-S", "-c", code, os.pathsep.join(protected_path())]
 
 
 def main(ids: Sequence[str]) -> None:

@@ -27,6 +27,9 @@ NODE_LOSS_SECONDS = 30
 HOSTS_BYTES = 120_000  # one environment variable holds at most 128 KiB
 ANNOTATION_BYTES = 200_000
 
+# The ranks of a catalogue task run the image's code, whatever its working directory and the home folder hold.
+INSTALLED_CODE_ONLY = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
+
 # In the order in which they are created. The Job comes first because the others are owned by it.
 TEMPLATES = ("job", "configmap", "service", "networkpolicy")
 
@@ -137,6 +140,7 @@ def _environment(spec: RunSpec) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         **_threads(spec),
         **options.env,
+        **(INSTALLED_CODE_ONLY if spec.runs_task_program else {}),
         "MASTER_ADDR": f"{spec.name}-0.{spec.name}",
         "MASTER_PORT": str(_port(spec)),
         "WORLD_SIZE": str(spec.world_size),

@@ -322,7 +322,13 @@ def _prepare(run: Run, submission: Submission, finalizer: str | None) -> None:
     (run.folder / "logs").mkdir(exist_ok=True)
     for entry in plan["ranks"]:
         (run.folder / entry["environment"]["MLBENCH_OUTPUT_DIR"]).mkdir(parents=True, exist_ok=True)
-    request = {"run_id": run.id, "python": sys.executable, "plan": plan, "finalizer": finalizer}
+    request = {
+        "run_id": run.id,
+        "python": sys.executable,
+        "installed_code_only": run.spec.runs_task_program,
+        "plan": plan,
+        "finalizer": finalizer,
+    }
     path = run.folder / ".state" / "request.json"
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
         json.dump(request, file)

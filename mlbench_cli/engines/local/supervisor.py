@@ -24,6 +24,7 @@ import signal
 import time
 from collections.abc import Iterable, Mapping
 
+from mlbench_cli import isolation
 from mlbench_cli.engines.local import machine
 
 TYPE_CHECKING = False
@@ -102,6 +103,7 @@ class Supervisor:
         plan = request["plan"]
         self.folder = folder
         self.python: str = request["python"]
+        self.installed_code_only: bool = request["installed_code_only"]
         self.plan = plan
         self.ranks = [Rank(entry) for entry in plan["ranks"]]
         self.deadline = time.monotonic() + plan["timeout"]
@@ -212,6 +214,8 @@ class Supervisor:
             null = os.open(os.devnull, os.O_RDONLY)
             for source, target in ((null, 0), (log, 1), (log, 2)):
                 os.dup2(source, target)
+            if self.installed_code_only:
+                argv = isolation.rank_command(argv, os.environ)
             os.execvpe(self.python if argv[0] == "python" else argv[0], argv, self._environment(rank))
         except BaseException as error:
             code = 127 if isinstance(error, FileNotFoundError) else code
@@ -226,7 +230,8 @@ class Supervisor:
         own["MLBENCH_OUTPUT_DIR"] = os.path.join(self.folder, own["MLBENCH_OUTPUT_DIR"])
         threads = max(1, machine.cores() // len(self.ranks))
         defaults = {key: str(threads) if value == AT_START else value for key, value in self.plan["defaults"].items()}
-        environment = {**defaults, **os.environ, **own}
+        users = isolation.rank_environment(os.environ) if self.installed_code_only else os.environ
+        environment = {**defaults, **users, **own}
         environment["PATH"] = os.path.dirname(self.python) + os.pathsep + environment.get("PATH", os.defpath)
         count, devices = self.plan["gpus_per_worker"], machine.visible_gpus(os.environ)
         if count and devices:
