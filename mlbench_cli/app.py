@@ -115,7 +115,7 @@ def _dispatch(argv: Sequence[str]) -> int:
         group.main(prog_name="mlbench")  # prints completions and exits
     try:
         # Not group.main(), which turns Ctrl-C and closed pipes into exits of its own.
-        with group.make_context("mlbench", list(argv)) as context:
+        with group.make_context("mlbench", list(argv), obj=tuple(argv)) as context:
             code = group.invoke(context)
     except typer.Exit as error:
         return error.exit_code

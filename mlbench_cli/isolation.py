@@ -1,8 +1,8 @@
 """Which code a process of this tool runs: its own packages from where `mlbench_cli` was loaded, all else as installed.
 
-Folders of machine-learning projects are often called `providers` or `templates`, their files `signal.py` or `random.py`,
-and PYTHONPATH often names them. None of that may take the place of this tool's modules, of the standard library or of
-an installed package, in the tool or in the ranks of a catalogue task.
+Folders of machine-learning projects are often called `providers` or `templates`, their files `signal.py` or
+`random.py`, and PYTHONPATH often names them. None of that may take the place of this tool's modules, of the standard
+library or of an installed package, in the tool or in the ranks of a catalogue task.
 
 `python isolation.py PACKAGES MODULE [ARGUMENT...]` is how a rank of a catalogue task is started: as `python -m MODULE`,
 with `task_images` from beside this file. PACKAGES are further folders of installed packages, joined as in PYTHONPATH.
@@ -61,7 +61,7 @@ def protect_path() -> None:
 def protected_path() -> list[str]:
     """sys.path without the current folder, the script's folder and PYTHONPATH.
 
-    A folder of PYTHONPATH that holds installed packages (as with environment modules on HPC machines) stays, at the end.
+    A folder of PYTHONPATH that holds installed packages (environment modules on HPC machines) stays, at the end.
     """
     path = list(sys.path)
     if path and not sys.flags.safe_path and _absolute(path[0]) in _folders_of_start():

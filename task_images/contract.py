@@ -34,7 +34,8 @@ and further, by kind of event,
     metric       name, value; optional epoch, step, unit, seconds (on the clock of the result)
     phase        phase: loading | training | validation | finished | a word of the task's own; optional epoch,
                  epochs, step, steps, goal (object: metric, comparison, threshold, value)
-    environment  any facts: framework and its version, device, threads, host
+    environment  any facts: framework and its version, device, threads, host, libraries (object: name -> version),
+                 cpu, cores, cpu_quota, gpus, gpu_driver; from rank 0 code_digest and packages (name -> version)
     result       outcome: goal_reached | goal_missed | completed | budget_spent (training ended at its time budget,
                  whatever became of the goal on the way)
                  goal: null, or object with metric, comparison (">=" or "<="), threshold, kind (full | light), value

@@ -1,6 +1,8 @@
 """`mlbench run`: request -> specs -> recorded runs -> submitted and followed, one size after the other."""
 
 import inspect
+import shutil
+from collections.abc import Sequence
 from dataclasses import Field
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +26,7 @@ STOP_SECONDS = 1.0  # in which a stopped client waits for the end of a run that 
 
 
 def run(
+    context: typer.Context,
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="the run with N workers is named NAME-N")] = None,
     workers: Annotated[list[int] | None, typer.Argument(metavar="[N]...", help="numbers of workers, as 1 2 4")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="YAML with these options; flags go first")] = None,
@@ -55,7 +58,7 @@ def run(
         _print_submissions(submissions, output)
         return 0
     _warn(specs, cluster)
-    runs = _record(specs, store)
+    runs = _record(specs, store, ("mlbench", *context.obj))
     if detach:
         return _start(runs, engine, store, output)
     ended = [_follow(runs, number, engine, store, require_goal) for number in range(len(runs))]
@@ -129,13 +132,16 @@ def _warn(specs: tuple[RunSpec, ...], cluster: Cluster) -> None:
         console.warn(f"{names}: more ranks than this machine's {cores} cores; their times say little about scaling.")
 
 
-def _record(specs: tuple[RunSpec, ...], store: Store) -> list[Run]:
-    """All runs are recorded before the first one starts, or none is."""
+def _record(specs: tuple[RunSpec, ...], store: Store, command_line: Sequence[str]) -> list[Run]:
+    """Record all runs, with their provenance in their folders, before the first one starts; all of them or none."""
+    from mlbench_cli.provenance import collect_provenance
+
+    provenance = collect_provenance(specs[0], command_line).to_dict()  # the same program for all
     runs: list[Run] = []
     try:
         for spec in specs:
             runs.append(store.record_run(spec))
-            write_run_document(runs[-1])
+            write_run_document(runs[-1], provenance)
     except BaseException:
         _forget(runs, store)
         raise
@@ -145,6 +151,7 @@ def _record(specs: tuple[RunSpec, ...], store: Store) -> list[Run]:
 def _forget(runs: list[Run], store: Store) -> None:
     for item in runs:
         store.forget_run(item)
+        shutil.rmtree(item.folder, ignore_errors=True)  # nothing of it has been started
 
 
 def _start(runs: list[Run], engine: Engine, store: Store, output: Format) -> int:

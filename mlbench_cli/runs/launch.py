@@ -15,6 +15,7 @@ from typing import Any
 from mlbench_cli import __version__
 from mlbench_cli.catalog import BACKENDS, BUDGET, Task, load_catalog, load_task, short
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
+from mlbench_cli.masking import is_secret_variable, refuse_secrets
 from mlbench_cli.model import Cluster
 from mlbench_cli.runs.request import GIVEN_BY_ENGINE, KUBERNETES, OPTIONS, Request, clip, flag, parse_duration
 from mlbench_cli.spec import CUSTOM, MAX_TIMEOUT, OPEN, SEED, KubernetesOptions, RunSpec, check_name
@@ -27,7 +28,6 @@ REGISTRY = "mlbench"  # where the catalogue's images are unless request or clust
 _QUANTITY = re.compile(r"\d+(?:\.\d+)?(?:[KMGTP]i|[kMGTP])?")
 _LABEL_KEY = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9./_-]*[A-Za-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_?KEY", re.IGNORECASE)
 _BACKEND = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,39}")
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
@@ -230,6 +230,8 @@ def _custom_program(request: Request, command: str) -> dict[str, Any]:
         argv = tuple(shlex.split(command))
     except ValueError as error:
         raise UsageError(f"--command {clip(repr(command))} cannot be split into words: {error}.") from None
+    refuse_secrets(argv, "--command")
+    refuse_secrets([f"{key}={value}" for key, value in request.set.items()], "--set")
     backend = _checked_device(_asked_backend(request) or "gloo", request)
     on_all = backend in ("gloo", "nccl", "grpc") if request.run_on_all is None else request.run_on_all
     return {
@@ -469,7 +471,7 @@ def _environment(env: Mapping[str, str]) -> dict[str, str]:
             raise UsageError(f'--env: "{clip(name)}" is not the name of a variable.')
         if name in GIVEN_BY_ENGINE or name.startswith("MLBENCH_"):
             raise UsageError(f"--env: {name} is set by mlbench itself.")
-        if _SECRET.search(name):
+        if is_secret_variable(name):
             raise UsageError(
                 f"--env: {name} looks like a secret, and what --env sets is kept with the results.",
                 hint="Put it into a Kubernetes secret and name that with --env-secret.",

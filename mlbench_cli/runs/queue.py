@@ -36,12 +36,12 @@ def start(runs: Sequence[Run]) -> None:
 
 
 def _command() -> list[str]:
-    """An interpreter for `main` that finds exactly the modules that this process finds: mlbench_cli where it was loaded,
-    and no module of the current folder or of PYTHONPATH. The variables themselves stay, for commands of users.
+    """An interpreter for `main` that finds the modules that this process finds: mlbench_cli where it was loaded, and
+    nothing in the current folder or PYTHONPATH. The variables themselves stay, for commands of users.
     """
     code = (
-        f"import sys; sys.path[:] = [{ROOT!r}]; import mlbench_cli; sys.path[:] = sys.argv.pop(1).split({os.pathsep!r}); "
-        f"from {__name__} import main; main(sys.argv[1:])"
+        f"import sys; sys.path[:] = [{ROOT!r}]; import mlbench_cli; "
+        f"sys.path[:] = sys.argv.pop(1).split({os.pathsep!r}); from {__name__} import main; main(sys.argv[1:])"
     )
     return [sys.executable, "-I", "-S", "-c", code, os.pathsep.join(protected_path())]
 

@@ -88,6 +88,7 @@ class World:
             "framework_version": tf.__version__,
             "device": self.device,
             "device_name": _device_name() if self.device.startswith("GPU") else platform.machine(),
+            "libraries": _libraries(),
         }
 
     def backend_facts(self) -> dict[str, Any]:
@@ -173,6 +174,12 @@ def _device(contract: Contract) -> str:
     tf.config.set_visible_devices([own], "GPU")
     tf.config.experimental.set_memory_growth(own, True)
     return "GPU:0"
+
+
+def _libraries() -> dict[str, str]:
+    """Versions of what this build of TensorFlow uses on GPUs; empty if it is for CPUs only."""
+    build = tf.sysconfig.get_build_info()
+    return {name: str(build[f"{name}_version"]) for name in ("cuda", "cudnn") if build.get(f"{name}_version")}
 
 
 def _device_name() -> str:

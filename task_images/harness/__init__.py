@@ -13,7 +13,8 @@ classification  what image classifications share on the way from model and data 
 tracker      where the time goes: sections whose categories add up to the wall time, on all ranks
 goals        full and light threshold, figures up to each; metrics: sums over the whole data set, and the NaN guard
 schedules    learning rates; replicas: broadcast, averaged buffers, the check that all ranks hold the same model
-report       events for the tool and lines for people; models: networks that more than one task trains
+report       events for the tool and lines for people; environment: by which code and on what machine a rank runs
+models       networks that more than one task trains
 
 How gradients travel is in task_images/comm: `base.Strategy` is the interface, `allreduce` the synchronous method.
 """

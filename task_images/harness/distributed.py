@@ -92,9 +92,14 @@ class World:
         return {
             "framework": "torch",
             "framework_version": torch.__version__,
+            "framework_commit": torch.version.git_version,  # says which gloo: it is a part of torch
             "device": str(self.device),
             "device_name": torch.cuda.get_device_name(self.device) if cuda else platform.machine(),
+            "libraries": {**(_cuda_libraries() if cuda else {}), **self._mpi_library()},
         }
+
+    def _mpi_library(self) -> dict[str, str]:
+        return {"mpi": str(self.backend_facts()["library"])} if self.backend_facts() else {}
 
     def backend_facts(self) -> dict[str, Any]:
         """What a result should say of the backend: with mpi the library, and which tensors took a detour through it."""
@@ -169,6 +174,15 @@ def _find_backend(contract: Contract, device: torch.device) -> str:
             f'this build of torch has no communication backend "{backend}"', "Choose --backend gloo."
         )
     return backend
+
+
+def _cuda_libraries() -> dict[str, str]:
+    """Versions of what torch was built with or has loaded for GPUs."""
+    found: dict[str, Any] = {"cuda": torch.version.cuda}
+    found["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    if dist.is_nccl_available():
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return {name: str(version) for name, version in found.items() if version is not None}
 
 
 def _meet(contract: Contract, backend: str, device: torch.device, seconds: float, collective_seconds: float) -> None:

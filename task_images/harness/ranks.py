@@ -26,7 +26,8 @@ class Ranks(Protocol):
         ...
 
     def framework_facts(self) -> dict[str, Any]:
-        """For the environment event: framework, framework_version, device, device_name."""
+        """For the environment event: framework, framework_version, device, device_name, and `libraries`: versions
+        of what it communicates and computes with (cuda, cudnn, nccl, mpi), by name."""
         ...
 
     def backend_facts(self) -> dict[str, Any]:

@@ -4,10 +4,10 @@ import platform
 import socket
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from task_images.contract import emit
+from task_images.harness.environment import code_facts, machine_facts
 from task_images.harness.goals import GoalWatch
 from task_images.harness.ranks import Ranks
 from task_images.harness.tracker import Snapshot, Tracker, gather_timings
@@ -25,17 +25,18 @@ class Reporter:
         self._last_step = 0.0
 
     def environment(self, **facts: Any) -> None:
-        """What this rank runs on; every rank reports its own."""
+        """What this rank runs on; every rank reports its own, and rank 0 the code and the packages of all."""
         emit(
             "environment",
             self._world.rank,
             **self._world.framework_facts(),
             python=platform.python_version(),
             host=socket.gethostname(),
-            cpu=_cpu_model(),
             threads=self._world.threads,
             backend=self._world.backend,
             world_size=self._world.size,
+            **machine_facts(),
+            **(code_facts() if self._world.is_first else {}),
             **facts,
         )
 
@@ -105,15 +106,6 @@ class Reporter:
                 data=self._data,
                 details=details,
             )
-
-
-def _cpu_model() -> str:
-    """The processor's name, as far as the system tells it."""
-    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-        for line in file:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _passage(threshold: float, value: float, epoch: int, snapshot: Snapshot) -> dict[str, Any]:

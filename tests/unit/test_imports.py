@@ -15,12 +15,14 @@ PACKAGES = ("mlbench_cli", "providers", "templates", "task_images")
 BASE = (
     *("mlbench_cli.errors", "mlbench_cli.model", "mlbench_cli.goals", "mlbench_cli.times", "mlbench_cli.files"),
     *("mlbench_cli.settings", "mlbench_cli.spec", "mlbench_cli.catalog", "mlbench_cli.store", "mlbench_cli.run_folder"),
-    *("mlbench_cli.isolation", "task_images.contract"),
+    *("mlbench_cli.isolation", "mlbench_cli.masking", "mlbench_cli.provenance", "task_images.contract"),
 )
 # The longest prefix counts. A part may import itself and what is named here.
 ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.__init__": ("mlbench_cli.isolation",),
     "mlbench_cli.isolation": (),
+    "mlbench_cli.masking": ("mlbench_cli.errors",),
+    "mlbench_cli.provenance": (*BASE, "mlbench_cli.__init__", "task_images.harness.environment"),
     "mlbench_cli.__main__": (
         *("mlbench_cli.app", "mlbench_cli.commands.__init__", "mlbench_cli.isolation", "mlbench_cli.__init__"),
     ),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli.errors import UsageError
+from mlbench_cli.isolation import CODE_VARIABLES
 from mlbench_cli.spec import KubernetesOptions, RunSpec, canonical_json
 
 RUN_LABEL = "mlbench/run"
@@ -120,6 +121,12 @@ def _check(spec: RunSpec) -> None:
     for flag, quantity in (("--memory", options.memory), ("--shm", options.shm)):
         if quantity is not None and not _QUANTITY.fullmatch(quantity):
             raise UsageError(f'{flag} "{quantity}" is not a quantity of Kubernetes.', hint=f"For example {flag} 8Gi.")
+    foreign = [name for name in options.env if name in CODE_VARIABLES]
+    if foreign and spec.runs_task_program:
+        raise UsageError(
+            f"--env {foreign[0]}: a task of the catalogue runs the code of its image and no other.",
+            hint="Leave it out, or run a command of your own with --command.",
+        )
     if len(canonical_json(spec.to_dict())) > ANNOTATION_BYTES:
         raise UsageError("The run's command, parameters and environment are too long to be kept in the cluster.")
     if len(_hosts(spec)) > HOSTS_BYTES:

@@ -1,0 +1,105 @@
+"""Secrets in command lines: what looks like one is not kept with results.
+
+Names decide (`--api-key`, `HF_TOKEN=`), and values in the forms that services give their keys. `--max-tokens 100` or
+`--tokenizer gpt2` are no secrets. A reference (`$KEY`, a file's path) is none either: the value is elsewhere.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+
+from mlbench_cli.errors import UsageError
+
+MASK = "***"
+
+_VARIABLE = re.compile(r"TOKEN(?!I[SZ])|SECRET|PASSW|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_?KEY", re.IGNORECASE)
+_OPTION = re.compile(
+    r"(^|[-_.])((api|access|auth|secret|private|account|wandb|hf|hub|github|gitlab|bearer|refresh)[-_]?(key|token)"
+    r"|secret|passw(or)?d|passphrase|credentials?|bearer)$|^token$",
+    re.IGNORECASE,
+)
+_VALUE = re.compile(
+    r"\b(AKIA[0-9A-Z]{16}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}|hf_\w{20,}|sk-[\w-]{20,}"
+    r"|xox[abprs]-[\w-]{10,}|AIza[\w-]{30,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{5,})"
+    r"|(?<=://)[^/\s:@]*:[^/\s@]+(?=@)"
+)
+_ASSIGNMENT = re.compile(r"(-{0,2}[A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
+
+
+def is_secret_variable(name: str) -> bool:
+    """Whether an environment variable of that name usually holds a secret."""
+    return _VARIABLE.search(name) is not None
+
+
+def mask_words(words: Sequence[str]) -> tuple[str, ...]:
+    """The words of a command line with MASK in place of what looks like a secret, also in commands inside a word."""
+    return tuple(masked for _, masked in _mask(words))
+
+
+def find_secret(words: Sequence[str]) -> str | None:
+    """What in a command line looks like a secret: the option's or the variable's name; None if nothing does."""
+    for word, masked in _mask(words):
+        if word == masked:
+            continue
+        inner = _split(word)
+        if len(inner) > 1:
+            return find_secret(inner)
+        name = _ASSIGNMENT.fullmatch(word)
+        return name[1] if name else _before(words, word) or "a word"
+    return None
+
+
+def refuse_secrets(words: Sequence[str], option: str) -> None:
+    """Raise UsageError if the words that `option` gives hold a secret: they are what runs, so they cannot be masked."""
+    found = find_secret(words)
+    if found is not None:
+        raise UsageError(
+            f"{option}: {found[:60]} looks like a secret, and what {option} says is kept with the results.",
+            hint="Hand it over in an environment variable: on this machine the ranks have yours, on a cluster those of "
+            "--env-secret.",
+        )
+
+
+def _before(words: Sequence[str], word: str) -> str | None:
+    """The option that `word` is the value of."""
+    index = list(words).index(word)
+    return words[index - 1] if index and _is_secret_option(words[index - 1]) else None
+
+
+def _mask(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each word with what may be shown of it."""
+    is_value = False  # of a secret option, as in `--token VALUE`
+    for word in words:
+        yield word, MASK if is_value and _is_literal(word) and not word.startswith("-") else _mask_word(word)
+        is_value = word.startswith("-") and _is_secret_option(word)
+
+
+def _mask_word(word: str) -> str:
+    inner = _split(word)
+    if len(inner) > 1:
+        masked = mask_words(inner)
+        return word if masked == tuple(inner) else shlex.join(masked)
+    if (match := _ASSIGNMENT.fullmatch(word)) is not None and _is_literal(match[2]):
+        secret = _is_secret_option(match[1]) or (match[1].isupper() and is_secret_variable(match[1]))
+        # `--set token=VALUE` and `--env=TOKEN=VALUE`: the value is an assignment, too.
+        return f"{match[1]}={MASK if secret else _mask_word(match[2])}"
+    return _VALUE.sub(MASK, word)
+
+
+def _is_secret_option(word: str) -> bool:
+    return _OPTION.search(word.lstrip("-")) is not None
+
+
+def _is_literal(value: str) -> bool:
+    """Whether a value is the secret itself, and not the name of a variable or of a file that holds it."""
+    return bool(value) and not value.startswith(("$", "{", "/", "./", "~"))
+
+
+def _split(word: str) -> list[str]:
+    """The words of a command inside a word, as of `sh -c '...'`; the word itself if it is none."""
+    if not any(character.isspace() for character in word):
+        return [word]
+    try:
+        return shlex.split(word)
+    except ValueError:
+        return word.split()

@@ -1,0 +1,167 @@
+"""What a rank can say of where and by which code it runs. Standard library only: the tool records the same facts."""
+
+import hashlib
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]  # the folder that holds task_images
+CGROUPS = Path("/sys/fs/cgroup")
+NVIDIA = Path("/proc/driver/nvidia")
+
+_REFERENCE = re.compile(rb"\btask_images\.([A-Za-z_][A-Za-z0-9_]*)")
+_NOT_CODE = ("Dockerfile", "__pycache__")
+_SEPARATORS = re.compile(r"[-_.]+")
+
+
+def digest_task_code(task: str, root: Path = ROOT) -> str:
+    """Hex SHA-256 of the code of a catalogue task; the same code has the same digest on every machine and in an image.
+
+    It is that of the lines "DIGEST  NAME", as sha256sum writes them, of the task's folder, of the folders that are
+    named in its code as `task_images.FOLDER` (and in theirs), and of the modules beside them, sorted by name. Hidden
+    and compiled files and Dockerfiles do not count. Raises OSError if there is no such task.
+    """
+    package = root / "task_images"
+    contents: dict[str, bytes] = {name: (package / name).read_bytes() for name in ("__init__.py", "contract.py")}
+    waiting, read = [task], set()
+    while waiting:
+        folder = waiting.pop()
+        read.add(folder)
+        for path in _code_files(package / folder):
+            data = path.read_bytes()
+            contents[path.relative_to(package).as_posix()] = data
+            if path.suffix == ".py":
+                named = {name.decode() for name in _REFERENCE.findall(data)}
+                waiting += [name for name in named - read - {*waiting} if (package / name).is_dir()]
+    lines = (f"{hashlib.sha256(contents[name]).hexdigest()}  {name}\n" for name in sorted(contents))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def running_task() -> str | None:
+    """The catalogue task whose program this process runs; None if it runs another one."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    parts = (spec.name if spec else "").split(".")
+    return parts[1] if parts[0] == "task_images" and len(parts) > 1 else None
+
+
+def list_packages(path: Sequence[str] | None = None) -> dict[str, str]:
+    """Name (lower case, words joined by "-") to version of every installed package on `path` (sys.path).
+
+    What importlib.metadata finds, read from the names of folders, which takes a millisecond instead of a hundred.
+    """
+    packages: dict[str, str] = {}
+    for folder in sys.path if path is None else path:
+        with suppress(OSError):
+            for entry in sorted(os.listdir(folder or ".")):
+                if entry.endswith((".dist-info", ".egg-info")):
+                    name, version = _name_and_version(Path(folder, entry))
+                    packages.setdefault(_SEPARATORS.sub("-", name).lower(), version)
+    return dict(sorted(packages.items()))
+
+
+def cpu_model() -> str | None:
+    """The processor's name, as far as the system tells it."""
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.startswith(("model name", "Model")):
+                return line.partition(":")[2].strip()
+    return platform.processor() or None
+
+
+def cpu_quota(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> float | None:
+    """Cores that the control groups of this process allow it, versions 1 and 2; None if they set no limit."""
+    folders = []
+    with suppress(OSError):
+        for line in own.read_text("utf-8", "replace").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                folders += _and_parents(cgroups, path)
+            elif "cpu" in controllers.split(","):
+                folders += [folder for name in {controllers, "cpu"} for folder in _and_parents(cgroups / name, path)]
+    return min((limit for folder in folders if (limit := _limit(folder)) is not None), default=None)
+
+
+def gpu_models(driver: Path = NVIDIA) -> list[str]:
+    """The model of each NVIDIA GPU, in the order of their addresses on the bus."""
+    models = []
+    for path in sorted(driver.glob("gpus/*/information")):
+        with suppress(OSError):
+            lines = path.read_text("utf-8", "replace").splitlines()
+            models += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    return models
+
+
+def gpu_driver(driver: Path = NVIDIA) -> str | None:
+    """Version of the NVIDIA driver, or None."""
+    with suppress(OSError):
+        found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", (driver / "version").read_text("utf-8", "replace"))
+        return found[1] if found else None
+    return None
+
+
+def machine_facts() -> dict[str, Any]:
+    """What every rank reports of its machine. `cores`: those that it may use; `cpu_quota`: see there."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    facts: Mapping[str, Any] = {
+        "cpu": cpu_model(),
+        "cores": usable,
+        "cpu_quota": cpu_quota(),
+        "gpus": gpu_models(),
+        "gpu_driver": gpu_driver(),
+    }
+    return {name: value for name, value in facts.items() if value not in (None, [])}
+
+
+def code_facts() -> dict[str, Any]:
+    """What rank 0 reports for all: the digest of the task's code and the installed packages."""
+    task = running_task()
+    with suppress(OSError):
+        return {"packages": list_packages(), **({"code_digest": digest_task_code(task)} if task else {})}
+    return {}
+
+
+def _code_files(folder: Path) -> Iterator[Path]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(".") or entry.name in _NOT_CODE or entry.name.endswith((".pyc", "~")):
+                continue
+            if entry.is_dir():
+                yield from _code_files(Path(entry.path))
+            else:
+                yield Path(entry.path)
+
+
+def _name_and_version(entry: Path) -> tuple[str, str]:
+    """Of a folder or file NAME-VERSION.dist-info, NAME-VERSION-py3.X.egg-info, or NAME.egg-info with its PKG-INFO."""
+    stem, egg = entry.stem, entry.suffix == ".egg-info"
+    name, dash, version = stem.partition("-") if egg else stem.rpartition("-")
+    if dash:
+        return name, version.partition("-")[0]
+    with suppress(OSError), open(entry / "PKG-INFO", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.startswith("Version:"):
+                return stem, line.partition(":")[2].strip()
+    return stem, "unknown"
+
+
+def _and_parents(mount: Path, path: str) -> list[Path]:
+    """The control group's folder and those above it, all of which limit it. In a container only `mount` may exist."""
+    folder = mount / path.lstrip("/")
+    return [folder, *(parent for parent in folder.parents if parent.is_relative_to(mount))]
+
+
+def _limit(folder: Path) -> float | None:
+    """Cores that one control group allows."""
+    with suppress(OSError, ValueError):
+        quota, period = (folder / "cpu.max").read_text("ascii").split()
+        return None if quota == "max" else int(quota) / int(period)
+    with suppress(OSError, ValueError):
+        quota = (folder / "cpu.cfs_quota_us").read_text("ascii")
+        period = (folder / "cpu.cfs_period_us").read_text("ascii")
+        return int(quota) / int(period) if int(quota) > 0 else None
+    return None
