@@ -3,6 +3,7 @@
 run.json observation.json resources.jsonl logs/ output/ manifests/      evidence
 result.json official_result.txt metrics.jsonl findings.json environment.json    documents, from the evidence
 SHA256SUMS                                                              written last: the folder is sealed
+SHA256SUMS.sig                                                          whose archive it is (mlbench sign)
 .state/                                                                 the tool's own, no part of the archive
 """
 
@@ -30,6 +31,7 @@ ENVIRONMENT = "environment.json"
 RESOURCES = "resources.jsonl"
 FINDINGS = "findings.json"
 SUMS = "SHA256SUMS"
+SIGNATURE = "SHA256SUMS.sig"  # optional, and the only file besides SUMS that SUMS does not list
 STATE_FOLDER = ".state"
 LOG_PATTERN = re.compile(r"logs/rank-(0|[1-9][0-9]{0,6})\.log")
 

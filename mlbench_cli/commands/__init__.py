@@ -25,7 +25,8 @@ PANELS: dict[str, dict[str, Command]] = {
     },
     "Results": {
         "download": Command("mlbench_cli.commands.download", "download", "Write a run's results to a zip file"),
-        "verify": Command("mlbench_cli.commands.verify", "verify", "Check archives against their checksums"),
+        "verify": Command("mlbench_cli.commands.verify", "verify", "Prove what archives say, and whose they are"),
+        "sign": Command("mlbench_cli.commands.sign", "sign", "Sign archives with an OpenSSH key"),
         "compare": Command("mlbench_cli.commands.compare", "compare", "Set two results side by side"),
         "charts": Command("mlbench_cli.commands.charts", "charts", "Draw time, speedup and phases of finished runs"),
     },
@@ -60,7 +61,7 @@ EXIT_CODES = {
     0: "done",
     1: "internal error",
     2: "wrong command line, spec file or configuration",
-    3: "no credentials, or no permission",
+    3: "no credentials, no permission, or an origin that is not proven",
     4: "no such cluster, run or file",
     5: "quota exceeded, or no capacity",
     6: "the workers never started",

@@ -1,5 +1,6 @@
-"""`mlbench verify`: are archives what they were when they were sealed?"""
+"""`mlbench verify`: what is proven of archives: integrity, derivation and, with the signers' keys, origin."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -7,45 +8,101 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output
-from mlbench_cli.errors import CannotTellError, UsageError
+from mlbench_cli.errors import CannotTellError, CredentialError, UsageError
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.sign import OriginError, Signer, check_origin, require_signers
 from mlbench_cli.results.archive.verify import Verification
 from mlbench_cli.results.archive.verify import verify as check
+
+# Codes of problems by which all files are as they were sealed, but say what does not follow from the evidence.
+_DERIVATION = {"schema", "inconsistent"}
 
 
 def verify(
     archives: Annotated[list[Path], typer.Argument(metavar="ARCHIVE...", help="folders or zip files of runs")],
+    signers: Annotated[
+        Path | None, typer.Option("--signers", help="file of allowed signers, as git's; proves the origin, too")
+    ] = None,
     output: Output = Format.text,
 ) -> int:
-    """Check archives: every file against its checksum, and every field of the results against the evidence.
+    """Prove what archives say: their integrity (every file is as it was sealed), their derivation (every field of the
+    results follows from the evidence) and, with --signers, their origin (somebody whom you trust has signed them).
 
     The run is judged again from the archive's own logs and observation. The exit code is 0 only if nothing is wrong
-    with any of them; 9 if something could not be derived from the evidence.
+    with any of them; 2 if an archive is damaged or contradicts its evidence; 3 if an origin is not proven; 9 if
+    something could not be derived from the evidence.
     """
-    found = {path: check(path) for path in archives}
+    if signers is not None:
+        require_signers(signers)
+    verdicts = [_judge(path, signers) for path in archives]
     if output == Format.json:
-        console.out_json({"archives": [_document(path, result) for path, result in found.items()]})
+        console.out_json({"archives": [_document(verdict) for verdict in verdicts]})
     else:
-        for path, result in found.items():
-            _show(path, result)
-    if any(result.problems for result in found.values()):
+        for verdict in verdicts:
+            _show(verdict)
+    if any(verdict.checked.problems for verdict in verdicts):
         return UsageError.exit_code
-    return 0 if all(result.ok for result in found.values()) else CannotTellError.exit_code
+    if any(verdict.origin_error for verdict in verdicts):
+        return CredentialError.exit_code
+    return 0 if all(verdict.checked.ok for verdict in verdicts) else CannotTellError.exit_code
 
 
-def _document(path: Path, result: Verification) -> dict[str, object]:
+@dataclass(frozen=True)
+class Verdict:
+    """What is proven of one archive. `origin_error` says why its origin is not, if that was asked."""
+
+    path: Path
+    checked: Verification
+    signer: Signer | None = None
+    origin_error: OriginError | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.checked.ok and self.origin_error is None
+
+    @property
+    def proven(self) -> list[str]:
+        codes = {problem.code for problem in self.checked.problems}
+        proofs = {"integrity": codes <= _DERIVATION, "derivation": self.checked.ok, "origin": self.signer is not None}
+        return [name for name, holds in proofs.items() if holds]
+
+
+def _judge(path: Path, signers: Path | None) -> Verdict:
+    checked = check(path)
+    if signers is None or checked.problems:  # a signature of what is damaged proves nothing
+        return Verdict(path, checked)
+    try:
+        with Archive.open(path) as archive:
+            return Verdict(path, checked, check_origin(archive, signers))
+    except OriginError as error:
+        return Verdict(path, checked, origin_error=error)
+
+
+def _document(verdict: Verdict) -> dict[str, object]:
     return {
-        "archive": str(path),
-        "ok": result.ok,
-        "problems": [problem.to_dict() for problem in result.problems],
-        "not_derived": list(result.not_derived),
+        "archive": str(verdict.path),
+        "ok": verdict.ok,
+        "proven": verdict.proven,
+        "problems": [problem.to_dict() for problem in verdict.checked.problems],
+        "not_derived": list(verdict.checked.not_derived),
+        "signer": verdict.signer.to_dict() if verdict.signer else None,
+        "origin_problem": verdict.origin_error.details["problem"] if verdict.origin_error else None,
     }
 
 
-def _show(path: Path, result: Verification) -> None:
-    if result.problems:
-        count = len(result.problems)
-        console.out(f"{path}: {'1 problem' if count == 1 else f'{count} problems'}")
+def _show(verdict: Verdict) -> None:
+    checked, error, signer = verdict.checked, verdict.origin_error, verdict.signer
+    proven = ", ".join(verdict.proven)
+    by = f": {console.clean(signer.principal)}, {signer.key_type} {signer.fingerprint}" if signer else ""
+    proofs = f" ({proven}{by})" if proven else ""
+    count = len(checked.problems)
+    if count:
+        console.out(f"{verdict.path}: {'1 problem' if count == 1 else f'{count} problems'}{proofs}")
+    elif error is not None:
+        console.out(f"{verdict.path}: origin not proven{proofs}")
     else:
-        console.out(f"{path}: {'ok' if result.ok else 'not everything follows from the evidence'}")
-    for line in (*map(str, result.problems), *result.not_derived):
+        console.out(f"{verdict.path}: {'ok' if checked.ok else 'not everything follows from the evidence'}{proofs}")
+    for line in (*map(str, checked.problems), *checked.not_derived):
         console.out(f"  {console.clean(line)}")
+    if error is not None:
+        console.out(f"  {console.clean(error.message)}\n  Next: {console.clean(error.hint or '')}")

@@ -40,7 +40,7 @@ def _command() -> list[str]:
     nothing in the current folder or PYTHONPATH. The variables themselves stay, for commands of users.
     """
     code = (
-        f"import sys; sys.path[:] = [{ROOT!r}]; import mlbench_cli; "
+        f"import sys; sys.path.append({ROOT!r}); import mlbench_cli; "
         f"sys.path[:] = sys.argv.pop(1).split({os.pathsep!r}); from {__name__} import main; main(sys.argv[1:])"
     )
     return [sys.executable, "-I", "-S", "-c", code, os.pathsep.join(protected_path())]

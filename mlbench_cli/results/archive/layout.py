@@ -24,6 +24,7 @@ from mlbench_cli.run_folder import (
     RESOURCES,
     RESULT,
     RUN,
+    SIGNATURE,
     SUMS,
 )
 
@@ -135,8 +136,9 @@ def parse_sums(data: bytes, path: Path | str) -> dict[str, str]:
     for name in digests:
         if problem := find_name_problem(name):
             raise DamagedArchive(path, SUMS, f"it lists {name[:100]!r}: {problem}", problem="unsafe_name")
-    if SUMS in digests:
-        raise DamagedArchive(path, SUMS, "it lists itself", problem="malformed_sums")
+    if SUMS in digests or SIGNATURE in digests:
+        what = "itself" if SUMS in digests else "its own signature"
+        raise DamagedArchive(path, SUMS, f"it lists {what}", problem="malformed_sums")
     if format_sums(digests) != data:
         raise DamagedArchive(
             path, SUMS, "it is not a sorted list of digests as sha256sum writes it", problem="malformed_sums"

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from mlbench_cli import files, run_folder
@@ -26,16 +26,29 @@ def pack(folder: Path, target: Path) -> None:
     if not folder.is_dir():
         raise UsageError(f"{folder} is packed already.", hint=f"cp {folder} {target}")
     sums = layout.parse_sums(archive.read(run_folder.SUMS, layout.MAX_SUMS_BYTES), folder)
-    for name in sorted(set(archive.names) ^ {*sums, run_folder.SUMS}):
+    for name in sorted(set(archive.names) - {run_folder.SIGNATURE} ^ {*sums, run_folder.SUMS}):
         missing = name in sums
         message = "it is missing" if missing else "it is not part of the sealed archive"
         raise DamagedArchive(folder, name, message, problem="missing" if missing else "extra")
+    write_zip(archive, target, {}, sums)
+
+
+def write_zip(
+    archive: Archive, target: Path, changes: Mapping[str, bytes], sums: Mapping[str, str] | None = None
+) -> None:
+    """Write the files of `archive`, with those of `changes` in place of or beside them, as a canonical zip.
+
+    Raises DamagedArchive for a file whose SHA-256 is not that in `sums`, if that has one.
+    """
     with layout.naming_file_on_os_error(target, "written"):
         target.parent.mkdir(parents=True, exist_ok=True)
         with files.replace_file(target) as file:
             writer = canonical_zip.Writer(file)
-            for name in archive.names:
-                _add(writer, archive, name, sums.get(name))
+            for name in sorted({*archive.names, *changes}):
+                if name in changes:
+                    writer.add(name, len(changes[name]), iter([changes[name]]))
+                else:
+                    _add(writer, archive, name, (sums or {}).get(name))
             writer.finish()
         files.sync_folder(target.parent)
 
@@ -66,8 +79,6 @@ def unpack(path: Path, folder: Path) -> None:
 def _add(writer: canonical_zip.Writer, archive: Archive, name: str, expected: str | None) -> None:
     sha = hashlib.sha256()
     with archive.open_file(name) as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(0)
 
         def chunks() -> Iterator[bytes]:
             while chunk := file.read(layout.CHUNK):
@@ -75,7 +86,7 @@ def _add(writer: canonical_zip.Writer, archive: Archive, name: str, expected: st
                 yield chunk
 
         try:
-            writer.add(name, size, chunks())
+            writer.add(name, archive.size(name), chunks())
         except ZipDamage as damage:
             raise DamagedArchive(archive.path, name, str(damage), problem=damage.code) from None
     if expected is not None and sha.hexdigest() != expected:

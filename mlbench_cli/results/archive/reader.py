@@ -149,6 +149,10 @@ class Archive:
                 self.path, name, f"it cannot be read: {error.strerror}", problem="unreadable"
             ) from None
 
+    def size(self, name: str) -> int:
+        """Bytes of a file that is there."""
+        return self._container.size(name)
+
     def read(self, name: str, limit: int = layout.MAX_DOCUMENT_BYTES) -> bytes:
         """The content of a file of at most `limit` bytes."""
         with self.open_file(name) as file:

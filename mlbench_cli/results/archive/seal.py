@@ -125,6 +125,9 @@ def _digests(folder: Path) -> dict[str, str]:
     for name, _ in layout.walk(folder):
         if name == run_folder.SUMS:
             continue
+        if name == run_folder.SIGNATURE:  # of what was not sealed yet
+            (folder / name).unlink()
+            continue
         with open(folder / name, "rb") as file:
             digests[name] = layout.digest(file)
             os.fsync(file.fileno())

@@ -18,6 +18,7 @@ from mlbench_cli.results.archive.judge import Evidence, Judgement, judge
 from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.reader import Archive, Zip
 from mlbench_cli.results.archive.schema import SCHEMAS, validate
+from mlbench_cli.results.archive.signature import MAX_SIGNATURE_BYTES, find_signature_problem
 from mlbench_cli.spec import canonical_json
 
 MAX_PROBLEMS = 1000
@@ -39,7 +40,7 @@ class Problem:
     """One thing that is wrong with an archive. `file` is its name in the archive, empty for the whole.
 
     `code` is one of: unsealed missing extra changed truncated malformed_sums unsafe_name link special duplicate order
-    encrypted compressed header trailing_data too_large unreadable not_an_archive schema inconsistent.
+    encrypted compressed header trailing_data too_large unreadable not_an_archive signature schema inconsistent.
     """
 
     code: str
@@ -181,7 +182,10 @@ def _zip_problems(file: BinaryIO, path: Path | str) -> Iterator[Problem | str]:
 def _archive_problems(archive: Archive, digest: Callable[[str], str], damaged: bool) -> Iterator[Problem | str]:
     """Files against SHA256SUMS; if all of them are as they were, the documents against the evidence."""
     sums = layout.parse_sums(archive.read(run_folder.SUMS, layout.MAX_SUMS_BYTES), archive.path)
-    names = {*archive.names} - {run_folder.SUMS}
+    names = {*archive.names} - {run_folder.SUMS, run_folder.SIGNATURE}
+    if run_folder.SIGNATURE in archive.names and (reason := _find_signature_problem(archive, digest)):
+        damaged = True
+        yield Problem("signature", run_folder.SIGNATURE, reason)
     for name in sorted(names | {*sums}):
         problem = None
         if name not in names:
@@ -201,6 +205,17 @@ def _archive_problems(archive: Archive, digest: Callable[[str], str], damaged: b
             yield problem
     if not damaged:
         yield from _content_problems(archive)
+
+
+def _find_signature_problem(archive: Archive, digest: Callable[[str], str]) -> str | None:
+    """Why SHA256SUMS.sig cannot be a signature. Whose it is, is another question (results/archive/sign.py)."""
+    try:
+        digest(run_folder.SIGNATURE)  # of a zip, that checks its CRC
+        return find_signature_problem(archive.read(run_folder.SIGNATURE, MAX_SIGNATURE_BYTES))
+    except ZipDamage as damage:
+        return str(damage)
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
 
 
 # --- contents -----------------------------------------------------------------------------------------------------

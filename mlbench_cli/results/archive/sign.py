@@ -1,0 +1,223 @@
+"""Origin: who vouches for an archive. OpenSSH signatures, made and checked by ssh-keygen.
+
+What is signed is SHA256SUMS, and with it every file of the archive. The signature is the file SHA256SUMS.sig beside it,
+in the folder or in the zip, the only one that SHA256SUMS does not list. The signers that a reader trusts stand in a
+file as git's gpg.ssh.allowedSignersFile (ssh-keygen(1), ALLOWED SIGNERS); those whose lines name namespaces must name
+NAMESPACE.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+from mlbench_cli import files, run_folder
+from mlbench_cli.errors import CredentialError, DeadlineError, MlbenchError, NotFoundError, UsageError
+from mlbench_cli.results.archive import layout
+from mlbench_cli.results.archive.pack import write_zip
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.signature import MAX_SIGNATURE_BYTES, NAMESPACE, find_signature_problem
+from mlbench_cli.results.archive.verify import open_verified
+
+SIGN_SECONDS = 120.0  # in which a person can type a passphrase, or touch a hardware key
+CHECK_SECONDS = 30.0
+
+_GOOD = re.compile(r'Good "[^"]*" signature for (.+) with (\S+) key (\S+)')
+_MALFORMED_LINE = re.compile(r":(\d+: (?:missing|invalid|bad|unsupported|unknown)[^\n]*)")
+_INSTALL = "Install OpenSSH's client, for example: apt install openssh-client"
+_SIGNERS_HINT = 'Write one line per signer, as for git: echo "me@example.org $(cat KEY.pub)" >> FILE'
+
+
+class OriginError(CredentialError):
+    """Nobody whom the reader trusts is proven to vouch for an archive. `details["problem"]` says why not:
+
+    unsigned, malformed, tampered, unknown_signer, expired or namespace.
+    """
+
+    code = "origin_not_proven"
+
+
+@dataclass(frozen=True)
+class Signer:
+    """Who signed an archive: the principal of the signers' file, and the key (type, SHA256 fingerprint)."""
+
+    principal: str
+    key_type: str
+    fingerprint: str
+
+    def to_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def sign(path: Path, key: Path, *, force: bool = False) -> None:
+    """Sign the archive in a folder or zip with the private OpenSSH key in file `key` (or its public key, if an agent
+    holds the private one). A zip is written again, in canonical form, and replaced when it is whole.
+
+    Raises DamagedArchive for an archive that does not verify, UsageError if it is signed already (unless `force`) or
+    the key cannot sign, CredentialError for a wrong passphrase, DeadlineError after SIGN_SECONDS.
+    """
+    if not key.is_file():
+        raise NotFoundError(f"There is no key {key}.", hint=f"ssh-keygen -t ed25519 -f {key}")
+    with open_verified(path) as archive:
+        if run_folder.SIGNATURE in archive.names and not force:
+            raise UsageError(f"{path} is signed already.", hint="Add --force to replace the signature.")
+        signature = _make_signature(archive.read(run_folder.SUMS, layout.MAX_SUMS_BYTES), key)
+        if not path.is_dir():
+            write_zip(archive, path, {run_folder.SIGNATURE: signature})
+            return
+        with layout.naming_file_on_os_error(path, "written"):
+            files.write_atomically(path / run_folder.SIGNATURE, signature)
+
+
+def check_origin(archive: Archive, signers: Path) -> Signer:
+    """Who of `signers` signed the archive. What SHA256SUMS says of its files must be checked besides (`verify`).
+
+    Raises OriginError if nobody is proven to, UsageError or NotFoundError if that cannot be checked.
+    """
+    require_signers(signers)
+    if run_folder.SIGNATURE not in archive.names:
+        raise _not_proven("unsigned", "it has no signature", f"mlbench sign {archive.path} --key FILE")
+    signature = archive.read(run_folder.SIGNATURE, MAX_SIGNATURE_BYTES)
+    if problem := find_signature_problem(signature):
+        raise _not_proven("malformed", f"{run_folder.SIGNATURE}: {problem}")
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / run_folder.SIGNATURE).write_bytes(signature)
+        (Path(folder) / run_folder.SUMS).write_bytes(archive.read(run_folder.SUMS, layout.MAX_SUMS_BYTES))
+        return _find_signer(Path(folder), signers)
+
+
+def require_signers(signers: Path) -> None:
+    """Raise NotFoundError or UsageError if there is no file of signers, or no program to use it."""
+    if not signers.is_file():
+        raise NotFoundError(f"There is no file of signers {signers}.", hint=_SIGNERS_HINT)
+    _find_program()
+
+
+# --- sign -------------------------------------------------------------------------------------------------------------
+
+
+def _make_signature(sums: bytes, key: Path) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / run_folder.SUMS
+        file.write_bytes(sums)
+        words = ["sign", "-f", str(key), "-n", NAMESPACE, str(file)]
+        done = _ssh_keygen(words, SIGN_SECONDS, asks=True)
+        signature = Path(f"{file}.sig")
+        if done.returncode or not signature.is_file():
+            raise _sign_error(key, done.stderr)
+        return signature.read_bytes()
+
+
+def _sign_error(key: Path, stderr: str) -> MlbenchError:
+    """What ssh-keygen's words mean. They are for people and differ between versions, so they are quoted, too."""
+    quoted = f'ssh-keygen says: "{_last_line(stderr)}".'
+    if "passphrase" in stderr:
+        return CredentialError(
+            f"The key {key} was not unlocked: a wrong passphrase, or no terminal to ask for it. {quoted}",
+            hint=f"ssh-add {key}, then run the command again",
+        )
+    if "too open" in stderr:
+        return CredentialError(f"Others may read the key {key}, so ssh-keygen refuses it.", hint=f"chmod 600 {key}")
+    if "No private key found" in stderr or "agent" in stderr:
+        return CredentialError(
+            f"{key} is a public key, and no agent holds the private one. {quoted}",
+            hint="Give the file of the private key, or add it to the agent: ssh-add FILE",
+        )
+    return UsageError(
+        f"The key {key} cannot sign. {quoted}",
+        hint="It must be a private key of OpenSSH (ed25519, ecdsa, rsa), for example of: ssh-keygen -t ed25519 -f FILE",
+    )
+
+
+# --- check ------------------------------------------------------------------------------------------------------------
+
+
+def _find_signer(folder: Path, signers: Path) -> Signer:
+    """`folder` holds SHA256SUMS and its signature."""
+    signature = str(folder / run_folder.SIGNATURE)
+    found = _ssh_keygen(["find-principals", "-f", str(signers), "-s", signature], CHECK_SECONDS)
+    answer = found.stderr
+    for principal in filter(None, map(str.strip, found.stdout.splitlines())):
+        words = ["verify", "-f", str(signers), "-I", principal, "-n", NAMESPACE, "-s", signature]
+        with open(folder / run_folder.SUMS, "rb") as sums:
+            done = _ssh_keygen(words, CHECK_SECONDS, sums)
+        if done.returncode == 0 and (good := _GOOD.search(done.stdout)):
+            return Signer(principal, good[2], good[3])
+        answer = done.stderr + done.stdout
+    raise _origin_error(signers, answer)
+
+
+def _origin_error(signers: Path, answer: str) -> MlbenchError:
+    if "not permitted for use in signature namespace" in answer:
+        return _not_proven(
+            "namespace",
+            f"{signers} allows the signer other namespaces only",
+            f'If the signer may vouch for archives, its line must say: namespaces="git,{NAMESPACE}"',
+        )
+    invalid = next((line for line in answer.splitlines() if "has expired" in line or "not yet valid" in line), None)
+    if invalid is not None:
+        return _not_proven("expired", f"{signers} does not allow the signer's key now: {invalid.rpartition(': ')[2]}")
+    if "incorrect signature" in answer:
+        return _not_proven("tampered", f"{run_folder.SUMS} is not what was signed")
+    if malformed := _MALFORMED_LINE.search(answer):
+        return UsageError(f'{signers} is no file of signers. ssh-keygen says: "{malformed[1]}".', hint=_SIGNERS_HINT)
+    return _not_proven(
+        "unknown_signer",
+        f"{signers} does not list the key that it was signed with",
+        "If you trust its author, add the public key that it was signed with to the file of signers.",
+    )
+
+
+def _not_proven(problem: str, why: str, hint: str | None = None) -> OriginError:
+    return OriginError(
+        f"The origin is not proven: {why}.",
+        hint=hint or "Ask the author of the archive for it again, signed with a key that you trust.",
+        details={"problem": problem},
+    )
+
+
+# --- ssh-keygen -------------------------------------------------------------------------------------------------------
+
+
+def _find_program() -> str:
+    program = shutil.which("ssh-keygen")
+    if program is None:
+        raise UsageError("Signatures need the program ssh-keygen, which is not installed.", hint=_INSTALL)
+    return program
+
+
+def _ssh_keygen(
+    words: Sequence[str], seconds: float, file: IO[bytes] | None = None, *, asks: bool = False
+) -> "subprocess.CompletedProcess[str]":
+    """Run `ssh-keygen -Y WORDS`, with `file` as standard input, or the terminal if there is one and it `asks`.
+
+    Raises UsageError if there is no such program, DeadlineError after `seconds`.
+    """
+    # From a standard input that is no terminal ssh-keygen would read the passphrase.
+    interactive = asks and sys.stdin is not None and sys.stdin.isatty()
+    try:
+        return subprocess.run(
+            [_find_program(), "-Y", *words],
+            env={**os.environ, "LC_ALL": "C"},
+            stdin=None if interactive else file or subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise DeadlineError(
+            f"ssh-keygen has not answered within {seconds:g} s.", hint="Run the command again."
+        ) from None
+
+
+def _last_line(stderr: str) -> str:
+    lines = [line.rpartition("Enter passphrase: ")[2].strip() for line in stderr.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "nothing"
