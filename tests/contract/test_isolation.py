@@ -1,0 +1,140 @@
+"""No file of the user's takes the place of the tool's code, whatever the current folder and PYTHONPATH hold."""
+
+import json
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli import isolation
+from task_images.contract import parse_event
+from task_images.harness.environment import digest_task_code
+
+TOOL = Path(sys.executable).with_name("mlbench")
+ROOT = Path(__file__).parents[2]
+MODULES = ("signal", "random", "subprocess", "selectors", "sqlite3", "typer", "yaml", "torch", "numpy")
+TASK = "digits_resnet"
+# A task of the user's that would report a record.
+FORGED = """
+from task_images import emit
+goal = {"metric": "Prec@1", "comparison": ">=", "threshold": 80.0, "kind": "full", "value": 99.9}
+emit("metric", name="val_global_Prec@1", value=99.9)
+emit("result", outcome="goal_reached", goal=goal, wall_seconds=0.01)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's project, which is the current folder, with modules and packages that are called as others are."""
+    folder = tmp_path / "project"
+    for package in ("providers", "templates", "task_images", f"task_images/{TASK}"):
+        (folder / package).mkdir(parents=True)
+        (folder / package / "__init__.py").write_text(f"mark = 'user package {package}'\n")
+    for module in MODULES:
+        (folder / f"{module}.py").write_text(f"raise ImportError('user module {module}')\n")
+    (folder / "task_images" / "__init__.py").write_text((ROOT / "task_images" / "contract.py").read_text())
+    (folder / "task_images" / TASK / "__main__.py").write_text(FORGED)
+    (folder / "sitecustomize.py").write_text(
+        "import os\nif 'MLBENCH_OUTPUT_DIR' in os.environ: open('customized', 'a').write('rank\\n')\n"
+    )
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    return folder
+
+
+def mlbench(*words: str, module: bool = False, **environment: str) -> subprocess.CompletedProcess[str]:
+    start = [sys.executable, "-m", "mlbench_cli"] if module else [str(TOOL)]
+    return subprocess.run(
+        [*start, *words], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+
+
+def answer(*words: str, **environment: str) -> Any:
+    done = mlbench(*words, "-o", "json", **environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("module", [False, True], ids=["mlbench", "python -m mlbench_cli"])
+@pytest.mark.parametrize("path", ["", ".", "{project}", "{project}:", "/nowhere:{project}"])
+def test_every_command_is_the_tools_own(project: Path, path: str, module: bool) -> None:
+    environment = {"PYTHONPATH": path.format(project=project)} if path else {}
+    if module and path:
+        environment["PYTHONPATH"] += f":{ROOT}"  # as in a checkout that is not installed
+    for words in (["status"], ["tasks"], ["tasks", TASK], ["list-clusters"], ["doctor", "--help"]):
+        done = mlbench(*words, module=module, **environment)
+        assert (done.returncode, "user" in done.stdout + done.stderr) == (0, False), done.stderr
+    rendered = mlbench("run", "x", "1", "--task", TASK, "--dry-run", "--yes", module=module, **environment)
+    assert rendered.returncode == 0, rendered.stderr
+
+
+def test_a_task_of_the_catalogue_runs_the_installed_code(project: Path) -> None:
+    words = ["run", "x", "1", "--task", TASK, "--preset", "tiny", "--yes"]
+    document = answer(*words, PYTHONPATH=str(project), OMP_NUM_THREADS="1", PYTHONWARNINGS="error::random.Odd")
+    result = document["runs"][0]["result"]
+    assert result["goal"]["value"] != 99.9
+    assert result["timings"]
+    assert not Path("customized").exists()
+
+    folder = Path(answer("status", "x-1")["folder"])
+    events = [event for line in (folder / "logs/rank-0.log").read_text().splitlines() if (event := parse_event(line))]
+    [reported] = [event for event in events if event["event"] == "environment"]
+    provenance = json.loads((folder / "run.json").read_text())["provenance"]
+    assert reported["code_digest"] == provenance["code"]["digest"] == digest_task_code(TASK)
+    assert reported["packages"] == provenance["packages"]
+    assert reported["framework_version"].startswith(provenance["packages"]["torch"].partition("+")[0])
+    assert provenance["source"] is None
+    assert provenance["command_line"] == ["mlbench", *words, "-o", "json"]
+
+
+def test_detached_runs_are_started_one_after_the_other(project: Path) -> None:
+    command = 'python -c "import random"'
+    done = mlbench("run", "x", "1", "2", "--detach", "--command", command, PYTHONPATH=str(project))
+    assert done.returncode == 0, done.stderr
+    for name in ("x-1", "x-2"):
+        assert mlbench("wait", name, PYTHONPATH=str(project)).returncode == 7
+        log = mlbench("logs", name).stdout
+        # A command of the user keeps the user's modules.
+        assert "ImportError: user module random" in log
+    assert (project / "customized").exists()
+
+
+def test_a_task_is_found_beside_the_tool_even_if_it_is_not_installed(project: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", with_pip=False)
+    python = tmp_path / "bare" / "bin" / "python"
+    environment = isolation.rank_environment({**os.environ, "PYTHONPATH": str(project), "PYTHONHOME": "/nowhere"})
+    code = "import sys, task_images.contract as c; print(c.__file__)"
+    assert subprocess.run([python, "-c", code], env=environment, capture_output=True).returncode != 0
+    words = isolation.rank_command(["python", "-m", "task_images.harness.environment", "x"], {})
+    (project / "shown.py").write_text("")
+    done = subprocess.run([python, *words[1:]], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_installed_packages_of_pythonpath_are_found_last(project: Path, tmp_path: Path) -> None:
+    """As with the environment modules of HPC machines."""
+    packages = tmp_path / "packages"
+    (packages / "extra-1.0.dist-info").mkdir(parents=True)
+    (packages / "extra.py").write_text("")
+    environment = {**os.environ, "PYTHONPATH": f"{project}:{packages}"}
+    code = f"import sys; sys.path.insert(1, {str(ROOT)!r}); from mlbench_cli.isolation import *; protect_path(); "
+    code += "import extra, random; print(*sys.path, sep=chr(10))"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    path = done.stdout.splitlines()
+    assert path[-1] == str(packages)
+    assert str(project) not in path
+    assert "" not in path
+    assert isolation.package_folders(environment) == [str(packages)]
+
+
+def test_other_programs_keep_their_path(project: Path) -> None:
+    code = "import sys; before = list(sys.path); import mlbench_cli; assert sys.path == before; import providers; "
+    code += "print(providers.__file__)"
+    environment = {**os.environ, "PYTHONPATH": f"{project}:{ROOT}"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(ROOT / "providers" / "__init__.py")
