@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 from mlbench_cli import __version__, run_folder
 from mlbench_cli.catalog import find_rules
 from mlbench_cli.errors import NotFoundError
+from mlbench_cli.provenance import parse_provenance
 from mlbench_cli.results.archive import canonical_zip, layout
 from mlbench_cli.results.archive.canonical_zip import ZipDamage
 from mlbench_cli.results.archive.documents import JUDGE_VERSION, findings_document
@@ -251,6 +252,11 @@ def _derivation_problems(archive: Archive) -> Iterator[Problem | str]:
             "only checksums and schemas were checked. Upgrade mlbench."
         )
         return
+    if run.get("provenance") is not None:
+        try:
+            parse_provenance(run["provenance"])
+        except ValueError as error:
+            yield Problem("schema", run_folder.RUN, f"provenance: {error}")
     evidence = load_evidence(archive)
     yield from _rules_problems(run, evidence)
     if evidence.observation.ended is None:
