@@ -1,4 +1,4 @@
-# `make demo` and `make test` need Python 3.11+ and nothing else: no Docker, no cluster.
+# `make demo` and `make test` need Python 3.11+ and nothing else: no Docker, no cluster. (ssh-keygen is installed if need be.)
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -11,7 +11,7 @@ comma  := ,
 DEMO   := MLBENCH_HOME=$(CURDIR)/demo $(BIN)/mlbench
 STAMP  := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: help install demo test lint bench images e2e clean
+.PHONY: help install demo test ssh lint bench images e2e clean
 
 help:  ## what there is
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,8 +34,13 @@ demo: install  ## train on 1 and 2 workers to the goal, verify both archives, dr
 	$(DEMO) verify demo/demo-1.zip demo/demo-2.zip
 	$(DEMO) charts demo/charts demo/demo-1.zip demo/demo-2.zip --yes
 
-test: install lint  ## lint, types and all tests that need no cluster
+test: install lint ssh  ## lint, types and all tests that need no cluster
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not cluster" -n $(JOBS) --dist loadfile
+
+# Signatures are tried with the real program.
+ssh:
+	command -v ssh-keygen >/dev/null || { apt-get update -qq && apt-get install -qq --yes openssh-client; } \
+	  || { echo "The tests need ssh-keygen: install OpenSSH's client." >&2; exit 1; }
 
 lint: install  ## ruff and mypy
 	$(BIN)/ruff check .
