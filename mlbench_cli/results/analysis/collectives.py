@@ -173,8 +173,8 @@ def _machine(archive: Archive) -> str:
     """What the ranks ran on: "Intel Xeon, 2 cores (local)"."""
     environment, spec = archive.environment, archive.run["spec"]
     first = environment.get("ranks", {}).get("0", {})
-    client = environment.get("client", {})
-    here = bool(client.get("ran_the_ranks"))
+    client = (archive.run.get("provenance") or {}).get("machine") or environment.get("client", {})
+    here = spec["engine"] == "local"
     words = [first.get("cpu") or (client.get("cpu") if here else None) or first.get("device_name") or "unknown CPU"]
     if here and client.get("cores"):
         words.append(f"{client['cores']} cores")

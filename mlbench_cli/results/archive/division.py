@@ -32,8 +32,11 @@ class Division:
         return asdict(self)
 
 
-def find_division(spec: RunSpec, rules: TaskRules | None, synthetic: bool) -> Division:
-    """The division of a run under `spec` of a task with `rules`; `synthetic` says that its data were generated."""
+def find_division(spec: RunSpec, rules: TaskRules | None, synthetic: bool, *, has_other_code: bool = False) -> Division:
+    """The division of a run under `spec` of a task with `rules`.
+
+    `synthetic` says that its data were generated, `has_other_code` that its ranks ran another version of the task.
+    """
     if spec.task == CUSTOM:
         return Division(None, "a command without a task's goal")
     if rules is None:
@@ -46,7 +49,7 @@ def find_division(spec: RunSpec, rules: TaskRules | None, synthetic: bool) -> Di
         return Division(None, "the data are synthetic")
     if spec.preset == OPEN:
         return Division("open", "a command of one's own")
-    changes = list(_changes(spec, rules))
+    changes = list(_changes(spec, rules)) + (["another version of the task's code"] if has_other_code else [])
     return Division("open", ", ".join(changes)) if changes else Division("closed")
 
 

@@ -4,9 +4,7 @@ run.json is evidence, written when a run is recorded. The others are what `judge
 """
 
 import json
-import os
-import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict
 
 from mlbench_cli import __version__
@@ -269,20 +267,6 @@ def findings_document(findings: Iterable[Finding]) -> dict[str, Any]:
     return {"findings": [plain(finding.to_dict()) for finding in findings]}
 
 
-def machine_facts() -> dict[str, Any]:
-    """What is recorded of this machine; memory in bytes."""
-    uname = platform.uname()
-    return {
-        "mlbench": __version__,
-        "python": platform.python_version(),
-        "platform": f"{uname.system} {uname.release}",
-        "machine": uname.machine,
-        "cpu": _cpu_model(),
-        "cores": os.cpu_count(),
-        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-    }
-
-
 def _is_same_goal(asked: Mapping[str, Any], reported: Mapping[str, Any]) -> bool:
     same = all(reported[key] == asked[key] for key in ("metric", "comparison", "threshold"))
     return same and reported["kind"] in (None, asked["kind"])
@@ -300,12 +284,3 @@ def _without_secrets(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_kept(name: str) -> bool:
     return name in KEPT_VARIABLES or name.startswith(_KEPT_PREFIXES)
-
-
-def _cpu_model() -> str | None:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            lines: Sequence[str] = [line for line in file if line.startswith(("model name", "Model"))]
-    except OSError:
-        return platform.processor() or None
-    return lines[0].partition(":")[2].strip() if lines else platform.processor() or None

@@ -21,7 +21,8 @@ def collect_evidence(run: Run, document: Mapping[str, Any], observation: Observa
     """The evidence in a run's folder that is not sealed yet; `document` is its run.json."""
     folder = RunFolder(run.folder)
     logs: dict[int, Callable[[], BinaryIO]] = {rank: partial(_open, path) for rank, path in folder.logs().items()}
-    return Evidence(run.id, run.name, run.created, run.spec, _rules(document, run.spec), observation, logs)
+    rules, provenance = _rules(document, run.spec), document.get("provenance") or {}
+    return Evidence(run.id, run.name, run.created, run.spec, rules, observation, provenance, logs)
 
 
 def load_evidence(archive: Archive) -> Evidence:
@@ -38,7 +39,8 @@ def load_evidence(archive: Archive) -> Evidence:
     logs: dict[int, Callable[[], BinaryIO]] = {
         rank: partial(archive.open_file, name) for rank, name in archive.logs.items()
     }
-    return Evidence(run["id"], run["name"], run["created"], spec, rules, _load_observation(archive), logs)
+    observation, provenance = _load_observation(archive), run.get("provenance") or {}
+    return Evidence(run["id"], run["name"], run["created"], spec, rules, observation, provenance, logs)
 
 
 def _rules(document: Mapping[str, Any], spec: RunSpec) -> TaskRules | None:

@@ -30,7 +30,7 @@ from mlbench_cli.results.archive.documents import (
     price_of,
     worker_document,
 )
-from mlbench_cli.results.archive.events import EventCollector, GoalWatcher, read_events
+from mlbench_cli.results.archive.events import EventCollector, GoalWatcher, one_line, read_events
 from mlbench_cli.results.archive.official import official_line, official_text
 from mlbench_cli.spec import OPEN, RunSpec
 from mlbench_cli.times import timestamp
@@ -48,6 +48,7 @@ class Evidence:
     spec: RunSpec
     rules: TaskRules | None
     observation: Observation
+    provenance: Mapping[str, Any]  # Provenance.to_dict; empty for a run of the first edition
     logs: Mapping[int, Callable[[], BinaryIO]]
 
 
@@ -88,8 +89,11 @@ def judge(evidence: Evidence, write_metric: Callable[[bytes], object] = lambda l
     proven = _is_reached(goal) and _is_reported(evidence, goal, "value")
     shown = _is_reported(evidence, goal, "last") if outcome is Outcome.BUDGET_SPENT else proven
     outcome, unproven = _confirm(outcome, reported, goal, shown)
-    findings = (*observation.findings, *differing, *unproven)
+    other_code = _find_other_code(evidence, collector)
+    findings = (*observation.findings, *differing, *unproven, *other_code)
     result = _result(evidence, outcome, collector, goal, proven)
+    division = find_division(spec, rules, result["synthetic"], has_other_code=bool(other_code))
+    result["division"] = division.to_dict()
     result["started"] = None if started is None else timestamp(started)
     result["finished"] = timestamp(finished)
     result["wall_seconds"] = None if started is None else round(finished - started, 3)
@@ -98,6 +102,22 @@ def judge(evidence: Evidence, write_metric: Callable[[bytes], object] = lambda l
     result["official_line"] = official_line(result)
     environment = environment_document(collector.environments)
     return Judgement(outcome, result, official_text(result), environment, findings)
+
+
+def _find_other_code(evidence: Evidence, collector: EventCollector) -> list[Finding]:
+    """A finding if rank 0 ran other code of the task than the mlbench that recorded the run has."""
+    code = evidence.provenance.get("code") or {}
+    recorded, reported = code.get("digest"), collector.environments.get(0, {}).get("code_digest")
+    if recorded is None or reported is None or recorded == reported:
+        return []
+    return [
+        Finding(
+            "code_differs",
+            f"Rank 0 ran other code of {evidence.spec.task} than the mlbench that started it has.",
+            hint="Build the images from the version in use: make images.",
+            evidence={"recorded": recorded, "reported": one_line(str(reported))},
+        )
+    ]
 
 
 # --- the outcome ----------------------------------------------------------------------------------------------------
@@ -196,7 +216,7 @@ def _result(
     goal: Mapping[str, Any] | None,
     proven: bool,
 ) -> ResultDocument:
-    """result.json but for what depends on times; `judge` fills that in."""
+    """result.json but for what depends on times and findings; `judge` fills that in."""
     spec, observation = evidence.spec, evidence.observation
     facts = collector.result or _NO_RESULT
     synthetic = facts["synthetic"]
@@ -230,7 +250,7 @@ def _result(
         "synthetic": synthetic,
         "data": facts.get("data"),
         "label": label_of(spec.functional_only),
-        "division": find_division(spec, evidence.rules, synthetic).to_dict(),
+        "division": {},
         "first_failed": observation.first_failed,
         "ended": None if observation.ended is None else str(observation.ended),
         "worker_states": [worker_document(worker) for worker in observation.workers],

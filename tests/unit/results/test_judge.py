@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlbench_cli.catalog import find_rules
-from mlbench_cli.model import Ending, Finding, Observation, Outcome, WorkerState
+from mlbench_cli.model import LOCAL, Ending, Finding, Observation, Outcome, WorkerState
 from mlbench_cli.results.archive.judge import Evidence, Judgement, judge
+from mlbench_cli.runs.launch import resolve
+from mlbench_cli.runs.request import Request
 from mlbench_cli.spec import RunSpec
 from task_images.contract import format_event
 
@@ -38,13 +40,18 @@ def event(kind: str, time: float = 5.0, **fields: Any) -> bytes:
 
 
 def judged(
-    observation: Observation, result: dict[str, Any] | None = None, spec: RunSpec = SPEC, value: float = 81.5
+    observation: Observation,
+    result: dict[str, Any] | None = None,
+    spec: RunSpec = SPEC,
+    value: float = 81.5,
+    provenance: dict[str, Any] | None = None,
+    before: bytes = b"",
 ) -> Judgement:
     """What the judge makes of a log with one metric event and the result."""
-    log = event("metric", name="val_Prec@1", value=value) + (event("result", **result) if result else b"")
+    log = before + event("metric", name="val_Prec@1", value=value) + (event("result", **result) if result else b"")
     rules = find_rules(spec.task, spec.preset)
     logs = {0: partial(io.BytesIO, log)}
-    return judge(Evidence("id", spec.name, CREATED, spec, rules, observation, logs))
+    return judge(Evidence("id", spec.name, CREATED, spec, rules, observation, provenance or {}, logs))
 
 
 @pytest.mark.parametrize(
@@ -124,6 +131,20 @@ def test_the_official_text_says_that_the_goal_was_changed() -> None:
     first, second = judgement.official_text.splitlines()
     assert "reached in 2.000 seconds" in first
     assert "the goal was changed: goal_full 10.0 instead of" in second
+
+
+def test_another_version_of_the_code_is_a_finding_and_never_closed() -> None:
+    spec = resolve(Request(name="r", workers=(2,), task="digits_resnet"), LOCAL)[0]
+    result = {"outcome": "goal_reached", "goal": {**GOAL, "value": 99.0, "threshold": spec.parameters["goal_full"]}}
+    divisions = []
+    for digest in ("a" * 64, "b" * 64):
+        judgement = judged(
+            *(ended("exited", 0, 0), result, spec, 99.0),
+            provenance={"code": {"task": "digits_resnet", "digest": "a" * 64}},
+            before=event("environment", code_digest=digest),
+        )
+        divisions.append((judgement.result["division"]["word"], [finding.code for finding in judgement.findings]))
+    assert divisions == [("closed", []), ("open", ["code_differs"])]
 
 
 @pytest.mark.parametrize(
