@@ -55,7 +55,7 @@ def _measured(name: str, wait: float, home: Path) -> tuple[float, float]:
     home.mkdir()
     with {"gke": _gke, "eks": _eks}[name](wait, home) as (provider, options):
         store = Store(home)
-        cluster = provider.describe(f"{name}-2", 2, options)
+        cluster = provider.new_cluster(f"{name}-2", 2, options)
         began = time.monotonic()
         made = up(cluster, provider.resources(cluster), store)
         created = time.monotonic() - began
@@ -110,9 +110,9 @@ def _warmed() -> None:
 def _draw(homes: list[Path], folder: Path) -> None:
     from mlbench_cli.results.figures import provisioning
     from mlbench_cli.store import Store
-    from providers.lifecycle import removed
+    from providers.lifecycle import find_deleted_cluster
 
-    found = [removed(Store(home), f"{home.name[:3]}-2") for home in homes]
+    found = [find_deleted_cluster(Store(home), f"{home.name[:3]}-2") for home in homes]
     for path in provisioning.draw([cluster for cluster in found if cluster is not None], folder):
         print(path)
 

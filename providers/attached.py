@@ -53,7 +53,7 @@ class AttachedProvider:
     name = "attached"
     options = NoOptions
 
-    def describe(self, name: str, nodes: int, options: NoOptions) -> Cluster:
+    def new_cluster(self, name: str, nodes: int, options: NoOptions) -> Cluster:
         raise UsageError("An attached cluster is not created.", hint="mlbench attach-cluster NAME --context CONTEXT")
 
     def plan(self, cluster: Cluster) -> Plan:

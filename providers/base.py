@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from mlbench_cli.kube.access import Access
 
 # What our marks (tags, labels) are called. Values are lower case letters, digits, "-" and "_": all clouds take those.
-MARK = "mlbench-cluster"
-MARK_OWNER = "mlbench-owner"
-MARK_EXPIRES = "mlbench-expires"  # seconds since 1970
+CLUSTER_TAG = "mlbench-cluster"
+OWNER_TAG = "mlbench-owner"
+EXPIRES_TAG = "mlbench-expires"  # seconds since 1970
 CALL_SECONDS = 30.0
 
 
-def call_seconds() -> float:
+def call_timeout() -> float:
     """The longest that a cloud may take for one answer; MLBENCH_CALL_SECONDS changes it, for slow ways."""
     given = os.environ.get("MLBENCH_CALL_SECONDS", "")
     if not given:
@@ -49,7 +49,7 @@ class TransientError(DeadlineError):
 
 
 @dataclass(frozen=True)
-class Found:
+class ResourceStatus:
     """What is there under a resource's name."""
 
     state: str  # in the cloud's own words
@@ -62,7 +62,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Progress:
+class Readiness:
     ready: bool
     reason: str = ""  # what it is waiting for, where it is not ready
 
@@ -78,7 +78,7 @@ class Resource(Protocol):
     delete_seconds: float = 1800.0
     remove_command: str = ""  # how a person removes it without mlbench
 
-    def find(self) -> Found | None:
+    def find(self) -> ResourceStatus | None:
         """What is there under this name, by asking the cloud."""
         ...
 
@@ -86,7 +86,7 @@ class Resource(Protocol):
         """Ask for it, with its marks in the call. Returns when the request is accepted."""
         ...
 
-    def poll(self) -> Progress:
+    def poll(self) -> Readiness:
         """How far it is. Raises with the cloud's own words where it has failed."""
         ...
 
@@ -164,7 +164,7 @@ class Provider(Protocol):
     name: str
     options: type[Any]  # a dataclass whose fields are made by `option`: what `create-cluster` takes
 
-    def describe(self, name: str, nodes: int, options: Any) -> Cluster:
+    def new_cluster(self, name: str, nodes: int, options: Any) -> Cluster:
         """The record of a cluster that is to be. Pure; raises UsageError for every combination that cannot work."""
         ...
 
@@ -194,7 +194,7 @@ def option(default: Any, *flags: str, help: str) -> Any:
     return field(default=default, metadata={"flags": flags, "help": help})
 
 
-def options_of(cluster: Cluster, cls: type[Any]) -> Any:
+def read_options(cluster: Cluster, cls: type[Any]) -> Any:
     """The options that a cluster was described with; what its record does not have is at its default."""
     known = {item.name for item in fields(cls)}
     kept = cluster.details.get("options", {})
@@ -203,21 +203,25 @@ def options_of(cluster: Cluster, cls: type[Any]) -> Any:
     )
 
 
-def marks(cluster: Cluster) -> dict[str, str]:
+def ownership_tags(cluster: Cluster) -> dict[str, str]:
     """What is put on everything that is made for `cluster`."""
-    found = {MARK: cluster.name, MARK_OWNER: cluster.details.get("owner"), MARK_EXPIRES: cluster.details.get("expires")}
+    found = {
+        CLUSTER_TAG: cluster.name,
+        OWNER_TAG: cluster.details.get("owner"),
+        EXPIRES_TAG: cluster.details.get("expires"),
+    }
     return {key: str(value) for key, value in found.items() if value is not None}
 
 
-def from_marks(found: Mapping[str, str]) -> dict[str, Any]:
+def details_from_tags(found: Mapping[str, str]) -> dict[str, Any]:
     """The details of a cluster that its marks tell: owner, and expires where it has an end."""
-    details: dict[str, Any] = {"owner": found.get(MARK_OWNER)}
-    if (expires := found.get(MARK_EXPIRES, "")).isdecimal():
+    details: dict[str, Any] = {"owner": found.get(OWNER_TAG)}
+    if (expires := found.get(EXPIRES_TAG, "")).isdecimal():
         details["expires"] = int(expires)
     return details
 
 
-def foreign(resource: Resource) -> UsageError:
+def foreign_resource_error(resource: Resource) -> UsageError:
     """The refusal to touch what somebody else made."""
     return UsageError(
         f'The {resource.kind} "{resource.name}" exists and was not made by mlbench; it is not touched.',

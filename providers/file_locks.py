@@ -11,7 +11,7 @@ from mlbench_cli.errors import UsageError
 
 
 @contextmanager
-def held(program: str, name: str) -> Iterator[int | None]:
+def inheritable_lock(program: str, name: str) -> Iterator[int | None]:
     """The right of this user, on this machine, to let `program` work on `name`; None where another process has it.
 
     A child that inherits the descriptor keeps the lock.

@@ -28,12 +28,18 @@ from mlbench_cli.errors import (
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
 from mlbench_cli.times import timestamp
-from providers.base import Found, Resource, TransientError, foreign
-from providers.explain import delete_command, explained, failure, left_behind, leftover
+from providers.base import Resource, ResourceStatus, TransientError, foreign_resource_error
+from providers.operation_errors import (
+    delete_command,
+    explain_error,
+    failure_record,
+    incomplete_deletion_error,
+    leftover_entry,
+)
 from providers.timeline import Timeline
 
 # How long something may fail in a way that repeating can cure before it counts as failed, in seconds.
-PATIENCE = 120.0
+PATIENCE_SECONDS = 120.0
 STOPPED = (Interrupted, Terminated)
 # The journal's words for a cluster as a whole, and for its end.
 CLUSTER, REMOVED = "cluster", "removed"
@@ -61,7 +67,7 @@ def up(
     store: Store,
     *,
     report: Report = lambda step: None,
-    patience: float = PATIENCE,
+    patience: float = PATIENCE_SECONDS,
     times: str = "provisioning",
 ) -> Cluster:
     """Make what is missing of `cluster` and return its record, with the time that each resource took under `times`.
@@ -69,21 +75,21 @@ def up(
     Where it fails, what exists stays, so that the same call goes on; the error says what that is and how to remove it,
     and so does the record, under "failure".
     """
-    with _alone(store, cluster.name):
-        before = _record(store, cluster.name)
+    with _exclusive(store, cluster.name):
+        before = _find_record(store, cluster.name)
         earlier = before.details.get(times, []) if before is not None and times == "provisioning" else []
-        making = _Making(cluster, resources, store, report, patience, Timeline(resources, earlier), times)
+        making = Creation(cluster, resources, store, report, patience, Timeline(resources, earlier), times)
         making.record("creating")
         try:
             making.run()
         except BaseException as error:
-            if making.touched:
-                making.record("failed", failure=failure(error))
+            if making.has_side_effects:
+                making.record("failed", failure=failure_record(error))
             elif before is not None:
                 store.record_cluster(before)
             else:
                 store.forget_cluster(cluster.name)
-            told = explained(error, cluster, making.there())
+            told = explain_error(error, cluster, making.existing())
             if told is error:
                 raise
             raise told from error
@@ -96,15 +102,15 @@ def down(
     store: Store,
     *,
     report: Report = lambda step: None,
-    patience: float = PATIENCE,
+    patience: float = PATIENCE_SECONDS,
 ) -> None:
     """Remove `cluster`, as much of it as there is. Raises CleanupError listing what is left after all was tried.
 
     The record goes with it, but for what the journal keeps: how long everything took is a result that stays.
     """
-    with _alone(store, cluster.name):
+    with _exclusive(store, cluster.name):
         timeline = Timeline(resources, cluster.details.get("removal", []), removing=True)
-        removing = _Removing(cluster, resources, store, report, patience, timeline, "removal")
+        removing = Deletion(cluster, resources, store, report, patience, timeline, "removal")
         try:
             removing.run()
         except (KeyboardInterrupt, Terminated) as error:
@@ -115,7 +121,7 @@ def down(
             ) from error
         except CleanupError as error:
             if removing.recorded:
-                removing.record("deleting", failure=failure(error))
+                removing.record("deleting", failure=failure_record(error))
             raise
         if removing.recorded:
             last = removing.record("deleting")
@@ -126,7 +132,7 @@ def down(
         store.forget_cluster(cluster.name)
 
 
-def removed(store: Store, name: str) -> Cluster | None:
+def find_deleted_cluster(store: Store, name: str) -> Cluster | None:
     """The last record of a cluster of that name that was removed, with the time of its removal; None without one."""
     for entry in reversed(store.journal_of(name)):
         if entry.kind == CLUSTER and entry.action == REMOVED:
@@ -137,7 +143,7 @@ def removed(store: Store, name: str) -> Cluster | None:
 
 
 @dataclass(eq=False)
-class _Task:
+class ResourceState:
     """Where the work on one resource stands. Times are of the monotonic clock."""
 
     resource: Resource
@@ -156,7 +162,7 @@ class _Task:
 
 
 @dataclass
-class _Work:
+class Operation:
     """What making and removing have in common: visiting tasks in turn, each as often as its waiting makes sensible."""
 
     cluster: Cluster
@@ -166,7 +172,7 @@ class _Work:
     patience: float
     timeline: Timeline
     times: str  # under which of the cluster's details the timeline goes
-    tasks: list[_Task] = field(default_factory=list)
+    tasks: list[ResourceState] = field(default_factory=list)
 
     def record(self, state: str, **more: Any) -> Cluster:
         """Write down how far it is: what a killed process leaves, and what another one can show meanwhile."""
@@ -174,7 +180,7 @@ class _Work:
         times = {self.times: self.timeline.to_list()}
         return self.store.record_cluster(replace(self.cluster, state=state, details={**details, **times, **more}))
 
-    def visit_all(self, possible: Callable[[_Task], bool], visit: Callable[[_Task], None]) -> None:
+    def visit_all(self, possible: Callable[[ResourceState], bool], visit: Callable[[ResourceState], None]) -> None:
         """Visit all that is `possible` until nothing is. A visit ends a task by setting `done` or `failed`."""
         while True:
             due = [task for task in self.tasks if not task.done and task.failed is None and possible(task)]
@@ -185,34 +191,34 @@ class _Work:
             if task.began is None:
                 task.began = time.monotonic()
             visit(task)
-            task.next_visit = time.monotonic() + _pause(task.seconds())
+            task.next_visit = time.monotonic() + _poll_interval(task.seconds())
 
-    def troubled(self, task: _Task, reason: str) -> bool:
+    def error_budget_spent(self, task: ResourceState, reason: str) -> bool:
         """Note trouble; True when it has lasted longer than is to be borne."""
         if task.trouble is None:
             task.trouble = time.monotonic()
-        self.say(task, "retrying", reason)
+        self.notify(task, "retrying", reason)
         return time.monotonic() - task.trouble >= self.patience
 
-    def note(self, task: _Task, action: str, **details: Any) -> None:
+    def journal(self, task: ResourceState, action: str, **details: Any) -> None:
         self.store.journal(self.cluster.name, task.resource.kind, task.resource.name, action, **details)
 
-    def say(self, task: _Task, action: str, reason: str = "", deadline: float | None = None) -> None:
+    def notify(self, task: ResourceState, action: str, reason: str = "", deadline: float | None = None) -> None:
         resource = task.resource
         self.report(Step(self.cluster.name, resource.kind, resource.name, action, reason, task.seconds(), deadline))
 
 
-class _Making(_Work):
+class Creation(Operation):
     def run(self) -> None:
-        self.tasks = [_Task(resource) for resource in self.resources]
+        self.tasks = [ResourceState(resource) for resource in self.resources]
         self.visit_all(self._possible, self._visit)
 
     @property
-    def touched(self) -> bool:
+    def has_side_effects(self) -> bool:
         """Whether there is something that this process asked for, or that was found half made."""
         return any(task.asked or (task.adopted and not task.done) for task in self.tasks)
 
-    def there(self) -> list[dict[str, str]]:
+    def existing(self) -> list[dict[str, str]]:
         """What exists, or may exist, of the cluster."""
         return [
             {"kind": task.resource.kind, "name": task.resource.name, "state": self._state(task)}
@@ -220,17 +226,17 @@ class _Making(_Work):
             if task.asked or task.accepted
         ]
 
-    def _state(self, task: _Task) -> str:
+    def _state(self, task: ResourceState) -> str:
         if not task.accepted:
             return "perhaps"
         return "ready" if task.done else "being made"
 
-    def _possible(self, task: _Task) -> bool:
+    def _possible(self, task: ResourceState) -> bool:
         return all(other.done for other in self.tasks if any(other.resource is need for need in task.resource.needs))
 
-    def _visit(self, task: _Task) -> None:
+    def _visit(self, task: ResourceState) -> None:
         reason = "it is still to be made"
-        self.timeline.line(task.resource).mark("began")
+        self.timeline.of(task.resource).record_time("began")
         try:
             if not task.accepted:
                 self._ask(task)
@@ -240,18 +246,18 @@ class _Making(_Work):
                 task.done = progress.ready
             task.trouble = None
         except TransientError as error:
-            if self.troubled(task, error.message):
+            if self.error_budget_spent(task, error.message):
                 raise
             reason = error.message
-        line = self.timeline.line(task.resource)
+        line = self.timeline.of(task.resource)
         if task.done:
             line.end_wait()
-            line.mark("ready")
+            line.record_time("ready")
             self.record("creating")
-            self.note(task, "ready", seconds=round(task.seconds(), 3), adopted=task.adopted)
-            self.say(task, "ready")
+            self.journal(task, "ready", seconds=round(task.seconds(), 3), adopted=task.adopted)
+            self.notify(task, "ready")
             return
-        if line.wait(reason):
+        if line.start_wait(reason):
             self.record("creating")
         if task.seconds() > task.resource.create_seconds:
             raise DeadlineError(
@@ -259,37 +265,37 @@ class _Making(_Work):
                 f"{task.resource.create_seconds:.0f} s: {reason}."
             )
         if task.trouble is None:
-            self.say(task, "waiting", reason, task.resource.create_seconds)
+            self.notify(task, "waiting", reason, task.resource.create_seconds)
 
-    def _ask(self, task: _Task) -> None:
+    def _ask(self, task: ResourceState) -> None:
         resource = task.resource
         found = resource.find()
         if found is None:
             self._create(task)
             return
         if not found.ours:
-            raise foreign(resource)
+            raise foreign_resource_error(resource)
         if found.differs:
             raise UsageError(
                 f'The {resource.kind} "{resource.name}" exists already, with other settings: {found.differs}.',
                 hint=f"Choose another name, or first: {delete_command(self.cluster)}",
             )
         if found.broken and not found.deleting:
-            self.note(task, "deleting", reason=found.broken)
-            self.timeline.line(resource).anew()
-            self.say(task, "remaking", found.broken, resource.create_seconds)
+            self.journal(task, "deleting", reason=found.broken)
+            self.timeline.of(resource).reset()
+            self.notify(task, "remaking", found.broken, resource.create_seconds)
             task.asked = True
             resource.delete()
         elif not found.deleting:
             task.accepted = task.adopted = True
-            self.timeline.line(resource).adopt()
-            self.note(task, "adopted", state=found.state)
-            self.say(task, "adopted", found.state, resource.create_seconds)
+            self.timeline.of(resource).mark_adopted()
+            self.journal(task, "adopted", state=found.state)
+            self.notify(task, "adopted", found.state, resource.create_seconds)
 
-    def _create(self, task: _Task) -> None:
-        self.note(task, "intent")
+    def _create(self, task: ResourceState) -> None:
+        self.journal(task, "intent")
         self.record("creating")
-        self.say(task, "creating", deadline=task.resource.create_seconds)
+        self.notify(task, "creating", deadline=task.resource.create_seconds)
         # Set before the call: where that is cut off nobody knows whether the request has arrived.
         task.asked = True
         resource = task.resource
@@ -298,28 +304,28 @@ class _Making(_Work):
         except (TransientError, *STOPPED):
             raise  # repeated, the next visit looks for it first
         except MlbenchError as error:
-            exists = _exists(resource)
+            exists = _was_created(resource)
             if not exists:
-                self.note(task, "failed", reason=error.message)
+                self.journal(task, "failed", reason=error.message)
                 task.asked = exists is None
                 raise
         task.accepted = True
-        self.timeline.line(resource).mark("accepted")
-        self.note(task, "created")
+        self.timeline.of(resource).record_time("accepted")
+        self.journal(task, "created")
 
 
-class _Removing(_Work):
+class Deletion(Operation):
     def run(self) -> None:
-        self.tasks = [_Task(resource) for resource in reversed(self.resources) if resource.goes_with is None]
+        self.tasks = [ResourceState(resource) for resource in reversed(self.resources) if resource.goes_with is None]
         self.foreign: list[Resource] = []
         self.recorded = False
         self.visit_all(self._possible, self._visit)
         self._verify()
 
-    def _possible(self, task: _Task) -> bool:
-        return all(other.done for other in self._needing(task))
+    def _possible(self, task: ResourceState) -> bool:
+        return all(other.done for other in self._dependents(task))
 
-    def _needing(self, task: _Task) -> list[_Task]:
+    def _dependents(self, task: ResourceState) -> list[ResourceState]:
         """The tasks whose resources need this one's, so that it has to stay as long as they do."""
         found = []
         for other in self.tasks:
@@ -329,7 +335,7 @@ class _Removing(_Work):
                 found.append(other)
         return found
 
-    def _visit(self, task: _Task) -> None:
+    def _visit(self, task: ResourceState) -> None:
         resource = task.resource
         try:
             found = resource.find()
@@ -337,15 +343,15 @@ class _Removing(_Work):
                 self._end(task, found)
                 return
             task.was_there = True
-            self.timeline.line(resource).mark("began")
+            self.timeline.of(resource).record_time("began")
             if found.deleting or found.busy:
                 task.trouble = None
                 self._wait(task, found.busy or found.state)
-                self.say(task, "deleting", found.busy or found.state, resource.delete_seconds)
+                self.notify(task, "deleting", found.busy or found.state, resource.delete_seconds)
             else:
                 self._ask(task, found)
         except TransientError as error:
-            if self.troubled(task, error.message):
+            if self.error_budget_spent(task, error.message):
                 self._fail(task, error.message)
         except STOPPED:
             raise
@@ -358,41 +364,41 @@ class _Removing(_Work):
                 reason = found.busy or found.state
                 self._fail(task, f"it was still there after {resource.delete_seconds:.0f} s: {reason}")
 
-    def _ask(self, task: _Task, found: Found) -> None:
+    def _ask(self, task: ResourceState, found: ResourceStatus) -> None:
         """Ask for the removal; again where it was asked for and does not go, until patience ends."""
-        if task.asked and self.troubled(task, found.broken or found.state):
+        if task.asked and self.error_budget_spent(task, found.broken or found.state):
             self._fail(task, found.broken or f"it does not go: {found.state}")
             return
         if not self.recorded:
             self.recorded = True
             self.record("deleting")
         if not task.asked:
-            self.note(task, "deleting")
-            self.say(task, "deleting", found.state, task.resource.delete_seconds)
+            self.journal(task, "deleting")
+            self.notify(task, "deleting", found.state, task.resource.delete_seconds)
         task.resource.delete()
         task.asked = True
 
-    def _wait(self, task: _Task, reason: str) -> None:
-        if self.timeline.line(task.resource).wait(reason) and self.recorded:
+    def _wait(self, task: ResourceState, reason: str) -> None:
+        if self.timeline.of(task.resource).start_wait(reason) and self.recorded:
             self.record("deleting")
 
-    def _end(self, task: _Task, found: Found | None) -> None:
+    def _end(self, task: ResourceState, found: ResourceStatus | None) -> None:
         task.done = True
         if found is not None and not found.ours:
             self.foreign.append(task.resource)
-            self.say(task, "foreign", found.state)
+            self.notify(task, "foreign", found.state)
         elif found is not None:
-            self.say(task, "kept", found.kept or "")
+            self.notify(task, "kept", found.kept or "")
         elif task.was_there:
-            line = self.timeline.line(task.resource)
+            line = self.timeline.of(task.resource)
             line.end_wait()
-            line.mark("gone")
-            self.note(task, "deleted", seconds=round(task.seconds(), 3))
-            self.say(task, "deleted")
+            line.record_time("gone")
+            self.journal(task, "deleted", seconds=round(task.seconds(), 3))
+            self.notify(task, "deleted")
 
-    def _fail(self, task: _Task, reason: str) -> None:
+    def _fail(self, task: ResourceState, reason: str) -> None:
         task.failed = reason
-        self.note(task, "failed", reason=reason)
+        self.journal(task, "failed", reason=reason)
 
     def _verify(self) -> None:
         """Look once more at every resource, also those that went with another. Raises CleanupError for what is left."""
@@ -404,17 +410,19 @@ class _Removing(_Work):
             except STOPPED:
                 raise
             except MlbenchError as error:
-                left.append(leftover(resource, f"unknown: {error.message}"))
+                left.append(leftover_entry(resource, f"unknown: {error.message}"))
                 continue
             if found is not None and found.ours and not found.kept:
                 key = (resource.kind, resource.name)
-                left.append(leftover(resource, reasons.get(key, "not tried, since something that needs it is left")))
+                left.append(
+                    leftover_entry(resource, reasons.get(key, "not tried, since something that needs it is left"))
+                )
         if left:
-            raise left_behind(self.cluster, left)
+            raise incomplete_deletion_error(self.cluster, left)
         if self.foreign and not self.recorded:
-            raise foreign(self.foreign[0])
+            raise foreign_resource_error(self.foreign[0])
 
-    def _look(self, resource: Resource) -> Found | None:
+    def _look(self, resource: Resource) -> ResourceStatus | None:
         began = time.monotonic()
         while True:
             try:
@@ -423,10 +431,10 @@ class _Removing(_Work):
                 waited = time.monotonic() - began
                 if waited >= self.patience:
                     raise
-                time.sleep(_pause(waited))
+                time.sleep(_poll_interval(waited))
 
 
-def _exists(resource: Resource) -> bool | None:
+def _was_created(resource: Resource) -> bool | None:
     """Whether a request that was answered with an error has made the resource all the same; None where nobody knows."""
     try:
         found = resource.find()
@@ -437,26 +445,26 @@ def _exists(resource: Resource) -> bool | None:
     return found is not None and found.ours and not found.broken and not found.deleting
 
 
-def _key(task: _Task) -> tuple[str, str]:
+def _key(task: ResourceState) -> tuple[str, str]:
     return task.resource.kind, task.resource.name
 
 
-def _pause(waited: float) -> float:
+def _poll_interval(waited: float) -> float:
     """Seconds between two looks: a fortieth of the wait so far, so that no wait is prolonged by more than that."""
     return min(max(0.02, waited / 40), 10.0)
 
 
-def _record(store: Store, name: str) -> Cluster | None:
+def _find_record(store: Store, name: str) -> Cluster | None:
     try:
         return store.cluster(name)
     except NotFoundError:
         return None
 
 
-def at_work(store: Store, name: str) -> bool:
+def is_operation_running(store: Store, name: str) -> bool:
     """Whether a process of this data directory is making or removing the cluster just now."""
     try:
-        with open(_lock(store, name)) as file:
+        with open(_lock_path(store, name)) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
@@ -466,9 +474,9 @@ def at_work(store: Store, name: str) -> bool:
 
 
 @contextmanager
-def _alone(store: Store, name: str) -> Iterator[None]:
+def _exclusive(store: Store, name: str) -> Iterator[None]:
     """Keep two processes of this data directory from working on one cluster at a time. A killed one leaves no lock."""
-    path = _lock(store, name)
+    path = _lock_path(store, name)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(path, "a+") as file:
         try:
@@ -485,5 +493,5 @@ def _alone(store: Store, name: str) -> Iterator[None]:
         yield
 
 
-def _lock(store: Store, name: str) -> Path:
+def _lock_path(store: Store, name: str) -> Path:
     return store.folder / "clusters" / f"{name}.lock"

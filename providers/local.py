@@ -18,7 +18,7 @@ class LocalProvider:
     name = "local"
     options = NoOptions
 
-    def describe(self, name: str, nodes: int, options: NoOptions) -> Cluster:
+    def new_cluster(self, name: str, nodes: int, options: NoOptions) -> Cluster:
         raise UsageError('The cluster "local" is this machine and always exists.', hint="mlbench set-cluster local")
 
     def plan(self, cluster: Cluster) -> Plan:

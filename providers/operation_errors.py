@@ -8,7 +8,7 @@ from mlbench_cli.model import Cluster
 from providers.base import Resource
 
 
-def known(error: BaseException) -> Explanation:
+def as_mlbench_error(error: BaseException) -> Explanation:
     """Any error as one that a person can be told."""
     if isinstance(error, Explanation):
         return error
@@ -17,17 +17,17 @@ def known(error: BaseException) -> Explanation:
     return MlbenchError(f"Internal error: {type(error).__name__}: {error}")
 
 
-def failure(error: BaseException) -> dict[str, Any]:
+def failure_record(error: BaseException) -> dict[str, Any]:
     """What stopped the work, for the cluster's record."""
-    told = known(error)
+    told = as_mlbench_error(error)
     return {"code": told.code, "message": told.message, "hint": told.hint}
 
 
-def explained(error: BaseException, cluster: Cluster, there: Sequence[Mapping[str, str]]) -> BaseException:
+def explain_error(error: BaseException, cluster: Cluster, there: Sequence[Mapping[str, str]]) -> BaseException:
     """`error` with what exists of the cluster, what that costs and how to remove it. `there`: kind, name, state."""
     if not isinstance(error, Exception | KeyboardInterrupt):
         return error
-    told = known(error)
+    told = as_mlbench_error(error)
     if not there:
         return told
     listed = ", ".join(f"{item['kind']} {item['name']} ({item['state']})" for item in there)
@@ -45,7 +45,7 @@ def explained(error: BaseException, cluster: Cluster, there: Sequence[Mapping[st
     return told
 
 
-def left_behind(cluster: Cluster, left: Sequence[Mapping[str, str]]) -> CleanupError:
+def incomplete_deletion_error(cluster: Cluster, left: Sequence[Mapping[str, str]]) -> CleanupError:
     """The error for a removal after which something is left: kind, name, reason and command of each."""
     lines = "\n".join(f"  {item['kind']} {item['name']}: {item['reason']}\n    {item['command']}" for item in left)
     return CleanupError(
@@ -55,7 +55,7 @@ def left_behind(cluster: Cluster, left: Sequence[Mapping[str, str]]) -> CleanupE
     )
 
 
-def leftover(resource: Resource, reason: str) -> dict[str, str]:
+def leftover_entry(resource: Resource, reason: str) -> dict[str, str]:
     return {"kind": resource.kind, "name": resource.name, "reason": reason, "command": resource.remove_command}
 
 

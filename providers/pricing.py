@@ -15,7 +15,7 @@ ANY_REGION = "any"
 
 
 @dataclass(frozen=True)
-class Table:
+class PriceTable:
     """One provider's prices, per piece and hour. `source` says where they are from and of when, `version` which."""
 
     currency: str
@@ -25,15 +25,15 @@ class Table:
 
     def price(self, item: str, region: str, *, spot: bool = False) -> float | None:
         """Of a machine type or another part; a spot price is never guessed from the other one."""
-        found = self._found(item, region, spot)
+        found = self._find_price(item, region, spot)
         return None if found is None else found[0]
 
     def line(self, what: str, count: int, item: str, region: str, *, spot: bool = False) -> PlanLine:
         """A part of a plan, priced as far as it is known."""
-        amount, as_of = self._found(item, region, spot) or (None, None)
+        amount, as_of = self._find_price(item, region, spot) or (None, None)
         return PlanLine(what, count, amount, as_of)
 
-    def _found(self, item: str, region: str, spot: bool) -> tuple[float, str | None] | None:
+    def _find_price(self, item: str, region: str, spot: bool) -> tuple[float, str | None] | None:
         kind = "spot" if spot else "on-demand"
         for layer in self.layers:
             for place in (region, ANY_REGION):
@@ -43,7 +43,7 @@ class Table:
                     return float(amount), None if as_of is None else str(as_of)
         return None
 
-    def known(self, region: str) -> int:
+    def count_prices(self, region: str) -> int:
         """Of how many things the price on demand is known there."""
         return len({item for layer in self.layers for place in (region, ANY_REGION) for item in _entries(layer, place)})
 
@@ -53,25 +53,25 @@ def _entries(layer: Mapping[str, Any], place: str) -> Mapping[str, Any]:
     return entries
 
 
-def own_file() -> Path:
+def user_price_file() -> Path:
     return settings.config_dir() / "prices.toml"
 
 
-def table(provider: str) -> Table:
+def load_prices(provider: str) -> PriceTable:
     """The prices of one provider. Raises UsageError where a person's own table is malformed."""
     shipped = _read(SHIPPED)[provider]
     version = f"{shipped['date']} {_digest(shipped)}"
     source = f"{shipped['source']} (table of {shipped['date']})"
-    if not own_file().exists():
-        told = f"{source}; yours would go before them in {own_file()}"
-        return Table(shipped["currency"], told, version, (shipped,))
-    own = _read(own_file()).get(provider, {})
+    if not user_price_file().exists():
+        told = f"{source}; yours would go before them in {user_price_file()}"
+        return PriceTable(shipped["currency"], told, version, (shipped,))
+    own = _read(user_price_file()).get(provider, {})
     _check(own, provider)
     if own.get("currency", shipped["currency"]) != shipped["currency"]:
-        raise UsageError(f"{own_file()}: prices of {provider} have to be in {shipped['currency']}.")
+        raise UsageError(f"{user_price_file()}: prices of {provider} have to be in {shipped['currency']}.")
     date = own.get("date", "without a date")
     version = f"{date} {_digest(own)}, then {version}"
-    return Table(shipped["currency"], f"{own_file()} ({date}), then {source}", version, (own, shipped))
+    return PriceTable(shipped["currency"], f"{user_price_file()} ({date}), then {source}", version, (own, shipped))
 
 
 def _digest(layer: Mapping[str, Any]) -> str:
@@ -98,8 +98,8 @@ def _check(own: Any, provider: str) -> None:
         for entries in items:
             if not isinstance(entries, dict) or not all(_is_price(amount) for amount in entries.values()):
                 raise UsageError(
-                    f"{own_file()}: below [{provider}.on-demand.REGION] and [{provider}.spot.REGION] are prices, as "
-                    '"g5.xlarge" = 1.006.',
+                    f"{user_price_file()}: [{provider}.on-demand.REGION] and [{provider}.spot.REGION] hold prices, "
+                    'e.g. "g5.xlarge" = 1.006.',
                     hint=f"Compare it with {SHIPPED}",
                 )
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from providers.base import Resource
 
-MOST_WAITS = 20  # of one resource; later ones are added to the last
+MAX_WAITS = 20  # of one resource; later ones are added to the last
 Entry = dict[str, Any]
 
 
-class Line:
+class ResourceTimeline:
     """The times of one resource."""
 
     def __init__(self, resource: Resource, removing: bool, clock: "Timeline", earlier: Entry | None = None) -> None:
@@ -31,21 +31,21 @@ class Line:
         self._taken_up = earlier is not None
         self._waiting: tuple[str, float] | None = None  # for what, and since when
 
-    def mark(self, what: str) -> None:
+    def record_time(self, what: str) -> None:
         """Note that this is the moment of `what`, unless it is known from before."""
         if self.entry.get(what) is None:
             self.entry[what] = self._clock.now()
 
-    def adopt(self) -> None:
+    def mark_adopted(self) -> None:
         """Note that it was there: somebody else's making, unless an earlier pass has begun with it."""
         self.entry["adopted"] = self.entry["adopted"] or not self._taken_up
-        self.mark("accepted")
+        self.record_time("accepted")
 
-    def anew(self) -> None:
+    def reset(self) -> None:
         """Note that it has to be made again."""
         self.entry |= {"accepted": None, "ready": None}
 
-    def wait(self, reason: str) -> bool:
+    def start_wait(self, reason: str) -> bool:
         """Note what is waited for from now on; whether that is something new."""
         if self._waiting is not None and self._waiting[0] == reason:
             return False
@@ -66,7 +66,7 @@ class Line:
             return waits
         reason, since = self._waiting
         seconds = round(self._clock.now() - since, 3)
-        if waits and (waits[-1]["reason"] == reason or len(waits) >= MOST_WAITS):
+        if waits and (waits[-1]["reason"] == reason or len(waits) >= MAX_WAITS):
             waits[-1]["seconds"] = round(waits[-1]["seconds"] + seconds, 3)
             return waits
         return [*waits, {"reason": reason, "seconds": seconds}]
@@ -80,14 +80,15 @@ class Timeline:
         self._since = max((_last(entry) for entry in self._known.values()), default=0.0)
         self._start = time.monotonic()
         self._lines = {
-            id(item): Line(item, removing, self, self._known.get((item.kind, item.name))) for item in resources
+            id(item): ResourceTimeline(item, removing, self, self._known.get((item.kind, item.name)))
+            for item in resources
         }
 
     def now(self) -> float:
         """Seconds since the work on the cluster began."""
         return round(self._since + time.monotonic() - self._start, 3)
 
-    def line(self, resource: Resource) -> Line:
+    def of(self, resource: Resource) -> ResourceTimeline:
         return self._lines[id(resource)]
 
     def to_list(self) -> list[Entry]:

@@ -15,12 +15,12 @@ from typing import Any, Protocol, cast
 from mlbench_cli.errors import CleanupError, CredentialError, MlbenchError
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
 from mlbench_cli.model import Cluster
-from providers.base import MARK, Found, Progress, Provider, Resource, TransientError
+from providers.base import CLUSTER_TAG, Provider, Readiness, Resource, ResourceStatus, TransientError
 from providers.helm import tool as program
-from providers.helm.tool import Call
+from providers.helm.tool import HelmCall
 from providers.lifecycle import STOPPED
 
-SECONDS = 600.0
+CLEANUP_SECONDS = 600.0
 UNINSTALL_SECONDS = 180
 GRACE_SECONDS = 10  # that a pod with a volume has to end
 RETRY_SECONDS = 10.0
@@ -46,11 +46,11 @@ OWNERS = {
     "CronJob": (BATCH, "cronjobs"),
 }
 # Who can say what is left in the cloud. On KIND disks are folders of the nodes, and load balancers, if any, containers.
-CLOUDS = {"eks": "providers.eks.leftovers", "gke": "providers.gke.leftovers"}
+CLOUDS = {"eks": "providers.eks.orphans", "gke": "providers.gke.orphans"}
 
 
 @dataclass(frozen=True)
-class Item:
+class WorkloadObject:
     """An object that stands for something in the cloud. `handle` is what the cloud calls that, as far as is known."""
 
     kind: str
@@ -73,7 +73,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Leftover:
+class OrphanedResource:
     """Something in the cloud that nobody will remove any more, and how a person does."""
 
     kind: str
@@ -85,22 +85,22 @@ class Leftover:
 class Cloud(Protocol):
     """A module of CLOUDS."""
 
-    def left(self, cluster: Cluster, seen: Sequence[Item]) -> list[Leftover]:
+    def list_orphans(self, cluster: Cluster, seen: Sequence[WorkloadObject]) -> list[OrphanedResource]:
         """What is there of the cluster's load balancers and disks. Raises MlbenchError where that cannot be told."""
         ...
 
-    def command(self, cluster: Cluster, item: Item | None) -> str:
+    def orphan_command(self, cluster: Cluster, item: WorkloadObject | None) -> str:
         """How a person finds, and removes, what stands behind `item`, or whatever the cluster has left."""
         ...
 
 
 @dataclass
-class Seen:
+class CleanupSnapshot:
     """What there is at one moment. `spaces` are namespaces of ours, `retained` volumes that are to stay."""
 
-    items: list[Item]
+    items: list[WorkloadObject]
     spaces: dict[str, bool]  # by name: whether it is being removed
-    retained: list[Item] = field(default_factory=list)
+    retained: list[WorkloadObject] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.items or self.spaces)
@@ -110,13 +110,13 @@ class Seen:
         return ", ".join(told[:3]) + (f" and {len(told) - 3} more" if len(told) > 3 else "")
 
 
-class Leavings(Resource):
+class WorkloadCleanup(Resource):
     """Removed before everything else of a cluster. Close it, and then ask `check` what is left."""
 
     kind = "what workloads left on"
 
     def __init__(
-        self, cluster: Cluster, provider: Provider, resources: Sequence[Resource], seconds: float = SECONDS
+        self, cluster: Cluster, provider: Provider, resources: Sequence[Resource], seconds: float = CLEANUP_SECONDS
     ) -> None:
         self.name = cluster.name
         self.cluster = cluster
@@ -126,46 +126,46 @@ class Leavings(Resource):
         self.seconds = seconds
         self.delete_seconds = seconds + 120.0  # ours ends before the life-cycle's
         self.warnings: list[str] = []
-        self._seen: dict[tuple[str, str, str], Item] = {}  # all that there ever was
-        self._late: list[Item] = []
-        self._retained: list[Item] = []
+        self._seen: dict[tuple[str, str, str], WorkloadObject] = {}  # all that there ever was
+        self._late: list[WorkloadObject] = []
+        self._retained: list[WorkloadObject] = []
         self._unseen: str | None = None
         self._began: float | None = None
         self._ours = False
         self._over = False
-        self._calls: dict[str, Call] | None = None  # by namespace
+        self._calls: dict[str, HelmCall] | None = None  # by namespace
 
     # --- as the life-cycle sees it ------------------------------------------------------------------------------
 
-    def find(self) -> Found | None:
+    def find(self) -> ResourceStatus | None:
         if self._over:
             return None
-        seen = self._look()
+        seen = self._take_snapshot()
         late = self._began is not None and time.monotonic() - self._began > self.seconds
         if not seen and self._unseen and self._began is not None and not late:
-            return Found("the cluster's API does not answer any more", deleting=True)
+            return ResourceStatus("the cluster's API does not answer any more", deleting=True)
         if not seen:
             self._over = True
             return None
         if self._began is None:
-            return Found(str(seen))
+            return ResourceStatus(str(seen))
         if late:
             self._over = True
             self._late = seen.items
-            return Found(str(seen), kept=f"still there after {self.seconds:g} s: {seen}")
-        self._sweep(seen)  # controllers may have made some of it anew
-        return Found(str(seen), deleting=True)
+            return ResourceStatus(str(seen), kept=f"still there after {self.seconds:g} s: {seen}")
+        self._delete_objects(seen)  # controllers may have made some of it anew
+        return ResourceStatus(str(seen), deleting=True)
 
     def create(self) -> None:
         raise NotImplementedError("made by workloads, not by us")
 
-    def poll(self) -> Progress:
+    def poll(self) -> Readiness:
         raise NotImplementedError("made by workloads, not by us")
 
     def delete(self) -> None:
         self._began = time.monotonic()
-        if seen := self._look():
-            self._sweep(seen)
+        if seen := self._take_snapshot():
+            self._delete_objects(seen)
 
     def close(self) -> None:
         for call in (self._calls or {}).values():
@@ -173,9 +173,9 @@ class Leavings(Resource):
 
     # --- what is left when all is over --------------------------------------------------------------------------
 
-    def check(self, error: CleanupError | None = None) -> None:
+    def raise_for_orphans(self, error: CleanupError | None = None) -> None:
         """Raises CleanupError for what is left in the cloud, and `error` if there was one; the unknown: `warnings`."""
-        left = self._left()
+        left = self._find_orphans()
         if not left and error is not None:
             raise error
         if left:
@@ -188,21 +188,26 @@ class Leavings(Resource):
                 details={"leftovers": [*known, *(vars(item) for item in left)]},
             )
 
-    def _left(self) -> list[Leftover]:
+    def _find_orphans(self) -> list[OrphanedResource]:
         cloud = self._cloud()
         if cloud is None:
             return []
         for item in self._retained:
             self.warnings.append(
                 f"The disk of {item} stays, as its reclaim policy Retain asks, and is paid for: "
-                f"{cloud.command(self.cluster, item)}"
+                f"{cloud.orphan_command(self.cluster, item)}"
             )
         try:
-            left = cloud.left(self.cluster, [item for item in self._seen.values() if item not in self._retained])
+            left = cloud.list_orphans(
+                self.cluster, [item for item in self._seen.values() if item not in self._retained]
+            )
         except MlbenchError as error:
             left = [
-                Leftover(
-                    item.kind, str(item), "it was still there when the cluster went", cloud.command(self.cluster, item)
+                OrphanedResource(
+                    item.kind,
+                    str(item),
+                    "it was still there when the cluster went",
+                    cloud.orphan_command(self.cluster, item),
                 )
                 for item in self._late
             ]
@@ -214,7 +219,7 @@ class Leavings(Resource):
         if self._unseen and not left:
             self.warnings.append(
                 f"The cluster's API did not answer ({self._unseen}), so load balancers and disks that its workloads "
-                f"made may be left. See: {cloud.command(self.cluster, None)}"
+                f"made may be left. See: {cloud.orphan_command(self.cluster, None)}"
             )
         return left
 
@@ -224,15 +229,15 @@ class Leavings(Resource):
 
     # --- looking ------------------------------------------------------------------------------------------------
 
-    def _look(self) -> Seen:
+    def _take_snapshot(self) -> CleanupSnapshot:
         """What there is now; nothing where there is no cluster, where it is not ours, or does not answer."""
-        nothing = Seen([], {})
+        nothing = CleanupSnapshot([], {})
         self._ours = self._ours or self._is_ours()
         if not self._ours:
             return nothing
         try:
             with self.provider.connect(self.cluster).client() as api:
-                seen = self._seen_on(api)
+                seen = self._snapshot_from(api)
         except (TransientError, *STOPPED):
             raise
         except MlbenchError as error:
@@ -252,11 +257,11 @@ class Leavings(Resource):
         founds = [found for resource in own if (found := resource.find()) is not None]
         return bool(founds) and all(found.ours for found in founds)
 
-    def _seen_on(self, api: Api) -> Seen:
+    def _snapshot_from(self, api: Api) -> CleanupSnapshot:
         outside = self.cluster.provider in CLOUDS
-        items = {kind: self._listed(api, path) for kind, path in (KINDS if outside else BALANCERS).items()}
-        found: list[Item] = []
-        retained: list[Item] = []
+        items = {kind: self._list(api, path) for kind, path in (KINDS if outside else BALANCERS).items()}
+        found: list[WorkloadObject] = []
+        retained: list[WorkloadObject] = []
         for kind, documents in items.items():
             for document in documents:
                 item = _item(kind, document)
@@ -269,13 +274,13 @@ class Leavings(Resource):
                         retained.append(item)
                         continue
                 found.append(item)
-        spaces = self._listed(api, f"{CORE}/namespaces", labelSelector=f"{MARK}={self.cluster.name}")
+        spaces = self._list(api, f"{CORE}/namespaces", labelSelector=f"{CLUSTER_TAG}={self.cluster.name}")
         removed = {space["metadata"]["name"]: "deletionTimestamp" in space["metadata"] for space in spaces}
         if not outside:  # what is in them is in the nodes
             removed = {name: going for name, going in removed.items() if not going}
-        return Seen(found, removed, retained)
+        return CleanupSnapshot(found, removed, retained)
 
-    def _listed(self, api: Api, path: str, **params: Any) -> list[dict[str, Any]]:
+    def _list(self, api: Api, path: str, **params: Any) -> list[dict[str, Any]]:
         seconds = RETRY_SECONDS if self.cluster.provider in CLOUDS else 0.0
         try:
             return list(api.request("GET", path, params=params, retry_seconds=seconds).get("items") or ())
@@ -284,19 +289,19 @@ class Leavings(Resource):
 
     # --- sweeping -----------------------------------------------------------------------------------------------
 
-    def _sweep(self, seen: Seen) -> None:
+    def _delete_objects(self, seen: CleanupSnapshot) -> None:
         """Ask for the removal of all that is not being removed yet."""
         try:
             access = self.provider.connect(self.cluster)
             with access.client() as api:
                 if self._calls is None:
-                    self._calls = self._uninstalling(api, seen)
+                    self._calls = self._start_uninstalls(api, seen)
                 for space, going in seen.spaces.items():
                     call = self._calls.get(space)
                     if not going and (call is None or call.code is not None):
                         api.delete(f"{CORE}/namespaces/{space}")
                 claims = [item for item in seen.items if item.kind == "PersistentVolumeClaim"]
-                self._stop_users(api, claims)
+                self._stop_pods_using(api, claims)
                 for item in seen.items:
                     if not item.deleting and item.kind != "PersistentVolume":  # a volume goes with its claim
                         api.delete(item.path)
@@ -305,23 +310,23 @@ class Leavings(Resource):
         except MlbenchError:
             return  # the next look tells
 
-    def _uninstalling(self, api: Api, seen: Seen) -> dict[str, Call]:
+    def _start_uninstalls(self, api: Api, seen: CleanupSnapshot) -> dict[str, HelmCall]:
         """A helm at work on each release in our namespaces; without helm they only lose their namespace."""
         try:
-            helm = program.found()
+            helm = program.find_helm()
         except MlbenchError:
             helm = None
-        calls: dict[str, Call] = {}
+        calls: dict[str, HelmCall] = {}
         for space, going in seen.spaces.items():
-            releases = self._listed(api, f"{CORE}/namespaces/{space}/secrets", labelSelector="owner=helm")
+            releases = self._list(api, f"{CORE}/namespaces/{space}/secrets", labelSelector="owner=helm")
             names = {secret["metadata"]["labels"]["name"] for secret in releases}
             if helm is None or going or not names:
                 continue
             words = ["uninstall", *sorted(names), "--namespace", space, "--timeout", f"{UNINSTALL_SECONDS}s"]
-            calls[space] = Call(helm, words, access=self.provider.connect(self.cluster))
+            calls[space] = HelmCall(helm, words, access=self.provider.connect(self.cluster))
         return calls
 
-    def _stop_users(self, api: Api, claims: Sequence[Item]) -> None:
+    def _stop_pods_using(self, api: Api, claims: Sequence[WorkloadObject]) -> None:
         """End the pods that use a claim, and first what would make them, or the claim, anew."""
         names: dict[str, set[str]] = {}
         for claim in claims:
@@ -337,9 +342,9 @@ class Leavings(Resource):
                     api.delete(f"{CORE}/namespaces/{namespace}/pods/{pod['metadata']['name']}", grace=GRACE_SECONDS)
 
 
-def _item(kind: str, document: Mapping[str, Any]) -> Item:
+def _item(kind: str, document: Mapping[str, Any]) -> WorkloadObject:
     metadata = document["metadata"]
-    return Item(
+    return WorkloadObject(
         kind,
         metadata.get("namespace", ""),
         metadata["name"],

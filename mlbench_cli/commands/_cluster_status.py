@@ -117,13 +117,13 @@ def _hours(cluster: Cluster) -> float | None:
 
 
 def _findings(store: Store, cluster: Cluster) -> list[dict[str, Any]]:
-    from providers.lifecycle import at_work
+    from providers.lifecycle import is_operation_running
 
     details, removed = cluster.details, cluster.state == "removed"
     found = []
     if failure := details.get("failure"):
         found.append(_finding(str(failure["code"]), str(failure["message"]), failure["hint"]))
-    elif cluster.state in ("creating", "deleting") and not at_work(store, cluster.name):
+    elif cluster.state in ("creating", "deleting") and not is_operation_running(store, cluster.name):
         again = "the same create-cluster command goes on with it; " if cluster.state == "creating" else ""
         hint = f"{again}mlbench delete-cluster {cluster.provider} {cluster.name}"
         found.append(_finding("abandoned", f"It is {cluster.state}, and no mlbench of this machine is at it.", hint))
@@ -145,9 +145,9 @@ def _finding(code: str, summary: str, hint: str | None) -> dict[str, Any]:
 
 
 def _own_prices() -> str:
-    from providers.pricing import own_file
+    from providers.pricing import user_price_file
 
-    return f"A price table of your own goes first: {own_file()}"
+    return f"A price table of your own goes first: {user_price_file()}"
 
 
 # --- what the cloud tells -------------------------------------------------------------------------------------------

@@ -118,9 +118,9 @@ def recorded(store: Store, name: str) -> Cluster:
     try:
         return store.cluster(name)
     except NotFoundError:
-        from providers.lifecycle import removed
+        from providers.lifecycle import find_deleted_cluster
 
-        if (gone := removed(store, name)) is not None:
+        if (gone := find_deleted_cluster(store, name)) is not None:
             return gone
         raise
 

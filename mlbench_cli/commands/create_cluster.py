@@ -88,7 +88,7 @@ def create(
     name = check_name(f"{release}-{nodes}", "cluster name")
     store = Store()
     _refuse_taken(store, name, provider)
-    cluster = provider.describe(name, nodes, provider.options(**options))
+    cluster = provider.new_cluster(name, nodes, provider.options(**options))
     with _prepared(chart_location, custom_values or (), chart_timeout) as installation:
         plan = provider.plan(cluster)
         cluster = _completed(cluster, plan, ttl, _charts(store, name, installation))
@@ -127,10 +127,10 @@ def _prepared(
     """The chart with its values, fetched and checked before anything is made; None where none is asked for."""
     if location is None and not custom_values and timeout is None:
         return nullcontext()
-    from providers.helm.install import WAIT_SECONDS, prepared
+    from providers.helm.install import WAIT_SECONDS, prepare_chart
 
     seconds = WAIT_SECONDS if timeout is None else parse_duration(timeout, "--chart-timeout")
-    return prepared(location, custom_values, seconds)
+    return prepare_chart(location, custom_values, seconds)
 
 
 def _charts(store: Store, name: str, installation: "Installation | None") -> list[dict[str, Any]]:
@@ -181,7 +181,7 @@ def _print_plan(
     resources = [{"kind": item.kind, "name": item.name} for item in provider.resources(cluster)]
     chart: dict[str, Any] | None = None
     if installation is not None:
-        chart = {**installation.record(), "values": installation.merged(), "warnings": installation.warnings}
+        chart = {**installation.record(), "values": installation.merged_values(), "warnings": installation.warnings}
         resources.append({"kind": "Helm release", "name": chart["release"]})
     if output == Format.json:
         document = {"cluster": document_of(cluster), "plan": plan.to_dict(), "resources": resources}

@@ -55,23 +55,23 @@ def remove(store: Store, cluster: Cluster, *, yes: bool) -> None:
         console.out(f"The cluster {cluster.name} is forgotten; nothing on it was changed.")
         return
     console.confirm(f"Remove the cluster {cluster.name} ({cluster.provider}) and all that is on it?", yes=yes)
-    from providers.leavings import Leavings
     from providers.lifecycle import down
+    from providers.workload_cleanup import WorkloadCleanup
 
     resources = provider.resources(cluster)
-    with closing(Leavings(cluster, provider, resources)) as leavings:
+    with closing(WorkloadCleanup(cluster, provider, resources)) as cleanup:
         error: CleanupError | None = None
         try:
             with StepTeller() as tell:
-                down(cluster, [*resources, leavings], store, report=tell)
+                down(cluster, [*resources, cleanup], store, report=tell)
         except CleanupError as caught:
             error = caught
         try:
-            leavings.check(error)
+            cleanup.raise_for_orphans(error)
         finally:
-            for warning in leavings.warnings:
+            for warning in cleanup.warnings:
                 console.warn(warning)
-    certain = "" if leavings.warnings else "; nothing of it is left"
+    certain = "" if cleanup.warnings else "; nothing of it is left"
     console.out(f"The cluster {cluster.name} is deleted{certain}.")
 
 

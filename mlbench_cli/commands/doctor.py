@@ -41,9 +41,9 @@ def doctor(
     Nothing is written anywhere. The exit code is 0 unless something has failed; then it is that failure's.
     """
     if providers:
-        from providers.doctor import checks as asked
+        from providers.doctor import run_checks
 
-        checks = [check for name in providers for check in asked(name, project, location)]
+        checks = [check for name in providers for check in run_checks(name, project, location)]
     else:
         checks = [check() for check in CHECKS]
     if output == Format.json:

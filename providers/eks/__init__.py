@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model import Cluster
-from providers.base import Plan, Resource, option, options_of
+from providers.base import Plan, Resource, option, read_options
 from providers.eks.aws import aws_in, region_of
-from providers.eks.control import AddOn, Admin, ControlPlane, access_to
-from providers.eks.devices import Device, DevicePlugin, gpus, network_cards
-from providers.eks.machines import Machine, alike, check_alike, chosen, machine_of
+from providers.eks.control_plane import AddOn, Admin, ControlPlane, access_to
+from providers.eks.devices import Device, DevicePlugin, gpu_device, network_card_device
+from providers.eks.machines import Machine, choose_machine, equivalent_types, machine_of, require_equivalent
 from providers.eks.network import PlacementGroup, Stack
 from providers.eks.nodes import (
     BOTTLEROCKET,
@@ -24,7 +24,7 @@ from providers.eks.nodes import (
     worker_group,
 )
 
-MOST_NODES = 450  # the quota of machines in one managed node group
+MAX_NODES = 450  # the quota of machines in one managed node group
 SYSTEM_MACHINES = 1
 SYSTEM_DISK = 20
 SMALLEST_DISK = 20  # GB; the image with the GPU driver alone takes most of it
@@ -66,9 +66,9 @@ class EksProvider:
     name = "eks"
     options = EksOptions
 
-    def describe(self, name: str, nodes: int, options: EksOptions) -> Cluster:
-        if not 0 <= nodes <= MOST_NODES:
-            raise UsageError(f"{nodes} workers: a cluster on EKS has from 0 to {MOST_NODES}.")
+    def new_cluster(self, name: str, nodes: int, options: EksOptions) -> Cluster:
+        if not 0 <= nodes <= MAX_NODES:
+            raise UsageError(f"{nodes} workers: a cluster on EKS has from 0 to {MAX_NODES}.")
         machine = _machine(options)
         if not SMALLEST_DISK <= options.disk_size <= 16384:
             raise UsageError(f"--disk-size {options.disk_size}: from {SMALLEST_DISK} to 16384 GB.")
@@ -93,15 +93,15 @@ class EksProvider:
         return Cluster(name, self.name, "creating", details=details)
 
     def plan(self, cluster: Cluster) -> Plan:
-        from providers.eks.plan import planned
+        from providers.eks.plan import make_plan
 
-        return planned(cluster, options_of(cluster, EksOptions), self.groups(cluster))
+        return make_plan(cluster, read_options(cluster, EksOptions), self.groups(cluster))
 
     def groups(self, cluster: Cluster) -> tuple[Group, Group]:
         """The one machine for the system, and the workers."""
-        options = options_of(cluster, EksOptions)
+        options = read_options(cluster, EksOptions)
         machine = _machine(options)
-        types = check_alike(machine, options.spot_type) if options.spot_type else alike(machine)
+        types = require_equivalent(machine, options.spot_type) if options.spot_type else equivalent_types(machine)
         system = Group(
             f"{cluster.name}-system", (options.system_machine_type,), SYSTEM_MACHINES, SYSTEM_DISK, worker=False
         )
@@ -120,7 +120,7 @@ class EksProvider:
         return system, workers
 
     def resources(self, cluster: Cluster) -> Sequence[Resource]:
-        options = options_of(cluster, EksOptions)
+        options = read_options(cluster, EksOptions)
         aws = aws_in(_region(cluster))
         machine = _machine(options)
         system, workers = self.groups(cluster)
@@ -142,16 +142,16 @@ class EksProvider:
         return found
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
-        from providers.eks.discovery import discovered
+        from providers.eks.discovery import discover_clusters
 
-        return discovered(scope.get("location"))
+        return discover_clusters(scope.get("location"))
 
     def connect(self, cluster: Cluster) -> Access:
         return access_to(aws_in(_region(cluster)), cluster.name)
 
     def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
-        if nodes > MOST_NODES:
-            raise UsageError(f"{nodes} workers: a cluster on EKS has at most {MOST_NODES}.")
+        if nodes > MAX_NODES:
+            raise UsageError(f"{nodes} workers: a cluster on EKS has at most {MAX_NODES}.")
         aws = aws_in(_region(cluster))
         _, workers = self.groups(cluster)
         stack = Stack(cluster, aws, list(workers.types))
@@ -166,8 +166,8 @@ def _devices(cluster: Cluster) -> list[Device]:
     """What each worker has to show before the cluster is of use."""
     each = int(cluster.details.get("gpus_per_node") or 0)
     cards = int((cluster.details.get("devices_per_node") or {}).get(EFA, 0))
-    built_in = options_of(cluster, EksOptions).node_image == BOTTLEROCKET
-    return ([gpus(each, built_in=built_in)] if each else []) + ([network_cards(cards)] if cards else [])
+    built_in = read_options(cluster, EksOptions).node_image == BOTTLEROCKET
+    return ([gpu_device(each, built_in=built_in)] if each else []) + ([network_card_device(cards)] if cards else [])
 
 
 def options_known(cluster: Cluster) -> bool:
@@ -175,7 +175,7 @@ def options_known(cluster: Cluster) -> bool:
 
 
 def _machine(options: EksOptions) -> Machine:
-    machine = chosen(options.machine_type, options.num_gpus, options.gpu_type)
+    machine = choose_machine(options.machine_type, options.num_gpus, options.gpu_type)
     if options.num_cpus is not None and machine.vcpus and options.num_cpus > machine.vcpus:
         raise UsageError(
             f"{machine.name} has {machine.vcpus} vCPUs, not {options.num_cpus}.", hint="Choose a larger --machine-type."
@@ -199,7 +199,7 @@ def _check_network(options: EksOptions, machine: Machine) -> None:
     if options.spot_type and options.efa:
         raise UsageError("--efa needs machines of one type: their network cards are set up for it.")
     if options.spot_type:
-        check_alike(machine, options.spot_type)
+        require_equivalent(machine, options.spot_type)
     if machine_of(options.system_machine_type).gpu:
         raise UsageError("--system-machine-type is for DNS and the like; it needs no GPU.")
     for arn in options.admin:

@@ -13,7 +13,7 @@ from mlbench_cli.errors import (
     UsageError,
     did_you_mean,
 )
-from providers.base import TransientError, call_seconds
+from providers.base import TransientError, call_timeout
 
 MISSING_LIBRARY = 'pip install "mlbench[eks]"'
 CONNECT_SECONDS = 10.0
@@ -76,7 +76,7 @@ class Aws:
         try:
             answer: dict[str, Any] = getattr(client, operation)(**parameters)
         except Exception as error:
-            raise translated(error, f"{service} {operation.replace('_', '-')}", self.region) from None
+            raise map_cloud_errors(error, f"{service} {operation.replace('_', '-')}", self.region) from None
         return answer
 
     def pages(self, service: str, operation: str, key: str, **parameters: Any) -> list[Any]:
@@ -85,22 +85,22 @@ class Aws:
         try:
             return [item for page in client.get_paginator(operation).paginate(**parameters) for item in page[key]]
         except Exception as error:
-            raise translated(error, f"{service} {operation.replace('_', '-')}", self.region) from None
+            raise map_cloud_errors(error, f"{service} {operation.replace('_', '-')}", self.region) from None
 
     def client(self, service: str) -> Any:
         if service not in self._clients:
             from botocore.config import Config
 
             config = Config(
-                connect_timeout=min(CONNECT_SECONDS, call_seconds()),
-                read_timeout=call_seconds(),
+                connect_timeout=min(CONNECT_SECONDS, call_timeout()),
+                read_timeout=call_timeout(),
                 retries={"mode": "standard"},
                 user_agent_extra="mlbench",
             )
             try:
                 self._clients[service] = session().client(service, region_name=self.region, config=config)
             except Exception as error:
-                raise translated(error, service, self.region) from None
+                raise map_cloud_errors(error, service, self.region) from None
         return self._clients[service]
 
 
@@ -120,7 +120,7 @@ def session() -> Any:
     try:
         return boto3.Session()
     except Exception as error:
-        raise translated(error, "session", "") from None
+        raise map_cloud_errors(error, "session", "") from None
 
 
 def region_of(asked: str | None, zone: str | None = None) -> str:
@@ -149,7 +149,7 @@ def region_of(asked: str | None, zone: str | None = None) -> str:
     return str(region)
 
 
-def translated(error: Exception, doing: str, region: str) -> Exception:
+def map_cloud_errors(error: Exception, doing: str, region: str) -> Exception:
     """The error of mlbench's tree for what boto3 raised; what it did not raise by design comes back as it is."""
     from botocore import exceptions
     from botocore.parsers import ResponseParserError
@@ -186,12 +186,14 @@ def _refusal(response: dict[str, Any], doing: str, region: str) -> MlbenchError:
     error = response.get("Error", {})
     code, said = str(error.get("Code", "?")), str(error.get("Message") or "no message")
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    return judged(
+    return error_from_code(
         code, f'AWS refused {doing} in {region}: "{said}" ({code}).', said, status, {"aws": code, "request": doing}
     )
 
 
-def judged(code: str, message: str, said: str, status: int = 0, details: dict[str, Any] | None = None) -> MlbenchError:
+def error_from_code(
+    code: str, message: str, said: str, status: int = 0, details: dict[str, Any] | None = None
+) -> MlbenchError:
     """The error for one of AWS' codes, wherever it stands: in an answer, in a node group's health, in an activity."""
     if SKEWED.search(said):
         return CredentialError(message, hint=SET_CLOCK, details=details)

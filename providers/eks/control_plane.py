@@ -8,8 +8,8 @@ from typing import Any
 from mlbench_cli.errors import CredentialError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access, Token
 from mlbench_cli.model import Cluster
-from providers.base import MARK, Found, Progress, Resource, TransientError, marks
-from providers.eks.aws import Aws, judged, session
+from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, TransientError, ownership_tags
+from providers.eks.aws import Aws, error_from_code, session
 from providers.eks.network import Stack
 
 # The server takes a token for 15 minutes; Token renews at three quarters of what is said here.
@@ -17,10 +17,10 @@ TOKEN_SECONDS = 13 * 60
 ADMIN_POLICY = "arn:aws:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy"
 # Without this agent nothing enforces the NetworkPolicy that a run brings along.
 SETTINGS = {"vpc-cni": '{"enableNetworkPolicy": "true"}'}
-IN_THE_MAKING = ("PENDING", "CREATING", "UPDATING")
+CREATION_STATES = ("PENDING", "CREATING", "UPDATING")
 
 
-class Made(Resource):
+class EksResource(Resource):
     """What EKS makes: described under a name, tagged in the call, busy with one thing at a time."""
 
     def __init__(self, cluster: Cluster, aws: Aws) -> None:
@@ -29,32 +29,32 @@ class Made(Resource):
         self.token = uuid.uuid4().hex
         self.refused: str | None = None  # why EKS would not remove it when it was last asked
 
-    def describe(self) -> dict[str, Any] | None:
+    def find_raw(self) -> dict[str, Any] | None:
         raise NotImplementedError
 
     def remove(self) -> None:
         raise NotImplementedError
 
-    def difference(self, described: dict[str, Any]) -> str | None:
+    def find_difference(self, described: dict[str, Any]) -> str | None:
         return None
 
-    def flaw(self, described: dict[str, Any]) -> str | None:
+    def find_flaw(self, described: dict[str, Any]) -> str | None:
         """Why it will never be ready."""
         return _issues(described) or described["status"] if described["status"] == "CREATE_FAILED" else None
 
-    def find(self) -> Found | None:
-        described = self.describe()
+    def find(self) -> ResourceStatus | None:
+        described = self.find_raw()
         if described is None:
             return None
         state = described["status"]
-        return Found(
+        return ResourceStatus(
             state,
-            ours=(described.get("tags") or {}).get(MARK) == self.cluster.name,
+            ours=(described.get("tags") or {}).get(CLUSTER_TAG) == self.cluster.name,
             deleting=state == "DELETING",
             # EKS removes some things while they are made and others not: it is asked, and if it says no, waited for.
-            busy=self.refused if state in IN_THE_MAKING else None,
-            broken=self.flaw(described) or (_issues(described) or state if state == "DELETE_FAILED" else None),
-            differs=self.difference(described),
+            busy=self.refused if state in CREATION_STATES else None,
+            broken=self.find_flaw(described) or (_issues(described) or state if state == "DELETE_FAILED" else None),
+            differs=self.find_difference(described),
         )
 
     def delete(self) -> None:
@@ -70,14 +70,14 @@ class Made(Resource):
             self.refused = error.message
             raise TransientError(error.message) from None
 
-    def described(self) -> dict[str, Any]:
-        found = self.describe()
+    def require_raw(self) -> dict[str, Any]:
+        found = self.find_raw()
         if found is None:
             raise TransientError(f'AWS does not show the {self.kind} "{self.name}" yet.')
         return found
 
 
-class ControlPlane(Made):
+class ControlPlane(EksResource):
     kind = "EKS cluster"
     create_seconds = 2400.0
     delete_seconds = 2400.0
@@ -93,8 +93,8 @@ class ControlPlane(Made):
         self.allowed = allowed
         self.remove_command = f"aws eks delete-cluster --region {aws.region} --name {self.name}"
 
-    def describe(self) -> dict[str, Any] | None:
-        return described(self.aws, self.name)
+    def find_raw(self) -> dict[str, Any] | None:
+        return find_raw_cluster(self.aws, self.name)
 
     def create(self) -> None:
         network = self.stack.network()
@@ -112,26 +112,26 @@ class ControlPlane(Made):
             # Standard support ends by itself; extended support costs six times as much.
             upgradePolicy={"supportType": "STANDARD"},
             bootstrapSelfManagedAddons=False,
-            tags=marks(self.cluster),
+            tags=ownership_tags(self.cluster),
             clientRequestToken=self.token,
             **({"version": self.version} if self.version else {}),
         )
 
-    def poll(self) -> Progress:
-        found = self.described()
+    def poll(self) -> Readiness:
+        found = self.require_raw()
         if found["status"] == "ACTIVE":
-            return Progress(True)
+            return Readiness(True)
         if found["status"] == "FAILED":
-            raise judged_issues(found, f"The EKS cluster {self.name} was not made")
-        return Progress(False, f"its control plane is {found['status']}")
+            raise error_from_issues(found, f"The EKS cluster {self.name} was not made")
+        return Readiness(False, f"its control plane is {found['status']}")
 
     def remove(self) -> None:
         self.aws.call("eks", "delete_cluster", name=self.name)
 
-    def flaw(self, described: dict[str, Any]) -> str | None:
+    def find_flaw(self, described: dict[str, Any]) -> str | None:
         return _issues(described) or "FAILED" if described["status"] == "FAILED" else None
 
-    def difference(self, described: dict[str, Any]) -> str | None:
+    def find_difference(self, described: dict[str, Any]) -> str | None:
         if self.version and described.get("version") != self.version:
             return f"it has Kubernetes {described.get('version')}, not {self.version}"
         return None
@@ -140,7 +140,7 @@ class ControlPlane(Made):
         return access_to(self.aws, self.name)
 
 
-class AddOn(Made):
+class AddOn(EksResource):
     """A part of Kubernetes that EKS installs and that goes with `goes_with`."""
 
     kind = "add-on"
@@ -158,7 +158,7 @@ class AddOn(Made):
             f"aws eks delete-addon --region {self.aws.region} --cluster-name {plane.name} --addon-name {addon}"
         )
 
-    def describe(self) -> dict[str, Any] | None:
+    def find_raw(self) -> dict[str, Any] | None:
         try:
             answer = self.aws.call("eks", "describe_addon", clusterName=self.plane.name, addonName=self.addon)
         except NotFoundError:
@@ -174,18 +174,18 @@ class AddOn(Made):
             clusterName=self.plane.name,
             addonName=self.addon,
             resolveConflicts="OVERWRITE",
-            tags=marks(self.cluster),
+            tags=ownership_tags(self.cluster),
             clientRequestToken=self.token,
             **settings,
         )
 
-    def poll(self) -> Progress:
-        found = self.described()
+    def poll(self) -> Readiness:
+        found = self.require_raw()
         if found["status"] == "ACTIVE":
-            return Progress(True)
+            return Readiness(True)
         if found["status"] == "CREATE_FAILED":
-            raise judged_issues(found, f"The add-on {self.name} was not made")
-        return Progress(False, _issues(found) or f"it is {found['status']}")  # DEGRADED, until its pods run
+            raise error_from_issues(found, f"The add-on {self.name} was not made")
+        return Readiness(False, _issues(found) or f"it is {found['status']}")  # DEGRADED, until its pods run
 
     def remove(self) -> None:
         self.aws.call("eks", "delete_addon", clusterName=self.plane.name, addonName=self.addon)
@@ -207,14 +207,14 @@ class Admin(Resource):
         self.token = uuid.uuid4().hex
         self._named = {"clusterName": plane.name, "principalArn": principal}
 
-    def find(self) -> Found | None:
+    def find(self) -> ResourceStatus | None:
         try:
             policies = self.aws.pages(
                 "eks", "list_associated_access_policies", "associatedAccessPolicies", **self._named
             )
         except NotFoundError:
             return None
-        return Found("there") if any(item["policyArn"] == ADMIN_POLICY for item in policies) else None
+        return ResourceStatus("there") if any(item["policyArn"] == ADMIN_POLICY for item in policies) else None
 
     def create(self) -> None:
         try:
@@ -222,7 +222,7 @@ class Admin(Resource):
                 "eks",
                 "create_access_entry",
                 **self._named,
-                tags=marks(self.plane.cluster),
+                tags=ownership_tags(self.plane.cluster),
                 clientRequestToken=self.token,
             )
         except UsageError as error:
@@ -231,8 +231,8 @@ class Admin(Resource):
         scope = {"type": "cluster"}
         self.aws.call("eks", "associate_access_policy", **self._named, policyArn=ADMIN_POLICY, accessScope=scope)
 
-    def poll(self) -> Progress:
-        return Progress(self.find() is not None, "its policy is not in force yet")
+    def poll(self) -> Readiness:
+        return Readiness(self.find() is not None, "its policy is not in force yet")
 
     def delete(self) -> None:
         return
@@ -241,7 +241,7 @@ class Admin(Resource):
 # --- reaching it ------------------------------------------------------------------------------------------------
 
 
-def described(aws: Aws, name: str) -> dict[str, Any] | None:
+def find_raw_cluster(aws: Aws, name: str) -> dict[str, Any] | None:
     try:
         answer = aws.call("eks", "describe_cluster", name=name)
     except NotFoundError:
@@ -252,7 +252,7 @@ def described(aws: Aws, name: str) -> dict[str, Any] | None:
 
 def access_to(aws: Aws, name: str) -> Access:
     """The way to the cluster's API: endpoint and CA as EKS tells them, tokens signed in this process."""
-    found = described(aws, name)
+    found = find_raw_cluster(aws, name)
     if found is None:
         raise NotFoundError(
             f'There is no EKS cluster "{name}" in {aws.region}.',
@@ -264,10 +264,10 @@ def access_to(aws: Aws, name: str) -> Access:
             hint=f"mlbench delete-cluster eks {name}, or the create-cluster command again",
         )
     ca = base64.b64decode(found["certificateAuthority"]["data"])
-    return Access(found["endpoint"], ca=ca, token=Token(lambda: (signed(aws, name), time.time() + TOKEN_SECONDS)))
+    return Access(found["endpoint"], ca=ca, token=Token(lambda: (sign_token(aws, name), time.time() + TOKEN_SECONDS)))
 
 
-def signed(aws: Aws, name: str) -> str:
+def sign_token(aws: Aws, name: str) -> str:
     """A token for the Kubernetes API: a request to STS, signed here and sent by the API server to learn who we are.
 
     Source: aws-iam-authenticator and `aws eks get-token`.
@@ -291,14 +291,14 @@ def signed(aws: Aws, name: str) -> str:
     return "k8s-aws-v1." + base64.urlsafe_b64encode(url.encode()).decode().rstrip("=")
 
 
-def judged_issues(described: dict[str, Any], what: str) -> MlbenchError:
+def error_from_issues(described: dict[str, Any], what: str) -> MlbenchError:
     """The error for something that EKS calls unhealthy, after the first of its issues."""
     issues = (described.get("health") or {}).get("issues") or [{}]
     said = str(issues[0].get("message") or described["status"])
-    return judged_words(str(issues[0].get("code") or described["status"]), f'{what}: "{said}"', said)
+    return error_from_message(str(issues[0].get("code") or described["status"]), f'{what}: "{said}"', said)
 
 
-def judged_words(code: str, message: str, said: str) -> MlbenchError:
+def error_from_message(code: str, message: str, said: str) -> MlbenchError:
     """EKS hands on what EC2 and IAM say inside its own words; what they mean is taken from there."""
     inner = (
         ("InsufficientInstanceCapacity", ("InsufficientInstanceCapacity", "UnfulfillableCapacity", "no Spot capacity")),
@@ -310,8 +310,8 @@ def judged_words(code: str, message: str, said: str) -> MlbenchError:
     )
     for meant, phrases in inner:
         if code == meant or any(phrase in said for phrase in phrases):
-            return judged(meant, message, said)
-    return judged(code, f"{message} ({code})", said)
+            return error_from_code(meant, message, said)
+    return error_from_code(code, f"{message} ({code})", said)
 
 
 def _issues(described: dict[str, Any]) -> str | None:

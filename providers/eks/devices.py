@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlbench_cli.errors import MlbenchError, NotFoundError
-from providers.base import Found, Progress, Resource, TransientError
-from providers.eks.control import ControlPlane
+from providers.base import Readiness, Resource, ResourceStatus, TransientError
+from providers.eks.control_plane import ControlPlane
 from providers.eks.nodes import EFA, GPU, ROLE_LABEL, WORKER, NodeGroup
 
 PATH = "/apis/apps/v1/namespaces/kube-system/daemonsets"
@@ -23,11 +23,11 @@ class Device:
     manifest: str | None  # None: the machines' image brings the plugin along
 
 
-def gpus(each: int, *, built_in: bool = False) -> Device:
+def gpu_device(each: int, *, built_in: bool = False) -> Device:
     return Device(GPU, "GPU", each, None if built_in else "kubernetes/nvidia-device-plugin.yaml")
 
 
-def network_cards(each: int) -> Device:
+def network_card_device(each: int) -> Device:
     return Device(EFA, "EFA", each, "kubernetes/efa-device-plugin.yaml")
 
 
@@ -50,7 +50,7 @@ class DevicePlugin(Resource):
         self.needs = needs or (plane, workers)
         self.goes_with = workers
 
-    def find(self) -> Found | None:
+    def find(self) -> ResourceStatus | None:
         if self.manifest is None:
             return None  # it is nothing but a wait
         with self._api() as api:
@@ -60,7 +60,7 @@ class DevicePlugin(Resource):
                 api.get(f"{PATH}/{self.name}")
             except NotFoundError:
                 return None
-        return Found("there")
+        return ResourceStatus("there")
 
     def create(self) -> None:
         if self.manifest is None:
@@ -76,14 +76,16 @@ class DevicePlugin(Resource):
                 content_type="application/apply-patch+yaml",
             )
 
-    def poll(self) -> Progress:
+    def poll(self) -> Readiness:
         with self._api() as api:
             if api is None:
-                return Progress(False, "the cluster cannot be reached yet")
+                return Readiness(False, "the cluster cannot be reached yet")
             nodes = api.get("/api/v1/nodes", labelSelector=f"{ROLE_LABEL}={WORKER}")["items"]
         device = self.device
         ready = sum(1 for node in nodes if _shown(node, device.resource) >= device.each)
-        return Progress(ready >= self.count, f"{ready} of {self.count} machines show {device.each} × {device.resource}")
+        return Readiness(
+            ready >= self.count, f"{ready} of {self.count} machines show {device.each} × {device.resource}"
+        )
 
     def delete(self) -> None:
         return

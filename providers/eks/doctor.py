@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from providers import doctor
-from providers.doctor import Asking, Check
+from providers.doctor import Check, Checklist
 from providers.eks.aws import MORE_QUOTA, Aws, aws_in, region_of
 from providers.eks.machines import GPU_MACHINES
 from providers.eks.plan import QUOTAS
@@ -26,30 +26,30 @@ OTHER_QUOTAS = (
 )
 
 
-def checks(project: str | None, location: str | None) -> Iterator[Check]:
-    asking = Asking("eks")
-    yield (found := doctor.library(asking, "boto3", "1.40", "eks"))
+def run_checks(project: str | None, location: str | None) -> Iterator[Check]:
+    checklist = Checklist("eks")
+    yield (found := doctor.check_library(checklist, "boto3", "1.40", "eks"))
     if found.state == "failed":
         return
-    region = asking("region", lambda: region_of(*_place(location)))
+    region = checklist("region", lambda: region_of(*_place(location)))
     if region is None:
-        yield asking.failed or found
+        yield checklist.failed or found
         return
-    yield asking.line("region", region)
+    yield checklist.result("region", region)
     aws = aws_in(region)
-    caller = asking("credentials", lambda: aws.call("sts", "get_caller_identity"))
+    caller = checklist("credentials", lambda: aws.call("sts", "get_caller_identity"))
     if caller is None:
-        yield asking.failed or found
+        yield checklist.failed or found
         return
-    yield asking.line("credentials", f"{caller['Arn']}, account {caller['Account']}")
+    yield checklist.result("credentials", f"{caller['Arn']}, account {caller['Account']}")
     headers = (caller.get("ResponseMetadata") or {}).get("HTTPHeaders") or {}
-    yield doctor.clock(asking, headers.get("date"), time.time())
-    yield from _services(asking, aws)
-    yield from _offered(asking, aws)
-    yield from _quotas(asking, aws)
-    yield doctor.ours(asking, lambda: _discovered(region))
-    yield doctor.prices(asking, "eks", region)
-    yield doctor.program(asking, "aws", "hints name its commands")
+    yield doctor.check_clock(checklist, headers.get("date"), time.time())
+    yield from _services(checklist, aws)
+    yield from _offered(checklist, aws)
+    yield from _quotas(checklist, aws)
+    yield doctor.check_clusters(checklist, lambda: _find_clusters(region))
+    yield doctor.check_prices(checklist, "eks", region)
+    yield doctor.check_program(checklist, "aws", "hints name its commands")
 
 
 def _place(location: str | None) -> tuple[str | None, str | None]:
@@ -57,52 +57,52 @@ def _place(location: str | None) -> tuple[str | None, str | None]:
     return (None, location) if location and location[-1].isalpha() else (location, None)
 
 
-def _services(asking: Asking, aws: Aws) -> Iterator[Check]:
+def _services(checklist: Checklist, aws: Aws) -> Iterator[Check]:
     for service, operation, parameters in SERVICES:
-        if asking(f"API {service}", lambda: aws.call(service, operation, **parameters)) is None:  # noqa: B023
-            if asking.failed:
-                yield asking.failed
+        if checklist(f"API {service}", lambda: aws.call(service, operation, **parameters)) is None:  # noqa: B023
+            if checklist.failed:
+                yield checklist.failed
         else:
-            yield asking.line(f"API {service}", "allowed")
+            yield checklist.result(f"API {service}", "allowed")
 
 
-def _offered(asking: Asking, aws: Aws) -> Iterator[Check]:
+def _offered(checklist: Checklist, aws: Aws) -> Iterator[Check]:
     """Which Kubernetes and which machines with GPUs there are."""
-    versions = asking("Kubernetes", lambda: aws.pages("eks", "describe_cluster_versions", "clusterVersions"))
+    versions = checklist("Kubernetes", lambda: aws.pages("eks", "describe_cluster_versions", "clusterVersions"))
     if versions is None:
-        if asking.failed:
-            yield asking.failed
+        if checklist.failed:
+            yield checklist.failed
     else:
         standard = [item["clusterVersion"] for item in versions if item.get("versionStatus") == "STANDARD_SUPPORT"]
         default = next((item["clusterVersion"] for item in versions if item.get("defaultVersion")), None)
         by_default = f", {default} by default" if default else ""
-        yield asking.line("Kubernetes", f"{', '.join(sorted(standard))} with standard support{by_default}")
+        yield checklist.result("Kubernetes", f"{', '.join(sorted(standard))} with standard support{by_default}")
     filters = [{"Name": "instance-type", "Values": list(GPU_MACHINES)}]
     question = ("ec2", "describe_instance_type_offerings", "InstanceTypeOfferings")
-    offers = asking("GPUs", lambda: aws.pages(*question, Filters=filters), optional=True)
+    offers = checklist("GPUs", lambda: aws.pages(*question, Filters=filters), optional=True)
     if offers is None:
-        if asking.failed:
-            yield asking.failed
+        if checklist.failed:
+            yield checklist.failed
         return
     families = sorted({offer["InstanceType"].partition(".")[0] for offer in offers})
     hint = "Choose another --region."
-    yield asking.line("GPUs", f"machines of {', '.join(families) or 'no family'}", hint, missing=not families)
+    yield checklist.result("GPUs", f"machines of {', '.join(families) or 'no family'}", hint, missing=not families)
 
 
-def _quotas(asking: Asking, aws: Aws) -> Iterator[Check]:
+def _quotas(checklist: Checklist, aws: Aws) -> Iterator[Check]:
     entries = [
         (f"{name} vCPUs{way}", "ec2", code)
         for name, (_, on_demand, spot) in zip(FAMILIES, QUOTAS, strict=True)
         for code, way in ((on_demand, ""), (spot, " spot"))
     ]
     for name, service, code in [*entries, *OTHER_QUOTAS]:
-        quota = asking(f"quota {name}", lambda: _quota(aws, service, code), optional=True)  # noqa: B023
+        quota = checklist(f"quota {name}", lambda: _quota(aws, service, code), optional=True)  # noqa: B023
         if quota is None:
-            if asking.failed:
-                yield asking.failed
+            if checklist.failed:
+                yield checklist.failed
             continue
         found = f"{quota['Value']:g} in all ({code})"
-        yield asking.line(f"quota {name}", found, MORE_QUOTA, missing=quota["Value"] <= 0)
+        yield checklist.result(f"quota {name}", found, MORE_QUOTA, missing=quota["Value"] <= 0)
 
 
 def _quota(aws: Aws, service: str, code: str) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _quota(aws: Aws, service: str, code: str) -> dict[str, Any]:
     return quota
 
 
-def _discovered(region: str) -> list[Any]:
-    from providers.eks.discovery import discovered
+def _find_clusters(region: str) -> list[Any]:
+    from providers.eks.discovery import discover_clusters
 
-    return list(discovered(region))
+    return list(discover_clusters(region))

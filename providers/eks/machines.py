@@ -55,7 +55,7 @@ _ARM = re.compile(r"[a-z]+\d+[a-z]*g[a-z]*|t4g|g5g|a1")
 TYPE_NAME = re.compile(r"[a-z][a-z0-9-]*\.([a-z0-9-]+)")
 
 
-def chosen(machine_type: str | None, num_gpus: int | None, gpu_type: str | None) -> Machine:
+def choose_machine(machine_type: str | None, num_gpus: int | None, gpu_type: str | None) -> Machine:
     """The machine that the options mean. Raises UsageError with what would fit for every pair that cannot be."""
     if num_gpus is not None and num_gpus < 0:
         raise UsageError(f"--num-gpus {num_gpus}: the least is 0.")
@@ -98,7 +98,7 @@ def machine_of(name: str) -> Machine:
     return Machine(name, 4 * int(multiple[1]) if multiple else _CPUS.get(size, 0))
 
 
-def alike(machine: Machine) -> list[str]:
+def equivalent_types(machine: Machine) -> list[str]:
     """What would do as well for a spot request: the same GPUs, and as many; the machine itself first."""
     if machine.gpu is None:
         return [machine.name]
@@ -110,13 +110,13 @@ def alike(machine: Machine) -> list[str]:
     return [machine.name, *(name for name in others if name != machine.name)]
 
 
-def check_alike(machine: Machine, others: Sequence[str]) -> list[str]:
+def require_equivalent(machine: Machine, others: Sequence[str]) -> list[str]:
     for name in others:
         other = machine_of(name)
         if (other.gpu, other.gpus) != (machine.gpu, machine.gpus):
             raise UsageError(
                 f"{name} ({_gpus_of(other)}) cannot stand in for {machine.name} ({_gpus_of(machine)}).",
-                hint=f"Alike are: {', '.join(alike(machine))}",
+                hint=f"Alike are: {', '.join(equivalent_types(machine))}",
             )
     return [machine.name, *others]
 

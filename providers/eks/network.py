@@ -6,8 +6,8 @@ from typing import Any
 
 from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model import Cluster
-from providers.base import MARK, Found, Progress, Resource, TransientError, marks
-from providers.eks.aws import ELSEWHERE, Aws, judged, tag_list, tags_of
+from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, TransientError, ownership_tags
+from providers.eks.aws import ELSEWHERE, Aws, error_from_code, tag_list, tags_of
 
 TEMPLATE = "cloudformation/network.yaml"
 CREATE_MINUTES = 20
@@ -49,20 +49,20 @@ class Stack(Resource):
         self.remove_command = f"aws cloudformation delete-stack --region {aws.region} --stack-name {self.name}"
         self._network: Network | None = None
 
-    def find(self) -> Found | None:
+    def find(self) -> ResourceStatus | None:
         stack = self._describe()
         if stack is None:
             return None
         state = stack["StackStatus"]
-        found = Found(state, ours=tags_of(stack.get("Tags")).get(MARK) == self.cluster.name)
+        found = ResourceStatus(state, ours=tags_of(stack.get("Tags")).get(CLUSTER_TAG) == self.cluster.name)
         # While it is rolled back it cannot be used any more, and not be removed yet.
         if not found.ours or state in ("DELETE_IN_PROGRESS", "ROLLBACK_IN_PROGRESS"):
-            return Found(state, found.ours, deleting=True)
+            return ResourceStatus(state, found.ours, deleting=True)
         if state in BROKEN:
-            return Found(state, broken=stack.get("StackStatusReason") or state, busy=self._occupied())
+            return ResourceStatus(state, broken=stack.get("StackStatusReason") or state, busy=self._occupied())
         if state == "CREATE_IN_PROGRESS":
-            return Found(state)
-        return Found(state, busy=self._occupied(), differs=self._difference(stack))
+            return ResourceStatus(state)
+        return ResourceStatus(state, busy=self._occupied(), differs=self._difference(stack))
 
     def create(self) -> None:
         from templates import render
@@ -78,19 +78,19 @@ class Stack(Resource):
             Capabilities=["CAPABILITY_IAM"],
             TimeoutInMinutes=CREATE_MINUTES,
             OnFailure="ROLLBACK",
-            Tags=tag_list(marks(self.cluster)),
+            Tags=tag_list(ownership_tags(self.cluster)),
             ClientRequestToken=self.token,
         )
 
-    def poll(self) -> Progress:
+    def poll(self) -> Readiness:
         stack = self._describe()
         if stack is None:
             raise MlbenchError(f"The stack {self.name} has gone while it was being made.")
         state = stack["StackStatus"]
         if state in WHOLE:
-            return Progress(True)
+            return Readiness(True)
         if state == "CREATE_IN_PROGRESS":
-            return Progress(False, "its network and roles are being made")
+            return Readiness(False, "its network and roles are being made")
         raise self._failure(stack)
 
     def delete(self) -> None:
@@ -150,7 +150,7 @@ class Stack(Resource):
         message = f'The stack {self.name} was not made ({stack["StackStatus"]}): "{cause}"'
         for code in ("LimitExceeded", "AccessDenied", "UnauthorizedOperation"):
             if code in cause or (code == "LimitExceeded" and "maximum number of" in cause):
-                return judged(code, message, cause)
+                return error_from_code(code, message, cause)
         return MlbenchError(message, hint=f"aws cloudformation describe-stack-events --stack-name {self.name}")
 
     # --- what others leave in the network -----------------------------------------------------------------------
@@ -182,7 +182,7 @@ class Stack(Resource):
 
     def _vpcs(self) -> list[str]:
         """By its mark, since a stack that is half gone does not tell."""
-        filters = [{"Name": f"tag:{MARK}", "Values": [self.cluster.name]}]
+        filters = [{"Name": f"tag:{CLUSTER_TAG}", "Values": [self.cluster.name]}]
         return [item["VpcId"] for item in self.aws.pages("ec2", "describe_vpcs", "Vpcs", Filters=filters)]
 
     def _remove(self, operation: str, **parameters: Any) -> None:
@@ -207,22 +207,22 @@ class PlacementGroup(Resource):
         self.needs = (stack,)
         self.remove_command = f"aws ec2 delete-placement-group --region {aws.region} --group-name {self.name}"
 
-    def find(self) -> Found | None:
+    def find(self) -> ResourceStatus | None:
         filters = [{"Name": "group-name", "Values": [self.name]}]
         groups = self.aws.call("ec2", "describe_placement_groups", Filters=filters)["PlacementGroups"]
         if not groups:
             return None
         state = groups[0]["State"]
-        ours = tags_of(groups[0].get("Tags")).get(MARK) == self.cluster.name
-        return None if state == "deleted" else Found(state, ours=ours, deleting=state == "deleting")
+        ours = tags_of(groups[0].get("Tags")).get(CLUSTER_TAG) == self.cluster.name
+        return None if state == "deleted" else ResourceStatus(state, ours=ours, deleting=state == "deleting")
 
     def create(self) -> None:
-        tags = [{"ResourceType": "placement-group", "Tags": tag_list(marks(self.cluster))}]
+        tags = [{"ResourceType": "placement-group", "Tags": tag_list(ownership_tags(self.cluster))}]
         self.aws.call("ec2", "create_placement_group", GroupName=self.name, Strategy="cluster", TagSpecifications=tags)
 
-    def poll(self) -> Progress:
+    def poll(self) -> Readiness:
         found = self.find()
-        return Progress(
+        return Readiness(
             found is not None and found.state == "available", found.state if found else "it is not there yet"
         )
 

@@ -6,9 +6,15 @@ from typing import Any
 
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError
 from mlbench_cli.model import Cluster
-from providers.base import MARK, Found, Progress, Resource, TransientError, marks
+from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, TransientError, ownership_tags
 from providers.eks.aws import Aws, tag_list, tags_of
-from providers.eks.control import ControlPlane, Made, described, judged_issues, judged_words
+from providers.eks.control_plane import (
+    ControlPlane,
+    EksResource,
+    error_from_issues,
+    error_from_message,
+    find_raw_cluster,
+)
 from providers.eks.machines import Machine
 from providers.eks.network import PlacementGroup, Stack
 
@@ -89,7 +95,7 @@ class LaunchTemplate(Resource):
             f"aws ec2 delete-launch-template --region {self.aws.region} --launch-template-name {self.name}"
         )
 
-    def find(self) -> Found | None:
+    def find(self) -> ResourceStatus | None:
         try:
             names = [self.name]
             found = self.aws.call("ec2", "describe_launch_templates", LaunchTemplateNames=names)["LaunchTemplates"]
@@ -97,10 +103,10 @@ class LaunchTemplate(Resource):
             return None
         if not found:
             return None
-        return Found("there", ours=tags_of(found[0].get("Tags")).get(MARK) == self.cluster.name)
+        return ResourceStatus("there", ours=tags_of(found[0].get("Tags")).get(CLUSTER_TAG) == self.cluster.name)
 
     def create(self) -> None:
-        tags = tag_list(marks(self.cluster))
+        tags = tag_list(ownership_tags(self.cluster))
         kinds = ("instance", "volume", "network-interface")
         volume = {"VolumeSize": self.disk, "VolumeType": "gp3", "DeleteOnTermination": True}
         data: dict[str, Any] = {
@@ -121,8 +127,8 @@ class LaunchTemplate(Resource):
             ClientToken=self.token,
         )
 
-    def poll(self) -> Progress:
-        return Progress(self.find() is not None, "it is not shown yet")
+    def poll(self) -> Readiness:
+        return Readiness(self.find() is not None, "it is not shown yet")
 
     def delete(self) -> None:
         self.token = uuid.uuid4().hex
@@ -133,7 +139,7 @@ class LaunchTemplate(Resource):
 
     def _interfaces(self, cards: int) -> list[dict[str, Any]]:
         """The cluster's own security group lets all through between its members, as EFA wants it."""
-        plane = described(self.aws, self.plane.name)
+        plane = find_raw_cluster(self.aws, self.plane.name)
         if plane is None:
             raise TransientError(f"AWS does not show the EKS cluster {self.plane.name}.")
         group = plane["resourcesVpcConfig"]["clusterSecurityGroupId"]
@@ -152,7 +158,7 @@ class LaunchTemplate(Resource):
         return interfaces
 
 
-class NodeGroup(Made):
+class NodeGroup(EksResource):
     kind = "node group"
     create_seconds = 2400.0
     delete_seconds = 2400.0
@@ -177,8 +183,8 @@ class NodeGroup(Made):
             f"--nodegroup-name {self.name}"
         )
 
-    def describe(self) -> dict[str, Any] | None:
-        return described_group(self.aws, self.plane.name, self.name)
+    def find_raw(self) -> dict[str, Any] | None:
+        return find_raw_group(self.aws, self.plane.name, self.name)
 
     def create(self) -> None:
         group = self.group
@@ -193,36 +199,36 @@ class NodeGroup(Made):
             amiType=group.image,
             capacityType="SPOT" if group.spot else "ON_DEMAND",
             # Nothing scales by itself here: as many as are asked for, no more and no fewer.
-            scalingConfig=sizes(group.count),
+            scalingConfig=scaling_config(group.count),
             labels=group.labels,
             taints=group.taints,
-            tags=marks(self.cluster),
+            tags=ownership_tags(self.cluster),
             clientRequestToken=self.token,
             **self._started(),
         )
 
-    def poll(self) -> Progress:
-        found = self.described()
+    def poll(self) -> Readiness:
+        found = self.require_raw()
         state = found["status"]
         if state == "ACTIVE":
-            return Progress(True)
+            return Readiness(True)
         if state in ("CREATE_FAILED", "DEGRADED") or (state == "CREATING" and _issue(found)):
-            raise judged_issues(found, f"The node group {self.name} did not get its machines")
+            raise error_from_issues(found, f"The node group {self.name} did not get its machines")
         if state == "CREATING" and (error := self._launch_failure(found)):
             raise error
-        return Progress(False, f"{self.group.count} × {self.group.types[0]}: {state}")
+        return Readiness(False, f"{self.group.count} × {self.group.types[0]}: {state}")
 
     def remove(self) -> None:
         self.aws.call("eks", "delete_nodegroup", clusterName=self.plane.name, nodegroupName=self.name)
 
-    def flaw(self, described: dict[str, Any]) -> str | None:
-        if flaw := super().flaw(described):
+    def find_flaw(self, described: dict[str, Any]) -> str | None:
+        if flaw := super().find_flaw(described):
             return flaw
         # Where there were no machines to be had, another zone may be tried.
         elsewhere = described["status"] == "CREATING" and self._moved(described)
         return f"it waits for machines in another zone than {self.group.zone}" if elsewhere else None
 
-    def difference(self, described: dict[str, Any]) -> str | None:
+    def find_difference(self, described: dict[str, Any]) -> str | None:
         group = self.group
         if described["status"] in ("DELETING", "DELETE_FAILED", "CREATE_FAILED"):
             return None
@@ -268,7 +274,7 @@ class NodeGroup(Made):
                 return None
             for activity in answer["Activities"]:
                 said = activity.get("StatusMessage") or activity["StatusCode"]
-                error = judged_words("AsgInstanceLaunchFailures", f'{self.name} gets no machines: "{said}"', said)
+                error = error_from_message("AsgInstanceLaunchFailures", f'{self.name} gets no machines: "{said}"', said)
                 if activity["StatusCode"] == "Failed" and isinstance(error, CapacityError):
                     return error
         return None
@@ -287,9 +293,9 @@ class NodeGroupSize(Resource):
         self.goes_with = group
         self.token = uuid.uuid4().hex
 
-    def find(self) -> Found | None:
+    def find(self) -> ResourceStatus | None:
         """The group, where it is of this size; the life-cycle "makes" the size where it is not."""
-        described = self.group.describe()
+        described = self.group.find_raw()
         if described is None:
             raise NotFoundError(
                 f"There is no node group {self.name}.",
@@ -297,7 +303,9 @@ class NodeGroupSize(Resource):
             )
         if described["status"] != "UPDATING" and described["scalingConfig"]["desiredSize"] != self.count:
             return None
-        return Found(described["status"], ours=(described.get("tags") or {}).get(MARK) == self.group.cluster.name)
+        return ResourceStatus(
+            described["status"], ours=(described.get("tags") or {}).get(CLUSTER_TAG) == self.group.cluster.name
+        )
 
     def create(self) -> None:
         self.group.aws.call(
@@ -305,22 +313,22 @@ class NodeGroupSize(Resource):
             "update_nodegroup_config",
             clusterName=self.group.plane.name,
             nodegroupName=self.name,
-            scalingConfig=sizes(self.count),
+            scalingConfig=scaling_config(self.count),
             clientRequestToken=self.token,
         )
 
-    def poll(self) -> Progress:
-        described = self.group.described()
+    def poll(self) -> Readiness:
+        described = self.group.require_raw()
         if described["status"] == "DEGRADED":
-            raise judged_issues(described, f"The node group {self.name} did not get its machines")
+            raise error_from_issues(described, f"The node group {self.name} did not get its machines")
         reached = described["scalingConfig"]["desiredSize"] == self.count
-        return Progress(reached and described["status"] == "ACTIVE", f"it is {described['status']}")
+        return Readiness(reached and described["status"] == "ACTIVE", f"it is {described['status']}")
 
     def delete(self) -> None:
         return
 
 
-def described_group(aws: Aws, cluster: str, name: str) -> dict[str, Any] | None:
+def find_raw_group(aws: Aws, cluster: str, name: str) -> dict[str, Any] | None:
     try:
         answer = aws.call("eks", "describe_nodegroup", clusterName=cluster, nodegroupName=name)
     except NotFoundError:
@@ -329,7 +337,7 @@ def described_group(aws: Aws, cluster: str, name: str) -> dict[str, Any] | None:
     return group
 
 
-def sizes(count: int) -> dict[str, int]:
+def scaling_config(count: int) -> dict[str, int]:
     return {"minSize": 0, "maxSize": max(1, count), "desiredSize": count}
 
 

@@ -5,19 +5,23 @@ from typing import Any
 
 from mlbench_cli.model import Cluster
 from providers.eks.aws import Aws, aws_in, region_of, tags_of
-from providers.leavings import Item, Leftover
+from providers.workload_cleanup import OrphanedResource, WorkloadObject
 
-AT_ONCE = 20  # load balancers whose tags are told in one answer
+MAX_BALANCERS_PER_CALL = 20  # load balancers whose tags are told in one answer
 
 
-def left(cluster: Cluster, seen: Sequence[Item]) -> list[Leftover]:
+def list_orphans(cluster: Cluster, seen: Sequence[WorkloadObject]) -> list[OrphanedResource]:
     """What is there. Raises MlbenchError where AWS does not tell."""
     region = _region(cluster)
     aws = aws_in(region)
-    return [*_volumes(aws, cluster.name, seen), *_balancers(aws, cluster.name), *_classic(aws, cluster.name)]
+    return [
+        *_list_volumes(aws, cluster.name, seen),
+        *_list_balancers(aws, cluster.name),
+        *_list_classic_balancers(aws, cluster.name),
+    ]
 
 
-def command(cluster: Cluster, item: Item | None) -> str:
+def orphan_command(cluster: Cluster, item: WorkloadObject | None) -> str:
     region = _region(cluster)
     if item is not None and item.kind == "PersistentVolume" and item.handle:
         return _delete_volume(region, item.handle)
@@ -31,7 +35,7 @@ def command(cluster: Cluster, item: Item | None) -> str:
     )
 
 
-def _volumes(aws: Aws, name: str, seen: Sequence[Item]) -> list[Leftover]:
+def _list_volumes(aws: Aws, name: str, seen: Sequence[WorkloadObject]) -> list[OrphanedResource]:
     handles = [item.handle for item in seen if item.kind == "PersistentVolume" and item.handle.startswith("vol-")]
     filters: list[dict[str, Any]] = [{"Name": "tag-key", "Values": [f"kubernetes.io/cluster/{name}"]}]
     found = aws.pages("ec2", "describe_volumes", "Volumes", Filters=filters)
@@ -40,35 +44,35 @@ def _volumes(aws: Aws, name: str, seen: Sequence[Item]) -> list[Leftover]:
         found += aws.pages("ec2", "describe_volumes", "Volumes", Filters=filters)
     volumes = {volume["VolumeId"]: volume for volume in found if volume["State"] not in ("deleting", "deleted")}
     return [
-        Leftover("volume", volume, f"{told['Size']} GB, {told['State']}", _delete_volume(aws.region, volume))
+        OrphanedResource("volume", volume, f"{told['Size']} GB, {told['State']}", _delete_volume(aws.region, volume))
         for volume, told in volumes.items()
     ]
 
 
-def _balancers(aws: Aws, name: str) -> list[Leftover]:
+def _list_balancers(aws: Aws, name: str) -> list[OrphanedResource]:
     found = {item["LoadBalancerArn"]: item for item in aws.pages("elbv2", "describe_load_balancers", "LoadBalancers")}
     told = []
-    for tagged in _tagged(aws, name, "elbv2", "ResourceArns", list(found)):
+    for tagged in _list_tagged(aws, name, "elbv2", "ResourceArns", list(found)):
         arn = tagged["ResourceArn"]
         remove = f"aws elbv2 delete-load-balancer --region {aws.region} --load-balancer-arn {arn}"
-        told.append(Leftover("load balancer", found[arn]["LoadBalancerName"], found[arn]["Type"], remove))
+        told.append(OrphanedResource("load balancer", found[arn]["LoadBalancerName"], found[arn]["Type"], remove))
     return told
 
 
-def _classic(aws: Aws, name: str) -> list[Leftover]:
+def _list_classic_balancers(aws: Aws, name: str) -> list[OrphanedResource]:
     found = aws.pages("elb", "describe_load_balancers", "LoadBalancerDescriptions")
     told = []
-    for tagged in _tagged(aws, name, "elb", "LoadBalancerNames", [item["LoadBalancerName"] for item in found]):
+    for tagged in _list_tagged(aws, name, "elb", "LoadBalancerNames", [item["LoadBalancerName"] for item in found]):
         balancer = tagged["LoadBalancerName"]
         remove = f"aws elb delete-load-balancer --region {aws.region} --load-balancer-name {balancer}"
-        told.append(Leftover("load balancer", balancer, "classic", remove))
+        told.append(OrphanedResource("load balancer", balancer, "classic", remove))
     return told
 
 
-def _tagged(aws: Aws, name: str, service: str, key: str, balancers: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _list_tagged(aws: Aws, name: str, service: str, key: str, balancers: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The descriptions of those `balancers` that bear the cluster's tag; so many are asked for at once as may be."""
-    for first in range(0, len(balancers), AT_ONCE):
-        answer = aws.call(service, "describe_tags", **{key: balancers[first : first + AT_ONCE]})
+    for first in range(0, len(balancers), MAX_BALANCERS_PER_CALL):
+        answer = aws.call(service, "describe_tags", **{key: balancers[first : first + MAX_BALANCERS_PER_CALL]})
         for tagged in answer["TagDescriptions"]:
             if _is_of(name, tags_of(tagged.get("Tags"))):
                 yield tagged

@@ -24,7 +24,7 @@ EFA_WARNING = (
 )
 
 
-def planned(cluster: Cluster, options: EksOptions, groups: tuple[Group, Group]) -> Plan:
+def make_plan(cluster: Cluster, options: EksOptions, groups: tuple[Group, Group]) -> Plan:
     """Raises CredentialError, UsageError or CapacityError for what cannot work; what may not work is a warning."""
     aws = aws_in(cluster.details["region"])
     aws.call("sts", "get_caller_identity")
@@ -36,7 +36,7 @@ def planned(cluster: Cluster, options: EksOptions, groups: tuple[Group, Group]) 
         warnings.append(EFA_WARNING)
     if options.spot and len(workers.types) > 1:
         warnings.append(f"Any of these machines may come, all of one type or mixed: {', '.join(workers.types)}.")
-    prices = pricing.table("eks")
+    prices = pricing.load_prices("eks")
     region = aws.region
     lines = [
         prices.line("EKS control plane", 1, "control-plane", region),

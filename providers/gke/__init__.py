@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model import Cluster
-from providers.base import Plan, Resource, option, options_of
+from providers.base import Plan, Resource, option, read_options
 from providers.gke import api
 from providers.gke.api import Gke
-from providers.gke.machines import CPU_DEFAULT, NOT_ON_DEMAND, Machine, choose
+from providers.gke.machines import CPU_DEFAULT, NOT_ON_DEMAND, Machine, choose_machine
 from providers.gke.resources import ControlPlane, PoolSize, ReadyMachines, WorkerPool, access_to
 
-MOST_NODES = 1000
+MAX_NODES = 1000
 DEFAULT_ZONE = "europe-west1-b"
 REGION = re.compile(r"[a-z]+-[a-z]+\d+")
 ZONE = re.compile(rf"{REGION.pattern}-[a-z]")
@@ -57,9 +57,9 @@ class GkeProvider:
     name = "gke"
     options = GkeOptions
 
-    def describe(self, name: str, nodes: int, options: GkeOptions) -> Cluster:
-        if not 0 <= nodes <= MOST_NODES:
-            raise UsageError(f"{nodes} workers: a cluster on GKE has from 0 to {MOST_NODES}.")
+    def new_cluster(self, name: str, nodes: int, options: GkeOptions) -> Cluster:
+        if not 0 <= nodes <= MAX_NODES:
+            raise UsageError(f"{nodes} workers: a cluster on GKE has from 0 to {MAX_NODES}.")
         machine = machine_of(options)
         _check(options, machine)
         zones = len(options.worker_zone) or 1
@@ -80,12 +80,12 @@ class GkeProvider:
         return Cluster(name, self.name, "creating", details=details)
 
     def plan(self, cluster: Cluster) -> Plan:
-        from providers.gke.plan import planned
+        from providers.gke.plan import make_plan
 
-        return planned(cluster, options_of(cluster, GkeOptions), _recorded(cluster), _gke(cluster))
+        return make_plan(cluster, read_options(cluster, GkeOptions), _recorded(cluster), _gke(cluster))
 
     def resources(self, cluster: Cluster) -> Sequence[Resource]:
-        options = options_of(cluster, GkeOptions)
+        options = read_options(cluster, GkeOptions)
         machine = _recorded(cluster)
         plane = ControlPlane(cluster, _gke(cluster), options)
         count = int(cluster.details.get("nodes", 0))
@@ -96,9 +96,9 @@ class GkeProvider:
         return found
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
-        from providers.gke.discovery import discovered
+        from providers.gke.discovery import discover_clusters
 
-        return discovered(api.project_of(scope.get("project")), scope.get("location", "-"))
+        return discover_clusters(api.project_of(scope.get("project")), scope.get("location", "-"))
 
     def connect(self, cluster: Cluster) -> Access:
         gke = _gke(cluster)
@@ -109,9 +109,9 @@ class GkeProvider:
         return access_to(found)
 
     def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
-        if nodes > MOST_NODES:
-            raise UsageError(f"{nodes} workers: a cluster on GKE has at most {MOST_NODES}.")
-        options = options_of(cluster, GkeOptions)
+        if nodes > MAX_NODES:
+            raise UsageError(f"{nodes} workers: a cluster on GKE has at most {MAX_NODES}.")
+        options = read_options(cluster, GkeOptions)
         if options.flex_start:
             raise UsageError("With --flex-start the machines come and go with the runs; there is nothing to scale.")
         machine = _recorded(cluster)
@@ -126,7 +126,7 @@ def place_of(options: GkeOptions) -> str:
 
 
 def machine_of(options: GkeOptions) -> Machine:
-    machine = choose(options.machine_type, options.num_gpus, options.gpu_type)
+    machine = choose_machine(options.machine_type, options.num_gpus, options.gpu_type)
     if options.num_cpus is not None and machine.vcpus is not None and options.num_cpus > machine.vcpus:
         raise UsageError(
             f"{machine.name} has {machine.vcpus} vCPUs, not {options.num_cpus}.", hint="Choose a larger --machine-type."
@@ -193,5 +193,5 @@ def _check_place(options: GkeOptions) -> None:
 
 def _gke(cluster: Cluster) -> Gke:
     details = cluster.details
-    location = details.get("location") or place_of(options_of(cluster, GkeOptions))
+    location = details.get("location") or place_of(read_options(cluster, GkeOptions))
     return Gke(details.get("project") or api.project_of(None), str(location))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Token
-from providers.base import TransientError, call_seconds
+from providers.base import TransientError, call_timeout
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
@@ -52,8 +52,8 @@ class Gke:
 
     def call(self, method: str, **request: Any) -> Any:
         """One request, answered once: what is to be repeated is the life-cycle's to decide. Raises MlbenchError."""
-        with translated(f"{method.replace('_', ' ')} in {self.location}", self.project):
-            return getattr(client(), method)(request=request, retry=None, timeout=call_seconds())
+        with map_cloud_errors(f"{method.replace('_', ' ')} in {self.location}", self.project):
+            return getattr(client(), method)(request=request, retry=None, timeout=call_timeout())
 
 
 @cache
@@ -100,15 +100,15 @@ def project_of(given: str | None) -> str:
 @cache
 def token() -> Token:
     """The access token of this process, renewed in time."""
-    return Token(_fetched)
+    return Token(_refresh_token)
 
 
-def _fetched() -> tuple[str, float | None]:
+def _refresh_token() -> tuple[str, float | None]:
     """A fresh access token, and when it expires. Raises CredentialError."""
     import calendar
 
     found, _ = credentials()
-    with translated("get an access token", ""):
+    with map_cloud_errors("get an access token", ""):
         found.refresh(sign_in())
     return str(found.token), float(calendar.timegm(found.expiry.utctimetuple())) if found.expiry else None
 
@@ -119,7 +119,7 @@ def sign_in() -> Any:
 
     class Impatient(Request):  # type: ignore[misc,unused-ignore]
         def __call__(self, *words: Any, **named: Any) -> Any:
-            return super().__call__(*words, **{**named, "timeout": call_seconds()})
+            return super().__call__(*words, **{**named, "timeout": call_timeout()})
 
     return Impatient()
 
@@ -130,7 +130,7 @@ def region_of(place: str) -> str:
 
 
 @contextmanager
-def translated(what: str, project: str) -> Iterator[None]:
+def map_cloud_errors(what: str, project: str) -> Iterator[None]:
     """Google's exceptions as mlbench's, with Google's own words."""
     from google.api_core import exceptions as api
     from google.auth import exceptions as auth
@@ -146,10 +146,10 @@ def translated(what: str, project: str) -> Iterator[None]:
     except auth.GoogleAuthError as error:
         raise CredentialError(f"The Google credentials cannot be used: {_words(error)}", hint=LOGIN) from None
     except api.GoogleAPICallError as error:
-        raise judged(error, what, project) from None
+        raise error_from_exception(error, what, project) from None
 
 
-def judged(error: Any, what: str, project: str) -> MlbenchError:
+def error_from_exception(error: Any, what: str, project: str) -> MlbenchError:
     """The error for a refused call."""
     from google.api_core import exceptions as api
 
@@ -162,7 +162,7 @@ def judged(error: Any, what: str, project: str) -> MlbenchError:
     if isinstance(error, api.Forbidden):
         return CredentialError(message, hint=_permission_hint(str(error), project))
     if isinstance(error, api.ResourceExhausted) and not _says(error, TOO_OFTEN):
-        return refused_capacity(message, project)
+        return capacity_error(message, project)
     if isinstance(error, passing) or (isinstance(error, api.FailedPrecondition) and _says(error, BUSY)):
         unreached = isinstance(error, api.ServiceUnavailable | api.GatewayTimeout)
         return TransientError(message, hint=UNREACHED if unreached else None)
@@ -173,7 +173,7 @@ def judged(error: Any, what: str, project: str) -> MlbenchError:
     return MlbenchError(message)
 
 
-def refused_capacity(message: str, project: str, said: str = "") -> CapacityError:
+def capacity_error(message: str, project: str, said: str = "") -> CapacityError:
     """Quota, which can be raised, and stock-out, which cannot, told apart by the message and what else was said."""
     if any(phrase in f"{message} {said}" for phrase in STOCK_OUT):
         return CapacityError(

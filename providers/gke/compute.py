@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError, UsageError
-from providers.base import TransientError, call_seconds
+from providers.base import TransientError, call_timeout
 from providers.gke import api
 from providers.gke.machines import Machine
 
@@ -132,9 +132,9 @@ class Compute:
         from google.api_core import exceptions
         from requests import exceptions as http
 
-        with api.translated(f"tell of {path or self.project}", self.project):
+        with api.map_cloud_errors(f"tell of {path or self.project}", self.project):
             try:
-                answer = self._session.get(f"{self._base}{path}", timeout=call_seconds())
+                answer = self._session.get(f"{self._base}{path}", timeout=call_timeout())
             except http.RequestException as error:
                 raise TransientError(f"Compute Engine cannot be reached: {error}") from None
             self.date, self.asked = answer.headers.get("Date"), time.time()

@@ -3,21 +3,23 @@
 from typing import Any
 
 from mlbench_cli.model import Cluster
-from providers.base import MARK, TransientError, from_marks
+from providers.base import CLUSTER_TAG, TransientError, details_from_tags
 from providers.gke.api import Gke, region_of
 from providers.gke.resources import WORKER_POOL
 
 STATES = {"PROVISIONING": "creating", "STOPPING": "deleting", "ERROR": "failed"}
 
 
-def discovered(project: str, location: str) -> list[Cluster]:
+def discover_clusters(project: str, location: str) -> list[Cluster]:
     """All of a project, in one location or ("-") everywhere. Raises TransientError where a zone does not answer."""
     answer = Gke(project, location).call("list_clusters", parent=f"projects/{project}/locations/{location}")
     if answer.missing_zones:
         raise TransientError(
             f"Google has no answer from {', '.join(answer.missing_zones)}; what is there is not known."
         )
-    return [_cluster(found, project) for found in answer.clusters if found.resource_labels.get(MARK) == found.name]
+    return [
+        _cluster(found, project) for found in answer.clusters if found.resource_labels.get(CLUSTER_TAG) == found.name
+    ]
 
 
 def _cluster(found: Any, project: str) -> Cluster:
@@ -30,7 +32,7 @@ def _cluster(found: Any, project: str) -> Cluster:
         "nodes": 0,
         "gpus_per_node": 0,
         "options": options,
-        **from_marks(found.resource_labels),
+        **details_from_tags(found.resource_labels),
     }
     state = STATES.get(found.status.name, "ready")
     if pool is None:

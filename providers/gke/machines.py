@@ -64,7 +64,7 @@ TOO_OLD = tuple(f"nvidia-tesla-{name}" for name in ("k80", "p100", "p4", "v100")
 NOT_ON_DEMAND = ("a3-highgpu-1g", "a3-highgpu-2g", "a3-highgpu-4g")
 
 
-def choose(machine_type: str | None, num_gpus: int | None, gpu_type: str | None) -> Machine:
+def choose_machine(machine_type: str | None, num_gpus: int | None, gpu_type: str | None) -> Machine:
     """The machine that the options mean. Raises UsageError with what would fit for every pair that cannot be."""
     if num_gpus is not None and num_gpus < 0:
         raise UsageError(f"--num-gpus {num_gpus}: the least is 0.")

@@ -8,28 +8,33 @@ from mlbench_cli.errors import NotFoundError
 from mlbench_cli.model import Cluster
 from providers.gke import api
 from providers.gke.compute import Compute
-from providers.leavings import Item, Leftover
+from providers.workload_cleanup import OrphanedResource, WorkloadObject
 
 # What GKE puts on the disks of a cluster's volumes.
 LABEL, PLACE_LABEL = "goog-k8s-cluster-name", "goog-k8s-cluster-location"
 
 
-def left(cluster: Cluster, seen: Sequence[Item]) -> list[Leftover]:
+def list_orphans(cluster: Cluster, seen: Sequence[WorkloadObject]) -> list[OrphanedResource]:
     """What is there. Raises MlbenchError where Google does not tell."""
     compute = Compute(_project(cluster))
     told = []
     paths = {item.handle.partition("/zones/")[2] for item in seen if item.kind == "PersistentVolume"}
-    for disk in [*_labelled(compute, cluster), *(_found(compute, f"/zones/{path}") for path in paths if path)]:
+    for disk in [
+        *_list_labelled_disks(compute, cluster),
+        *(_find_disk(compute, f"/zones/{path}") for path in paths if path),
+    ]:
         if disk is not None:
             zone = str(disk["zone"]).rpartition("/")[2]
             remove = f"gcloud compute disks delete {disk['name']} --zone {zone} --project {_project(cluster)}"
-            told.append(Leftover("disk", str(disk["name"]), f"{disk.get('sizeGb')} GB, {disk.get('status')}", remove))
+            told.append(
+                OrphanedResource("disk", str(disk["name"]), f"{disk.get('sizeGb')} GB, {disk.get('status')}", remove)
+            )
     for address in {item.handle for item in seen if item.kind != "PersistentVolume" and item.handle}:
-        told += _rules(compute, cluster, address)
+        told += _list_forwarding_rules(compute, cluster, address)
     return list({(item.kind, item.name): item for item in told}.values())
 
 
-def command(cluster: Cluster, item: Item | None) -> str:
+def orphan_command(cluster: Cluster, item: WorkloadObject | None) -> str:
     project = _project(cluster)
     if item is not None and item.kind == "PersistentVolume" and "/zones/" in item.handle:
         zone, _, disk = item.handle.partition("/zones/")[2].partition("/disks/")
@@ -42,21 +47,21 @@ def command(cluster: Cluster, item: Item | None) -> str:
     )
 
 
-def _labelled(compute: Compute, cluster: Cluster) -> list[dict[str, Any]]:
+def _list_labelled_disks(compute: Compute, cluster: Cluster) -> list[dict[str, Any]]:
     """In all zones, since a cluster of a region has machines in several; not those of one of that name elsewhere."""
     wanted = f"(labels.{LABEL}={cluster.name}) (labels.{PLACE_LABEL}={cluster.details.get('location')})"
     zones = compute._get(f"/aggregated/disks?filter={quote(wanted)}").get("items") or {}
     return [disk for found in zones.values() for disk in found.get("disks") or ()]
 
 
-def _found(compute: Compute, path: str) -> dict[str, Any] | None:
+def _find_disk(compute: Compute, path: str) -> dict[str, Any] | None:
     try:
         return compute._get(path)
     except NotFoundError:
         return None
 
 
-def _rules(compute: Compute, cluster: Cluster, address: str) -> list[Leftover]:
+def _list_forwarding_rules(compute: Compute, cluster: Cluster, address: str) -> list[OrphanedResource]:
     """Forwarding rules are what of a load balancer has an address, and is paid for."""
     region = api.region_of(str(cluster.details.get("location")))
     told = []
@@ -64,7 +69,7 @@ def _rules(compute: Compute, cluster: Cluster, address: str) -> list[Leftover]:
         rules = compute._get(f"{place}/forwardingRules?filter={quote(f'IPAddress={address}')}")
         for rule in rules.get("items") or ():
             remove = f"gcloud compute forwarding-rules delete {rule['name']} {flag} --project {_project(cluster)}"
-            told.append(Leftover("load balancer", str(rule["name"]), address, remove))
+            told.append(OrphanedResource("load balancer", str(rule["name"]), address, remove))
     return told
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SYSTEM_DISK = 50
 
 
-def planned(cluster: Cluster, options: "GkeOptions", machine: Machine, gke: Gke) -> Plan:
+def make_plan(cluster: Cluster, options: "GkeOptions", machine: Machine, gke: Gke) -> Plan:
     """Raises CredentialError, UsageError or CapacityError for what cannot work; what may not work is a warning."""
     _check_version(options, gke)
     count = int(cluster.details["nodes"])
@@ -27,7 +27,7 @@ def planned(cluster: Cluster, options: "GkeOptions", machine: Machine, gke: Gke)
         warnings.append("Workers in several zones: what they send each other is slower, and costs extra.")
     if options.flex_start:
         warnings.append("Flex-start machines come only when a run asks for them; it may wait for hours.")
-    prices = pricing.table("gke")
+    prices = pricing.load_prices("gke")
     region = region_of(gke.location)
     regional = " in all zones of the region" if options.region else ""
     way = " (spot)" if options.spot else ""

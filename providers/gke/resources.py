@@ -9,7 +9,7 @@ from typing import Any
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model import Cluster
-from providers.base import MARK, Found, Progress, Resource, TransientError, marks
+from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, TransientError, ownership_tags
 from providers.gke import api
 from providers.gke.api import Gke
 from providers.gke.compute import Compute
@@ -28,7 +28,7 @@ DELETE_SECONDS = 3600.0
 CAPACITY_CODES = ("GCE_STOCKOUT", "GCE_QUOTA_EXCEEDED")
 
 
-class Made(Resource):
+class GkeResource(Resource):
     """What GKE makes by an operation: read by its path, in a state, with conditions that say what is wrong."""
 
     reading: str  # the cluster manager's methods
@@ -42,26 +42,26 @@ class Made(Resource):
         self.path = path
         self.operation: str | None = None
 
-    def described(self) -> Any | None:
+    def find_raw(self) -> Any | None:
         try:
             return self.gke.call(self.reading, name=self.path)
         except NotFoundError:
             return None
 
-    def poll(self) -> Progress:
-        return self.watched(self.operation, "made")
+    def poll(self) -> Readiness:
+        return self.poll_operation(self.operation, "made")
 
-    def watched(self, operation: str | None, doing: str) -> Progress:
+    def poll_operation(self, operation: str | None, doing: str) -> Readiness:
         """How far an operation on it is. Raises with Google's words where it, or what it works on, has failed."""
         what = f'The {self.kind} "{self.name}" was not {doing}'
-        found = self.described()
+        found = self.find_raw()
         done, detail = _operation(self.gke, operation, what)
         if found is None:
             raise NotFoundError(f'The {self.kind} "{self.name}" has gone while it was being {doing}.')
         state = found.status.name
         if state in self.failed:
             raise _failure(what, found, self.gke.project)
-        return Progress(done and state in self.ready, detail or f"it is {state}")
+        return Readiness(done and state in self.ready, detail or f"it is {state}")
 
     def delete(self) -> None:
         try:
@@ -69,13 +69,13 @@ class Made(Resource):
         except NotFoundError:
             return
 
-    def flaw(self, found: Any) -> str | None:
+    def find_flaw(self, found: Any) -> str | None:
         """Why it will never be ready."""
         state = found.status.name
         return (_conditions(found) or f"it is in the state {state}") if state in self.failed else None
 
 
-class ControlPlane(Made):
+class ControlPlane(GkeResource):
     """The cluster itself, with its system pool."""
 
     kind = "GKE cluster"
@@ -92,17 +92,17 @@ class ControlPlane(Made):
             f"gcloud container clusters delete {self.name} --location {gke.location} --project {gke.project}"
         )
 
-    def find(self) -> Found | None:
-        found = self.described()
+    def find(self) -> ResourceStatus | None:
+        found = self.find_raw()
         if found is None:
             return None
         state = found.status.name
-        return Found(
+        return ResourceStatus(
             state,
-            ours=found.resource_labels.get(MARK) == self.name,
+            ours=found.resource_labels.get(CLUSTER_TAG) == self.name,
             deleting=state == "STOPPING",
             busy="an operation on it is going on" if state in ("PROVISIONING", "RECONCILING") else None,
-            broken=self.flaw(found),
+            broken=self.find_flaw(found),
         )
 
     def create(self) -> None:
@@ -118,7 +118,7 @@ class ControlPlane(Made):
 
     def request(self) -> dict[str, Any]:
         """The cluster as GKE is asked for it; its marks are labels, which Google also puts on the bill."""
-        labels = marks(self.cluster)
+        labels = ownership_tags(self.cluster)
         options = self.options
         place = self.gke.location
         regional = api.region_of(place) == place
@@ -157,7 +157,7 @@ class ControlPlane(Made):
         return request
 
 
-class WorkerPool(Made):
+class WorkerPool(GkeResource):
     """The machines that runs get, all of one shape, in one zone or shared evenly by several."""
 
     kind = "node pool"
@@ -176,13 +176,13 @@ class WorkerPool(Made):
             f"--location {self.gke.location} --project {self.gke.project}"
         )
 
-    def find(self) -> Found | None:
-        found = self.described()
+    def find(self) -> ResourceStatus | None:
+        found = self.find_raw()
         if found is None:
             return None
-        state, flaw = found.status.name, self.flaw(found)
+        state, flaw = found.status.name, self.find_flaw(found)
         differs = None if flaw else self._difference(found)
-        return Found(state, deleting=state == "STOPPING", broken=flaw, differs=differs)
+        return ResourceStatus(state, deleting=state == "STOPPING", broken=flaw, differs=differs)
 
     def create(self) -> None:
         answer = self.gke.call("create_node_pool", parent=self.plane.path, node_pool=self.request())
@@ -191,7 +191,7 @@ class WorkerPool(Made):
     def request(self) -> dict[str, Any]:
         options, machine = self.plane.options, self.machine
         config: dict[str, Any] = {
-            **_node_config(options, marks(self.plane.cluster)),
+            **_node_config(options, ownership_tags(self.plane.cluster)),
             "machine_type": machine.name,
             "disk_size_gb": options.disk_size,
             "spot": options.spot,
@@ -255,20 +255,20 @@ class PoolSize(Resource):
         self.goes_with = pool
         self.operation: str | None = None
 
-    def find(self) -> Found | None:
+    def find(self) -> ResourceStatus | None:
         """Never: GKE does not tell a pool's size surely, and setting it again does no harm."""
         return None
 
     def create(self) -> None:
-        found = self.pool.described()
+        found = self.pool.find_raw()
         zones = len(found.locations) if found is not None else 0
         if self.count % (zones or 1):
             raise UsageError(f"{self.count} workers cannot be shared evenly by the {zones} zones of the node pool.")
         each = self.count // (zones or 1)
         self.operation = self.pool.gke.call("set_node_pool_size", name=self.pool.path, node_count=each).name
 
-    def poll(self) -> Progress:
-        return self.pool.watched(self.operation, "resized")
+    def poll(self) -> Readiness:
+        return self.pool.poll_operation(self.operation, "resized")
 
     def delete(self) -> None:
         return
@@ -288,15 +288,15 @@ class ReadyMachines(Resource):
         self.needs = needs
         self.goes_with = plane
 
-    def find(self) -> Found | None:
+    def find(self) -> ResourceStatus | None:
         """Never: it is nothing but a wait."""
         return None
 
     def create(self) -> None:
         return
 
-    def poll(self) -> Progress:
-        found = self.plane.described()
+    def poll(self) -> Readiness:
+        found = self.plane.find_raw()
         if found is None:
             raise NotFoundError(f'There is no GKE cluster "{self.plane.name}".')
         try:
@@ -310,9 +310,9 @@ class ReadyMachines(Resource):
             raise
         ready = [node for node in nodes if _is_ready(node)]
         if len(ready) < self.count:
-            return Progress(False, f"{len(ready)} of {self.count} machines have joined (scale-cluster sets how many)")
+            return Readiness(False, f"{len(ready)} of {self.count} machines have joined (scale-cluster sets how many)")
         shown = sum(1 for node in ready if _gpus(node) >= self.gpus)
-        return Progress(shown >= self.count, f"{shown} of {self.count} machines show their GPUs; drivers install")
+        return Readiness(shown >= self.count, f"{shown} of {self.count} machines show their GPUs; drivers install")
 
     def delete(self) -> None:
         return
@@ -358,19 +358,21 @@ def _operation(gke: Gke, name: str | None, what: str) -> tuple[bool, str]:
     if operation.status.name == "DONE" and operation.error.code:
         codes = [condition.code.name for condition in (*operation.cluster_conditions, *operation.nodepool_conditions)]
         words = operation.error.message or operation.status_message or "no reason given"
-        raise _judged(f'{what}: "{words}"', [*codes, words], gke.project)
+        raise _operation_error(f'{what}: "{words}"', [*codes, words], gke.project)
     return operation.status.name == "DONE", str(operation.detail)
 
 
 def _failure(what: str, found: Any, project: str) -> MlbenchError:
     words = _conditions(found) or found.status.name
-    return _judged(f'{what}: "{words}"', [condition.code.name for condition in found.conditions] + [words], project)
+    return _operation_error(
+        f'{what}: "{words}"', [condition.code.name for condition in found.conditions] + [words], project
+    )
 
 
-def _judged(message: str, said: list[str], project: str) -> MlbenchError:
+def _operation_error(message: str, said: list[str], project: str) -> MlbenchError:
     text = " ".join(said)
     if any(code in text for code in CAPACITY_CODES) or any(word in text for word in (*api.STOCK_OUT, "uota")):
-        return api.refused_capacity(message, project, text)
+        return api.capacity_error(message, project, text)
     return MlbenchError(message, hint="The create-cluster command again removes what failed and repeats it.")
 
 

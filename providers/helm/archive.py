@@ -7,9 +7,9 @@ from pathlib import Path, PurePosixPath
 
 from mlbench_cli.errors import UsageError
 
-MOST_PACKED = 20 << 20  # bytes; helm itself takes no more than that
-MOST_UNPACKED = 100 << 20
-MOST_FILES = 2_000
+MAX_PACKED = 20 << 20  # bytes; helm itself takes no more than that
+MAX_UNPACKED = 100 << 20
+MAX_FILES = 2_000
 
 
 def unpack(data: bytes, into: Path, what: str) -> Path:
@@ -18,34 +18,34 @@ def unpack(data: bytes, into: Path, what: str) -> Path:
     Raises UsageError for what is damaged, reaches outside, is too large, or holds more than files and folders.
     """
     try:
-        with tarfile.open(fileobj=io.BytesIO(_inflated(data, what)), mode="r:") as tar:
-            return _written(tar, into, what)
+        with tarfile.open(fileobj=io.BytesIO(_inflate(data, what)), mode="r:") as tar:
+            return _extract(tar, into, what)
     except (tarfile.TarError, EOFError, ValueError) as error:
         raise UsageError(f"{what} is damaged: {error}.") from None
     except OSError as error:
         raise UsageError(f"{what} cannot be unpacked: {error}.") from None
 
 
-def _inflated(data: bytes, what: str) -> bytes:
+def _inflate(data: bytes, what: str) -> bytes:
     """The tar file. At once and in memory, so that nothing can make it grow beyond the limit."""
     machine = zlib.decompressobj(wbits=31)
     try:
-        found = machine.decompress(data, MOST_UNPACKED + 1)
+        found = machine.decompress(data, MAX_UNPACKED + 1)
     except zlib.error as error:
         raise UsageError(f"{what} is damaged: {error}.") from None
-    if len(found) > MOST_UNPACKED:
-        raise UsageError(f"{what} is larger than {MOST_UNPACKED >> 20} MiB when unpacked; it is not taken.")
+    if len(found) > MAX_UNPACKED:
+        raise UsageError(f"{what} is larger than {MAX_UNPACKED >> 20} MiB when unpacked; it is not taken.")
     if not machine.eof:
         raise UsageError(f"{what} is damaged: it ends too early.")
     return found
 
 
-def _written(tar: tarfile.TarFile, into: Path, what: str) -> Path:
+def _extract(tar: tarfile.TarFile, into: Path, what: str) -> Path:
     top: str | None = None
     for number, member in enumerate(tar):
-        path = _path_of(member, what)
-        if number >= MOST_FILES:
-            raise UsageError(f"{what} has more than {MOST_FILES} files; it is not taken.")
+        path = _member_path(member, what)
+        if number >= MAX_FILES:
+            raise UsageError(f"{what} has more than {MAX_FILES} files; it is not taken.")
         if path is None:
             continue
         if top is not None and path.parts[0] != top:
@@ -68,7 +68,7 @@ def _written(tar: tarfile.TarFile, into: Path, what: str) -> Path:
     return into / top
 
 
-def _path_of(member: tarfile.TarInfo, what: str) -> PurePosixPath | None:
+def _member_path(member: tarfile.TarInfo, what: str) -> PurePosixPath | None:
     """Where the member belongs, None for the archive's root. Raises UsageError for what has no business in a chart."""
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts or "\\" in member.name or "\0" in member.name:

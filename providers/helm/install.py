@@ -16,12 +16,12 @@ from mlbench_cli.errors import DeadlineError, MlbenchError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
 from mlbench_cli.model import Cluster
-from providers.base import MARK, Found, Progress, Resource, TransientError, marks
+from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, TransientError, ownership_tags
+from providers.file_locks import inheritable_lock
 from providers.helm import tool as program
 from providers.helm import values as custom
-from providers.helm.source import Chart, fetched, wanted_of
-from providers.helm.tool import Call, Helm
-from providers.locks import held
+from providers.helm.source import Chart, fetch_chart, parse_chart_reference
+from providers.helm.tool import Helm, HelmCall
 
 CONTENT = "mlbench-content"
 WAIT_SECONDS = 600.0
@@ -52,7 +52,7 @@ class Installation:
     @property
     def warnings(self) -> list[str]:
         chart = self.chart
-        return [*chart.warnings, *custom.warnings(self.customs, chart.values, chart.subcharts)]
+        return [*chart.warnings, *custom.warn_about(self.customs, chart.values, chart.subcharts)]
 
     def record(self) -> dict[str, Any]:
         """For the cluster's record. Of the custom values only the names: they may be secrets."""
@@ -65,13 +65,13 @@ class Installation:
             "custom_values": [value.text for value in self.customs],
         }
 
-    def merged(self) -> dict[str, Any]:
+    def merged_values(self) -> dict[str, Any]:
         """All values, as the chart will see them."""
-        return custom.merged(self.chart.values, self.values)
+        return custom.merge_values(self.chart.values, self.values)
 
 
 @contextmanager
-def prepared(
+def prepare_chart(
     location: str | None, entries: Sequence[str], wait_seconds: float = WAIT_SECONDS
 ) -> Iterator[Installation | None]:
     """The installation of the chart at `location`, checked as far as it is possible without a cluster; or None.
@@ -79,22 +79,22 @@ def prepared(
     Raises UsageError for values that contradict or that the chart does not take, and where there is no helm; what
     `fetched` raises for the chart.
     """
-    customs = custom.parsed(entries)
+    customs = custom.parse_custom_values(entries)
     if location is None:
         if entries or wait_seconds != WAIT_SECONDS:
             flag = custom.FLAG if entries else "--chart-timeout"
             raise UsageError(f"{flag} is for a chart.", hint="Name it: --chart-location DIR or REPO@VERSION")
         yield None
         return
-    helm = program.found()
+    helm = program.find_helm()
     if helm is None:
         raise UsageError(
             "A chart is installed by helm, which is not on the PATH. Nothing has been made.",
             hint=f"Get helm: {program.INSTALL}\n{_without_helm(location)}",
         )
-    with fetched(location) as chart:
-        installation = Installation(chart, customs, custom.overrides(customs, chart.values), helm, wait_seconds)
-        program.rendered(helm, chart, installation.namespace, installation.values)
+    with fetch_chart(location) as chart:
+        installation = Installation(chart, customs, custom.resolve_overrides(customs, chart.values), helm, wait_seconds)
+        program.render_template(helm, chart, installation.namespace, installation.values)
         yield installation
 
 
@@ -102,7 +102,7 @@ def _without_helm(location: str) -> str:
     """How to get a chart onto a cluster from a machine that has no helm."""
     chart = f"RELEASE {location}"
     if "://" in location:
-        wanted = wanted_of(location)
+        wanted = parse_chart_reference(location)
         chart = f"{wanted.name} {wanted.name} --repo {wanted.repository} --version {wanted.version}"
     return (
         "Or make the cluster without the chart, render it where helm is, and apply it:\n"
@@ -133,30 +133,30 @@ class Release(Resource):
         self.namespace = installation.namespace
         self.remove_command = f"helm uninstall {self.name} --namespace {self.namespace}"
         self.notes = ""
-        self._call: Call | None = None
+        self._call: HelmCall | None = None
 
     def close(self) -> None:
         """Stop a helm that is still at work."""
         if self._call is not None:
             self._call.stop()
 
-    def find(self) -> Found | None:
+    def find(self) -> ResourceStatus | None:
         with self._api() as api:
             space = _get(api, f"/api/v1/namespaces/{self.namespace}")
             if space is None:
                 return None
             metadata = space["metadata"]
-            if (metadata.get("labels") or {}).get(MARK) != self.cluster.name:
-                return Found("there", ours=False)
+            if (metadata.get("labels") or {}).get(CLUSTER_TAG) != self.cluster.name:
+                return ResourceStatus("there", ours=False)
             if metadata.get("deletionTimestamp"):
-                return Found("being removed", deleting=True)
+                return ResourceStatus("being removed", deleting=True)
             status, content = self._status(api)
         if status == "deployed" and content == self.installation.content:
-            return Found(status)
+            return ResourceStatus(status)
         if status.startswith(("pending-", "uninstalling")):
-            with held("helm", self._lock) as lock:
+            with inheritable_lock("helm", self._lock) as lock:
                 cut_off = f"an earlier helm was cut off ({status})"
-                return Found(status) if lock is None else Found(status, broken=cut_off)
+                return ResourceStatus(status) if lock is None else ResourceStatus(status, broken=cut_off)
         return None
 
     def create(self) -> None:
@@ -173,7 +173,7 @@ class Release(Resource):
             "--debug",
         ]
         words += ["--labels", f"{CONTENT}={self.installation.content}"]
-        self._call = Call(
+        self._call = HelmCall(
             self.installation.helm,
             words,
             access=self.connect(),
@@ -181,22 +181,22 @@ class Release(Resource):
             lock=self._lock,
         )
 
-    def poll(self) -> Progress:
+    def poll(self) -> Readiness:
         if self._call is None:
             return self._adopted()
         if self._call.code is None:
-            return Progress(False, self._call.line or "helm is at work")
+            return Readiness(False, self._call.line or "helm is at work")
         self._call.stop()
         if self._call.code:
             raise self._failure(self._call)
         with contextlib.suppress(ValueError, KeyError, TypeError):
             self.notes = str(json.loads(self._call.output)["info"].get("notes") or "").strip()
-        return Progress(True)
+        return Readiness(True)
 
     def delete(self) -> None:
         """Of what was cut off half-way, before it is made anew."""
         words = ["uninstall", self.name, "--namespace", self.namespace, "--wait", "--timeout", f"{REMOVE_SECONDS:g}s"]
-        with Call(self.installation.helm, words, access=self.connect(), lock=self._lock) as call:
+        with HelmCall(self.installation.helm, words, access=self.connect(), lock=self._lock) as call:
             call.wait(REMOVE_SECONDS + GRACE_SECONDS)
             if call.code and "not found" not in call.complaint:
                 raise MlbenchError(f'helm could not remove the release "{self.name}": {call.complaint}')
@@ -205,15 +205,15 @@ class Release(Resource):
     def _lock(self) -> str:
         return f"{self.cluster.name}-{self.name}"
 
-    def _adopted(self) -> Progress:
+    def _adopted(self) -> Readiness:
         """Another helm is at work on it, whose client was perhaps killed."""
         found = self.find()
         if found is None or found.broken:
             raise MlbenchError(f'The release "{self.name}" was not finished by the helm that was at work on it.')
-        return Progress(found.state == "deployed", f"another helm is at work on it ({found.state})")
+        return Readiness(found.state == "deployed", f"another helm is at work on it ({found.state})")
 
     def _make_namespace(self) -> None:
-        metadata = {"name": self.namespace, "labels": marks(self.cluster)}
+        metadata = {"name": self.namespace, "labels": ownership_tags(self.cluster)}
         with self._api() as api:
             if _get(api, f"/api/v1/namespaces/{self.namespace}") is None:
                 api.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
@@ -227,12 +227,12 @@ class Release(Resource):
         newest = max((item["metadata"]["labels"] for item in listed), key=lambda labels: int(labels["version"]))
         return str(newest.get("status")), str(newest.get(CONTENT))
 
-    def _failure(self, call: Call) -> MlbenchError:
+    def _failure(self, call: HelmCall) -> MlbenchError:
         message = f'helm did not install the chart "{self.name}": {call.complaint}'
         with contextlib.suppress(MlbenchError), self._api() as api:
             if waiting := _waiting(api, self.namespace):
                 message += "\nNot ready: " + "; ".join(waiting)
-        return _kind_of(call.complaint)(
+        return _error_class_for(call.complaint)(
             message,
             hint=f"mlbench kubeconfig export {self.cluster.name} --file kubeconfig && "
             f"kubectl --kubeconfig kubeconfig --namespace {self.namespace} get pods,events",
@@ -250,7 +250,7 @@ class Release(Resource):
             raise
 
 
-def _kind_of(complaint: str) -> type[MlbenchError]:
+def _error_class_for(complaint: str) -> type[MlbenchError]:
     """The error that helm's words tell of. What the API server refuses is the chart's, or its values', fault."""
     if "deadline exceeded" in complaint or "timed out" in complaint:
         return DeadlineError

@@ -21,14 +21,14 @@ from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from mlbench_cli.errors import CredentialError, DeadlineError, MlbenchError, NotFoundError, UsageError, did_you_mean
-from providers.helm.archive import MOST_FILES, MOST_PACKED, MOST_UNPACKED, unpack
+from providers.helm.archive import MAX_FILES, MAX_PACKED, MAX_UNPACKED, unpack
 
 FLAG = "--chart-location"
 MISSING_LIBRARY = 'pip install "mlbench[helm]"'
 FORM = "Write the repository's address, the chart and its version: https://charts.example.org/stable/CHART@1.2.3"
 EXACT = re.compile(r"v?\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,51}[a-z0-9])?")  # it is also the release's name; helm takes up to 53 characters
-MOST_INDEX = 50 << 20  # bytes; of the largest public repository it is 20 MB
+MAX_INDEX = 50 << 20  # bytes; of the largest public repository it is 20 MB
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 30.0
 FILE_SECONDS = 180.0  # for one file as a whole
@@ -49,7 +49,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ChartReference:
     """A chart of a repository: its address, the chart's name, its version."""
 
     repository: str
@@ -58,7 +58,7 @@ class Wanted:
 
 
 @contextmanager
-def fetched(location: str, read_seconds: float = READ_SECONDS) -> Iterator[Chart]:
+def fetch_chart(location: str, read_seconds: float = READ_SECONDS) -> Iterator[Chart]:
     """The chart at DIR or REPO@VERSION, in a private folder of its own that goes when this is left.
 
     A repository may be silent for `read_seconds`.
@@ -66,16 +66,16 @@ def fetched(location: str, read_seconds: float = READ_SECONDS) -> Iterator[Chart
     Raises UsageError for what is no chart, is damaged, or is not what its repository promises, NotFoundError where
     there is none, DeadlineError where nobody answers.
     """
-    wanted = wanted_of(location) if "://" in location else None
+    reference = parse_chart_reference(location) if "://" in location else None
     with tempfile.TemporaryDirectory(prefix="mlbench-chart-") as folder:
         yield (
-            _downloaded(wanted, Path(folder), location, read_seconds)
-            if wanted
-            else _copied(Path(location), Path(folder))
+            _download_chart(reference, Path(folder), location, read_seconds)
+            if reference
+            else _copy_folder(Path(location), Path(folder))
         )
 
 
-def wanted_of(location: str) -> Wanted:
+def parse_chart_reference(location: str) -> ChartReference:
     """What REPO@VERSION names. Raises UsageError; asks nobody."""
     address, at, version = location.rpartition("@")
     if not at or "/" in version:
@@ -96,13 +96,13 @@ def wanted_of(location: str) -> Wanted:
         raise UsageError(f"{FLAG} {location} names no chart.", hint=FORM)
     if not EXACT.fullmatch(version):
         raise UsageError(f'{FLAG}: "{version}" is no exact version, as 1.2.3 is.', hint=FORM)
-    return Wanted(repository, name, version)
+    return ChartReference(repository, name, version)
 
 
 # --- a folder of this machine ---------------------------------------------------------------------------------------
 
 
-def _copied(source: Path, folder: Path) -> Chart:
+def _copy_folder(source: Path, folder: Path) -> Chart:
     """A copy of it: what was looked at is what will be installed, half an hour later."""
     source = source.expanduser()
     if not source.is_dir():
@@ -117,67 +117,70 @@ def _copied(source: Path, folder: Path) -> Chart:
         if ".git" in relative.parts or not path.is_file():
             continue
         size, count = size + path.stat().st_size, count + 1
-        if size > MOST_UNPACKED or count > MOST_FILES:
+        if size > MAX_UNPACKED or count > MAX_FILES:
             raise UsageError(
-                f"{FLAG} {source} has more than {MOST_UNPACKED >> 20} MiB or {MOST_FILES} files; is it a chart?"
+                f"{FLAG} {source} has more than {MAX_UNPACKED >> 20} MiB or {MAX_FILES} files; is it a chart?"
             )
         target = folder / "chart" / relative
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
         content = target.read_bytes()
         digest.update(f"{relative.as_posix()}\0{len(content)}\0".encode() + content)
-    return _loaded(folder / "chart", str(source.absolute()), f"sha256:{digest.hexdigest()}")
+    return _load_chart(folder / "chart", str(source.absolute()), f"sha256:{digest.hexdigest()}")
 
 
 # --- a repository ---------------------------------------------------------------------------------------------------
 
 
-def _downloaded(wanted: Wanted, folder: Path, location: str, read_seconds: float) -> Chart:
-    entry = _entry(wanted, read_seconds)
-    url = _joined(f"{wanted.repository}/", str(entry["urls"][0]))
+def _download_chart(reference: ChartReference, folder: Path, location: str, read_seconds: float) -> Chart:
+    entry = _find_index_entry(reference, read_seconds)
+    url = _join_url(f"{reference.repository}/", str(entry["urls"][0]))
     _check_scheme(url)
-    data = _get(wanted.repository, url, MOST_PACKED, read_seconds)
+    data = _download(reference.repository, url, MAX_PACKED, read_seconds)
     digest = hashlib.sha256(data).hexdigest()
     promised = str(entry.get("digest") or "").removeprefix("sha256:").lower()
     warnings: tuple[str, ...] = ()
     if not promised:
-        warnings = (f"{wanted.repository} gives no digest of {wanted.name} {wanted.version}: it cannot be checked.",)
+        warnings = (
+            f"{reference.repository} gives no digest of {reference.name} {reference.version}: it cannot be checked.",
+        )
     elif promised != digest:
         raise UsageError(
-            f"{url} is not what {wanted.repository} promises: its SHA-256 is {digest}, not {promised}. It is not used.",
+            f"{url} is not what {reference.repository} promises: its SHA-256 is {digest}, not {promised}. "
+            "It is not used.",
             hint="Somebody has changed it, or it was damaged on its way. Repeat; then ask the repository's owner.",
         )
-    chart = _loaded(unpack(data, folder, url), location, f"sha256:{digest}", warnings)
-    if (chart.name, chart.version) != (wanted.name, wanted.version):
-        raise UsageError(f"{url} holds {chart.name} {chart.version}, not {wanted.name} {wanted.version}.")
+    chart = _load_chart(unpack(data, folder, url), location, f"sha256:{digest}", warnings)
+    if (chart.name, chart.version) != (reference.name, reference.version):
+        raise UsageError(f"{url} holds {chart.name} {chart.version}, not {reference.name} {reference.version}.")
     return chart
 
 
-def _entry(wanted: Wanted, read_seconds: float) -> Mapping[str, Any]:
+def _find_index_entry(reference: ChartReference, read_seconds: float) -> Mapping[str, Any]:
     """What the repository's index says of exactly this version."""
-    url = f"{wanted.repository}/index.yaml"
-    index = _yaml(_get(wanted.repository, url, MOST_INDEX, read_seconds), url)
+    url = f"{reference.repository}/index.yaml"
+    index = _parse_yaml(_download(reference.repository, url, MAX_INDEX, read_seconds), url)
     entries = index.get("entries")
     if not isinstance(entries, Mapping):
-        raise UsageError(f"{wanted.repository} is no chart repository: its index.yaml has no entries.", hint=FORM)
-    if wanted.name not in entries:
-        near = did_you_mean(wanted.name, [str(name) for name in entries])
-        raise NotFoundError(f'{wanted.repository} has no chart "{wanted.name}".{near}')
-    listed = entries[wanted.name]
+        raise UsageError(f"{reference.repository} is no chart repository: its index.yaml has no entries.", hint=FORM)
+    if reference.name not in entries:
+        near = did_you_mean(reference.name, [str(name) for name in entries])
+        raise NotFoundError(f'{reference.repository} has no chart "{reference.name}".{near}')
+    listed = entries[reference.name]
     versions = [item for item in listed if isinstance(item, Mapping)] if isinstance(listed, list) else []
     for item in versions:
-        if str(item.get("version")) == wanted.version:
+        if str(item.get("version")) == reference.version:
             if isinstance(item.get("urls"), list) and item["urls"]:
                 return item
-            raise UsageError(f"{wanted.repository} does not say where {wanted.name} {wanted.version} is.")
+            raise UsageError(f"{reference.repository} does not say where {reference.name} {reference.version} is.")
     newest = ", ".join(str(item.get("version")) for item in versions[:5])
     raise NotFoundError(
-        f"{wanted.repository} has no version {wanted.version} of {wanted.name}; it has {newest or 'none'}"
+        f"{reference.repository} has no version {reference.version} of {reference.name}; it has {newest or 'none'}"
         f"{' and older ones' if len(versions) > 5 else ''}."
     )
 
 
-def _get(repository: str, url: str, limit: int, read_seconds: float) -> bytes:
+def _download(repository: str, url: str, limit: int, read_seconds: float) -> bytes:
     """The file at `url`, of at most `limit` bytes."""
     library = _library()
     import requests
@@ -191,11 +194,11 @@ def _get(repository: str, url: str, limit: int, read_seconds: float) -> bytes:
                 url,
                 stream=True,
                 timeout=(CONNECT_SECONDS, read_seconds),
-                hooks={"response": _Guard(limit)},
+                hooks={"response": _DownloadLimit(limit)},
             )
         )
     except library.HTTPGetError as error:
-        raise _refused(url, int(error.args[2])) from None
+        raise _http_error(url, int(error.args[2])) from None
     except requests.Timeout:
         raise DeadlineError(f"{url} gave no answer within {read_seconds:.0f} s.", hint="Repeat it later.") from None
     except requests.TooManyRedirects:
@@ -206,7 +209,7 @@ def _get(repository: str, url: str, limit: int, read_seconds: float) -> bytes:
         ) from None
 
 
-class _Guard:
+class _DownloadLimit:
     """Reads each answer itself: no more and no longer than is allowed; and looks where a redirect goes."""
 
     def __init__(self, limit: int) -> None:
@@ -218,7 +221,7 @@ class _Guard:
 
         url = str(response.url)
         if response.is_redirect:
-            _check_scheme(_joined(url, response.headers["location"]), url)
+            _check_scheme(_join_url(url, response.headers["location"]), url)
         raw, content = response.raw, bytearray()
         try:
             while piece := raw.read(1 << 16, decode_content=True):
@@ -254,7 +257,7 @@ def _split(url: str) -> SplitResult:
         raise UsageError(f'"{url}" is no address: {error}.', hint=FORM) from None
 
 
-def _joined(base: str, reference: str) -> str:
+def _join_url(base: str, reference: str) -> str:
     try:
         return urljoin(base, reference)
     except ValueError as error:
@@ -278,7 +281,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _refused(url: str, status: int) -> MlbenchError:
+def _http_error(url: str, status: int) -> MlbenchError:
     if status in (401, 403):
         return CredentialError(
             f"{url} was refused (HTTP {status}).", hint="Put the name and password of its host into ~/.netrc"
@@ -295,10 +298,10 @@ def _words(error: Exception) -> str:
 # --- what a chart says of itself ------------------------------------------------------------------------------------
 
 
-def _loaded(folder: Path, source: str, digest: str, warnings: tuple[str, ...] = ()) -> Chart:
+def _load_chart(folder: Path, source: str, digest: str, warnings: tuple[str, ...] = ()) -> Chart:
     if not (folder / "Chart.yaml").is_file():
         raise UsageError(f"{source} is no chart: it has no Chart.yaml.")
-    about = _yaml((folder / "Chart.yaml").read_bytes(), f"Chart.yaml of {source}")
+    about = _parse_yaml((folder / "Chart.yaml").read_bytes(), f"Chart.yaml of {source}")
     name, version = str(about.get("name") or ""), str(about.get("version") or "")
     if about.get("apiVersion") not in ("v1", "v2") or not version:
         raise UsageError(f"{source} is no chart: its Chart.yaml has no apiVersion v1 or v2, or no version.")
@@ -315,13 +318,13 @@ def _loaded(folder: Path, source: str, digest: str, warnings: tuple[str, ...] = 
         source,
         digest,
         folder,
-        _yaml(values.read_bytes(), f"values.yaml of {source}") if values.is_file() else {},
+        _parse_yaml(values.read_bytes(), f"values.yaml of {source}") if values.is_file() else {},
         tuple(str(item.get("alias") or item.get("name")) for item in parts if isinstance(item, Mapping)),
         warnings,
     )
 
 
-def _yaml(data: bytes, what: str) -> Mapping[str, Any]:
+def _parse_yaml(data: bytes, what: str) -> Mapping[str, Any]:
     import yaml
 
     # The C parser where there is one: the index of a large repository takes the other minutes.

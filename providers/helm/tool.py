@@ -19,10 +19,10 @@ from typing import Any
 from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.kubeconfig import composed
+from providers.file_locks import inheritable_lock
 from providers.helm.source import Chart
-from providers.locks import held
 
-OLDEST = (3, 13)  # the first that puts labels of ours on a release
+MIN_HELM_VERSION = (3, 13)  # the first that puts labels of ours on a release
 INSTALL = "https://helm.sh/docs/intro/install/"
 CALL_SECONDS = 60.0
 END_SECONDS = 20.0  # helm notes on the cluster that it was stopped
@@ -37,7 +37,7 @@ class Helm:
     version: str
 
 
-def found() -> Helm | None:
+def find_helm() -> Helm | None:
     """The helm of this machine. Raises UsageError where it is too old, or does not run."""
     path = shutil.which("helm")
     if path is None:
@@ -53,15 +53,17 @@ def found() -> Helm | None:
     if done.returncode or match is None:
         said = (done.stderr or done.stdout).strip()[-300:]
         raise UsageError(f"{path} does not tell its version: {said}", hint=f"Get helm: {INSTALL}")
-    if (int(match[1]), int(match[2])) < OLDEST:
-        raise UsageError(f"{path} is {match[0]}; {OLDEST[0]}.{OLDEST[1]} or later is needed.", hint=INSTALL)
+    if (int(match[1]), int(match[2])) < MIN_HELM_VERSION:
+        raise UsageError(
+            f"{path} is {match[0]}; {MIN_HELM_VERSION[0]}.{MIN_HELM_VERSION[1]} or later is needed.", hint=INSTALL
+        )
     return Helm(path, match[0])
 
 
-def rendered(helm: Helm, chart: Chart, namespace: str, values: Mapping[str, Any]) -> str:
+def render_template(helm: Helm, chart: Chart, namespace: str, values: Mapping[str, Any]) -> str:
     """What `helm template` makes of it, without a cluster. Raises UsageError with helm's words."""
     words = ["template", chart.name, str(chart.folder), "--namespace", namespace]
-    with Call(helm, words, values=values) as call:
+    with HelmCall(helm, words, values=values) as call:
         call.wait(CALL_SECONDS)
         if call.code == 0:
             return call.output
@@ -75,7 +77,7 @@ def rendered(helm: Helm, chart: Chart, namespace: str, values: Mapping[str, Any]
         )
 
 
-class Call:
+class HelmCall:
     """A helm at work: what it has said so far, and how it ended. Left by `with`, it has ended.
 
     `lock` names what no two helms of this user may work on at once; helm keeps it when this process is killed. Raises
@@ -97,7 +99,7 @@ class Call:
             home = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="mlbench-helm-"))
             given, argv = [], [helm.path, *words]
             if lock is not None:
-                holder = self._stack.enter_context(held("helm", lock))
+                holder = self._stack.enter_context(inheritable_lock("helm", lock))
                 if holder is None:
                     raise MlbenchError(f"Another helm is at work on {lock}.", hint="Wait for it, then repeat.")
                 given.append(holder)
@@ -123,7 +125,7 @@ class Call:
             )
             undo.pop_all()
 
-    def __enter__(self) -> "Call":
+    def __enter__(self) -> "HelmCall":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -141,7 +143,7 @@ class Call:
     def line(self) -> str:
         """The last thing it said."""
         lines = [line for line in self._read(self._err).splitlines() if line.strip()]
-        return _undressed(lines[-1]) if lines else ""
+        return _strip_debug_prefix(lines[-1]) if lines else ""
 
     @property
     def complaint(self) -> str:
@@ -195,7 +197,7 @@ def _environment(home: str) -> dict[str, str]:
     }
 
 
-def _undressed(line: str) -> str:
+def _strip_debug_prefix(line: str) -> str:
     """A line of helm's without place and time."""
     match = DEBUG.match(line)
     return (match["words"] if match else line).strip()

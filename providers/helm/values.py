@@ -33,24 +33,24 @@ class CustomValue:
 Tree = dict[str | int, Any]  # by key or index: another tree, or a CustomValue
 
 
-def parsed(entries: Sequence[str]) -> tuple[CustomValue, ...]:
+def parse_custom_values(entries: Sequence[str]) -> tuple[CustomValue, ...]:
     """The values of PATH=VALUE texts. Raises UsageError for one that is malformed and for two that contradict."""
-    customs = tuple(_parsed(entry) for entry in entries)
-    _tree(customs)
+    customs = tuple(_parse_custom_value(entry) for entry in entries)
+    _build_tree(customs)
     return customs
 
 
-def overrides(customs: Sequence[CustomValue], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_overrides(customs: Sequence[CustomValue], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """What helm is to put on top of the chart's own values.
 
     Helm takes a list as a whole, so one of which an element is set comes with all the chart's other elements. Raises
     UsageError for an index with a gap before it, and for a single value in the place of the chart's mapping.
     """
-    resolved: dict[str, Any] = _resolved(_tree(customs), defaults, "")
+    resolved: dict[str, Any] = _resolve(_build_tree(customs), defaults, "")
     return resolved
 
 
-def merged(defaults: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+def merge_values(defaults: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     """The values that the chart will see: mappings are joined, all else is replaced, null takes away."""
     result = dict(deepcopy(defaults))
     for key, value in top.items():
@@ -58,15 +58,15 @@ def merged(defaults: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any
         if value is None:
             result.pop(key, None)
         elif isinstance(value, Mapping):
-            result[key] = merged(below if isinstance(below, Mapping) else {}, value)
+            result[key] = merge_values(below if isinstance(below, Mapping) else {}, value)
         else:
             result[key] = value
     return result
 
 
-def warnings(customs: Sequence[CustomValue], defaults: Mapping[str, Any], subcharts: Sequence[str]) -> list[str]:
+def warn_about(customs: Sequence[CustomValue], defaults: Mapping[str, Any], subcharts: Sequence[str]) -> list[str]:
     """What helm takes without a word, and what is seldom meant: paths that the chart does not know, long numbers."""
-    told = [warning for custom in customs if (warning := _unknown(custom, defaults, subcharts)) is not None]
+    told = [warning for custom in customs if (warning := _warn_if_unknown(custom, defaults, subcharts)) is not None]
     for custom in customs:
         value = custom.value
         if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) >= EXPONENT_FROM:
@@ -80,24 +80,24 @@ def warnings(customs: Sequence[CustomValue], defaults: Mapping[str, Any], subcha
 # --- one entry ------------------------------------------------------------------------------------------------------
 
 
-def _parsed(entry: str) -> CustomValue:
+def _parse_custom_value(entry: str) -> CustomValue:
     match = re.match(r"((?:\\.|[^\\=])*)=", entry, re.DOTALL)
     if match is None:
         raise UsageError(
-            f'{FLAG} "{_short(entry)}" is not of the form PATH=VALUE.', hint=f"For example: {FLAG} image.tag=v1"
+            f'{FLAG} "{_shorten(entry)}" is not of the form PATH=VALUE.', hint=f"For example: {FLAG} image.tag=v1"
         )
     text = match[1]
-    return CustomValue(text, _path(text), _typed(text, entry[match.end() :]))
+    return CustomValue(text, _parse_path(text), _parse_value(text, entry[match.end() :]))
 
 
-def _path(text: str) -> tuple[str | int, ...]:
+def _parse_path(text: str) -> tuple[str | int, ...]:
     path: list[str | int] = []
     rest = text
     while rest or not path:
         key = re.match(r"(?:\\.|[^\\.\[\]])+", rest, re.DOTALL)
         if key is None:
             raise UsageError(
-                f'{FLAG}: the path "{_short(text)}" has an empty or unfinished key.',
+                f'{FLAG}: the path "{_shorten(text)}" has an empty or unfinished key.',
                 hint="Write a.b[0].c, and a backslash before a dot or a bracket that belongs to a key.",
             )
         path.append(re.sub(r"\\(.)", r"\1", key[0], flags=re.DOTALL))
@@ -107,29 +107,29 @@ def _path(text: str) -> tuple[str | int, ...]:
             rest = rest[index.end() :]
         if rest and (rest[0] != "." or rest == "."):
             raise UsageError(
-                f'{FLAG}: the path "{_short(text)}" cannot be read from "{_short(rest)}" on.',
+                f'{FLAG}: the path "{_shorten(text)}" cannot be read from "{_shorten(rest)}" on.',
                 hint="Write a.b[0].c: an index is a number in brackets, a dot stands between keys.",
             )
         rest = rest[1:]
     return tuple(path)
 
 
-def _typed(path: str, text: str) -> Any:
+def _parse_value(path: str, text: str) -> Any:
     """null, true, false, whole numbers, decimal fractions, JSON in brackets or braces; anything else is text."""
     if text in ("null", "true", "false"):
         return {"null": None, "true": True, "false": False}[text]
     if INTEGER.fullmatch(text):
         return int(text)
     if FLOAT.fullmatch(text):
-        return _fraction(path, text)
+        return _parse_float(path, text)
     if text[:1] in ("'", '"'):
-        return _quoted(path, text)
+        return _parse_quoted(path, text)
     if text[:1] in ("[", "{"):
-        return _json(path, text)
+        return _parse_json(path, text)
     return text
 
 
-def _fraction(path: str, text: str) -> float:
+def _parse_float(path: str, text: str) -> float:
     """A tag such as 1.10 is a version, and would come out as 1.1: what a number does not keep is asked about."""
     value = float(text)
     if f"{value:.17g}" == text or (repr(value) == text and not text.endswith(".0")):
@@ -140,100 +140,101 @@ def _fraction(path: str, text: str) -> float:
     )
 
 
-def _quoted(path: str, text: str) -> str:
+def _parse_quoted(path: str, text: str) -> str:
     if len(text) < 2 or text[-1] != text[0]:
-        raise UsageError(f"{FLAG} {path}={_short(text)}: the quote is not closed.")
+        raise UsageError(f"{FLAG} {path}={_shorten(text)}: the quote is not closed.")
     if text[0] == "'":
         return text[1:-1]
     try:
         return str(json.loads(text, strict=False))
     except ValueError as error:
         raise UsageError(
-            f"{FLAG} {path}={_short(text)}: {error}.", hint="Inside double quotes it is as in JSON; or use single ones."
+            f"{FLAG} {path}={_shorten(text)}: {error}.",
+            hint="Inside double quotes it is as in JSON; or use single ones.",
         ) from None
 
 
-def _json(path: str, text: str) -> Any:
+def _parse_json(path: str, text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise UsageError(
-            f"{FLAG} {path}={_short(text)}: what begins with a bracket or a brace is JSON, and {error}.",
+            f"{FLAG} {path}={_shorten(text)}: what begins with a bracket or a brace is JSON, and {error}.",
             hint=f"""For text put it in quotes: {FLAG} '{path}="..."'""",
         ) from None
 
 
-def _no_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
 # --- all together ---------------------------------------------------------------------------------------------------
 
 
-def _tree(customs: Sequence[CustomValue]) -> Tree:
+def _build_tree(customs: Sequence[CustomValue]) -> Tree:
     tree: Tree = {}
     for custom in customs:
         place = tree
         for number, step in enumerate(custom.path):
             other = next((known for known in place if type(known) is not type(step)), None)
             if other is not None:
-                raise _contradiction(custom, _any(place[other]), "one makes a list of it, the other a mapping")
+                raise _conflict_error(custom, _first_leaf(place[other]), "one makes a list of it, the other a mapping")
             if number == len(custom.path) - 1:
                 known = place.setdefault(step, custom)
                 if isinstance(known, dict):
-                    raise _contradiction(custom, _any(known), "the second goes further than the first")
+                    raise _conflict_error(custom, _first_leaf(known), "the second goes further than the first")
                 if (type(known.value), known.value) != (type(custom.value), custom.value):
-                    raise _contradiction(known, custom, "the values differ")
+                    raise _conflict_error(known, custom, "the values differ")
                 continue
             place = place.setdefault(step, {})
             if isinstance(place, CustomValue):
-                raise _contradiction(place, custom, "the second goes further than the first")
+                raise _conflict_error(place, custom, "the second goes further than the first")
     return tree
 
 
-def _any(node: Any) -> CustomValue:
+def _first_leaf(node: Any) -> CustomValue:
     while isinstance(node, dict):
         node = next(iter(node.values()))
     assert isinstance(node, CustomValue)
     return node
 
 
-def _contradiction(first: CustomValue, second: CustomValue, why: str) -> UsageError:
-    return UsageError(f"{FLAG} {_shown(first)} and {FLAG} {_shown(second)} contradict each other: {why}.")
+def _conflict_error(first: CustomValue, second: CustomValue, why: str) -> UsageError:
+    return UsageError(f"{FLAG} {_format(first)} and {FLAG} {_format(second)} contradict each other: {why}.")
 
 
-def _resolved(node: Any, default: Any, where: str) -> Any:
+def _resolve(node: Any, default: Any, where: str) -> Any:
     if isinstance(node, CustomValue):
         if isinstance(default, Mapping) and default and not isinstance(node.value, Mapping | None):
             raise UsageError(
-                f"{FLAG} {_shown(node)}: in the chart this is a mapping, of {_short(', '.join(map(str, default)))}.",
+                f"{FLAG} {_format(node)}: in the chart this is a mapping, of {_shorten(', '.join(map(str, default)))}.",
                 hint=f"Set one of them: {FLAG} {node.text}.{next(iter(default))}=...",
             )
         return node.value
     if node and all(isinstance(step, int) for step in node):
-        return _list(node, default, where)
+        return _resolve_list(node, default, where)
     known = default if isinstance(default, Mapping) else {}
-    return {key: _resolved(child, known.get(key), f"{where}.{key}") for key, child in node.items()}
+    return {key: _resolve(child, known.get(key), f"{where}.{key}") for key, child in node.items()}
 
 
-def _list(node: Tree, default: Any, where: str) -> list[Any]:
+def _resolve_list(node: Tree, default: Any, where: str) -> list[Any]:
     result = deepcopy(default) if isinstance(default, list) else []
     for index in sorted(int(step) for step in node):
         if index > len(result):
-            custom = _any(node[index])
+            custom = _first_leaf(node[index])
             raise UsageError(
-                f"{FLAG} {_shown(custom)}: the list {where.lstrip('.')} has {len(result)} elements, so the next is "
+                f"{FLAG} {_format(custom)}: the list {where.lstrip('.')} has {len(result)} elements, so the next is "
                 f"[{len(result)}]."
             )
         below = result[index] if index < len(result) else None
-        value = _resolved(node[index], below, f"{where}[{index}]")
+        value = _resolve(node[index], below, f"{where}[{index}]")
         if isinstance(value, Mapping) and isinstance(below, Mapping):
-            value = merged(below, value)  # helm does not look into lists
+            value = merge_values(below, value)  # helm does not look into lists
         result[index : index + 1] = [value]
     return result
 
 
-def _unknown(custom: CustomValue, defaults: Mapping[str, Any], subcharts: Sequence[str]) -> str | None:
+def _warn_if_unknown(custom: CustomValue, defaults: Mapping[str, Any], subcharts: Sequence[str]) -> str | None:
     if custom.path[0] in (*subcharts, "global"):
         return None
     place: Any = defaults
@@ -247,9 +248,9 @@ def _unknown(custom: CustomValue, defaults: Mapping[str, Any], subcharts: Sequen
     return None
 
 
-def _shown(custom: CustomValue) -> str:
-    return f"{custom.text}={_short(json.dumps(custom.value, ensure_ascii=False))}"
+def _format(custom: CustomValue) -> str:
+    return f"{custom.text}={_shorten(json.dumps(custom.value, ensure_ascii=False))}"
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= 60 else text[:59] + "…"

@@ -10,25 +10,25 @@ from mlbench_cli import settings
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model import Cluster
-from providers.base import Plan, PlanLine, Resource, from_marks, option, options_of
+from providers.base import Plan, PlanLine, Resource, details_from_tags, option, read_options
 from providers.kind.resources import (
-    MARK_NODES,
-    MARK_REGISTRY,
+    NODES_LABEL,
+    REGISTRY_LABEL,
     KindCluster,
     LoadedImage,
-    Mark,
+    MarkerVolume,
     Registry,
     RegistryEntry,
     control_plane_of,
-    marked_clusters,
+    list_owned_clusters,
     nodes_of,
     platform_of,
 )
 from providers.kind.tools import call, check_tools, creation_lock, inspect
 
-MOST_NODES = 50
+MAX_NODES = 50
 # The Kubernetes of the node image that each release of kind was published with; others want a full X.Y.Z.
-PUBLISHED = {"1.32": "1.32.2", "1.33": "1.33.1", "1.34": "1.34.0", "1.35": "1.35.0", "1.36": "1.36.1"}
+PUBLISHED_NODE_IMAGES = {"1.32": "1.32.2", "1.33": "1.33.1", "1.34": "1.34.0", "1.35": "1.35.0", "1.36": "1.36.1"}
 INOTIFY_INSTANCES = 512  # what kind's documentation asks for; the usual 128 is used up by three nodes
 
 
@@ -60,9 +60,9 @@ class KindProvider:
     name = "kind"
     options = KindOptions
 
-    def describe(self, name: str, nodes: int, options: KindOptions) -> Cluster:
-        if not 1 <= nodes <= MOST_NODES:
-            raise UsageError(f"{nodes} nodes: a KIND cluster has from 1 to {MOST_NODES}, all on this machine.")
+    def new_cluster(self, name: str, nodes: int, options: KindOptions) -> Cluster:
+        if not 1 <= nodes <= MAX_NODES:
+            raise UsageError(f"{nodes} nodes: a KIND cluster has from 1 to {MAX_NODES}, all on this machine.")
         if options.num_gpus:
             raise UsageError(
                 "KIND clusters have no GPUs: kind does not support them.",
@@ -88,7 +88,7 @@ class KindProvider:
 
     def plan(self, cluster: Cluster) -> Plan:
         version = check_tools()
-        options = options_of(cluster, KindOptions)
+        options = read_options(cluster, KindOptions)
         for image in options.load:
             platform_of(image)
         if options.registry_port is not None:
@@ -98,9 +98,9 @@ class KindProvider:
         return Plan((line,), location="this machine", warnings=tuple(_warnings(options, nodes)))
 
     def resources(self, cluster: Cluster) -> Sequence[Resource]:
-        options = options_of(cluster, KindOptions)
+        options = read_options(cluster, KindOptions)
         port = options.registry_port
-        mark = Mark(cluster, options.registry_name if port is not None else None)
+        mark = MarkerVolume(cluster, options.registry_name if port is not None else None)
         reserved = (os.cpu_count() or 1) - options.num_cpus if options.num_cpus else 0
         nodes = KindCluster(cluster, mark, kubeconfig_of(cluster), image_of(options), reserved)
         found: list[Resource] = [mark, nodes]
@@ -112,7 +112,7 @@ class KindProvider:
         return found
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
-        return [_discovered(name, labels) for name, labels in marked_clusters().items()]
+        return [_discovered_cluster(name, labels) for name, labels in list_owned_clusters().items()]
 
     def connect(self, cluster: Cluster) -> Access:
         path = kubeconfig_of(cluster)
@@ -139,13 +139,13 @@ def image_of(options: KindOptions) -> str | None:
     parts = version.split(".")
     if not all(part.isdecimal() for part in parts) or len(parts) not in (2, 3):
         raise UsageError(f'--kubernetes-version "{options.kubernetes_version}" is not of the form X.Y or X.Y.Z.')
-    if len(parts) == 2 and version not in PUBLISHED:
+    if len(parts) == 2 and version not in PUBLISHED_NODE_IMAGES:
         raise UsageError(
             f"It is not known which node image kind published for Kubernetes {version}; known are "
-            f"{', '.join(PUBLISHED)}.",
+            f"{', '.join(PUBLISHED_NODE_IMAGES)}.",
             hint="Give the version as X.Y.Z, or the node image with --image: https://github.com/kubernetes-sigs/kind/releases",
         )
-    return f"kindest/node:v{PUBLISHED.get(version, version)}"
+    return f"kindest/node:v{PUBLISHED_NODE_IMAGES.get(version, version)}"
 
 
 def _check_registry(options: KindOptions) -> None:
@@ -179,17 +179,23 @@ def _warnings(options: KindOptions, nodes: int) -> list[str]:
     return warnings
 
 
-def _discovered(name: str, labels: Mapping[str, str]) -> Cluster:
-    nodes = int(labels.get(MARK_NODES, "1"))
+def _discovered_cluster(name: str, labels: Mapping[str, str]) -> Cluster:
+    nodes = int(labels.get(NODES_LABEL, "1"))
     states = list(nodes_of(name).values())
     with creation_lock(name) as lock:
         being_made = lock is None
     ready = len(states) == nodes and set(states) == {"running"}
     state = "creating" if being_made else "ready" if ready else "failed"
     options: dict[str, object] = {}
-    if MARK_REGISTRY in labels:
-        options = {"registry_name": labels[MARK_REGISTRY], "registry_port": 0}
-    details = {"nodes": nodes, "gpus_per_node": 0, "functional_only": True, "options": options, **from_marks(labels)}
+    if REGISTRY_LABEL in labels:
+        options = {"registry_name": labels[REGISTRY_LABEL], "registry_port": 0}
+    details = {
+        "nodes": nodes,
+        "gpus_per_node": 0,
+        "functional_only": True,
+        "options": options,
+        **details_from_tags(labels),
+    }
     return Cluster(name, "kind", state, labels["created"], details)
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.model import Cluster
-from providers.base import MARK, Found, Progress, Resource, TransientError, marks
+from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, TransientError, ownership_tags
 from providers.kind.tools import KIND_LABEL, call, creation_lock, inspect, lines, succeeds
 
-MARK_NODES = "mlbench-nodes"
-MARK_REGISTRY = "mlbench-registry"
+NODES_LABEL = "mlbench-nodes"
+REGISTRY_LABEL = "mlbench-registry"
 CREATE_SECONDS = 900.0  # of which most may be the pull of the node image
 LOAD_SECONDS = 900.0
 KUBECTL = "kubectl --kubeconfig=/etc/kubernetes/admin.conf --request-timeout=10s"
@@ -23,7 +23,7 @@ ASK_DNS = f"{KUBECTL} -n kube-system get deployment coredns -o 'jsonpath={{.stat
 REGISTRY_PORT = 5000  # inside the registry's container
 
 
-class Mark(Resource):
+class MarkerVolume(Resource):
     """An empty Docker volume that says whose the cluster of that name is, since kind puts no labels of ours on nodes.
 
     It is made first and removed last: nodes without it are somebody else's.
@@ -35,21 +35,21 @@ class Mark(Resource):
     def __init__(self, cluster: Cluster, registry: str | None = None) -> None:
         self.cluster = cluster
         self.name = volume_of(cluster.name)
-        self.labels = {**marks(cluster), MARK_NODES: str(cluster.details.get("nodes", 1))}
+        self.labels = {**ownership_tags(cluster), NODES_LABEL: str(cluster.details.get("nodes", 1))}
         if registry:
-            self.labels[MARK_REGISTRY] = registry
+            self.labels[REGISTRY_LABEL] = registry
         self.remove_command = f"docker volume rm {self.name}"
 
-    def find(self) -> Found | None:
+    def find(self) -> ResourceStatus | None:
         volume: Any = inspect("volume", self.name)
         if volume is None:
             # Without the mark a cluster of this name is not ours, and must not become ours by our marking it.
-            return Found("running", ours=False) if nodes_of(self.cluster.name) else None
+            return ResourceStatus("running", ours=False) if nodes_of(self.cluster.name) else None
         found = volume.get("Labels") or {}
-        asked, has = self.labels[MARK_NODES], found.get(MARK_NODES)
-        return Found(
+        asked, has = self.labels[NODES_LABEL], found.get(NODES_LABEL)
+        return ResourceStatus(
             "there",
-            ours=found.get(MARK) == self.cluster.name,
+            ours=found.get(CLUSTER_TAG) == self.cluster.name,
             differs=f"{has} nodes instead of {asked}" if has != asked else None,
         )
 
@@ -57,8 +57,8 @@ class Mark(Resource):
         flags = [part for key, value in self.labels.items() for part in ("--label", f"{key}={value}")]
         call(["docker", "volume", "create", *flags, self.name])
 
-    def poll(self) -> Progress:
-        return Progress(self.find() is not None)
+    def poll(self) -> Readiness:
+        return Readiness(self.find() is not None)
 
     def delete(self) -> None:
         call(["docker", "volume", "rm", "--force", self.name])
@@ -73,7 +73,7 @@ class KindCluster(Resource):
     delete_seconds = CREATE_SECONDS
 
     def __init__(
-        self, cluster: Cluster, mark: Mark, kubeconfig: Path, image: str | None = None, reserved_cpus: int = 0
+        self, cluster: Cluster, mark: MarkerVolume, kubeconfig: Path, image: str | None = None, reserved_cpus: int = 0
     ) -> None:
         self.name = cluster.name
         self.nodes = int(cluster.details.get("nodes", 1))
@@ -84,18 +84,18 @@ class KindCluster(Resource):
         self.reserved_cpus = reserved_cpus
         self.remove_command = f"kind delete cluster --name {self.name}"
 
-    def find(self) -> Found | None:
+    def find(self) -> ResourceStatus | None:
         nodes = nodes_of(self.name)
         if not nodes:
             return None
         ours = inspect("volume", self.mark.name) is not None
         with creation_lock(self.name) as lock:
             if lock is None:
-                return Found("being made", ours=ours, busy="another process is still making or removing it")
+                return ResourceStatus("being made", ours=ours, busy="another process is still making or removing it")
         stopped = sorted(name for name, state in nodes.items() if state != "running")
         if stopped:
-            return Found("stopped", ours=ours, differs=f"nodes are stopped (docker start {' '.join(stopped)})")
-        return Found("running", ours=ours, broken=self._missing(nodes))
+            return ResourceStatus("stopped", ours=ours, differs=f"nodes are stopped (docker start {' '.join(stopped)})")
+        return ResourceStatus("running", ours=ours, broken=self._missing(nodes))
 
     def create(self) -> None:
         from templates import render
@@ -114,11 +114,11 @@ class KindCluster(Resource):
             self.kubeconfig.unlink(missing_ok=True)
             call(command, seconds=CREATE_SECONDS, text=config, keep_open=[lock])
 
-    def poll(self) -> Progress:
+    def poll(self) -> Readiness:
         nodes = nodes_of(self.name)
         with creation_lock(self.name) as lock:
             if lock is None:
-                return Progress(False, "another process is still making it")
+                return Readiness(False, "another process is still making it")
         if not nodes:
             raise MlbenchError(f'The containers of the KIND cluster "{self.name}" have gone.')
         try:
@@ -126,11 +126,11 @@ class KindCluster(Resource):
         except UsageError:
             raise
         except MlbenchError as error:
-            return Progress(False, f"the API server does not answer: {error.message}")
+            return Readiness(False, f"the API server does not answer: {error.message}")
         ready = sum(1 for node in listed if len(node) > 1 and node[1] == "Ready")
         if ready < self.nodes:
-            return Progress(False, f"{ready} of {self.nodes} nodes are ready")
-        return Progress(call(self._exec(ASK_DNS)).strip() not in ("", "0"), "DNS is starting")
+            return Readiness(False, f"{ready} of {self.nodes} nodes are ready")
+        return Readiness(call(self._exec(ASK_DNS)).strip() not in ("", "0"), "DNS is starting")
 
     def delete(self) -> None:
         with creation_lock(self.name) as lock:
@@ -162,7 +162,7 @@ class Registry(Resource):
     create_seconds = 600.0
     delete_seconds = 120.0
 
-    def __init__(self, cluster: Cluster, mark: Mark, name: str, port: int, image: str) -> None:
+    def __init__(self, cluster: Cluster, mark: MarkerVolume, name: str, port: int, image: str) -> None:
         self.cluster = cluster
         self.needs = (mark,)
         self.name = name
@@ -170,15 +170,15 @@ class Registry(Resource):
         self.image = image
         self.remove_command = f"docker rm -f -v {name}"
 
-    def find(self) -> Found | None:
+    def find(self) -> ResourceStatus | None:
         container: Any = inspect("container", self.name)
         if container is None:
             return None
         state = container["State"]["Status"]
         bindings = (container["HostConfig"].get("PortBindings") or {}).get(f"{REGISTRY_PORT}/tcp") or []
         ports = [binding["HostPort"] for binding in bindings]
-        ours = MARK_REGISTRY in (container["Config"].get("Labels") or {})
-        return Found(
+        ours = REGISTRY_LABEL in (container["Config"].get("Labels") or {})
+        return ResourceStatus(
             state,
             broken="it is stopped" if ours and state != "running" else None,
             differs=self._difference(state, ports, ours),
@@ -187,11 +187,11 @@ class Registry(Resource):
 
     def create(self) -> None:
         publish = f"127.0.0.1:{self.port}:{REGISTRY_PORT}"
-        options = ["--detach", "--restart", "always", "--publish", publish, "--label", f"{MARK_REGISTRY}={self.name}"]
+        options = ["--detach", "--restart", "always", "--publish", publish, "--label", f"{REGISTRY_LABEL}={self.name}"]
         call(["docker", "run", *options, "--name", self.name, self.image], seconds=self.create_seconds)
 
-    def poll(self) -> Progress:
-        return Progress(self.find() is not None)
+    def poll(self) -> Readiness:
+        return Readiness(self.find() is not None)
 
     def delete(self) -> None:
         call(["docker", "rm", "--force", "--volumes", self.name])
@@ -206,7 +206,7 @@ class Registry(Resource):
     def _kept(self, ours: bool) -> str | None:
         if not ours:
             return "it was not made by mlbench"
-        others = [name for name in marked_clusters(f"{MARK_REGISTRY}={self.name}") if name != self.cluster.name]
+        others = [name for name in list_owned_clusters(f"{REGISTRY_LABEL}={self.name}") if name != self.cluster.name]
         return f"used by {', '.join(others)}" if others else None
 
 
@@ -226,12 +226,12 @@ class RegistryEntry(Resource):
         self.file = f"/etc/containerd/certs.d/localhost:{registry.port}/hosts.toml"
         self.text = f'[host."http://{registry.name}:{REGISTRY_PORT}"]\n'
 
-    def find(self) -> Found | None:
+    def find(self) -> ResourceStatus | None:
         nodes = nodes_of(self.nodes.name)
         if not nodes or not self._connected():
             return None
         told = [succeeds(["docker", "exec", node, "grep", "-qxF", self.text.strip(), self.file]) for node in nodes]
-        return Found("there") if all(told) else None
+        return ResourceStatus("there") if all(told) else None
 
     def create(self) -> None:
         from templates import render
@@ -245,8 +245,8 @@ class RegistryEntry(Resource):
         apply = ["docker", "exec", "--interactive", control_plane_of(self.nodes.name), "sh", "-c"]
         call([*apply, f"{KUBECTL} apply -f -"], text=hosting)
 
-    def poll(self) -> Progress:
-        return Progress(self.find() is not None)
+    def poll(self) -> Readiness:
+        return Readiness(self.find() is not None)
 
     def delete(self) -> None:
         return
@@ -269,13 +269,13 @@ class LoadedImage(Resource):
         self.needs = (nodes, *needs)
         self.nodes = nodes
 
-    def find(self) -> Found | None:
+    def find(self) -> ResourceStatus | None:
         nodes = workers_of(self.nodes.name)
         image: Any = inspect("image", self.name)
         if not nodes or image is None:
             return None
         # The image's own ID, so that one that was built anew under the same name is loaded again.
-        return Found("there") if all(self._on(node, image["Id"]) for node in nodes) else None
+        return ResourceStatus("there") if all(self._on(node, image["Id"]) for node in nodes) else None
 
     def create(self) -> None:
         """Through an archive, since `kind load docker-image` fails where Docker keeps images in containerd's store."""
@@ -289,10 +289,10 @@ class LoadedImage(Resource):
             load = ["kind", "load", "image-archive", archive, "--name", self.nodes.name]
             call([*load, "--nodes", ",".join(workers_of(self.nodes.name))], seconds=LOAD_SECONDS)
 
-    def poll(self) -> Progress:
+    def poll(self) -> Readiness:
         nodes = workers_of(self.nodes.name)
         missing = [node for node in nodes if not self._on(node, self.name)]
-        return Progress(not missing, f"it is not yet on {', '.join(missing)}")
+        return Readiness(not missing, f"it is not yet on {', '.join(missing)}")
 
     def delete(self) -> None:
         return
@@ -326,13 +326,13 @@ def workers_of(cluster: str) -> list[str]:
     return sorted(nodes.keys() - {control_plane}) or list(nodes)
 
 
-def marked_clusters(label: str = MARK) -> dict[str, dict[str, str]]:
+def list_owned_clusters(label: str = CLUSTER_TAG) -> dict[str, dict[str, str]]:
     """The labels of every mark that has `label`, by cluster."""
     names = lines(["docker", "volume", "ls", "--quiet", "--filter", f"label={label}"])
     if not names:
         return {}
     volumes = json.loads(call(["docker", "volume", "inspect", *names]))
-    found = {volume["Labels"].get(MARK): volume for volume in volumes}
+    found = {volume["Labels"].get(CLUSTER_TAG): volume for volume in volumes}
     return {name: {**volume["Labels"], "created": volume["CreatedAt"]} for name, volume in found.items() if name}
 
 

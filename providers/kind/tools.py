@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, UsageError
 from providers.base import TransientError
-from providers.locks import held
+from providers.file_locks import inheritable_lock
 
 CALL_SECONDS = 60.0
 KIND_LABEL = "io.x-k8s.kind.cluster"
@@ -50,11 +50,11 @@ def call(argv: Sequence[str], *, seconds: float = CALL_SECONDS, text: str = "", 
     except subprocess.TimeoutExpired:
         raise TransientError(f'"{" ".join(argv[:3])}" gave no answer within {seconds:.0f} s.') from None
     if done.returncode:
-        raise complaint(argv, done.stderr.decode("utf-8", "replace"), done.returncode)
+        raise tool_error(argv, done.stderr.decode("utf-8", "replace"), done.returncode)
     return done.stdout.decode("utf-8", "replace")
 
 
-def complaint(argv: Sequence[str], words: str, code: int) -> MlbenchError:
+def tool_error(argv: Sequence[str], words: str, code: int) -> MlbenchError:
     """The error for a command that has failed, of the kind that its words tell."""
     quoted = words.strip()[-1500:] or f"exit code {code}"
     message = f'"{" ".join(argv[:3])}" failed: {quoted}'
@@ -108,4 +108,4 @@ def creation_lock(name: str) -> AbstractContextManager[int | None]:
 
     A child that inherits the descriptor keeps the lock, so that `kind` holds it even when its client was killed.
     """
-    return held("kind", name)
+    return inheritable_lock("kind", name)

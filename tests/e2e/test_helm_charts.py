@@ -24,7 +24,7 @@ from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import ObjectNotFound
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
-from providers.eks.devices import PATH, DevicePlugin, gpus
+from providers.eks.devices import PATH, DevicePlugin, gpu_device
 from providers.eks.nodes import ROLE_LABEL, WORKER
 from providers.lifecycle import up
 from tests.fakes.chart_repository import packed, serving, write_chart
@@ -213,7 +213,7 @@ class Plane:
 def test_the_device_plugin_is_applied_and_waited_for(kind: Kind, tmp_path: Path) -> None:
     tmp_path.joinpath("home").mkdir()
     store, cluster = Store(tmp_path / "home"), Cluster("gpus-1", "eks")
-    plugin: Any = DevicePlugin(Plane("gpus-1", kind.access), None, 1, gpus(1))  # type: ignore[arg-type]
+    plugin: Any = DevicePlugin(Plane("gpus-1", kind.access), None, 1, gpu_device(1))  # type: ignore[arg-type]
     plugin.needs, plugin.create_seconds = (), 3.0
     with pytest.raises(DeadlineError, match=r"not ready after 3 s: 0 of 1 machines show 1 × nvidia\.com/gpu"):
         up(cluster, [plugin], store)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli.errors import CapacityError, MlbenchError
-from providers.base import Found, Progress, Resource, TransientError
+from providers.base import Readiness, Resource, ResourceStatus, TransientError
 
 LOOKS = 3
 
@@ -115,12 +115,12 @@ class Thing(Resource):
         self.needs = needs
         self.remove_command = f"toy remove {self.name}"
 
-    def find(self) -> Found | None:
+    def find(self) -> ResourceStatus | None:
         thing = self.cloud.request("find", self.name)
         if thing is None:
             return None
         state = thing["state"]
-        return Found(
+        return ResourceStatus(
             state,
             ours=thing["owner"] == self.cluster,
             deleting=state == "removing",
@@ -132,9 +132,9 @@ class Thing(Resource):
     def create(self) -> None:
         self.cloud.request("create", self.name, owner=self.cluster, on=[need.name for need in self.needs])
 
-    def poll(self) -> Progress:
+    def poll(self) -> Readiness:
         state = self.cloud.request("find", self.name)["state"]
-        return Progress(state in ("ready", "shared"), f"it is {state}")
+        return Readiness(state in ("ready", "shared"), f"it is {state}")
 
     def delete(self) -> None:
         self.cloud.request("delete", self.name)

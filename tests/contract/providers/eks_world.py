@@ -26,7 +26,7 @@ OPTIONS = EksOptions(machine_type="g4dn.xlarge", placement_group=True, admin=("a
 def make(name: str, home: Path, options: EksOptions = OPTIONS, nodes: int = 2) -> Cluster:
     home.mkdir(parents=True, exist_ok=True)
     provider = EksProvider()
-    cluster = provider.describe(name, nodes, options)
+    cluster = provider.new_cluster(name, nodes, options)
     return up(cluster, provider.resources(cluster), Store(home), patience=PATIENCE)
 
 

@@ -15,7 +15,7 @@ from mlbench_cli.errors import CapacityError, CredentialError, DeadlineError, Us
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
 from providers.base import TransientError
-from providers.doctor import Asking, clock, library
+from providers.doctor import Checklist, check_clock, check_library
 from providers.eks import EksProvider
 from providers.gke import GkeProvider, api
 from providers.lifecycle import down
@@ -157,16 +157,16 @@ def test_no_region_and_no_such_cloud(command: Command, aws: AwsServer, monkeypat
 def test_a_clock_is_judged_by_the_clouds_own() -> None:
     moment = datetime.datetime(2026, 11, 21, 12, tzinfo=datetime.UTC)
     date = moment.strftime("%a, %d %b %Y %H:%M:%S GMT")
-    assert clock(Asking("eks"), date, moment.timestamp() + 30).state == "ok"
-    late = clock(Asking("eks"), date, moment.timestamp() - 400)
+    assert check_clock(Checklist("eks"), date, moment.timestamp() + 30).state == "ok"
+    late = check_clock(Checklist("eks"), date, moment.timestamp() - 400)
     assert (late.state, late.found, late.exit_code) == ("failed", "400 s behind the cloud's", 3)
     assert "timedatectl" in (late.hint or "")
-    assert clock(Asking("eks"), None, 0.0).found == "the cloud does not tell the time"
+    assert check_clock(Checklist("eks"), None, 0.0).found == "the cloud does not tell the time"
 
 
 def test_a_library_that_is_missing_or_old_is_named() -> None:
-    assert library(Asking("gke"), "no-such-package", "1.0", "gke").hint == "pip install 'mlbench[gke]'"
-    old = library(Asking("eks"), "boto3", "99.0", "eks")
+    assert check_library(Checklist("gke"), "no-such-package", "1.0", "gke").hint == "pip install 'mlbench[gke]'"
+    old = check_library(Checklist("eks"), "boto3", "99.0", "eks")
     assert (old.state, old.hint) == ("failed", "pip install 'mlbench[eks]' -U")
 
 

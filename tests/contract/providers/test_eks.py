@@ -13,7 +13,7 @@ from mlbench_cli.app import run
 from mlbench_cli.errors import CapacityError, CredentialError, DeadlineError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
-from providers.base import MARK, TransientError
+from providers.base import CLUSTER_TAG, TransientError
 from providers.eks import EksOptions, EksProvider
 from providers.eks.aws import Aws
 from providers.lifecycle import Step, down, up
@@ -87,11 +87,11 @@ def test_what_is_asked_for(aws: AwsServer, home: Path, tmp_path: Path) -> None:
 def test_every_create_call_says_whose_it_is(aws: AwsServer, home: Path, tmp_path: Path) -> None:
     options = EksOptions(machine_type="p4d.24xlarge", efa=True, admin=("arn:aws:iam::123456789012:role/ci",))
     provider = EksProvider()
-    described = provider.describe("marked-2", 2, options)
+    described = provider.new_cluster("marked-2", 2, options)
     cluster = Cluster("marked-2", "eks", details={**described.details, "owner": "ada", "expires": 1800000000})
     home.mkdir()
     up(cluster, provider.resources(cluster), Store(home))
-    marks = {MARK: "marked-2", "mlbench-owner": "ada", "mlbench-expires": "1800000000"}
+    marks = {CLUSTER_TAG: "marked-2", "mlbench-owner": "ada", "mlbench-expires": "1800000000"}
     created = [entry for entry in aws.log("me") if ":Create" in entry["action"]]
     assert len(created) == 10
     for entry in created:
@@ -267,13 +267,13 @@ def test_what_boto3_repeats_by_itself(aws: AwsServer, monkeypatch: pytest.Monkey
 # --- the plan -------------------------------------------------------------------------------------------------------
 
 
-def planned(name: str, options: EksOptions, nodes: int = 2) -> Any:
+def make_plan(name: str, options: EksOptions, nodes: int = 2) -> Any:
     provider = EksProvider()
-    return provider.plan(provider.describe(name, nodes, options))
+    return provider.plan(provider.new_cluster(name, nodes, options))
 
 
 def test_the_plan_writes_nothing_and_sums_what_is_known(aws: AwsServer) -> None:
-    plan = planned("plan-2", EksOptions(machine_type="g4dn.xlarge", zone="us-east-1b", kubernetes_version="1.34"))
+    plan = make_plan("plan-2", EksOptions(machine_type="g4dn.xlarge", zone="us-east-1b", kubernetes_version="1.34"))
     assert (plan.location, plan.currency) == ("us-east-1b", "USD")
     assert plan.total == pytest.approx(0.10 + 0.0416 + 2 * 0.526 + 220 * 0.00011)
     assert not [action for action in actions(aws) if not action.split(":")[1].startswith(("Get", "Describe"))]
@@ -283,14 +283,14 @@ def test_the_plan_writes_nothing_and_sums_what_is_known(aws: AwsServer) -> None:
 
 def test_spot_machines_are_planned_at_todays_price(aws: AwsServer) -> None:
     zone = "us-east-1b"
-    plan = planned("plan-2", EksOptions(machine_type="g4dn.xlarge", spot=True, zone=zone))
+    plan = make_plan("plan-2", EksOptions(machine_type="g4dn.xlarge", spot=True, zone=zone))
     assert plan.lines[2].price == 0.25  # the dearest that may come, each at its latest price
     assert (plan.lines[2].as_of or "").startswith("now, 20")
     assert plan.total is not None
-    none_told = planned("plan-2", EksOptions(machine_type="g5.xlarge", spot=True, zone=zone))
+    none_told = make_plan("plan-2", EksOptions(machine_type="g5.xlarge", spot=True, zone=zone))
     assert none_told.lines[2].price is None
     aws.order("me", "deny", action="ec2:DescribeSpotPriceHistory.*", times=1)
-    assert planned("plan-2", EksOptions(machine_type="g4dn.xlarge", spot=True, zone=zone)).total is None
+    assert make_plan("plan-2", EksOptions(machine_type="g4dn.xlarge", spot=True, zone=zone)).total is None
 
 
 @pytest.mark.parametrize(
@@ -304,16 +304,16 @@ def test_spot_machines_are_planned_at_todays_price(aws: AwsServer) -> None:
 )
 def test_plans_that_cannot_work(aws: AwsServer, options: EksOptions, kind: type[MlbenchError], words: str) -> None:
     with pytest.raises(kind, match=words) as caught:
-        planned("plan-2", options)
+        make_plan("plan-2", options)
     assert caught.value.hint
 
 
 def test_a_quota_that_may_not_be_read_is_a_finding(aws: AwsServer) -> None:
     aws.order("me", "deny", action="servicequotas:.*", times=1)
-    (warning,) = planned("plan-2", GPU).warnings
+    (warning,) = make_plan("plan-2", GPU).warnings
     assert "cannot be read" in warning
     aws.rules(quotas={"L-DB2E81BA": 10.0})
-    (warning,) = planned("plan-2", GPU).warnings
+    (warning,) = make_plan("plan-2", GPU).warnings
     assert "allows 10 vCPUs, of which these workers take 8" in warning
 
 
@@ -330,7 +330,7 @@ def test_a_quota_that_may_not_be_read_is_a_finding(aws: AwsServer) -> None:
 def test_what_aws_says_is_quoted(aws: AwsServer, trouble: str, kind: type[MlbenchError], words: str) -> None:
     aws.order("me", trouble, action="sts:.*", times=1)
     with pytest.raises(kind, match=words):
-        planned("plan-2", GPU)
+        make_plan("plan-2", GPU)
 
 
 # --- the command line -----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from mlbench_cli.errors import CapacityError, CleanupError, CredentialError, MlbenchError, UsageError
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
-from providers.base import MARK
+from providers.base import CLUSTER_TAG
 from providers.gke import GkeOptions, GkeProvider, api
 from providers.lifecycle import down, up
 from tests.fakes.gke import PROJECT, Google, World
@@ -31,7 +31,7 @@ def mlbench(world: World, command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _cluster(nodes: int = 2, options: GkeOptions = L4) -> Cluster:
-    described = GkeProvider().describe(f"rel-{nodes}", nodes, options)
+    described = GkeProvider().new_cluster(f"rel-{nodes}", nodes, options)
     details = {**described.details, "owner": "tester", "expires": 4102444800}
     return Cluster(described.name, "gke", details=details)
 
@@ -65,8 +65,8 @@ def test_from_create_to_delete(mlbench: Any, world: World) -> None:
     assert (details["project"], details["location"], details["gpus_per_node"]) == (PROJECT, "europe-west1-b", 1)
     assert [entry["kind"] for entry in details["provisioning"]] == ["GKE cluster", "node pool", "workers"]
     made = world.clusters["rel-2"]
-    assert made.resource_labels[MARK] == "rel-2"
-    assert set(made.resource_labels) == {MARK, "mlbench-owner", "mlbench-expires"}
+    assert made.resource_labels[CLUSTER_TAG] == "rel-2"
+    assert set(made.resource_labels) == {CLUSTER_TAG, "mlbench-owner", "mlbench-expires"}
     system, workers = made.node_pools
     assert not system.config.accelerators
     assert workers.config.accelerators[0].gpu_driver_installation_config.gpu_driver_version.name == "LATEST"

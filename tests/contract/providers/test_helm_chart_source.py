@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.errors import CredentialError, DeadlineError, MlbenchError, NotFoundError, UsageError
-from providers.helm.source import Chart, fetched
+from providers.helm.source import Chart, fetch_chart
 from tests.fakes.chart_repository import Repository, chart_files, packed, serving
 
 GOOD = packed(chart_files())
@@ -35,7 +35,7 @@ def _nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def get(repository: Repository, chart: str = "web@1.2.3", read_seconds: float = 20) -> Chart:
-    with fetched(f"{repository.url}/{chart}", read_seconds) as found:
+    with fetch_chart(f"{repository.url}/{chart}", read_seconds) as found:
         assert (found.folder / "templates/config.yaml").is_file()
         return found
 
@@ -142,15 +142,15 @@ def test_what_the_repository_does_not_have(repository: Repository, chart: str, s
 
 
 def test_nobody_there(repository: Repository) -> None:
-    with pytest.raises(MlbenchError, match=r"cannot be had: .*refused"), fetched("http://127.0.0.1:9/web@1.2.3"):
+    with pytest.raises(MlbenchError, match=r"cannot be had: .*refused"), fetch_chart("http://127.0.0.1:9/web@1.2.3"):
         pass
 
 
 IMPORTS = """
 import sys
 from google.cloud import container_v1
-from providers.helm.source import fetched
-with fetched(sys.argv[1]) as chart:
+from providers.helm.source import fetch_chart
+with fetch_chart(sys.argv[1]) as chart:
     import google.protobuf
     print(chart.name, chart.version, int(google.protobuf.__version__.split(".")[0]) >= 4)
 """

@@ -22,10 +22,10 @@ import pytest
 from mlbench_cli.app import run
 from mlbench_cli.errors import CleanupError
 from mlbench_cli.store import Store
-from providers.base import MARK
+from providers.base import CLUSTER_TAG
 from providers.gke import GkeProvider, api
-from providers.leavings import Leavings
 from providers.lifecycle import down
+from providers.workload_cleanup import WorkloadCleanup
 from tests.contract.terminal import Terminal
 from tests.fakes.chart_repository import write_chart
 from tests.fakes.gke import PROJECT, Google, World
@@ -134,7 +134,7 @@ def test_a_chart_comes_with_the_cluster(place: Place) -> None:
     assert "Helm release web is ready" in told
     assert "web 1.2.3 is there." in told
     space = place.kube.objects["namespaces", "", "mlbench-web"]
-    assert space["metadata"]["labels"][MARK] == "rel-1"
+    assert space["metadata"]["labels"][CLUSTER_TAG] == "rel-1"
     [rendered, upgrade] = place.helm.calls
     assert rendered["argv"][:2] == ["template", "web"]
     assert upgrade["argv"][:3] == ["upgrade", "--install", "web"]
@@ -309,12 +309,14 @@ def test_killed_at_every_change_the_next_one_finishes_it(place: Place) -> None:
     made = deepcopy(place.world.clusters)
     (place.helm.folder / "helm").unlink()
     place.kube.victim = place.home / "pid"
-    zygote = Zygote("mlbench_cli.app", "mlbench_cli.commands.delete_cluster", "providers.leavings", "providers.gke")
+    zygote = Zygote(
+        "mlbench_cli.app", "mlbench_cli.commands.delete_cluster", "providers.workload_cleanup", "providers.gke"
+    )
     try:
         number = 0
         while number < 20:
             place.world.clusters, place.world.operations = deepcopy(made), {}
-            place.kube.put("namespaces", "mlbench-web", metadata={"labels": {MARK: "rel-1"}})
+            place.kube.put("namespaces", "mlbench-web", metadata={"labels": {CLUSTER_TAG: "rel-1"}})
             place.kube.balancer("web", space="mlbench-web")
             place.kube.balancer("by-hand", "192.0.2.8")
             place.kube.stateful("db", DISK)
@@ -373,13 +375,13 @@ def test_what_does_not_go_in_time_does_not_hold_the_cluster(place: Place) -> Non
     store, provider = Store(place.home / "home"), GkeProvider()
     cluster = store.cluster("rel-1")
     resources = provider.resources(cluster)
-    leavings = Leavings(cluster, provider, resources, seconds=0.3)
+    cleanup = WorkloadCleanup(cluster, provider, resources, seconds=0.3)
     told: list[str] = []
-    down(cluster, [*resources, leavings], store, report=lambda step: told.append(f"{step.action} {step.reason}"))
+    down(cluster, [*resources, cleanup], store, report=lambda step: told.append(f"{step.action} {step.reason}"))
     assert place.world.clusters == {}
     assert "kept still there after 0.3 s: Service default/web" in told
     with pytest.raises(CleanupError, match=r"load balancer 192\.0\.2\.7"):
-        leavings.check()
+        cleanup.raise_for_orphans()
 
 
 def test_an_api_that_does_not_answer_does_not_hold_the_cluster(place: Place) -> None:

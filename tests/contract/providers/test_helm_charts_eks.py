@@ -7,9 +7,9 @@ import pytest
 from mlbench_cli.app import run
 from mlbench_cli.errors import CredentialError
 from mlbench_cli.model import Cluster
-from providers.eks import leftovers
+from providers.eks import orphans
 from providers.eks.aws import aws_in
-from providers.leavings import Item
+from providers.workload_cleanup import WorkloadObject
 from tests.contract.providers.eks_world import REGION, become_for_a_test
 from tests.fakes.aws_server import AwsServer
 
@@ -32,7 +32,7 @@ def _volume(account: Any, tags: list[dict[str, str]]) -> str:
     return str(made["VolumeId"])
 
 
-def _balancers(account: Any, tags: list[dict[str, str]], name: str) -> None:
+def _list_balancers(account: Any, tags: list[dict[str, str]], name: str) -> None:
     subnets = [item["SubnetId"] for item in account("ec2").describe_subnets()["Subnets"]][:2]
     account("elbv2").create_load_balancer(Name=f"{name}-net", Subnets=subnets, Type="network", Tags=tags)
     listeners = [{"Protocol": "TCP", "LoadBalancerPort": 80, "InstancePort": 80}]
@@ -44,9 +44,9 @@ def test_found_by_their_tags_and_told_with_commands(account: Any, capsys: pytest
     assert run(["create-cluster", "eks", "0", "left", "--yes"]) == 0
     mine, seen = _volume(account, OWNED), _volume(account, [])
     _volume(account, OTHERS)
-    _balancers(account, OWNED, "mine")
-    _balancers(account, OTHERS, "theirs")
-    found = leftovers.left(CLUSTER, [Item("PersistentVolume", "", "pv", seen)])
+    _list_balancers(account, OWNED, "mine")
+    _list_balancers(account, OTHERS, "theirs")
+    found = orphans.list_orphans(CLUSTER, [WorkloadObject("PersistentVolume", "", "pv", seen)])
     assert {(item.kind, item.name) for item in found} == {
         ("volume", mine), ("volume", seen), ("load balancer", "mine-net"), ("load balancer", "mine"),
     }  # fmt: skip
@@ -65,7 +65,7 @@ def test_who_may_not_look_is_told_only_where_something_was(
 ) -> None:
     aws_server.order("me", "deny", action="elasticloadbalancing:.*", times=9)
     with pytest.raises(CredentialError, match="not authorized"):
-        leftovers.left(CLUSTER, [])
+        orphans.list_orphans(CLUSTER, [])
     assert run(["create-cluster", "eks", "0", "calm", "--yes"]) == 0
     assert run(["delete-cluster", "eks", "calm-0", "--yes"]) == 0
     captured = capsys.readouterr()
@@ -74,8 +74,8 @@ def test_who_may_not_look_is_told_only_where_something_was(
 
 
 def test_commands_for_what_was_seen() -> None:
-    volume = Item("PersistentVolume", "", "pv", "vol-1")
-    assert leftovers.command(CLUSTER, volume) == f"aws ec2 delete-volume --region {REGION} --volume-id vol-1"
-    service = Item("Service", "default", "web", "x.elb.amazonaws.com")
-    assert "DNSName=='x.elb.amazonaws.com'" in leftovers.command(CLUSTER, service)
-    assert f"kubernetes.io/cluster/{NAME}" in leftovers.command(CLUSTER, None)
+    volume = WorkloadObject("PersistentVolume", "", "pv", "vol-1")
+    assert orphans.orphan_command(CLUSTER, volume) == f"aws ec2 delete-volume --region {REGION} --volume-id vol-1"
+    service = WorkloadObject("Service", "default", "web", "x.elb.amazonaws.com")
+    assert "DNSName=='x.elb.amazonaws.com'" in orphans.orphan_command(CLUSTER, service)
+    assert f"kubernetes.io/cluster/{NAME}" in orphans.orphan_command(CLUSTER, None)

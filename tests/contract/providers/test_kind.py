@@ -18,7 +18,7 @@ from mlbench_cli.errors import CapacityError, NotFoundError, UsageError
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
 from providers.kind import KindOptions, KindProvider, kubeconfig_of
-from providers.kind.resources import marked_clusters
+from providers.kind.resources import list_owned_clusters
 from providers.lifecycle import down, up
 from tests.fakes.kind_tools import World
 
@@ -30,7 +30,7 @@ CHANGING = re.compile(
 
 
 def _cluster(name: str = "demo-2", nodes: int = 2, options: KindOptions = FULL) -> Cluster:
-    described = KindProvider().describe(name, nodes, options)
+    described = KindProvider().new_cluster(name, nodes, options)
     return Cluster(name, "kind", details={**described.details, "owner": "tester", "expires": 4102444800})
 
 
@@ -76,7 +76,7 @@ def test_a_cluster_with_registry_and_images(world: World) -> None:
     assert state["containers"]["kind-registry"]["port"] == 5001
     assert state["networks"]["kind"] == ["kind-registry"]
     assert cluster.details["functional_only"] is True
-    assert marked_clusters()["demo-2"]["mlbench-owner"] == "tester"
+    assert list_owned_clusters()["demo-2"]["mlbench-owner"] == "tester"
     kubeconfig = kubeconfig_of(cluster)
     assert kubeconfig.stat().st_mode & 0o777 == 0o600
     _remove(cluster)
@@ -258,7 +258,7 @@ def test_discovery_tells_state_owner_and_end(world: World) -> None:
 )
 def test_what_cannot_work_is_refused_before_anything_is_called(nodes: int, values: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        KindProvider().describe("demo", nodes, KindOptions(**values))
+        KindProvider().new_cluster("demo", nodes, KindOptions(**values))
 
 
 def test_cpus_that_are_not_for_pods_are_in_the_kubelets_configuration() -> None:
@@ -295,8 +295,8 @@ def test_the_plan_checks_tools_and_images_and_makes_nothing(world: World, monkey
 
 
 def test_known_complaints_have_hints(world: World) -> None:
-    from providers.kind.tools import complaint
+    from providers.kind.tools import tool_error
 
-    error = complaint(["kind", "create", "cluster"], "failed to create fsnotify watcher: too many open files", 1)
+    error = tool_error(["kind", "create", "cluster"], "failed to create fsnotify watcher: too many open files", 1)
     assert isinstance(error, CapacityError)
     assert "max_user_instances" in (error.hint or "")

@@ -13,9 +13,9 @@ from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, Not
 from providers import registry
 from providers.base import TransientError
 from providers.eks import EksOptions, EksProvider
-from providers.eks.aws import judged, translated
-from providers.eks.control import judged_words
-from providers.eks.machines import GPU_MACHINES, alike, chosen, machine_of
+from providers.eks.aws import error_from_code, map_cloud_errors
+from providers.eks.control_plane import error_from_message
+from providers.eks.machines import GPU_MACHINES, choose_machine, equivalent_types, machine_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -27,7 +27,7 @@ def _region(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def described(**options: Any) -> dict[str, Any]:
-    return dict(EksProvider().describe("demo-2", 2, EksOptions(**options)).details)
+    return dict(EksProvider().new_cluster("demo-2", 2, EksOptions(**options)).details)
 
 
 # --- machines -------------------------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ def described(**options: Any) -> dict[str, Any]:
     ],
 )
 def test_machine_for_options(machine: str | None, gpus: int | None, gpu: str | None, expected: str) -> None:
-    assert chosen(machine, gpus, gpu).name == expected
+    assert choose_machine(machine, gpus, gpu).name == expected
 
 
 @pytest.mark.parametrize(
@@ -70,17 +70,17 @@ def test_machine_for_options(machine: str | None, gpus: int | None, gpu: str | N
 )
 def test_wrong_machines(machine: str | None, gpus: int | None, gpu: str | None, message: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
-        chosen(machine, gpus, gpu)
+        choose_machine(machine, gpus, gpu)
     assert message in caught.value.message
     assert hint in (caught.value.hint or "")
 
 
 def test_what_stands_in_has_the_same_gpus() -> None:
     for name, machine in GPU_MACHINES.items():
-        others = [machine_of(other) for other in alike(machine)]
+        others = [machine_of(other) for other in equivalent_types(machine)]
         assert others[0].name == name
         assert {(other.gpu, other.gpus) for other in others} == {(machine.gpu, machine.gpus)}
-    assert set(alike(machine_of("g4dn.xlarge"))) >= {"g4dn.xlarge", "g4dn.2xlarge"}
+    assert set(equivalent_types(machine_of("g4dn.xlarge"))) >= {"g4dn.xlarge", "g4dn.2xlarge"}
 
 
 # --- options --------------------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def test_wrong_options_are_refused_before_any_call(options: dict[str, Any], mess
 @pytest.mark.parametrize("nodes", [-1, 451])
 def test_wrong_numbers_of_workers(nodes: int) -> None:
     with pytest.raises(UsageError, match="from 0 to 450"):
-        EksProvider().describe("demo", nodes, EksOptions())
+        EksProvider().new_cluster("demo", nodes, EksOptions())
 
 
 def test_the_zone_tells_the_region() -> None:
@@ -136,7 +136,7 @@ def test_no_region_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_cluster_consists_of() -> None:
     provider = EksProvider()
     names = {
-        options: [item.kind for item in provider.resources(provider.describe("demo-2", 2, options))]
+        options: [item.kind for item in provider.resources(provider.new_cluster("demo-2", 2, options))]
         for options in (
             EksOptions(),
             EksOptions(machine_type="g4dn.xlarge"),
@@ -152,7 +152,7 @@ def test_what_a_cluster_consists_of() -> None:
 
 def test_every_resource_stands_behind_what_it_needs() -> None:
     provider = EksProvider()
-    resources = provider.resources(provider.describe("demo-2", 2, EksOptions(machine_type="p4d.24xlarge", efa=True)))
+    resources = provider.resources(provider.new_cluster("demo-2", 2, EksOptions(machine_type="p4d.24xlarge", efa=True)))
     for number, resource in enumerate(resources):
         assert all(any(need is before for before in resources[:number]) for need in resource.needs)
         assert resource.remove_command or resource.goes_with
@@ -160,7 +160,9 @@ def test_every_resource_stands_behind_what_it_needs() -> None:
 
 def test_groups_keep_runs_where_they_belong() -> None:
     provider = EksProvider()
-    system, workers = provider.groups(provider.describe("demo-2", 2, EksOptions(machine_type="g5.xlarge", spot=True)))
+    system, workers = provider.groups(
+        provider.new_cluster("demo-2", 2, EksOptions(machine_type="g5.xlarge", spot=True))
+    )
     assert [taint["key"] for taint in system.taints] == ["CriticalAddonsOnly"]
     assert [taint["key"] for taint in workers.taints] == ["nvidia.com/gpu"]
     assert (system.image, workers.image) == ("AL2023_x86_64_STANDARD", "AL2023_x86_64_NVIDIA")
@@ -218,22 +220,26 @@ def test_the_provider_is_in_the_table() -> None:
     ],
 )
 def test_codes(code: str, said: str, kind: type[MlbenchError]) -> None:
-    assert type(judged(code, "message", said)) is kind
+    assert type(error_from_code(code, "message", said)) is kind
 
 
 def test_an_unknown_code_is_judged_by_its_status() -> None:
-    assert type(judged("Odd", "m", "", 503)) is type(judged("Odd", "m", "", 429)) is TransientError
-    assert type(judged("Odd", "m", "", 400)) is MlbenchError
+    assert type(error_from_code("Odd", "m", "", 503)) is type(error_from_code("Odd", "m", "", 429)) is TransientError
+    assert type(error_from_code("Odd", "m", "", 400)) is MlbenchError
 
 
 def test_a_wrong_clock_is_named() -> None:
-    error = judged("SignatureDoesNotMatch", "m", "Signature expired: 20261121T101500Z is now earlier than")
+    error = error_from_code("SignatureDoesNotMatch", "m", "Signature expired: 20261121T101500Z is now earlier than")
     assert "clock" in (error.hint or "")
 
 
 def test_capacity_is_told_from_quota() -> None:
-    stock_out = judged_words("AsgInstanceLaunchFailures", "m", "x. InsufficientInstanceCapacity - We currently do not")
-    quota = judged_words("AsgInstanceLaunchFailures", "m", "VcpuLimitExceeded. You have requested more vCPU capacity")
+    stock_out = error_from_message(
+        "AsgInstanceLaunchFailures", "m", "x. InsufficientInstanceCapacity - We currently do not"
+    )
+    quota = error_from_message(
+        "AsgInstanceLaunchFailures", "m", "VcpuLimitExceeded. You have requested more vCPU capacity"
+    )
     assert type(stock_out) is type(quota) is CapacityError
     assert "--zone" in (stock_out.hint or "")
     assert "servicequotas" in (quota.hint or "")
@@ -254,7 +260,7 @@ def test_capacity_is_told_from_quota() -> None:
     ],
 )
 def test_what_the_library_raises(error: Exception, kind: type[MlbenchError]) -> None:
-    made = translated(error, "eks describe-cluster", "eu-west-1")
+    made = map_cloud_errors(error, "eks describe-cluster", "eu-west-1")
     assert type(made) is kind
     assert isinstance(made, MlbenchError)
     assert made.hint or kind is UsageError
@@ -262,7 +268,7 @@ def test_what_the_library_raises(error: Exception, kind: type[MlbenchError]) -> 
 
 def test_a_bug_stays_a_bug() -> None:
     error = ZeroDivisionError()
-    assert translated(error, "x", "y") is error
+    assert map_cloud_errors(error, "x", "y") is error
 
 
 # --- templates ------------------------------------------------------------------------------------------------------
@@ -289,7 +295,7 @@ def test_a_device_plugin_goes_where_the_devices_are(name: str, image: str) -> No
     pod = manifest["spec"]["template"]["spec"]
     provider = EksProvider()
     options = EksOptions(machine_type="g5.8xlarge", efa=True)
-    system, workers = provider.groups(provider.describe("demo-2", 2, options))
+    system, workers = provider.groups(provider.new_cluster("demo-2", 2, options))
     assert pod["nodeSelector"].items() <= workers.labels.items()
     assert not pod["nodeSelector"].items() <= system.labels.items()
     assert {taint["key"] for taint in workers.taints} <= {item["key"] for item in pod["tolerations"]}
@@ -301,7 +307,7 @@ def test_a_device_plugin_goes_where_the_devices_are(name: str, image: str) -> No
 def test_bottlerocket_brings_its_own_plugin() -> None:
     provider = EksProvider()
     options = EksOptions(machine_type="g5.8xlarge", node_image="bottlerocket", placement_group=True)
-    cluster = provider.describe("demo-2", 2, options)
+    cluster = provider.new_cluster("demo-2", 2, options)
     system, workers = provider.groups(cluster)
     assert (system.image, workers.image) == ("AL2023_x86_64_STANDARD", "BOTTLEROCKET_x86_64_NVIDIA")
     resources = {item.kind: item for item in provider.resources(cluster)}
@@ -312,13 +318,13 @@ def test_bottlerocket_brings_its_own_plugin() -> None:
 
 def test_the_token_is_a_signed_question_for_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     from providers.eks.aws import Aws, session
-    from providers.eks.control import signed
+    from providers.eks.control_plane import sign_token
     from tests.fakes.aws_kube import refusal_of
 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "never-shown")
     session.cache_clear()
-    token = signed(Aws("eu-west-1"), "demo-2")
+    token = sign_token(Aws("eu-west-1"), "demo-2")
     assert refusal_of(f"Bearer {token}", "demo-2", "never-shown") is None
     assert refusal_of(f"Bearer {token}", "demo-3", "never-shown") == "the token's signature is wrong"
     assert refusal_of(f"Bearer {token}", "demo-2", "another") == "the token's signature is wrong"

@@ -5,7 +5,7 @@ import base64
 import pytest
 
 from mlbench_cli.errors import UsageError
-from providers.gke.machines import SHAPED, Machine, choose
+from providers.gke.machines import SHAPED, Machine, choose_machine
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from providers.gke.machines import SHAPED, Machine, choose
     ],
 )
 def test_the_machine_that_is_meant(asked: tuple[str | None, int | None, str | None], found: Machine) -> None:
-    assert choose(*asked) == found
+    assert choose_machine(*asked) == found
 
 
 @pytest.mark.parametrize(
@@ -38,13 +38,13 @@ def test_the_machine_that_is_meant(asked: tuple[str | None, int | None, str | No
 )
 def test_pairs_that_cannot_be(asked: tuple[str | None, int | None, str | None], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        choose(*asked)
+        choose_machine(*asked)
 
 
 def test_every_shaped_machine_is_what_its_own_gpus_choose() -> None:
     for machine in SHAPED.values():
-        assert choose(machine.name, machine.gpus, machine.gpu) == machine
-        assert choose(None, machine.gpus, machine.gpu).gpus == machine.gpus
+        assert choose_machine(machine.name, machine.gpus, machine.gpu) == machine
+        assert choose_machine(None, machine.gpus, machine.gpu).gpus == machine.gpus
 
 
 def test_vcpus_are_read_from_the_name() -> None:

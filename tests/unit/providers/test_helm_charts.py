@@ -16,9 +16,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from mlbench_cli.errors import NotFoundError, UsageError
-from providers.helm.archive import MOST_FILES, MOST_UNPACKED, unpack
-from providers.helm.source import Wanted, fetched, wanted_of
-from providers.helm.values import merged, overrides, parsed, warnings
+from providers.helm.archive import MAX_FILES, MAX_UNPACKED, unpack
+from providers.helm.source import ChartReference, fetch_chart, parse_chart_reference
+from providers.helm.values import merge_values, parse_custom_values, resolve_overrides, warn_about
 from tests.fakes.chart_repository import chart_files, packed, write_chart
 
 DEFAULTS: dict[str, Any] = {
@@ -32,7 +32,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def given(*entries: str) -> dict[str, Any]:
-    return overrides(parsed(entries), DEFAULTS)
+    return resolve_overrides(parse_custom_values(entries), DEFAULTS)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_types(text: str, value: Any) -> None:
     ],
 )
 def test_paths(path: str, steps: tuple[str | int, ...]) -> None:
-    [custom] = parsed([f"{path}=x=y"])
+    [custom] = parse_custom_values([f"{path}=x=y"])
     assert (custom.path, custom.value) == (steps, "x=y")
 
 
@@ -73,7 +73,7 @@ def test_paths(path: str, steps: tuple[str | int, ...]) -> None:
                                    "a]=1", "a\\"])  # fmt: skip
 def test_malformed_paths_are_refused(entry: str) -> None:
     with pytest.raises(UsageError, match="--custom-value"):
-        parsed([entry])
+        parse_custom_values([entry])
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_malformed_paths_are_refused(entry: str) -> None:
 )
 def test_what_may_be_meant_otherwise_is_asked_about(value: str, says: str, helps: str | None) -> None:
     with pytest.raises(UsageError, match=says) as caught:
-        parsed([f"auth={value}"])
+        parse_custom_values([f"auth={value}"])
     assert helps is None or helps in (caught.value.hint or "")
 
 
@@ -110,7 +110,7 @@ def test_what_may_be_meant_otherwise_is_asked_about(value: str, says: str, helps
 )
 def test_contradictions_are_named(entries: tuple[str, ...], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        parsed(entries)
+        parse_custom_values(entries)
 
 
 def test_the_same_twice_is_no_contradiction() -> None:
@@ -121,7 +121,7 @@ def test_the_same_twice_is_no_contradiction() -> None:
 def test_depth() -> None:
     """The original took two levels only, and lost the first of three."""
     assert given("deep.er.still.x=9") == {"deep": {"er": {"still": {"x": 9}}}}
-    assert merged(DEFAULTS, given("deep.er.still.x=9"))["deep"] == {"er": {"still": {"x": 9, "y": 2}}}
+    assert merge_values(DEFAULTS, given("deep.er.still.x=9"))["deep"] == {"er": {"still": {"x": 9, "y": 2}}}
 
 
 def test_lists_keep_the_charts_other_elements() -> None:
@@ -150,15 +150,17 @@ def test_a_mapping_of_the_chart_is_not_replaced_by_a_value() -> None:
 
 
 def test_null_takes_away() -> None:
-    assert merged(DEFAULTS, given("image.tag=null", "replicas=null")) == {
+    assert merge_values(DEFAULTS, given("image.tag=null", "replicas=null")) == {
         **{key: value for key, value in DEFAULTS.items() if key != "replicas"},
         "image": {"repository": "web"},
     }
 
 
 def test_unknown_paths_and_long_numbers_are_warned_of() -> None:
-    customs = parsed(["imgae.tag=x", "image.tga=y", "annotations.any=1", "sub.x=1", "global.y=1", "replicas=2000000"])
-    told = warnings(customs, DEFAULTS, ["sub"])
+    customs = parse_custom_values(
+        ["imgae.tag=x", "image.tga=y", "annotations.any=1", "sub.x=1", "global.y=1", "replicas=2000000"]
+    )
+    told = warn_about(customs, DEFAULTS, ["sub"])
     assert len(told) == 3
     assert 'no "imgae"' in told[0]
     assert 'Did you mean "image"' in told[0]
@@ -170,15 +172,15 @@ def test_unknown_paths_and_long_numbers_are_warned_of() -> None:
 @settings(deadline=None)
 def test_any_text_is_a_value_or_an_error(text: str) -> None:
     with contextlib.suppress(UsageError):
-        [custom] = parsed([text])
-        assert merged(DEFAULTS, overrides([custom], DEFAULTS)) is not None
+        [custom] = parse_custom_values([text])
+        assert merge_values(DEFAULTS, resolve_overrides([custom], DEFAULTS)) is not None
 
 
 @given_by(st.text(), st.lists(st.text(min_size=1), min_size=1, max_size=4))
 @settings(deadline=None)
 def test_any_text_can_be_given_at_any_path(value: str, keys: list[str]) -> None:
     path = ".".join(re.sub(r"([\\.\[\]=])", r"\\\1", key) for key in keys)
-    [custom] = parsed([f"{path}={json.dumps(value)}"])
+    [custom] = parse_custom_values([f"{path}={json.dumps(value)}"])
     assert (custom.path, custom.value) == (tuple(keys), value)
 
 
@@ -186,10 +188,10 @@ def test_any_text_can_be_given_at_any_path(value: str, keys: list[str]) -> None:
 
 
 def test_a_repository_a_chart_and_a_version() -> None:
-    assert wanted_of("https://example.org/charts/web@1.2.3-rc.1+b") == Wanted(
+    assert parse_chart_reference("https://example.org/charts/web@1.2.3-rc.1+b") == ChartReference(
         "https://example.org/charts", "web", "1.2.3-rc.1+b"
     )
-    assert wanted_of("http://127.0.0.1:1/web@v1.2.3").version == "v1.2.3"
+    assert parse_chart_reference("http://127.0.0.1:1/web@v1.2.3").version == "v1.2.3"
 
 
 @pytest.mark.parametrize(
@@ -213,26 +215,26 @@ def test_a_repository_a_chart_and_a_version() -> None:
 )
 def test_what_names_no_chart_is_refused_unasked(location: str, says: str) -> None:
     with pytest.raises(UsageError, match=says) as caught:
-        wanted_of(location)
+        parse_chart_reference(location)
     assert "secret" not in str(caught.value)
 
 
 def test_a_folder_is_copied_and_has_a_digest(tmp_path: Path) -> None:
     source = write_chart(tmp_path / "web")
-    with fetched(str(source)) as chart:
+    with fetch_chart(str(source)) as chart:
         (source / "values.yaml").write_text("changed: 1")
         assert (chart.name, chart.version, chart.values["replicas"]) == ("web", "1.2.3", 1)
         assert (chart.folder / "values.yaml").read_text() == chart_files()["values.yaml"]
         kept, digest = chart.folder, chart.digest
     assert not kept.exists()
-    with fetched(str(source)) as chart:
+    with fetch_chart(str(source)) as chart:
         assert chart.digest != digest
 
 
 def test_dates_are_texts(tmp_path: Path) -> None:
     write_chart(tmp_path / "web", **{"values.yaml": "days: [{since: 2026-01-02, x: 1}]"})
-    with fetched(str(tmp_path / "web")) as chart:
-        found = overrides(parsed(["days[0].x=2"]), chart.values)
+    with fetch_chart(str(tmp_path / "web")) as chart:
+        found = resolve_overrides(parse_custom_values(["days[0].x=2"]), chart.values)
     assert found == {"days": [{"since": "2026-01-02", "x": 2}]}
 
 
@@ -253,15 +255,15 @@ def test_a_folder_that_is_no_chart(tmp_path: Path, files: dict[str, str], says: 
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    with pytest.raises(UsageError, match=says), fetched(str(tmp_path)):
+    with pytest.raises(UsageError, match=says), fetch_chart(str(tmp_path)):
         pass
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="does not exist"), fetched(str(tmp_path / "nope")):
+    with pytest.raises(NotFoundError, match="does not exist"), fetch_chart(str(tmp_path / "nope")):
         pass
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="not a folder"), fetched(str(tmp_path / "file")):
+    with pytest.raises(UsageError, match="not a folder"), fetch_chart(str(tmp_path / "file")):
         pass
 
 
@@ -291,8 +293,8 @@ EVIL: dict[str, tuple[bytes, str]] = {
     "not tar": (gzip.compress(b"hello" * 500), "damaged"),
     "truncated": (packed(chart_files())[:-20], "ends too early"),
     "half a file": (gzip.compress(gzip.decompress(packed({"a": "1" * 5000}))[:2000]), "damaged"),
-    "bomb": (gzip.compress(b"\0" * (MOST_UNPACKED + 1), 1), "when unpacked"),
-    "many": (packed({str(number): "" for number in range(MOST_FILES + 1)}), "more than"),
+    "bomb": (gzip.compress(b"\0" * (MAX_UNPACKED + 1), 1), "when unpacked"),
+    "many": (packed({str(number): "" for number in range(MAX_FILES + 1)}), "more than"),
 }  # fmt: skip
 
 

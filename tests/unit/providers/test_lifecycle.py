@@ -19,7 +19,7 @@ from mlbench_cli.errors import (
 )
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
-from providers.lifecycle import Step, at_work, down, removed, up
+from providers.lifecycle import Step, down, find_deleted_cluster, is_operation_running, up
 from providers.timeline import Timeline
 from tests.fakes.toycloud import Thing, ToyCloud, toy_resources
 
@@ -358,8 +358,8 @@ def test_work_that_is_taken_up_again_goes_on_where_its_last_time_was(cloud: ToyC
     network = Thing(cloud, "demo", "network")
     earlier = {"kind": "thing", "name": "demo-plane", "adopted": False, "began": 50.0, "accepted": 51.0, "ready": None}
     timeline = Timeline([network], [{**earlier, "waits": [{"reason": "it is making", "seconds": 49.5}]}])
-    timeline.line(network).mark("began")
-    assert 99.5 <= timeline.line(network).entry["began"] < 110
+    timeline.of(network).record_time("began")
+    assert 99.5 <= timeline.of(network).entry["began"] < 110
     assert [line["name"] for line in timeline.to_list()] == ["demo-plane", "demo-network"]
 
 
@@ -371,13 +371,13 @@ def test_what_another_machine_has_made_was_there(cloud: ToyCloud, store: Store, 
 
 def test_the_times_of_a_removed_cluster_stay(cloud: ToyCloud, store: Store) -> None:
     up(CLUSTER, toy_resources(cloud, "demo"), store)
-    assert removed(store, "demo") is None
-    assert not at_work(store, "demo")
+    assert find_deleted_cluster(store, "demo") is None
+    assert not is_operation_running(store, "demo")
     cloud.request("delete", "demo-large")
     while cloud.request("find", "demo-large"):
         pass
     down(store.cluster("demo"), toy_resources(cloud, "demo"), store)
-    gone = removed(store, "demo")
+    gone = find_deleted_cluster(store, "demo")
     assert gone is not None
     assert (gone.provider, gone.state) == ("toy", "removed")
     assert gone.created
@@ -387,7 +387,7 @@ def test_the_times_of_a_removed_cluster_stay(cloud: ToyCloud, store: Store) -> N
     assert ended["demo-addon"] < ended["demo-small"] < ended["demo-plane"] < ended["demo-network"]
     # What was never there leaves no result.
     down(Cluster("never", "toy"), toy_resources(cloud, "never"), store)
-    assert removed(store, "never") is None
+    assert find_deleted_cluster(store, "never") is None
 
 
 def test_a_removal_that_failed_tells_why_and_goes_on_with_its_times(cloud: ToyCloud, store: Store) -> None:
@@ -402,7 +402,7 @@ def test_a_removal_that_failed_tells_why_and_goes_on_with_its_times(cloud: ToyCl
     with cloud._state() as world:
         del world["things"]["other"]
     down(store.cluster("demo"), toy_resources(cloud, "demo"), store)
-    gone = removed(store, "demo")
+    gone = find_deleted_cluster(store, "demo")
     assert gone is not None
     assert {line["name"] for line in gone.details["removal"]} == set(cloud_names())
 

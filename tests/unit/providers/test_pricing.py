@@ -6,7 +6,7 @@ import pytest
 
 from mlbench_cli.errors import UsageError
 from providers.base import Plan, PlanLine
-from providers.pricing import own_file, table
+from providers.pricing import load_prices, user_price_file
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +16,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("provider", ["gke", "eks"])
 def test_the_shipped_table_is_dated_and_of_prices(provider: str) -> None:
-    prices = table(provider)
+    prices = load_prices(provider)
     assert "2025" in prices.source
     assert prices.price("control-plane", "anywhere") == 0.10
     for kind in ("on-demand", "spot"):
@@ -25,39 +25,39 @@ def test_the_shipped_table_is_dated_and_of_prices(provider: str) -> None:
 
 
 def test_what_is_not_listed_is_unknown() -> None:
-    prices = table("eks")
+    prices = load_prices("eks")
     assert prices.price("g5.xlarge", "us-east-1") == 1.006
     assert prices.price("g5.xlarge", "eu-west-1") is None
     assert prices.price("g5.xlarge", "us-east-1", spot=True) is None
 
 
 def test_ones_own_table_goes_before() -> None:
-    own_file().write_text('[eks]\ndate = "2026-11-21"\n[eks.on-demand.us-east-1]\n"g5.xlarge" = 0.9\n')
-    prices = table("eks")
+    user_price_file().write_text('[eks]\ndate = "2026-11-21"\n[eks.on-demand.us-east-1]\n"g5.xlarge" = 0.9\n')
+    prices = load_prices("eks")
     assert prices.price("g5.xlarge", "us-east-1") == 0.9
     assert prices.price("g5.2xlarge", "us-east-1") == 1.212
     assert "2026-11-21" in prices.source
-    assert str(own_file()) in prices.source
-    assert table("gke").price("control-plane", "x") == 0.10
+    assert str(user_price_file()) in prices.source
+    assert load_prices("gke").price("control-plane", "x") == 0.10
 
 
 def test_a_price_says_of_when_it_is() -> None:
-    prices = table("gke")
+    prices = load_prices("gke")
     assert prices.line("worker", 2, "a3-highgpu-1g", "us-central1") == PlanLine("worker", 2, 10.98, "2026-09-26")
     assert prices.line("worker", 2, "n1-standard-4", "us-central1").as_of == "2025"
     assert prices.line("worker", 2, "n1-standard-4", "nowhere") == PlanLine("worker", 2, None, None)
-    own_file().write_text('[gke]\ndate = "2026-11-21"\n[gke.on-demand.any]\nn1-standard-4 = 0.2\n')
-    assert table("gke").line("worker", 1, "n1-standard-4", "nowhere").as_of == "2026-11-21"
+    user_price_file().write_text('[gke]\ndate = "2026-11-21"\n[gke.on-demand.any]\nn1-standard-4 = 0.2\n')
+    assert load_prices("gke").line("worker", 1, "n1-standard-4", "nowhere").as_of == "2026-11-21"
 
 
 def test_another_table_has_another_version() -> None:
-    shipped = table("eks").version
-    assert table("eks").version == shipped
+    shipped = load_prices("eks").version
+    assert load_prices("eks").version == shipped
     assert shipped.startswith("2025 ")
-    own_file().write_text("[eks.on-demand.any]\nx = 1\n")
-    first = table("eks").version
-    own_file().write_text("[eks.on-demand.any]\nx = 2\n")
-    assert len({shipped, first, table("eks").version}) == 3
+    user_price_file().write_text("[eks.on-demand.any]\nx = 1\n")
+    first = load_prices("eks").version
+    user_price_file().write_text("[eks.on-demand.any]\nx = 2\n")
+    assert len({shipped, first, load_prices("eks").version}) == 3
     assert first.endswith(shipped)
 
 
@@ -73,9 +73,9 @@ def test_another_table_has_another_version() -> None:
     ],
 )
 def test_a_malformed_table_is_told(text: str) -> None:
-    own_file().write_text(text)
+    user_price_file().write_text(text)
     with pytest.raises(UsageError, match=r"prices\.toml"):
-        table("eks")
+        load_prices("eks")
 
 
 def test_a_sum_with_an_unknown_part_is_unknown() -> None:
