@@ -213,15 +213,44 @@ class RunRow:
     problem: str | None = None
 
 
+@dataclass(frozen=True, order=True)
+class ClusterIdentity:
+    """What tells one cluster from every other: clouds let the same name exist once in each account and location.
+
+    `account` is an AWS account or a Google project, `location` a region or zone. Both are empty for providers that
+    have none. `account` is also empty if it is not known, e.g. in records that an older version wrote.
+    """
+
+    provider: str
+    account: str
+    location: str
+    name: str
+
+    def matches(self, other: "ClusterIdentity") -> bool:
+        """Whether both can be the same cluster: equal, except that an unknown account matches every account."""
+        same = (self.provider, self.location, self.name) == (other.provider, other.location, other.name)
+        return same and (self.account == other.account or not self.account or not other.account)
+
+
 @dataclass(frozen=True)
 class Cluster:
-    """A named set of machines. `state`: creating | ready | deleting | failed. `details` is the provider's own."""
+    """A named set of machines. `state`: creating | ready | deleting | failed.
+
+    `details` is the provider's stored record; `cluster_details.ClusterDetails` reads and checks it. `account` and
+    `location` are those of the identity.
+    """
 
     name: str
     provider: str
     state: str = "ready"
     created: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
+    account: str = ""
+    location: str = ""
+
+    @property
+    def identity(self) -> ClusterIdentity:
+        return ClusterIdentity(self.provider, self.account, self.location, self.name)
 
 
 LOCAL = Cluster("local", "local")

@@ -7,7 +7,7 @@ is how it is found. Every writing method is one transaction: after a kill it has
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,32 +16,75 @@ from typing import Any
 
 from mlbench_cli import settings
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
-from mlbench_cli.model import LOCAL, Cluster, Outcome, Run, RunRow, RunState
+from mlbench_cli.model import LOCAL, Cluster, ClusterIdentity, Outcome, Run, RunRow, RunState
 from mlbench_cli.spec import RunSpec
 from mlbench_cli.times import now
 
-SCHEMA_VERSION = 1
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS clusters (
-  name TEXT PRIMARY KEY, provider TEXT NOT NULL, created TEXT NOT NULL, state TEXT NOT NULL, details TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS journal (
-  id INTEGER PRIMARY KEY, cluster TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL,
-  action TEXT NOT NULL, time REAL NOT NULL, details TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS runs (
-  id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, cluster TEXT NOT NULL, created TEXT NOT NULL,
-  state TEXT NOT NULL, outcome TEXT, spec TEXT NOT NULL, folder TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS choices (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-"""
+# --- schema ---------------------------------------------------------------------------------------------------------
+
+
+def _create_tables(db: sqlite3.Connection) -> None:
+    db.execute(
+        "CREATE TABLE clusters (name TEXT PRIMARY KEY, provider TEXT NOT NULL, created TEXT NOT NULL, "
+        "state TEXT NOT NULL, details TEXT NOT NULL)"
+    )
+    db.execute(
+        "CREATE TABLE journal (id INTEGER PRIMARY KEY, cluster TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, "
+        "action TEXT NOT NULL, time REAL NOT NULL, details TEXT NOT NULL)"
+    )
+    db.execute(
+        "CREATE TABLE runs (id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, cluster TEXT NOT NULL, "
+        "created TEXT NOT NULL, state TEXT NOT NULL, outcome TEXT, spec TEXT NOT NULL, folder TEXT NOT NULL)"
+    )
+    db.execute("CREATE TABLE choices (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
+
+
+def _identify_clusters(db: sqlite3.Connection) -> None:
+    """Key clusters by provider, account, location and name instead of by name alone, in the journal too."""
+    rows = db.execute("SELECT name, provider, created, state, details FROM clusters ORDER BY created, rowid").fetchall()
+    db.execute("DROP TABLE clusters")
+    db.execute(
+        "CREATE TABLE clusters (provider TEXT NOT NULL, account TEXT NOT NULL, location TEXT NOT NULL, "
+        "name TEXT NOT NULL, created TEXT NOT NULL, state TEXT NOT NULL, details TEXT NOT NULL, "
+        "PRIMARY KEY (provider, account, location, name))"
+    )
+    identities = {}
+    for name, provider, created, state, details in rows:
+        account, location = _place_in_details(provider, json.loads(details))
+        identities[name] = [provider, account, location, name]
+        db.execute("INSERT INTO clusters VALUES (?,?,?,?,?,?,?)", (*identities[name], created, state, details))
+    for column in ("provider", "account", "location"):
+        db.execute(f"ALTER TABLE journal ADD COLUMN {column} TEXT NOT NULL DEFAULT ''")
+    for identity in identities.values():
+        db.execute("UPDATE journal SET provider = ?, account = ?, location = ? WHERE cluster = ?", identity)
+    for (chosen,) in db.execute("SELECT value FROM choices WHERE key = 'cluster'").fetchall():
+        identity = identities.get(chosen, ["local", "", "", "local"])
+        db.execute("UPDATE choices SET value = ? WHERE key = 'cluster'", (_dump(identity),))
+
+
+def _place_in_details(provider: str, details: Mapping[str, Any]) -> tuple[str, str]:
+    """Account and location of a cluster whose record names them only among its details."""
+    if provider == "eks":
+        return "", str(details.get("region") or "")
+    if provider == "gke":
+        return str(details.get("project") or ""), str(details.get("location") or "")
+    return "", ""
+
+
+# Step N brings a store from schema N to schema N + 1. A new store takes all steps, so every store of a version has the
+# same schema. A step is never changed once it has been released: append another one.
+_MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_create_tables, _identify_clusters)
+SCHEMA_VERSION = len(_MIGRATIONS)
 
 
 @dataclass(frozen=True)
 class JournalEntry:
-    """One thing asked of a cloud: intent, created, ready, deleting, deleted, failed; `time` in seconds since 1970.
+    """One request to a cloud: intent, created, ready, deleting, deleted, failed; `time` in seconds since 1970.
 
-    Of a whole cluster that has gone the last record is kept, as "removed".
+    The last record of a deleted cluster is kept, as "removed".
     """
 
-    cluster: str
+    cluster: ClusterIdentity
     kind: str
     name: str
     action: str
@@ -59,11 +102,11 @@ class Store:
             self._db = sqlite3.connect(path, timeout=30, isolation_level=None)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
-            found = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if found > SCHEMA_VERSION:
+            if self._schema_version() > SCHEMA_VERSION:
+                found = self._schema_version()
                 raise UsageError(f"{path} was written by a newer mlbench (schema {found}).", hint="Upgrade mlbench.")
-            if found < SCHEMA_VERSION:
-                self._db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+            if self._schema_version() < SCHEMA_VERSION:
+                self._migrate()
         except sqlite3.Error as error:
             raise _trouble(path, error) from None
 
@@ -122,63 +165,110 @@ class Store:
     # --- clusters -----------------------------------------------------------------------------------------------
 
     def record_cluster(self, cluster: Cluster) -> Cluster:
-        """Insert or replace a cluster's record; `created` is filled in and kept."""
+        """Insert or replace a cluster's record, by its identity; `created` is filled in and kept."""
+        key = cluster.identity
+        values = (*_key(key), cluster.created or now(), cluster.state, _dump(cluster.details))
         with self._transaction() as db:
+            if key.account:  # a record of an older version does not know its account
+                db.execute(
+                    "UPDATE OR IGNORE clusters SET account = ? "
+                    "WHERE provider = ? AND account = '' AND location = ? AND name = ?",
+                    (key.account, key.provider, key.location, key.name),
+                )
             db.execute(
-                "INSERT INTO clusters VALUES (?,?,?,?,?) ON CONFLICT(name) DO UPDATE SET "
-                "provider = excluded.provider, state = excluded.state, details = excluded.details",
-                (cluster.name, cluster.provider, cluster.created or now(), cluster.state, _dump(cluster.details)),
+                "INSERT INTO clusters VALUES (?,?,?,?,?,?,?) ON CONFLICT(provider, account, location, name) "
+                "DO UPDATE SET state = excluded.state, details = excluded.details",
+                values,
             )
-        return self.cluster(cluster.name)
+        recorded = self.find_cluster(key)
+        assert recorded is not None
+        return recorded
 
-    def cluster(self, name: str) -> Cluster:
-        """The cluster of that name; `local` always exists. Raises NotFoundError with the nearest name."""
-        for cluster in self.clusters():
-            if cluster.name == name:
-                return cluster
-        known = [cluster.name for cluster in self.clusters()]
-        raise NotFoundError(f'There is no cluster "{name}".{did_you_mean(name, known)}', hint="mlbench list-clusters")
+    def find_cluster(self, identity: ClusterIdentity) -> Cluster | None:
+        """The record of exactly this cluster; None without one. An unknown account matches every account."""
+        known = [cluster for cluster in self.clusters() if cluster.identity.matches(identity)]
+        return next((cluster for cluster in known if cluster.identity == identity), known[0] if known else None)
+
+    def cluster(self, reference: str) -> Cluster:
+        """The cluster that is called NAME or NAME@LOCATION; `local` always exists.
+
+        Raises NotFoundError with the nearest name, UsageError if several clusters bear the name.
+        """
+        name, _, location = reference.partition("@")
+        clusters = self.clusters()
+        found = [item for item in clusters if item.name == name and location in ("", item.location)]
+        # A record that exists only because a deletion is under way gives way to a cluster that can be used.
+        found = [item for item in found if item.state != "deleting"] or found
+        if len(found) > 1:
+            listed = ", ".join(f"{name}@{item.location or item.provider}" for item in found)
+            raise UsageError(
+                f'{len(found)} clusters are called "{name}": {listed}.', hint="Name one with its location."
+            )
+        if not found:
+            near = did_you_mean(reference, [item.name for item in clusters])
+            raise NotFoundError(f'There is no cluster "{reference}".{near}', hint="mlbench list-clusters")
+        return found[0]
 
     def clusters(self) -> list[Cluster]:
+        """All known clusters, `local` first, then oldest first."""
         rows = self._query("SELECT * FROM clusters ORDER BY created, rowid")
         return [LOCAL] + [
-            Cluster(row["name"], row["provider"], row["state"], row["created"], json.loads(row["details"]))
+            Cluster(
+                row["name"], row["provider"], row["state"], row["created"], json.loads(row["details"]), row["account"],
+                row["location"],
+            )
             for row in rows
-        ]
+        ]  # fmt: skip
 
-    def forget_cluster(self, name: str) -> None:
-        """Drop a cluster's record; where it was the current one, `local` becomes it. Other choices stay."""
+    def forget_cluster(self, cluster: Cluster) -> None:
+        """Drop a cluster's record; if it was the current one, `local` becomes it. Other choices stay."""
+        chosen = self._chosen_identity()
         with self._transaction() as db:
-            db.execute("DELETE FROM clusters WHERE name = ?", (name,))
-            db.execute("DELETE FROM choices WHERE key = 'cluster' AND value = ?", (name,))
+            db.execute(
+                "DELETE FROM clusters WHERE provider = ? AND account = ? AND location = ? AND name = ?",
+                _key(cluster.identity),
+            )
+            if chosen is not None and chosen.matches(cluster.identity):
+                db.execute("DELETE FROM choices WHERE key = 'cluster'")
 
     @property
     def current_cluster(self) -> Cluster:
-        rows = self._query("SELECT value FROM choices WHERE key = 'cluster'")
-        return self.cluster(rows[0]["value"]) if rows else LOCAL
+        """The cluster that commands use by default. Raises NotFoundError if it is not known any more."""
+        identity = self._chosen_identity()
+        if identity is None or identity == LOCAL.identity:
+            return LOCAL
+        return self.find_cluster(identity) or self.cluster(identity.name)
 
-    def choose_cluster(self, name: str) -> Cluster:
-        """Make `name` the cluster that commands use by default. Raises NotFoundError where it is unknown."""
-        cluster = self.cluster(name)
+    def choose_cluster(self, cluster: Cluster) -> None:
+        """Make `cluster` the one that commands use by default."""
         with self._transaction() as db:
-            db.execute("INSERT OR REPLACE INTO choices VALUES ('cluster', ?)", (name,))
-        return cluster
+            db.execute("INSERT OR REPLACE INTO choices VALUES ('cluster', ?)", (_dump(_key(cluster.identity)),))
+
+    def _chosen_identity(self) -> ClusterIdentity | None:
+        rows = self._query("SELECT value FROM choices WHERE key = 'cluster'")
+        return ClusterIdentity(*json.loads(rows[0]["value"])) if rows else None
 
     # --- journal ------------------------------------------------------------------------------------------------
 
-    def journal(self, cluster: str, kind: str, name: str, action: str, **details: Any) -> None:
-        """Note what is about to be asked of a cloud, or what came of it; on disk when this returns."""
+    def journal(self, cluster: Cluster, kind: str, name: str, action: str, **details: Any) -> None:
+        """Write down what is about to be asked of a cloud, or what came of it; on disk when this returns."""
         with self._transaction() as db:
             db.execute(
-                "INSERT INTO journal (cluster, kind, name, action, time, details) VALUES (?,?,?,?,?,?)",
-                (cluster, kind, name, action, datetime.now(UTC).timestamp(), _dump(details)),
+                "INSERT INTO journal (cluster, kind, name, action, time, details, provider, account, location) "
+                "VALUES (?,?,?,?,?,?,?,?,?)",
+                (
+                    *(cluster.name, kind, name, action, datetime.now(UTC).timestamp(), _dump(details)),
+                    *(cluster.provider, cluster.account, cluster.location),
+                ),
             )
 
-    def journal_of(self, cluster: str) -> list[JournalEntry]:
-        rows = self._query("SELECT * FROM journal WHERE cluster = ? ORDER BY id", cluster)
+    def journal_of(self, name: str) -> list[JournalEntry]:
+        """What was asked for all clusters of that name, oldest first."""
+        rows = self._query("SELECT * FROM journal WHERE cluster = ? ORDER BY id", name)
         return [
             JournalEntry(
-                row["cluster"], row["kind"], row["name"], row["action"], row["time"], json.loads(row["details"])
+                ClusterIdentity(row["provider"], row["account"], row["location"], row["cluster"]),
+                *(row["kind"], row["name"], row["action"], row["time"], json.loads(row["details"])),
             )
             for row in rows
         ]
@@ -187,6 +277,21 @@ class Store:
 
     def close(self) -> None:
         self._db.close()
+
+    def _schema_version(self) -> int:
+        return int(self._db.execute("PRAGMA user_version").fetchone()[0])
+
+    def _migrate(self) -> None:
+        """Bring the store to this version's schema, in one transaction: another process sees it before or after."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            for step in _MIGRATIONS[self._schema_version() :]:  # another process may have been faster
+                step(self._db)
+            self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            self._db.execute("COMMIT")
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
 
     def _query(self, statement: str, *values: str) -> list[sqlite3.Row]:
         try:
@@ -230,6 +335,10 @@ def _parse_spec(row: sqlite3.Row) -> tuple[RunSpec, str | None]:
     return RunSpec(row["name"], row["cluster"], "unknown", "unknown", "unknown", ("unknown",), "unknown", 1), problem
 
 
+def _key(identity: ClusterIdentity) -> tuple[str, str, str, str]:
+    return identity.provider, identity.account, identity.location, identity.name
+
+
 def _dump(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
@@ -237,5 +346,5 @@ def _dump(value: Any) -> str:
 def _trouble(path: Path, error: sqlite3.Error) -> UsageError:
     return UsageError(
         f"The store {path} cannot be used: {error}.",
-        hint="Make room, mend its permissions, or set MLBENCH_HOME to another folder.",
+        hint="Make room, fix its permissions, or set MLBENCH_HOME to another folder.",
     )

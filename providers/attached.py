@@ -1,6 +1,6 @@
-"""Clusters that a person already has: reached as a kubeconfig says, never made, changed or removed.
+"""Clusters that a user already has: reached through a kubeconfig, never created, changed or deleted.
 
-`attach-cluster` needs rights in one namespace only: those of RULES, which `role` writes out and `check_rights` tests.
+Runs need rights in one namespace only: those of RULES, which `role_manifests` prints and `check_rights` checks.
 """
 
 import os
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.errors import UsageError
+from mlbench_cli.cluster_details import ClusterDetails, fact
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model import Cluster
-from providers.base import Plan, Resource
+from providers.base import Resource
 
 ROLE = "mlbench"
-# What the kubernetes engine does: API group, resource, verbs, whether runs are impossible without.
+# The rights that the kubernetes engine uses: API group, resource, verbs, whether no run is possible without.
 RULES: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
     ("batch", "jobs", ("create", "get", "list", "watch", "patch", "delete"), True),
     ("", "pods", ("get", "list", "watch", "delete"), True),
@@ -45,19 +45,17 @@ class Right:
 
 
 @dataclass(frozen=True)
-class NoOptions:
-    """`attach-cluster` has options of its own."""
+class AttachedDetails(ClusterDetails):
+    """How the user's kubeconfig reaches the cluster."""
+
+    kubeconfig: str | None = fact(str)  # absolute path; None: the files that $KUBECONFIG lists
+    context: str | None = fact(str)
+    namespace: str | None = fact(str)
+    server: str | None = fact(str)  # URL of its API, when it was attached
 
 
 class AttachedProvider:
     name = "attached"
-    options = NoOptions
-
-    def new_cluster(self, name: str, nodes: int, options: NoOptions) -> Cluster:
-        raise UsageError("An attached cluster is not created.", hint="mlbench attach-cluster NAME --context CONTEXT")
-
-    def plan(self, cluster: Cluster) -> Plan:
-        return Plan((), location=str(cluster.details.get("context")))
 
     def resources(self, cluster: Cluster) -> Sequence[Resource]:
         return ()
@@ -66,19 +64,16 @@ class AttachedProvider:
         return []
 
     def connect(self, cluster: Cluster) -> Access:
-        details = cluster.details
-        return Access.from_kubeconfig(details.get("kubeconfig"), details.get("context"), details.get("namespace"))
-
-    def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
-        raise UsageError(f'The cluster "{cluster.name}" is attached; mlbench does not change its machines.')
+        details = AttachedDetails.of(cluster)
+        return Access.from_kubeconfig(details.kubeconfig, details.context, details.namespace)
 
 
-def attached(name: str, kubeconfig: Path | None, context: str | None, namespace: str | None) -> Cluster:
-    """The record of a cluster that a kubeconfig describes. Only reads the kubeconfig; the cluster is not asked."""
+def new_attached_cluster(name: str, kubeconfig: Path | None, context: str | None, namespace: str | None) -> Cluster:
+    """The record of a cluster that a kubeconfig describes. Reads the kubeconfig only; sends no request."""
     from mlbench_cli.kube import kubeconfig as reader
 
-    path = _kept_path(kubeconfig)
-    # The context's name is kept, since the current one is whatever a person last chose.
+    path = _absolute_kubeconfig(kubeconfig)
+    # Record the context's name, because the kubeconfig's current context may change.
     context = context or reader.current_context(path)
     access = Access.from_kubeconfig(path, context, namespace)
     details = {
@@ -90,8 +85,8 @@ def attached(name: str, kubeconfig: Path | None, context: str | None, namespace:
     return Cluster(name, "attached", "ready", details=details)
 
 
-def _kept_path(kubeconfig: Path | None) -> Path | None:
-    """Where to find the kubeconfig again from another folder; None where $KUBECONFIG lists several at that time."""
+def _absolute_kubeconfig(kubeconfig: Path | None) -> Path | None:
+    """Absolute path of the kubeconfig; None if $KUBECONFIG lists several files."""
     listed = [part for part in os.environ.get("KUBECONFIG", "").split(os.pathsep) if part]
     if kubeconfig is None and len(listed) > 1:
         return None
@@ -99,8 +94,8 @@ def _kept_path(kubeconfig: Path | None) -> Path | None:
     return found.expanduser().absolute()
 
 
-def role(namespace: str) -> list[dict[str, Any]]:
-    """The least rights that runs need, as a Role and its binding; whoever gets them stands for USER."""
+def role_manifests(namespace: str) -> list[dict[str, Any]]:
+    """The smallest Role that runs need, and its binding to a user called USER."""
     rules = [{"apiGroups": [group], "resources": [kind], "verbs": list(verbs)} for group, kind, verbs, _ in RULES]
     metadata = {"name": ROLE, "namespace": namespace}
     api = "rbac.authorization.k8s.io"
@@ -117,7 +112,7 @@ def role(namespace: str) -> list[dict[str, Any]]:
 
 
 def is_kind(access: Access) -> bool:
-    """Whether the nodes are containers of KIND. False also where the server does not let one look at nodes."""
+    """Whether the nodes are containers of KIND. False also if the server does not let us read nodes."""
     from mlbench_cli.kube.api import AccessDenied, ObjectNotFound
 
     try:
@@ -128,7 +123,7 @@ def is_kind(access: Access) -> bool:
 
 
 def check_rights(access: Access) -> list[Right]:
-    """What the server says of each right, by SelfSubjectAccessReview, which everybody may ask."""
+    """Ask the server for each right, by SelfSubjectAccessReview, which every user may create."""
     api = access.client()
     return [
         _review(api, access.namespace, group, resource, verb, needed)

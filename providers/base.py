@@ -1,26 +1,31 @@
-"""What a provider is: it describes clusters as lists of resources and opens them; `lifecycle` makes and removes them.
+"""What a provider is. It describes clusters as lists of resources; `lifecycle` creates and deletes them.
 
-A new provider is one module with a class that has the members of `Provider`, and a line in `registry`. Its resources
-have the members of `Resource`; that they are never leaked is the life-cycle's affair, provided that each resource
+A new provider is one module, with a class that has the members of `Provider`, and one line in `registry`. What it can
+do beyond that it declares by having the members of an optional protocol: `CanCreate`, `CanScale`, `HasAccounts`,
+`HasDoctor`, `ListsOrphans`. The life-cycle makes sure that no resource leaks, provided that each resource
 
-* has a name that follows from the cluster's alone, so that any machine finds it,
-* is marked as this cluster's in the very call that makes it,
-* is found by name and mark, never by memory, and
-* raises TransientError for what repeating may cure, another MlbenchError with the cloud's own words for the rest.
+* has a name that follows from the cluster's name alone, so that any machine finds it,
+* gets its ownership tags in the call that creates it,
+* is found by name and tag, never from memory, and
+* raises TransientError for errors that a retry may cure, another MlbenchError with the cloud's own words for the rest.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import DeadlineError, UsageError
 from mlbench_cli.model import Cluster
 
 if TYPE_CHECKING:
     from mlbench_cli.kube.access import Access
+    from providers.doctor import Check
+    from providers.workload_cleanup import OrphanedResource, WorkloadObject
 
-# What our marks (tags, labels) are called. Values are lower case letters, digits, "-" and "_": all clouds take those.
+# Names of our ownership tags (labels). Values are lower case letters, digits, "-" and "_": all clouds accept those.
 CLUSTER_TAG = "mlbench-cluster"
 OWNER_TAG = "mlbench-owner"
 EXPIRES_TAG = "mlbench-expires"  # seconds since 1970
@@ -28,7 +33,7 @@ CALL_SECONDS = 30.0
 
 
 def call_timeout() -> float:
-    """The longest that a cloud may take for one answer; MLBENCH_CALL_SECONDS changes it, for slow ways."""
+    """Seconds that a cloud may take for one answer. MLBENCH_CALL_SECONDS changes it, e.g. for slow networks."""
     given = os.environ.get("MLBENCH_CALL_SECONDS", "")
     if not given:
         return CALL_SECONDS
@@ -37,69 +42,71 @@ def call_timeout() -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= 3600:
-        raise UsageError(f'MLBENCH_CALL_SECONDS is "{given}": it has to be a number of seconds, above 0, at most 3600.')
+        raise UsageError(f'MLBENCH_CALL_SECONDS is "{given}", not a number of seconds above 0 and up to 3600.')
     return seconds
 
 
 class TransientError(DeadlineError):
-    """A call that may succeed when repeated: throttled, a server error, no answer, busy with something else.
+    """A call that may succeed when retried: throttled, a server error, no answer, busy with another operation.
 
-    The life-cycle repeats it for a while; where that does not help, the user sees it as a passed deadline.
+    The life-cycle retries it for a while. If that does not help, the user sees it as a passed deadline.
     """
 
 
 @dataclass(frozen=True)
 class ResourceStatus:
-    """What is there under a resource's name."""
+    """What a cloud reports of an existing resource."""
 
     state: str  # in the cloud's own words
-    ours: bool = True  # marked as this cluster's; if not, it is never touched
-    deleting: bool = False  # on its way out
-    busy: str | None = None  # why it cannot be removed yet, though it will be possible: wait
-    broken: str | None = None  # why it will never be ready: it is made anew
-    differs: str | None = None  # how it differs from what is asked for: it is refused
-    kept: str | None = None  # why it stays when the cluster goes: shared with others
+    ours: bool = True  # it bears this cluster's tag; otherwise it is never touched
+    deleting: bool = False
+    busy: str | None = None  # why it cannot be deleted yet: deletion waits
+    broken: str | None = None  # why it will never be ready: it is deleted and created again
+    differs: str | None = None  # how it differs from the requested settings: it is refused
+    kept: str | None = None  # why it stays when the cluster is deleted: others use it
 
 
 @dataclass(frozen=True)
 class Readiness:
+    """Whether a resource is ready, and what it is waiting for if not."""
+
     ready: bool
-    reason: str = ""  # what it is waiting for, where it is not ready
+    reason: str = ""
 
 
 class Resource(Protocol):
-    """One thing that a cloud makes for a cluster."""
+    """One thing that a cloud creates for a cluster, e.g. a node pool."""
 
     kind: str  # as a person calls it: "node pool"
     name: str  # follows from the cluster's name
-    needs: Sequence["Resource"] = ()  # what must be ready before this is made, and is removed only after it
-    goes_with: "Resource | None" = None  # removed by removing that one
-    create_seconds: float = 1800.0  # the longest that making it may take
+    needs: Sequence["Resource"] = ()  # must be ready before this is created, and is deleted after it
+    goes_with: "Resource | None" = None  # deleted by deleting that one
+    create_seconds: float = 1800.0  # deadline of its creation
     delete_seconds: float = 1800.0
-    remove_command: str = ""  # how a person removes it without mlbench
+    remove_command: str = ""  # how a person deletes it without mlbench
 
     def find(self) -> ResourceStatus | None:
-        """What is there under this name, by asking the cloud."""
+        """Ask the cloud for this resource; None if it does not exist."""
         ...
 
     def create(self) -> None:
-        """Ask for it, with its marks in the call. Returns when the request is accepted."""
+        """Request its creation, with its tags in the call. Returns when the request is accepted."""
         ...
 
     def poll(self) -> Readiness:
-        """How far it is. Raises with the cloud's own words where it has failed."""
+        """Ask the cloud whether it is ready. Raises with the cloud's own words if its creation has failed."""
         ...
 
     def delete(self) -> None:
-        """Ask for its removal. Absent or on its way out already: nothing to do."""
+        """Request its deletion. Idempotent: may be called when it does not exist or is already being deleted."""
         ...
 
 
 @dataclass(frozen=True)
 class PlanLine:
-    """One priced part of a cluster. `price` is per piece and hour in the plan's currency, None where it is unknown.
+    """One priced part of a cluster. `price` is per piece and hour in the plan's currency, None if it is unknown.
 
-    `as_of` says of when the price is, as far as its table tells.
+    `as_of` is the date of the price, if its table names one.
     """
 
     what: str
@@ -110,18 +117,18 @@ class PlanLine:
 
 @dataclass(frozen=True)
 class Plan:
-    """What `create-cluster` is about to make. Nothing has been written when it is printed."""
+    """What `create-cluster` is about to create. Nothing has been created or recorded when it is printed."""
 
     lines: tuple[PlanLine, ...]
     location: str
     currency: str = "USD"
     source: str = ""  # where the prices come from, with their date
-    table: str = ""  # the version of the table of prices: another one has another
+    table: str = ""  # version of the price table, by its content
     warnings: tuple[str, ...] = ()
 
     @property
     def total(self) -> float | None:
-        """Per hour; None where any part is unknown, since a sum without it would be too low."""
+        """Price per hour; None if any part is unknown, because a sum without it would be too low."""
         prices = [line.price for line in self.lines]
         if None in prices:
             return None
@@ -142,51 +149,85 @@ class Plan:
         }
 
 
-class Provider(Protocol):
-    """Makes, finds, opens and removes the clusters of one kind. `Cluster.details` is the provider's own, but for:
+# --- what a provider must be able to do, and what it can --------------------------------------------------------------
 
-    functional_only  True where timings on the cluster mean nothing
-    nodes            how many machines it has
-    gpus_per_node    of the machines that work
-    devices_per_node other devices of theirs that every worker of a run gets, by Kubernetes' name of the resource
-    registry         where tasks' images come from, unless a run says otherwise
-    options          the provider's options, by name
-    expires          seconds since 1970, when `gc --expired` may remove it; absent: never
-    owner            who made it
-    plan             Plan.to_dict() as it was when the cluster was made
-    charts           Helm charts that were installed with it: release, namespace, version, source, digest
-    provisioning     written by the life-cycle: what took how long (see `timeline`); so are
-    scaling          of the last change of size, and
-    removal          of a removal that is going on or done
-    failure          why the last making or removal did not come to its end: code, message, hint
-    """
+
+@runtime_checkable
+class Provider(Protocol):
+    """Finds and opens the clusters of one kind. `details` of its clusters are read by `mlbench_cli.cluster_details`."""
 
     name: str
-    options: type[Any]  # a dataclass whose fields are made by `option`: what `create-cluster` takes
-
-    def new_cluster(self, name: str, nodes: int, options: Any) -> Cluster:
-        """The record of a cluster that is to be. Pure; raises UsageError for every combination that cannot work."""
-        ...
-
-    def plan(self, cluster: Cluster) -> Plan:
-        """Sizes and prices, after checking tools, credentials and quotas. Writes nothing."""
-        ...
 
     def resources(self, cluster: Cluster) -> Sequence[Resource]:
-        """All that the cluster consists of; each stands behind what it needs."""
+        """All resources of the cluster, each after those that it needs; empty if mlbench deletes none."""
         ...
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
-        """All that is marked as ours, whole or half made. `scope` narrows or moves the search (project, region)."""
+        """All clusters that bear our tags, complete or not. `scope` limits the search (project, location)."""
         ...
 
     def connect(self, cluster: Cluster) -> "Access":
-        """The way to its Kubernetes API, held in memory."""
+        """Endpoint and credentials of its Kubernetes API, held in memory."""
         ...
 
-    def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
-        """Resources whose making brings the cluster to `nodes` worker machines. Raises UsageError where it cannot."""
+
+@runtime_checkable
+class CanCreate(Provider, Protocol):
+    """A provider of `create-cluster`."""
+
+    summary: str  # one line of help
+    options: type[Any]  # a dataclass with fields made by `option`: the options of `create-cluster`
+
+    def new_cluster(self, name: str, nodes: int, options: Any) -> Cluster:
+        """The record of a cluster to be created. Raises UsageError for combinations that cannot work. Asks no cloud."""
         ...
+
+    def plan(self, cluster: Cluster) -> Plan:
+        """Sizes and prices, after a check of tools, credentials and quotas. Writes nothing."""
+        ...
+
+
+@runtime_checkable
+class CanScale(Protocol):
+    """A provider of `scale-cluster`."""
+
+    def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
+        """Resources whose creation gives the cluster `nodes` workers. Raises UsageError if that is impossible."""
+        ...
+
+
+@runtime_checkable
+class HasAccounts(Protocol):
+    """A provider whose credentials select an account that names are unique in and that pays."""
+
+    def find_account(self, cluster: Cluster) -> str:
+        """The account that today's credentials belong to."""
+        ...
+
+
+@runtime_checkable
+class HasDoctor(Protocol):
+    """A provider of `mlbench doctor PROVIDER`."""
+
+    def run_checks(self, project: str | None, location: str | None) -> "Iterator[Check]":
+        """Check library, credentials, rights and quotas. Reads only."""
+        ...
+
+
+@runtime_checkable
+class ListsOrphans(Protocol):
+    """A provider whose clusters' workloads create paid resources outside of the cluster: load balancers, disks."""
+
+    def list_orphans(self, cluster: Cluster, objects: "Sequence[WorkloadObject]") -> "list[OrphanedResource]":
+        """Those that still exist in the cloud. Raises MlbenchError if the cloud cannot be asked."""
+        ...
+
+    def orphan_command(self, cluster: Cluster, item: "WorkloadObject | None") -> str:
+        """How a person finds and deletes the resource behind `item`, or whatever the cluster has left."""
+        ...
+
+
+# --- helpers of providers ---------------------------------------------------------------------------------------------
 
 
 def option(default: Any, *flags: str, help: str) -> Any:
@@ -195,37 +236,44 @@ def option(default: Any, *flags: str, help: str) -> Any:
 
 
 def read_options(cluster: Cluster, cls: type[Any]) -> Any:
-    """The options that a cluster was described with; what its record does not have is at its default."""
+    """The options that a cluster was created with; options missing from its record have their defaults."""
     known = {item.name for item in fields(cls)}
-    kept = cluster.details.get("options", {})
+    kept = ClusterDetails.of(cluster).options
     return cls(
         **{key: tuple(value) if isinstance(value, list) else value for key, value in kept.items() if key in known}
     )
 
 
 def ownership_tags(cluster: Cluster) -> dict[str, str]:
-    """What is put on everything that is made for `cluster`."""
-    found = {
-        CLUSTER_TAG: cluster.name,
-        OWNER_TAG: cluster.details.get("owner"),
-        EXPIRES_TAG: cluster.details.get("expires"),
-    }
-    return {key: str(value) for key, value in found.items() if value is not None}
+    """The tags of everything that is created for `cluster`."""
+    details = ClusterDetails.of(cluster)
+    tags = {CLUSTER_TAG: cluster.name, OWNER_TAG: details.owner, EXPIRES_TAG: details.expires}
+    return {key: str(value) for key, value in tags.items() if value is not None}
 
 
-def details_from_tags(found: Mapping[str, str]) -> dict[str, Any]:
-    """The details of a cluster that its marks tell: owner, and expires where it has an end."""
-    details: dict[str, Any] = {"owner": found.get(OWNER_TAG)}
-    if (expires := found.get(EXPIRES_TAG, "")).isdecimal():
+def details_from_tags(tags: Mapping[str, str]) -> dict[str, Any]:
+    """The details of a cluster that its tags hold: owner, and expires if it has an end."""
+    details: dict[str, Any] = {"owner": tags.get(OWNER_TAG)}
+    if (expires := tags.get(EXPIRES_TAG, "")).isdecimal():
         details["expires"] = int(expires)
     return details
 
 
+def identity_options(cluster: Cluster) -> str:
+    """The options of a command that single out this cluster among those of its name, with a space before them."""
+    # GKE's account is a project, which an option names; that of AWS follows from the credentials.
+    words = [f"--project {cluster.account}"] if cluster.account and not cluster.account.isdecimal() else []
+    if cluster.location:
+        flag = "--zone" if re.fullmatch(r".*\d-?[a-z]", cluster.location) else "--region"
+        words.append(f"{flag} {cluster.location}")
+    return "".join(f" {word}" for word in words)
+
+
 def foreign_resource_error(resource: Resource) -> UsageError:
-    """The refusal to touch what somebody else made."""
+    """The refusal to touch a resource that mlbench did not create."""
     return UsageError(
-        f'The {resource.kind} "{resource.name}" exists and was not made by mlbench; it is not touched.',
+        f'The {resource.kind} "{resource.name}" exists and was not created by mlbench; it is not touched.',
         hint="Choose another name"
-        + (f", or remove it yourself: {resource.remove_command}" if resource.remove_command else "."),
+        + (f", or delete it yourself: {resource.remove_command}" if resource.remove_command else "."),
         details={"kind": resource.kind, "name": resource.name},
     )

@@ -1,17 +1,16 @@
-"""What `mlbench doctor PROVIDER` asks of a cloud before anything is made in it: reads only, each with its deadline."""
+"""Checks of a cloud before anything is created in it: `mlbench doctor PROVIDER`. Reads only, each with a deadline."""
 
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from importlib import import_module, metadata
+from importlib import metadata
 from typing import Any, TypeVar
 
+from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import MlbenchError, UsageError, did_you_mean
 
-# The module of each provider that can be asked, with `checks(project, location) -> Iterator[Check]`.
-DOCTORS = {"gke": "providers.gke.doctor", "eks": "providers.eks.doctor"}
-MAX_SKEW = 60.0  # seconds; clouds refuse signatures from five minutes on
+MAX_CLOCK_SKEW = 60.0  # seconds; clouds refuse signatures that are five minutes off
 
 Answer = TypeVar("Answer")
 
@@ -31,25 +30,26 @@ class Check:
 
 
 def run_checks(provider: str, project: str | None, location: str | None) -> Iterator[Check]:
-    """All that can be known of a provider's cloud. Raises UsageError for a provider that has none."""
-    from providers.registry import ALIASES
+    """All checks of a provider's cloud. Raises UsageError for a provider that has none."""
+    from providers import registry
 
-    name = ALIASES.get(provider, provider)
-    if name not in DOCTORS:
-        near = did_you_mean(provider, [*DOCTORS, *ALIASES])
-        raise UsageError(f'There is nothing to ask of "{provider}", only of {", ".join(DOCTORS)}.{near}')
-    yield from import_module(DOCTORS[name]).run_checks(project, location)
+    doctors = registry.doctors()
+    name = registry.ALIASES.get(provider, provider)
+    if name not in doctors:
+        near = did_you_mean(provider, [*doctors, *registry.ALIASES])
+        raise UsageError(f'There are no checks for "{provider}", only for {", ".join(doctors)}.{near}')
+    yield from doctors[name].run_checks(project, location)
 
 
 class Checklist:
-    """Asks one thing after the other; a refusal becomes a line of the report."""
+    """Makes calls one after the other and turns each error into a line of the report."""
 
     def __init__(self, provider: str) -> None:
         self._provider = provider
-        self.failed: Check | None = None  # the last question's, where it was refused
+        self.failed: Check | None = None  # of the last call, if it failed
 
     def __call__(self, what: str, question: Callable[[], Answer], *, optional: bool = False) -> Answer | None:
-        """The answer; or None, with the refusal in `failed`."""
+        """The result of the call; None if it failed, with the error in `failed`."""
         self.failed = None
         try:
             return question()
@@ -66,7 +66,7 @@ class Checklist:
 
 
 def check_library(checklist: Checklist, package: str, floor: str, extra: str) -> Check:
-    """Whether the cloud's library is installed, and not older than pyproject.toml wants it."""
+    """Check that the cloud's library is installed and not older than pyproject.toml requires."""
     install = f"pip install 'mlbench[{extra}]'"
     try:
         version = metadata.version(package)
@@ -78,7 +78,7 @@ def check_library(checklist: Checklist, package: str, floor: str, extra: str) ->
 
 
 def check_program(checklist: Checklist, name: str, use: str) -> Check:
-    """A program that only hints name: nothing here runs it."""
+    """Look for a program that only hints mention: mlbench does not run it."""
     import shutil
 
     path = shutil.which(name)
@@ -87,12 +87,12 @@ def check_program(checklist: Checklist, name: str, use: str) -> Check:
 
 
 def check_clock(checklist: Checklist, date: str | None, asked: float) -> Check:
-    """Whether this machine's clock, which showed `asked` when the answer came, is right by the cloud's header Date."""
+    """Compare this machine's clock, which showed `asked` when the answer came, with the cloud's header Date."""
     try:
         ahead = asked - parsedate_to_datetime(date or "").timestamp()
     except ValueError:
-        return checklist.result("clock", "the cloud does not tell the time")
-    if abs(ahead) <= MAX_SKEW:
+        return checklist.result("clock", "the cloud sends no date")
+    if abs(ahead) <= MAX_CLOCK_SKEW:
         return checklist.result("clock", "right")
     which = "ahead of" if ahead > 0 else "behind"
     hint = "Set the clock: signatures from five minutes off on are refused. timedatectl set-ntp true"
@@ -100,7 +100,7 @@ def check_clock(checklist: Checklist, date: str | None, asked: float) -> Check:
 
 
 def check_prices(checklist: Checklist, provider: str, region: str) -> Check:
-    """Of how many things the price is known in a region, and since when."""
+    """Count the known prices of a region, with their date."""
     from providers.pricing import load_prices, user_price_file
 
     found = checklist("prices", lambda: load_prices(provider))
@@ -108,23 +108,23 @@ def check_prices(checklist: Checklist, provider: str, region: str) -> Check:
         assert checklist.failed is not None
         return checklist.failed
     known = found.count_prices(region)
-    hint = f"What is not known is shown as unknown; a table of your own: {user_price_file()}"
+    hint = f"Other prices are shown as unknown; your own price table: {user_price_file()}"
     return checklist.result("prices", f"{known} known in {region}; {found.source}", hint, missing=known <= 1)
 
 
 def check_clusters(checklist: Checklist, question: Callable[[], list[Any]]) -> Check:
-    """The clusters that bear our marks: forgotten ones cost money."""
+    """List the clusters that bear our tags: forgotten ones cost money."""
     found = checklist("clusters", question)
     if found is None:
         assert checklist.failed is not None
         return checklist.failed
-    late = [item.name for item in found if item.details.get("expires", float("inf")) < time.time()]
+    late = [item.name for item in found if (ClusterDetails.of(item).expires or float("inf")) < time.time()]
     half = [item.name for item in found if item.state == "failed"]
-    told = f"{len(found)} of ours" + (f": {', '.join(item.name for item in found)}" if found else "")
+    summary = f"{len(found)} of ours" + (f": {', '.join(item.name for item in found)}" if found else "")
     if late or half:
         hint = f"mlbench gc{' --expired' if not half else ''}   removes {', '.join(dict.fromkeys([*late, *half]))}"
-        return checklist.result("clusters", told, hint, missing=True)
-    return checklist.result("clusters", told)
+        return checklist.result("clusters", summary, hint, missing=True)
+    return checklist.result("clusters", summary)
 
 
 def _numbers(version: str) -> list[int]:

@@ -1,9 +1,9 @@
-"""Makes and removes clusters, whoever's they are: the one place where crash-safety is decided.
+"""Creates and deletes clusters of every provider: the one place that decides what survives a crash.
 
-`up` notes each intent on disk before it asks for anything, adopts what it finds, and looks before it judges a failed
-request. `down` works from names and marks alone, on any machine, in any state, and verifies that nothing is left.
-Killed anywhere and started again, both go on where they were. Independent resources are made at the same time; the
-waits are all that takes long, so one thread polls them in turn.
+`up` journals each intent on disk before it sends a request, adopts resources that exist already, and looks for the
+resource again before it counts a request as failed. `down` works from names and ownership tags alone, on any machine
+and in any state, and verifies at the end that no resource is left. Both can be killed at any time and run again.
+Independent resources are created at the same time. Waiting takes nearly all the time, so one thread polls them in turn.
 """
 
 import fcntl
@@ -15,13 +15,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import (
     CleanupError,
     CredentialError,
     DeadlineError,
     Interrupted,
     MlbenchError,
-    NotFoundError,
+    Stopped,
     Terminated,
     UsageError,
 )
@@ -38,21 +39,20 @@ from providers.operation_errors import (
 )
 from providers.timeline import Timeline
 
-# How long something may fail in a way that repeating can cure before it counts as failed, in seconds.
+# Transient errors of one resource that last longer than this count as a failure, in seconds.
 PATIENCE_SECONDS = 120.0
-STOPPED = (Interrupted, Terminated)
-# The journal's words for a cluster as a whole, and for its end.
+# Kind and action of the journal entry that keeps the last record of a deleted cluster.
 CLUSTER, REMOVED = "cluster", "removed"
 
 
 @dataclass(frozen=True)
 class Step:
-    """What just happened to a resource. `seconds` since work on it began, of at most `deadline`."""
+    """Progress on one resource. `seconds` have passed since work on it began; it fails after `deadline` seconds."""
 
     cluster: str
     kind: str
     name: str
-    action: str  # creating adopted waiting ready retrying remaking deleting deleted kept foreign
+    action: str  # creating adopted waiting ready retrying recreating deleting deleted kept foreign
     reason: str = ""
     seconds: float = 0.0
     deadline: float | None = None
@@ -70,30 +70,30 @@ def up(
     patience: float = PATIENCE_SECONDS,
     times: str = "provisioning",
 ) -> Cluster:
-    """Make what is missing of `cluster` and return its record, with the time that each resource took under `times`.
+    """Create the missing resources of `cluster` and return its record, with the times of each resource under `times`.
 
-    Where it fails, what exists stays, so that the same call goes on; the error says what that is and how to remove it,
-    and so does the record, under "failure".
+    Raises MlbenchError if a resource fails. Existing resources stay, and the same call continues with them. The error
+    lists them with the command that deletes them; the record keeps the error under "failure".
     """
     with _exclusive(store, cluster.name):
-        before = _find_record(store, cluster.name)
-        earlier = before.details.get(times, []) if before is not None and times == "provisioning" else []
-        making = Creation(cluster, resources, store, report, patience, Timeline(resources, earlier), times)
-        making.record("creating")
+        before = store.find_cluster(cluster.identity)
+        earlier = ClusterDetails.of(before).provisioning if before is not None and times == "provisioning" else []
+        creation = Creation(cluster, resources, store, report, patience, Timeline(resources, earlier), times)
+        creation.record("creating")
         try:
-            making.run()
+            creation.run()
         except BaseException as error:
-            if making.has_side_effects:
-                making.record("failed", failure=failure_record(error))
+            if creation.has_side_effects:
+                creation.record("failed", failure=failure_record(error))
             elif before is not None:
                 store.record_cluster(before)
             else:
-                store.forget_cluster(cluster.name)
-            told = explain_error(error, cluster, making.existing())
-            if told is error:
+                store.forget_cluster(cluster)
+            explained = explain_error(error, cluster, creation.existing())
+            if explained is error:
                 raise
-            raise told from error
-        return making.record("ready")
+            raise explained from error
+        return creation.record("ready")
 
 
 def down(
@@ -104,57 +104,59 @@ def down(
     report: Report = lambda step: None,
     patience: float = PATIENCE_SECONDS,
 ) -> None:
-    """Remove `cluster`, as much of it as there is. Raises CleanupError listing what is left after all was tried.
+    """Delete all existing resources of `cluster`. Raises CleanupError listing those that could not be deleted.
 
-    The record goes with it, but for what the journal keeps: how long everything took is a result that stays.
+    The record is dropped too. The journal keeps its last state, because the times of each resource are a result.
     """
     with _exclusive(store, cluster.name):
-        timeline = Timeline(resources, cluster.details.get("removal", []), removing=True)
-        removing = Deletion(cluster, resources, store, report, patience, timeline, "removal")
+        timeline = Timeline(resources, ClusterDetails.of(cluster).removal, removing=True)
+        deletion = Deletion(cluster, resources, store, report, patience, timeline, "removal")
         try:
-            removing.run()
-        except (KeyboardInterrupt, Terminated) as error:
+            deletion.run()
+        except (KeyboardInterrupt, Stopped) as error:
             stopped = Terminated if isinstance(error, Terminated) else Interrupted
             raise stopped(
-                f'Stopped: of the cluster "{cluster.name}" something may be left.',
-                hint=f"{delete_command(cluster)}   goes on with it",
+                f'Stopped: resources of the cluster "{cluster.name}" may be left.',
+                hint=f"{delete_command(cluster)}   continues the deletion",
             ) from error
         except CleanupError as error:
-            if removing.recorded:
-                removing.record("deleting", failure=failure_record(error))
+            if deletion.recorded:
+                deletion.record("deleting", failure=failure_record(error))
             raise
-        if removing.recorded:
-            last = removing.record("deleting")
+        if deletion.recorded:
+            last = deletion.record("deleting")
             store.journal(
-                *(cluster.name, CLUSTER, cluster.name, REMOVED),
+                *(cluster, CLUSTER, cluster.name, REMOVED),
                 provider=last.provider, created=last.created, details=last.details,
             )  # fmt: skip
-        store.forget_cluster(cluster.name)
+        store.forget_cluster(cluster)
 
 
 def find_deleted_cluster(store: Store, name: str) -> Cluster | None:
-    """The last record of a cluster of that name that was removed, with the time of its removal; None without one."""
+    """The last record of the deleted cluster of that name, with the time of its deletion; None without one."""
     for entry in reversed(store.journal_of(name)):
         if entry.kind == CLUSTER and entry.action == REMOVED:
-            kept = entry.details
+            kept, identity = entry.details, entry.cluster
             details = {**kept["details"], "removed": timestamp(entry.time)}
-            return Cluster(name, kept["provider"], REMOVED, kept["created"], details)
+            return Cluster(
+                *(name, kept["provider"], REMOVED, kept["created"], details), identity.account, identity.location
+            )
     return None
 
 
 @dataclass(eq=False)
 class ResourceState:
-    """Where the work on one resource stands. Times are of the monotonic clock."""
+    """How far the work on one resource is. Times are of the monotonic clock."""
 
     resource: Resource
     began: float | None = None
-    asked: bool = False  # this process has sent a request for it, answered or not
+    requested: bool = False  # this process has sent a request for it, answered or not
     accepted: bool = False  # it exists: the request was accepted, or it was adopted
     adopted: bool = False
-    was_there: bool = False
+    was_found: bool = False
     done: bool = False
-    failed: str | None = None  # why it could not be removed
-    trouble: float | None = None  # since when nothing but trouble
+    failed: str | None = None  # why it could not be deleted
+    errors_since: float | None = None  # when the current series of transient errors began
     next_visit: float = 0.0
 
     def seconds(self) -> float:
@@ -163,7 +165,7 @@ class ResourceState:
 
 @dataclass
 class Operation:
-    """What making and removing have in common: visiting tasks in turn, each as often as its waiting makes sensible."""
+    """What creation and deletion share: visit resources in turn, each at its own poll interval."""
 
     cluster: Cluster
     resources: Sequence[Resource]
@@ -171,258 +173,255 @@ class Operation:
     report: Report
     patience: float
     timeline: Timeline
-    times: str  # under which of the cluster's details the timeline goes
-    tasks: list[ResourceState] = field(default_factory=list)
+    times: str  # key of the cluster's details under which the timeline is recorded
+    states: list[ResourceState] = field(default_factory=list)
 
     def record(self, state: str, **more: Any) -> Cluster:
-        """Write down how far it is: what a killed process leaves, and what another one can show meanwhile."""
+        """Record how far the operation is, so that other processes can show it, also after this one was killed."""
         details = {key: value for key, value in self.cluster.details.items() if key not in ("failure", self.times)}
         times = {self.times: self.timeline.to_list()}
         return self.store.record_cluster(replace(self.cluster, state=state, details={**details, **times, **more}))
 
     def visit_all(self, possible: Callable[[ResourceState], bool], visit: Callable[[ResourceState], None]) -> None:
-        """Visit all that is `possible` until nothing is. A visit ends a task by setting `done` or `failed`."""
+        """Visit all resources that are `possible` until none is. A visit ends one by setting `done` or `failed`."""
         while True:
-            due = [task for task in self.tasks if not task.done and task.failed is None and possible(task)]
+            due = [state for state in self.states if not state.done and state.failed is None and possible(state)]
             if not due:
                 return
-            task = min(due, key=lambda task: task.next_visit)
-            time.sleep(max(0.0, task.next_visit - time.monotonic()))
-            if task.began is None:
-                task.began = time.monotonic()
-            visit(task)
-            task.next_visit = time.monotonic() + _poll_interval(task.seconds())
+            state = min(due, key=lambda state: state.next_visit)
+            time.sleep(max(0.0, state.next_visit - time.monotonic()))
+            if state.began is None:
+                state.began = time.monotonic()
+            visit(state)
+            state.next_visit = time.monotonic() + _poll_interval(state.seconds())
 
-    def error_budget_spent(self, task: ResourceState, reason: str) -> bool:
-        """Note trouble; True when it has lasted longer than is to be borne."""
-        if task.trouble is None:
-            task.trouble = time.monotonic()
-        self.notify(task, "retrying", reason)
-        return time.monotonic() - task.trouble >= self.patience
+    def error_budget_spent(self, state: ResourceState, reason: str) -> bool:
+        """Report a transient error; True once errors have lasted longer than `patience`."""
+        if state.errors_since is None:
+            state.errors_since = time.monotonic()
+        self.notify(state, "retrying", reason)
+        return time.monotonic() - state.errors_since >= self.patience
 
-    def journal(self, task: ResourceState, action: str, **details: Any) -> None:
-        self.store.journal(self.cluster.name, task.resource.kind, task.resource.name, action, **details)
+    def journal(self, state: ResourceState, action: str, /, **details: Any) -> None:
+        self.store.journal(self.cluster, state.resource.kind, state.resource.name, action, **details)
 
-    def notify(self, task: ResourceState, action: str, reason: str = "", deadline: float | None = None) -> None:
-        resource = task.resource
-        self.report(Step(self.cluster.name, resource.kind, resource.name, action, reason, task.seconds(), deadline))
+    def notify(self, state: ResourceState, action: str, reason: str = "", deadline: float | None = None) -> None:
+        resource = state.resource
+        self.report(Step(self.cluster.name, resource.kind, resource.name, action, reason, state.seconds(), deadline))
 
 
 class Creation(Operation):
     def run(self) -> None:
-        self.tasks = [ResourceState(resource) for resource in self.resources]
+        self.states = [ResourceState(resource) for resource in self.resources]
         self.visit_all(self._possible, self._visit)
 
     @property
     def has_side_effects(self) -> bool:
-        """Whether there is something that this process asked for, or that was found half made."""
-        return any(task.asked or (task.adopted and not task.done) for task in self.tasks)
+        """Whether this process has requested a resource, or has adopted one that is not ready."""
+        return any(state.requested or (state.adopted and not state.done) for state in self.states)
 
     def existing(self) -> list[dict[str, str]]:
-        """What exists, or may exist, of the cluster."""
+        """The resources of the cluster that exist or may exist: kind, name and state of each."""
         return [
-            {"kind": task.resource.kind, "name": task.resource.name, "state": self._state(task)}
-            for task in self.tasks
-            if task.asked or task.accepted
+            {"kind": state.resource.kind, "name": state.resource.name, "state": self._state(state)}
+            for state in self.states
+            if state.requested or state.accepted
         ]
 
-    def _state(self, task: ResourceState) -> str:
-        if not task.accepted:
-            return "perhaps"
-        return "ready" if task.done else "being made"
+    def _state(self, state: ResourceState) -> str:
+        if not state.accepted:
+            return "unconfirmed"
+        return "ready" if state.done else "being created"
 
-    def _possible(self, task: ResourceState) -> bool:
-        return all(other.done for other in self.tasks if any(other.resource is need for need in task.resource.needs))
+    def _possible(self, state: ResourceState) -> bool:
+        return all(other.done for other in self.states if any(other.resource is need for need in state.resource.needs))
 
-    def _visit(self, task: ResourceState) -> None:
-        reason = "it is still to be made"
-        self.timeline.of(task.resource).record_time("began")
+    def _visit(self, state: ResourceState) -> None:
+        reason = "it has not been created yet"
+        self.timeline.of(state.resource).record_time("began")
         try:
-            if not task.accepted:
-                self._ask(task)
-            if task.accepted:
-                progress = task.resource.poll()
+            if not state.accepted:
+                self._request(state)
+            if state.accepted:
+                progress = state.resource.poll()
                 reason = progress.reason or "it is not ready"
-                task.done = progress.ready
-            task.trouble = None
+                state.done = progress.ready
+            state.errors_since = None
         except TransientError as error:
-            if self.error_budget_spent(task, error.message):
+            if self.error_budget_spent(state, error.message):
                 raise
             reason = error.message
-        line = self.timeline.of(task.resource)
-        if task.done:
+        line = self.timeline.of(state.resource)
+        if state.done:
             line.end_wait()
             line.record_time("ready")
             self.record("creating")
-            self.journal(task, "ready", seconds=round(task.seconds(), 3), adopted=task.adopted)
-            self.notify(task, "ready")
+            self.journal(state, "ready", seconds=round(state.seconds(), 3), adopted=state.adopted)
+            self.notify(state, "ready")
             return
         if line.start_wait(reason):
             self.record("creating")
-        if task.seconds() > task.resource.create_seconds:
+        if state.seconds() > state.resource.create_seconds:
             raise DeadlineError(
-                f'The {task.resource.kind} "{task.resource.name}" was not ready after '
-                f"{task.resource.create_seconds:.0f} s: {reason}."
+                f'The {state.resource.kind} "{state.resource.name}" was not ready after '
+                f"{state.resource.create_seconds:.0f} s: {reason}."
             )
-        if task.trouble is None:
-            self.notify(task, "waiting", reason, task.resource.create_seconds)
+        if state.errors_since is None:
+            self.notify(state, "waiting", reason, state.resource.create_seconds)
 
-    def _ask(self, task: ResourceState) -> None:
-        resource = task.resource
+    def _request(self, state: ResourceState) -> None:
+        """Adopt the resource if it exists, create it otherwise."""
+        resource = state.resource
         found = resource.find()
         if found is None:
-            self._create(task)
+            self._create(state)
             return
         if not found.ours:
             raise foreign_resource_error(resource)
         if found.differs:
             raise UsageError(
-                f'The {resource.kind} "{resource.name}" exists already, with other settings: {found.differs}.',
-                hint=f"Choose another name, or first: {delete_command(self.cluster)}",
+                f'The {resource.kind} "{resource.name}" already exists with other settings: {found.differs}.',
+                hint=f"Choose another name, or delete it first: {delete_command(self.cluster)}",
             )
         if found.broken and not found.deleting:
-            self.journal(task, "deleting", reason=found.broken)
+            self.journal(state, "deleting", reason=found.broken)
             self.timeline.of(resource).reset()
-            self.notify(task, "remaking", found.broken, resource.create_seconds)
-            task.asked = True
+            self.notify(state, "recreating", found.broken, resource.create_seconds)
+            state.requested = True
             resource.delete()
         elif not found.deleting:
-            task.accepted = task.adopted = True
+            state.accepted = state.adopted = True
             self.timeline.of(resource).mark_adopted()
-            self.journal(task, "adopted", state=found.state)
-            self.notify(task, "adopted", found.state, resource.create_seconds)
+            self.journal(state, "adopted", state=found.state)
+            self.notify(state, "adopted", found.state, resource.create_seconds)
 
-    def _create(self, task: ResourceState) -> None:
-        self.journal(task, "intent")
+    def _create(self, state: ResourceState) -> None:
+        self.journal(state, "intent")
         self.record("creating")
-        self.notify(task, "creating", deadline=task.resource.create_seconds)
-        # Set before the call: where that is cut off nobody knows whether the request has arrived.
-        task.asked = True
-        resource = task.resource
+        self.notify(state, "creating", deadline=state.resource.create_seconds)
+        # Set before the call: if it is cut off, nobody knows whether the request has arrived.
+        state.requested = True
+        resource = state.resource
         try:
             resource.create()
-        except (TransientError, *STOPPED):
-            raise  # repeated, the next visit looks for it first
+        except TransientError:
+            raise  # the next visit looks for the resource before it repeats the request
         except MlbenchError as error:
             exists = _was_created(resource)
             if not exists:
-                self.journal(task, "failed", reason=error.message)
-                task.asked = exists is None
+                self.journal(state, "failed", reason=error.message)
+                state.requested = exists is None
                 raise
-        task.accepted = True
+        state.accepted = True
         self.timeline.of(resource).record_time("accepted")
-        self.journal(task, "created")
+        self.journal(state, "created")
 
 
 class Deletion(Operation):
     def run(self) -> None:
-        self.tasks = [ResourceState(resource) for resource in reversed(self.resources) if resource.goes_with is None]
+        self.states = [ResourceState(resource) for resource in reversed(self.resources) if resource.goes_with is None]
         self.foreign: list[Resource] = []
         self.recorded = False
         self.visit_all(self._possible, self._visit)
         self._verify()
 
-    def _possible(self, task: ResourceState) -> bool:
-        return all(other.done for other in self._dependents(task))
+    def _possible(self, state: ResourceState) -> bool:
+        return all(other.done for other in self._dependents(state))
 
-    def _dependents(self, task: ResourceState) -> list[ResourceState]:
-        """The tasks whose resources need this one's, so that it has to stay as long as they do."""
+    def _dependents(self, state: ResourceState) -> list[ResourceState]:
+        """The resources that need this one, which therefore has to exist as long as they do."""
         found = []
-        for other in self.tasks:
+        for other in self.states:
             parts = [part for part in self.resources if part is other.resource or part.goes_with is other.resource]
             needs = [need for part in parts for need in part.needs]
-            if other is not task and any(need is task.resource for need in needs):
+            if other is not state and any(need is state.resource for need in needs):
                 found.append(other)
         return found
 
-    def _visit(self, task: ResourceState) -> None:
-        resource = task.resource
+    def _visit(self, state: ResourceState) -> None:
+        resource = state.resource
         try:
             found = resource.find()
             if found is None or not found.ours or found.kept:
-                self._end(task, found)
+                self._end(state, found)
                 return
-            task.was_there = True
+            state.was_found = True
             self.timeline.of(resource).record_time("began")
             if found.deleting or found.busy:
-                task.trouble = None
-                self._wait(task, found.busy or found.state)
-                self.notify(task, "deleting", found.busy or found.state, resource.delete_seconds)
+                state.errors_since = None
+                self._wait(state, found.busy or found.state)
+                self.notify(state, "deleting", found.busy or found.state, resource.delete_seconds)
             else:
-                self._ask(task, found)
+                self._request(state, found)
         except TransientError as error:
-            if self.error_budget_spent(task, error.message):
-                self._fail(task, error.message)
-        except STOPPED:
-            raise
+            if self.error_budget_spent(state, error.message):
+                self._fail(state, error.message)
         except MlbenchError as error:
             if isinstance(error, CredentialError) and not self.recorded:
-                raise  # nothing was done, and nothing can be
-            self._fail(task, error.message)
+                raise  # nothing has been deleted, and nothing can be
+            self._fail(state, error.message)
         else:
-            if task.seconds() > resource.delete_seconds:
+            if state.seconds() > resource.delete_seconds:
                 reason = found.busy or found.state
-                self._fail(task, f"it was still there after {resource.delete_seconds:.0f} s: {reason}")
+                self._fail(state, f"it still existed after {resource.delete_seconds:.0f} s: {reason}")
 
-    def _ask(self, task: ResourceState, found: ResourceStatus) -> None:
-        """Ask for the removal; again where it was asked for and does not go, until patience ends."""
-        if task.asked and self.error_budget_spent(task, found.broken or found.state):
-            self._fail(task, found.broken or f"it does not go: {found.state}")
+    def _request(self, state: ResourceState, found: ResourceStatus) -> None:
+        """Request the deletion, again if the resource stays, until patience ends."""
+        if state.requested and self.error_budget_spent(state, found.broken or found.state):
+            self._fail(state, found.broken or f"it is not being deleted: {found.state}")
             return
         if not self.recorded:
             self.recorded = True
             self.record("deleting")
-        if not task.asked:
-            self.journal(task, "deleting")
-            self.notify(task, "deleting", found.state, task.resource.delete_seconds)
-        task.resource.delete()
-        task.asked = True
+        if not state.requested:
+            self.journal(state, "deleting")
+            self.notify(state, "deleting", found.state, state.resource.delete_seconds)
+        state.resource.delete()
+        state.requested = True
 
-    def _wait(self, task: ResourceState, reason: str) -> None:
-        if self.timeline.of(task.resource).start_wait(reason) and self.recorded:
+    def _wait(self, state: ResourceState, reason: str) -> None:
+        if self.timeline.of(state.resource).start_wait(reason) and self.recorded:
             self.record("deleting")
 
-    def _end(self, task: ResourceState, found: ResourceStatus | None) -> None:
-        task.done = True
+    def _end(self, state: ResourceState, found: ResourceStatus | None) -> None:
+        state.done = True
         if found is not None and not found.ours:
-            self.foreign.append(task.resource)
-            self.notify(task, "foreign", found.state)
+            self.foreign.append(state.resource)
+            self.notify(state, "foreign", found.state)
         elif found is not None:
-            self.notify(task, "kept", found.kept or "")
-        elif task.was_there:
-            line = self.timeline.of(task.resource)
+            self.notify(state, "kept", found.kept or "")
+        elif state.was_found:
+            line = self.timeline.of(state.resource)
             line.end_wait()
             line.record_time("gone")
-            self.journal(task, "deleted", seconds=round(task.seconds(), 3))
-            self.notify(task, "deleted")
+            self.journal(state, "deleted", seconds=round(state.seconds(), 3))
+            self.notify(state, "deleted")
 
-    def _fail(self, task: ResourceState, reason: str) -> None:
-        task.failed = reason
-        self.journal(task, "failed", reason=reason)
+    def _fail(self, state: ResourceState, reason: str) -> None:
+        state.failed = reason
+        self.journal(state, "failed", reason=reason)
 
     def _verify(self) -> None:
-        """Look once more at every resource, also those that went with another. Raises CleanupError for what is left."""
+        """Look for every resource again, also for those deleted with another. Raises CleanupError if one is left."""
         left = []
-        reasons = {_key(task): task.failed for task in self.tasks if task.failed}
+        reasons = {_key(state): state.failed for state in self.states if state.failed}
         for resource in self.resources:
             try:
-                found = self._look(resource)
-            except STOPPED:
-                raise
+                found = self._find(resource)
             except MlbenchError as error:
                 left.append(leftover_entry(resource, f"unknown: {error.message}"))
                 continue
             if found is not None and found.ours and not found.kept:
                 key = (resource.kind, resource.name)
                 left.append(
-                    leftover_entry(resource, reasons.get(key, "not tried, since something that needs it is left"))
+                    leftover_entry(resource, reasons.get(key, "not tried, because a resource that needs it is left"))
                 )
         if left:
             raise incomplete_deletion_error(self.cluster, left)
         if self.foreign and not self.recorded:
             raise foreign_resource_error(self.foreign[0])
 
-    def _look(self, resource: Resource) -> ResourceStatus | None:
+    def _find(self, resource: Resource) -> ResourceStatus | None:
         began = time.monotonic()
         while True:
             try:
@@ -435,34 +434,25 @@ class Deletion(Operation):
 
 
 def _was_created(resource: Resource) -> bool | None:
-    """Whether a request that was answered with an error has made the resource all the same; None where nobody knows."""
+    """Whether a request that returned an error has created the resource all the same; None if it cannot be known."""
     try:
         found = resource.find()
-    except STOPPED:
-        raise
     except MlbenchError:
         return None
     return found is not None and found.ours and not found.broken and not found.deleting
 
 
-def _key(task: ResourceState) -> tuple[str, str]:
-    return task.resource.kind, task.resource.name
+def _key(state: ResourceState) -> tuple[str, str]:
+    return state.resource.kind, state.resource.name
 
 
 def _poll_interval(waited: float) -> float:
-    """Seconds between two looks: a fortieth of the wait so far, so that no wait is prolonged by more than that."""
+    """Seconds until the next poll: 1/40 of the time waited so far, so polling adds at most 2.5 % (and at most 10 s)."""
     return min(max(0.02, waited / 40), 10.0)
 
 
-def _find_record(store: Store, name: str) -> Cluster | None:
-    try:
-        return store.cluster(name)
-    except NotFoundError:
-        return None
-
-
 def is_operation_running(store: Store, name: str) -> bool:
-    """Whether a process of this data directory is making or removing the cluster just now."""
+    """Whether a process of this data directory is creating or deleting a cluster of that name now."""
     try:
         with open(_lock_path(store, name)) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -475,7 +465,7 @@ def is_operation_running(store: Store, name: str) -> bool:
 
 @contextmanager
 def _exclusive(store: Store, name: str) -> Iterator[None]:
-    """Keep two processes of this data directory from working on one cluster at a time. A killed one leaves no lock."""
+    """Lock a cluster's name against other processes of this data directory. A killed process leaves no lock."""
     path = _lock_path(store, name)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(path, "a+") as file:
@@ -484,7 +474,7 @@ def _exclusive(store: Store, name: str) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             raise UsageError(
-                f'Another mlbench (process {file.read().strip() or "?"}) is at work on the cluster "{name}".',
+                f'Another mlbench (process {file.read().strip() or "?"}) is working on the cluster "{name}".',
                 hint="Wait for it, or stop it.",
             ) from None
         file.truncate(0)

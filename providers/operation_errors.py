@@ -1,15 +1,16 @@
-"""What is said, and kept, of work on a cluster that did not come to its end: what exists now and how to remove it."""
+"""Error messages and records for a cluster operation that failed: what exists now, what it costs, how to delete it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlbench_cli.errors import CleanupError, Explanation, Interrupted, MlbenchError
+from mlbench_cli.cluster_details import ClusterDetails
+from mlbench_cli.errors import CleanupError, Explanation, Interrupted, MlbenchError, Stopped
 from mlbench_cli.model import Cluster
-from providers.base import Resource
+from providers.base import Resource, identity_options
 
 
 def as_mlbench_error(error: BaseException) -> Explanation:
-    """Any error as one that a person can be told."""
+    """Any error as one with a message for the user."""
     if isinstance(error, Explanation):
         return error
     if isinstance(error, KeyboardInterrupt):
@@ -18,39 +19,43 @@ def as_mlbench_error(error: BaseException) -> Explanation:
 
 
 def failure_record(error: BaseException) -> dict[str, Any]:
-    """What stopped the work, for the cluster's record."""
-    told = as_mlbench_error(error)
-    return {"code": told.code, "message": told.message, "hint": told.hint}
+    """The error as the cluster's record keeps it: code, message, hint."""
+    explained = as_mlbench_error(error)
+    return {"code": explained.code, "message": explained.message, "hint": explained.hint}
 
 
-def explain_error(error: BaseException, cluster: Cluster, there: Sequence[Mapping[str, str]]) -> BaseException:
-    """`error` with what exists of the cluster, what that costs and how to remove it. `there`: kind, name, state."""
-    if not isinstance(error, Exception | KeyboardInterrupt):
+def explain_error(error: BaseException, cluster: Cluster, existing: Sequence[Mapping[str, str]]) -> BaseException:
+    """Add to `error` which resources of the cluster exist, what they cost and how to delete them.
+
+    `existing` has kind, name and state of each. Errors that are neither exceptions nor signals come back unchanged.
+    """
+    if not isinstance(error, Exception | KeyboardInterrupt | Stopped):
         return error
-    told = as_mlbench_error(error)
-    if not there:
-        return told
-    listed = ", ".join(f"{item['kind']} {item['name']} ({item['state']})" for item in there)
-    message = f'{told.message}\nOf the cluster "{cluster.name}" there is now: {listed}.'
-    plan = cluster.details.get("plan") or {}
-    if price := plan.get("price_per_hour"):
-        message += f" While it is there it costs up to {price:.2f} {plan['currency']} an hour."
-    elif plan and price is None:
-        message += " What it costs while it is there is not known."
-    hint = f"{delete_command(cluster)}   removes it; the same create-cluster command goes on with it"
-    if told.hint:
-        hint = f"{told.hint}\n{hint}"
-    told.message, told.hint, told.details = message, hint, {**told.details, "exists": list(there)}
-    told.args = (message,)
-    return told
+    explained = as_mlbench_error(error)
+    if not existing:
+        return explained
+    listed = ", ".join(f"{item['kind']} {item['name']} ({item['state']})" for item in existing)
+    message = f'{explained.message}\nOf the cluster "{cluster.name}" these resources exist: {listed}.'
+    details = ClusterDetails.of(cluster)
+    if price := details.price_per_hour:
+        message += f" They cost up to {price:.2f} {details.plan['currency']} an hour."
+    elif details.plan and price is None:
+        message += " Their price is not known."
+    hint = f"{delete_command(cluster)}   deletes them; the same create-cluster command continues with them"
+    if explained.hint:
+        hint = f"{explained.hint}\n{hint}"
+    explained.message, explained.hint = message, hint
+    explained.details = {**explained.details, "exists": list(existing)}
+    explained.args = (message,)
+    return explained
 
 
 def incomplete_deletion_error(cluster: Cluster, left: Sequence[Mapping[str, str]]) -> CleanupError:
-    """The error for a removal after which something is left: kind, name, reason and command of each."""
+    """The error for a deletion after which resources are left: kind, name, reason and command of each."""
     lines = "\n".join(f"  {item['kind']} {item['name']}: {item['reason']}\n    {item['command']}" for item in left)
     return CleanupError(
-        f'Of the cluster "{cluster.name}" this is left:\n{lines.rstrip()}',
-        hint=f"{delete_command(cluster)}   goes on; or remove each by the command below it",
+        f'These resources of the cluster "{cluster.name}" are left:\n{lines.rstrip()}',
+        hint=f"{delete_command(cluster)}   continues; or delete each by the command below it",
         details={"leftovers": list(left)},
     )
 
@@ -60,4 +65,5 @@ def leftover_entry(resource: Resource, reason: str) -> dict[str, str]:
 
 
 def delete_command(cluster: Cluster) -> str:
-    return f"mlbench delete-cluster {cluster.provider} {cluster.name}"
+    """The command that deletes exactly this cluster, and no other of the same name."""
+    return f"mlbench delete-cluster {cluster.provider} {cluster.name}{identity_options(cluster)}"

@@ -1,24 +1,19 @@
-"""The table of providers: each is imported when it is used, and with it its cloud's library."""
+"""The table of providers. Each is imported when it is used, and with it its cloud's library."""
 
 from importlib import import_module
 
 from mlbench_cli.errors import UsageError, did_you_mean
-from providers.base import Provider
+from providers.base import CanCreate, HasDoctor, Provider
 
+# A new provider is one line here and one module, whose class declares by its members what it can do (see `base`).
 PROVIDERS = {
     "local": "providers.local:LocalProvider",
     "kind": "providers.kind:KindProvider",
-    "eks": "providers.eks:EksProvider",
     "gke": "providers.gke:GkeProvider",
+    "eks": "providers.eks:EksProvider",
     "attached": "providers.attached:AttachedProvider",
 }
-# What `create-cluster` can make, with the line that its help says of it.
-CREATABLE = {
-    "kind": "Kubernetes in Docker on this machine, to try things out",
-    "gke": "Kubernetes on Google's machines, with GPUs or without; it costs money",
-    "eks": "Kubernetes on Amazon's machines, with GPUs or without; it costs money",
-}
-# The words of the original's command line.
+# Names of the original's command line.
 ALIASES = {"gcloud": "gke", "aws": "eks"}
 
 
@@ -31,3 +26,15 @@ def load(name: str) -> Provider:
     module, _, attribute = PROVIDERS[name].partition(":")
     provider: Provider = getattr(import_module(module), attribute)()
     return provider
+
+
+def creators() -> dict[str, CanCreate]:
+    """The providers of `create-cluster`, by name. Their modules need no cloud's library to be imported."""
+    loaded = {name: load(name) for name in PROVIDERS}
+    return {name: provider for name, provider in loaded.items() if isinstance(provider, CanCreate)}
+
+
+def doctors() -> dict[str, HasDoctor]:
+    """The providers of `mlbench doctor`, by name."""
+    loaded = {name: load(name) for name in PROVIDERS}
+    return {name: provider for name, provider in loaded.items() if isinstance(provider, HasDoctor)}

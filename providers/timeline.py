@@ -1,21 +1,23 @@
-"""When each resource was asked for, what it waited for, and when it was ready or gone: provisioning time is a result.
+"""Provisioning times: when each resource was requested, what it waited for, and when it was ready or gone.
 
-A line of the record, times in seconds since the work on the cluster began (work that was stopped and taken up again
-goes on where its last time was; what lies between is nobody's waiting):
+One entry of the record; times are seconds since the operation on the cluster began. A stopped operation that is
+continued goes on from its last recorded time; the pause between is not counted.
 
-    {"kind", "name", "adopted", "began", "accepted", "ready", "waits": [{"reason", "seconds"}]}     making
-    {"kind", "name", "began", "gone", "waits": [...]}                                               removing
+    {"kind", "name", "adopted", "began", "accepted", "ready", "waits": [{"reason", "seconds"}]}     creation
+    {"kind", "name", "began", "gone", "waits": [...]}                                               deletion
 
-A time that has not come is null.
+A time is null until it is known.
 """
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from mlbench_cli.cluster_details import TimesRecord
 from providers.base import Resource
 
-MAX_WAITS = 20  # of one resource; later ones are added to the last
+MAX_WAITS = 20  # of one resource; later waits are added to the last one
+# `mlbench_cli.cluster_details.TimesRecord`, as it is built up.
 Entry = dict[str, Any]
 
 
@@ -28,25 +30,25 @@ class ResourceTimeline:
         begin |= {"waits": []} if removing else {"ready": None, "waits": []}
         self.entry: Entry = {**begin, **(earlier or {})}
         self._clock = clock
-        self._taken_up = earlier is not None
-        self._waiting: tuple[str, float] | None = None  # for what, and since when
+        self._continued = earlier is not None
+        self._waiting: tuple[str, float] | None = None  # reason, and start time
 
     def record_time(self, what: str) -> None:
-        """Note that this is the moment of `what`, unless it is known from before."""
+        """Record the present as the time of `what`, unless an earlier operation has recorded it."""
         if self.entry.get(what) is None:
             self.entry[what] = self._clock.now()
 
     def mark_adopted(self) -> None:
-        """Note that it was there: somebody else's making, unless an earlier pass has begun with it."""
-        self.entry["adopted"] = self.entry["adopted"] or not self._taken_up
+        """Mark as adopted: it existed before this operation, unless an earlier one of ours had begun with it."""
+        self.entry["adopted"] = self.entry["adopted"] or not self._continued
         self.record_time("accepted")
 
     def reset(self) -> None:
-        """Note that it has to be made again."""
+        """Forget its times, because it has to be created again."""
         self.entry |= {"accepted": None, "ready": None}
 
     def start_wait(self, reason: str) -> bool:
-        """Note what is waited for from now on; whether that is something new."""
+        """Record what the resource waits for from now on. Returns whether the reason is new."""
         if self._waiting is not None and self._waiting[0] == reason:
             return False
         self.end_wait()
@@ -73,10 +75,12 @@ class ResourceTimeline:
 
 
 class Timeline:
-    """The lines of one pass over a cluster's resources, going on from what an earlier pass has noted."""
+    """The times of all resources in one operation, continuing those that an earlier operation recorded."""
 
-    def __init__(self, resources: Sequence[Resource], earlier: Iterable[Entry] = (), *, removing: bool = False) -> None:
-        self._known = {(entry["kind"], entry["name"]): entry for entry in earlier}
+    def __init__(
+        self, resources: Sequence[Resource], earlier: Iterable[TimesRecord] = (), *, removing: bool = False
+    ) -> None:
+        self._known: dict[tuple[str, str], Entry] = {(item["kind"], item["name"]): {**item} for item in earlier}
         self._since = max((_last(entry) for entry in self._known.values()), default=0.0)
         self._start = time.monotonic()
         self._lines = {
@@ -85,14 +89,14 @@ class Timeline:
         }
 
     def now(self) -> float:
-        """Seconds since the work on the cluster began."""
+        """Seconds since the operation on the cluster began."""
         return round(self._since + time.monotonic() - self._start, 3)
 
     def of(self, resource: Resource) -> ResourceTimeline:
         return self._lines[id(resource)]
 
     def to_list(self) -> list[Entry]:
-        """The lines of all on which work has begun; first those of resources that this pass does not know."""
+        """The entries of all resources with a start time; first those that only an earlier operation knows."""
         lines = [line.to_dict() for line in self._lines.values()]
         here = {(entry["kind"], entry["name"]) for entry in lines}
         others = [entry for key, entry in self._known.items() if key not in here]

@@ -1,24 +1,22 @@
-"""What workloads have made outside of the cluster, load balancers and disks: it is paid for, and outlives the cluster.
+"""Load balancers and disks that workloads created outside of the cluster: they cost money and outlive the cluster.
 
-So it goes first: charts are uninstalled, Services of type LoadBalancer, Ingresses, Gateways and claims of volumes are
-removed, and the controllers that clean up in the cloud are waited for. What there is tells the cluster itself, whoever
-has made it; no record is needed. Where its API does not answer, or something does not go in time, the cluster is
-removed all the same, since it costs more; what may be left is told, as far as possible after a look into the cloud.
+So they are deleted first: Helm releases are uninstalled; Services of type LoadBalancer, Ingresses, Gateways and volume
+claims are deleted; the controllers that clean up in the cloud are waited for. The cluster itself lists these objects;
+no local record is needed. If its API does not answer, or an object is not deleted in time, the cluster is deleted all
+the same, because it costs more. What may be left is reported, after a look into the cloud if that is possible.
 """
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import Any
 
 from mlbench_cli.errors import CleanupError, CredentialError, MlbenchError
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
 from mlbench_cli.model import Cluster
-from providers.base import CLUSTER_TAG, Provider, Readiness, Resource, ResourceStatus, TransientError
+from providers.base import CLUSTER_TAG, ListsOrphans, Provider, Readiness, Resource, ResourceStatus, TransientError
 from providers.helm import tool as program
 from providers.helm.tool import HelmCall
-from providers.lifecycle import STOPPED
 
 CLEANUP_SECONDS = 600.0
 UNINSTALL_SECONDS = 180
@@ -45,8 +43,6 @@ OWNERS = {
     "Job": (BATCH, "jobs"),
     "CronJob": (BATCH, "cronjobs"),
 }
-# Who can say what is left in the cloud. On KIND disks are folders of the nodes, and load balancers, if any, containers.
-CLOUDS = {"eks": "providers.eks.orphans", "gke": "providers.gke.orphans"}
 
 
 @dataclass(frozen=True)
@@ -80,18 +76,6 @@ class OrphanedResource:
     name: str
     reason: str
     command: str
-
-
-class Cloud(Protocol):
-    """A module of CLOUDS."""
-
-    def list_orphans(self, cluster: Cluster, seen: Sequence[WorkloadObject]) -> list[OrphanedResource]:
-        """What is there of the cluster's load balancers and disks. Raises MlbenchError where that cannot be told."""
-        ...
-
-    def orphan_command(self, cluster: Cluster, item: WorkloadObject | None) -> str:
-        """How a person finds, and removes, what stands behind `item`, or whatever the cluster has left."""
-        ...
 
 
 @dataclass
@@ -189,8 +173,8 @@ class WorkloadCleanup(Resource):
             )
 
     def _find_orphans(self) -> list[OrphanedResource]:
-        cloud = self._cloud()
-        if cloud is None:
+        cloud = self.provider
+        if not isinstance(cloud, ListsOrphans):
             return []
         for item in self._retained:
             self.warnings.append(
@@ -223,10 +207,6 @@ class WorkloadCleanup(Resource):
             )
         return left
 
-    def _cloud(self) -> Cloud | None:
-        module = CLOUDS.get(self.cluster.provider)
-        return cast(Cloud, import_module(module)) if module else None
-
     # --- looking ------------------------------------------------------------------------------------------------
 
     def _take_snapshot(self) -> CleanupSnapshot:
@@ -238,7 +218,7 @@ class WorkloadCleanup(Resource):
         try:
             with self.provider.connect(self.cluster).client() as api:
                 seen = self._snapshot_from(api)
-        except (TransientError, *STOPPED):
+        except TransientError:
             raise
         except MlbenchError as error:
             if isinstance(error, ApiError | CredentialError) and not isinstance(error, ObjectNotFound):
@@ -258,8 +238,8 @@ class WorkloadCleanup(Resource):
         return bool(founds) and all(found.ours for found in founds)
 
     def _snapshot_from(self, api: Api) -> CleanupSnapshot:
-        outside = self.cluster.provider in CLOUDS
-        items = {kind: self._list(api, path) for kind, path in (KINDS if outside else BALANCERS).items()}
+        has_cloud = isinstance(self.provider, ListsOrphans)
+        items = {kind: self._list(api, path) for kind, path in (KINDS if has_cloud else BALANCERS).items()}
         found: list[WorkloadObject] = []
         retained: list[WorkloadObject] = []
         for kind, documents in items.items():
@@ -276,12 +256,12 @@ class WorkloadCleanup(Resource):
                 found.append(item)
         spaces = self._list(api, f"{CORE}/namespaces", labelSelector=f"{CLUSTER_TAG}={self.cluster.name}")
         removed = {space["metadata"]["name"]: "deletionTimestamp" in space["metadata"] for space in spaces}
-        if not outside:  # what is in them is in the nodes
+        if not has_cloud:  # on KIND, volumes are folders of the nodes
             removed = {name: going for name, going in removed.items() if not going}
         return CleanupSnapshot(found, removed, retained)
 
     def _list(self, api: Api, path: str, **params: Any) -> list[dict[str, Any]]:
-        seconds = RETRY_SECONDS if self.cluster.provider in CLOUDS else 0.0
+        seconds = RETRY_SECONDS if isinstance(self.provider, ListsOrphans) else 0.0
         try:
             return list(api.request("GET", path, params=params, retry_seconds=seconds).get("items") or ())
         except ObjectNotFound:  # Gateways are not known everywhere
@@ -305,8 +285,6 @@ class WorkloadCleanup(Resource):
                 for item in seen.items:
                     if not item.deleting and item.kind != "PersistentVolume":  # a volume goes with its claim
                         api.delete(item.path)
-        except STOPPED:
-            raise
         except MlbenchError:
             return  # the next look tells
 

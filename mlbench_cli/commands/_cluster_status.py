@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mlbench_cli import console
-from mlbench_cli.commands._clusters import price, recorded
+from mlbench_cli.clusters import find_record
+from mlbench_cli.commands._clusters import price
 from mlbench_cli.commands._common import Format
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model import Cluster
@@ -18,7 +19,7 @@ UNDER_WAY = ("being made", "being removed")
 
 def show_cluster(store: Store, name: str, output: Format, *, cloud: bool = False) -> None:
     """Print what the record of a cluster tells, also of one that was removed; with `cloud` what is there now, too."""
-    document = cluster_document(store, recorded(store, name), cloud=cloud)
+    document = cluster_document(store, find_record(store, name), cloud=cloud)
     if output == Format.json:
         console.out_json(document)
     else:

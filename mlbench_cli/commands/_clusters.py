@@ -1,41 +1,37 @@
-"""What the commands on clusters share: how the life-cycle's steps are told, and how a cluster is found."""
+"""What the commands on clusters print: steps of an operation, plans, prices, documents; and their common options."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model import Cluster
-from mlbench_cli.store import Store
-from providers import registry
 from providers.base import Plan
 from providers.lifecycle import Step
 
-Project = Annotated[str | None, typer.Option("--project", "-p", help="gke: project, unless the credentials tell")]
+Project = Annotated[str | None, typer.Option("--project", "-p", help="gke: project; default: the credentials' own")]
 Location = Annotated[
     str | None, typer.Option("--zone", "-z", "--region", "--location", help="gke: zone or region; eks: region")
 ]
 
-_TOLD = {
-    "adopted": "is there already",
+_PHRASES = {
+    "adopted": "exists already",
     "ready": "is ready",
-    "remaking": "has to be made anew",
-    "deleted": "is gone",
+    "recreating": "has to be created again",
+    "deleted": "is deleted",
     "kept": "stays",
-    "foreign": "was not made by mlbench and is not touched",
+    "foreign": "was not created by mlbench and is not touched",
 }
 
 
-class StepTeller:
-    """Tells the steps of a life-cycle on stderr: one line that changes while something is waited for."""
+class StepPrinter:
+    """Prints the steps of an operation on stderr, with one line that changes while something is waited for."""
 
     def __init__(self) -> None:
         self._line = console.ProgressLine()
         self._topic = ""
 
-    def __enter__(self) -> "StepTeller":
+    def __enter__(self) -> "StepPrinter":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -43,90 +39,24 @@ class StepTeller:
 
     def __call__(self, step: Step) -> None:
         what = f"{step.kind} {step.name}"
-        if told := _TOLD.get(step.action):
+        if phrase := _PHRASES.get(step.action):
             self._line.close()
-            because = f": {step.reason}" if step.reason and step.action in ("remaking", "kept") else ""
-            console.note(f"{what} {told}{because} ({console.duration(step.seconds)})")
+            because = f": {step.reason}" if step.reason and step.action in ("recreating", "kept") else ""
+            console.note(f"{what} {phrase}{because} ({console.duration(step.seconds)})")
             return
         because = f": {step.reason}" if step.reason else ""
         limit = f" of at most {console.duration(step.deadline)}" if step.deadline else ""
-        topic = f"{what} being {'removed' if step.action == 'deleting' else 'made'}"
+        topic = f"{'deleting' if step.action == 'deleting' else 'creating'} {what}"
         if step.action == "retrying":
-            topic = f"{what} in trouble"
-        if topic != self._topic:  # without a terminal each topic has its line at once, and then one now and then
+            topic = f"{what}: retrying after an error"
+        if topic != self._topic:  # without a terminal, each topic prints a line at once and then one from time to time
             self._line.close()
             self._line, self._topic = console.ProgressLine(), topic
         self._line.update(f"{topic}{because}, {console.duration(step.seconds)}{limit}")
 
 
-def scope_of(project: str | None, location: str | None) -> dict[str, str]:
-    """Where to search for clusters that the store does not know."""
-    return {key: value for key, value in (("project", project), ("location", location)) if value}
-
-
-def discovered(names: list[str] | None, scope: dict[str, str]) -> tuple[list[Cluster], dict[str, MlbenchError]]:
-    """All that is marked as ours; and which providers, of those not asked for by name, could not be asked."""
-    found: list[Cluster] = []
-    unseen: dict[str, MlbenchError] = {}
-    for name in names or registry.CREATABLE:
-        try:
-            found += registry.load(name).discover(scope)
-        except MlbenchError as error:
-            if names:
-                raise
-            unseen[name] = error
-    if unseen and len(unseen) == len(registry.CREATABLE):
-        raise UsageError(
-            "No provider can be asked: " + "; ".join(f"{name}: {error.message}" for name, error in unseen.items()),
-            hint="mlbench doctor",
-        )
-    return found, unseen
-
-
-def locate(store: Store, name: str, provider_name: str | None, scope: Mapping[str, str]) -> Cluster:
-    """The cluster of that name as the store has it, else as its provider finds it by its marks.
-
-    Raises NotFoundError where neither knows it, UsageError where it is another provider's.
-    """
-    known = {cluster.name: cluster for cluster in store.clusters()}
-    wanted = registry.ALIASES.get(provider_name or "", provider_name)
-    if name in known and wanted in (None, known[name].provider):
-        return known[name]
-    if name in known:
-        raise UsageError(
-            f'The cluster "{name}" is one of {known[name].provider}, not of {provider_name}.',
-            hint=f"mlbench delete-cluster {known[name].provider} {name}",
-        )
-    if wanted is None:
-        raise NotFoundError(
-            f'There is no cluster "{name}".{did_you_mean(name, list(known))}',
-            hint="mlbench list-clusters; one that another machine has made is found with its provider's name before it",
-        )
-    found = {cluster.name: cluster for cluster in registry.load(wanted).discover(scope)}
-    if name in found:
-        return found[name]
-    near = did_you_mean(name, [*found, *(item.name for item in known.values() if item.provider == wanted)])
-    raise NotFoundError(
-        f'{wanted} has no cluster "{name}" of ours{_where(scope)}, whole or half made.{near}',
-        hint="mlbench list-clusters",
-        details={"found": sorted(found)},
-    )
-
-
-def recorded(store: Store, name: str) -> Cluster:
-    """The record of a cluster, the last one where it was removed. Raises NotFoundError with the nearest name."""
-    try:
-        return store.cluster(name)
-    except NotFoundError:
-        from providers.lifecycle import find_deleted_cluster
-
-        if (gone := find_deleted_cluster(store, name)) is not None:
-            return gone
-        raise
-
-
 def show_plan(cluster: Cluster, plan: Plan) -> None:
-    """The parts of a cluster and what they cost, on stderr."""
+    """Print the parts of a cluster and their prices on stderr."""
     rows: list[list[object]] = [
         [
             *(line.count, line.what, price(line.price, plan.currency)),
@@ -150,11 +80,13 @@ def price(amount: float | None, currency: str) -> str:
     return f"{amount:.2f} {currency}" if amount >= 0.01 else f"{amount:.2g} {currency}"
 
 
-def document_of(cluster: Cluster) -> dict[str, Any]:
+def cluster_document(cluster: Cluster) -> dict[str, Any]:
     """A cluster for `-o json`."""
     return {
         "name": cluster.name,
         "provider": cluster.provider,
+        "account": cluster.account or None,
+        "location": cluster.location or None,
         "state": cluster.state,
         "created": cluster.created or None,
         "details": cluster.details,
@@ -163,7 +95,3 @@ def document_of(cluster: Cluster) -> dict[str, Any]:
 
 def _times(amount: float | None, count: int) -> float | None:
     return None if amount is None else amount * count
-
-
-def _where(scope: Mapping[str, str]) -> str:
-    return f" in {', '.join(scope.values())}" if scope else ""

@@ -1,4 +1,4 @@
-"""`mlbench attach-cluster NAME`: use a cluster that a person already has, with rights in one namespace only."""
+"""`mlbench attach-cluster NAME`: use a cluster that you already have, with rights in one namespace only."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._clusters import document_of
+from mlbench_cli.commands._clusters import cluster_document
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.errors import CredentialError, UsageError
 from mlbench_cli.spec import check_name
@@ -15,36 +15,36 @@ from mlbench_cli.store import Store
 
 
 def attach_cluster(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="what to call it here")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the cluster for mlbench")],
     context: Annotated[
-        str | None, typer.Option("--context", help="of the kubeconfig; default: its current one")
+        str | None, typer.Option("--context", help="context of the kubeconfig; default: its current one")
     ] = None,
     kubeconfig: Annotated[
-        Path | None, typer.Option("--kubeconfig", help="default: $KUBECONFIG, ~/.kube/config; it is only read")
+        Path | None,
+        typer.Option("--kubeconfig", help="kubeconfig file, which is only read; default: $KUBECONFIG, ~/.kube/config"),
     ] = None,
     namespace: Annotated[
-        str | None, typer.Option("--namespace", "-n", help="where runs go; default: the context's")
+        str | None, typer.Option("--namespace", "-n", help="namespace of the runs; default: the context's")
     ] = None,
     role: Annotated[
-        bool, typer.Option("--role", help="print the Role that runs need, for kubectl apply, and stop")
+        bool, typer.Option("--role", help="print the Role that runs need, for kubectl apply, and exit")
     ] = False,
     output: Output = Format.text,
 ) -> None:
     """Use a cluster that you already have. Its kubeconfig is only read; delete-cluster forgets the cluster again."""
-    from providers.attached import attached, check_rights, is_kind
-    from providers.attached import role as role_of
+    from providers.attached import check_rights, is_kind, new_attached_cluster, role_manifests
 
     if role:
         from templates import dump
 
-        console.out(dump(role_of(namespace or "default")).rstrip())
+        console.out(dump(role_manifests(namespace or "default")).rstrip())
         return
     check_name(name, "cluster name")
     store = Store()
     for known in store.clusters():
         if known.name == name and known.provider != "attached":
             raise UsageError(f'There is already a cluster "{name}", of {known.provider}.', hint="Choose another name.")
-    cluster = attached(name, kubeconfig, context, namespace)
+    cluster = new_attached_cluster(name, kubeconfig, context, namespace)
     from providers import registry
 
     access = registry.load("attached").connect(cluster)
@@ -59,16 +59,15 @@ def attach_cluster(
         )
     if is_kind(access):
         cluster = replace(cluster, details={**cluster.details, "functional_only": True})
-    store.record_cluster(cluster)
-    store.choose_cluster(name)
+    store.choose_cluster(store.record_cluster(cluster))
     if output == Format.json:
-        console.out_json({"cluster": document_of(cluster), "rights": [vars(right) for right in rights]})
+        console.out_json({"cluster": cluster_document(cluster), "rights": [vars(right) for right in rights]})
         return
     unneeded = [right.name for right in rights if not right.allowed]
     if unneeded:
-        console.warn(f"Not allowed, and needed only for some runs: {', '.join(unneeded)}.")
+        console.warn(f"Missing rights that only some runs need: {', '.join(unneeded)}.")
     if cluster.details.get("functional_only"):
-        console.warn("It is a KIND cluster: results are functional, no measure of performance.")
+        console.warn("It is a KIND cluster: results are functional, not a performance measurement.")
     console.out(
         f"The cluster {name} is {cluster.details['server']}, namespace {cluster.details['namespace']}; "
         "commands now use it."

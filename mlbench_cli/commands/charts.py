@@ -58,11 +58,11 @@ def charts(
 
 
 def _draw_clusters(names: Sequence[str], folder: Path) -> None:
-    from mlbench_cli.commands._clusters import recorded
+    from mlbench_cli.clusters import find_record
     from mlbench_cli.results.figures import provisioning
 
     store = Store()
-    for path in provisioning.draw([recorded(store, name) for name in dict.fromkeys(names)], folder):
+    for path in provisioning.draw([find_record(store, name) for name in dict.fromkeys(names)], folder):
         console.out(str(path))
 
 

@@ -1,42 +1,44 @@
-"""`mlbench delete-cluster [PROVIDER] NAME`: remove a cluster and all that belongs to it, or go on removing it."""
+"""`mlbench delete-cluster [PROVIDER] NAME`: delete a cluster and everything that belongs to it, or continue to."""
 
-from contextlib import closing
 from typing import Annotated
 
 import typer
 
-from mlbench_cli import console
-from mlbench_cli.commands._clusters import Location, Project, StepTeller, locate, scope_of
+from mlbench_cli import clusters, console
+from mlbench_cli.commands._clusters import Location, Project, StepPrinter
 from mlbench_cli.commands._common import Yes, sealed
-from mlbench_cli.errors import CleanupError, NotFoundError, UsageError
+from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
-from providers import registry
 
 
 def delete_cluster(
     words: Annotated[
         list[str],
-        typer.Argument(metavar="[PROVIDER] NAME", help="a cluster; its provider finds also what is unknown here"),
+        typer.Argument(
+            metavar="[PROVIDER] NAME",
+            help="cluster to delete; name its provider to find clusters this machine did not create",
+        ),
     ],
     project: Project = None,
     location: Location = None,
     force: Annotated[bool, typer.Option("--force", help="lose results that are still on it")] = False,
     yes: Yes = False,
 ) -> None:
-    """Remove a cluster and all that belongs to it. Repeated, it goes on where it was.
+    """Delete a cluster and everything that belongs to it. If it was stopped, the same command continues.
 
-    With PROVIDER it also removes clusters, whole or half made, that another machine or data directory has made. An
-    attached cluster is only forgotten.
+    With PROVIDER it also deletes clusters, whole or half created, of another machine or data directory. If several
+    clusters bear the name, --region or --zone says which one. An attached cluster is only forgotten.
     """
     if len(words) > 2:
         raise UsageError(f"{len(words)} words are given.", hint="mlbench delete-cluster PROVIDER NAME")
     name = words[-1]
+    provider = words[0] if len(words) == 2 else None
     store = Store()
     try:
-        cluster = locate(store, name, words[0] if len(words) == 2 else None, scope_of(project, location))
+        cluster = clusters.find_cluster(store, name, provider, clusters.search_scope(project, location))
     except NotFoundError:
-        if not any(entry.action == "deleted" for entry in store.journal_of(name)):
+        if not clusters.was_deleted(store, name):
             raise
         console.out(f"The cluster {name} was deleted before; nothing of it is left.")
         return
@@ -44,41 +46,21 @@ def delete_cluster(
         raise UsageError('The cluster "local" is this machine; it cannot be deleted.')
     if not force:
         _refuse_unfetched(store, cluster)
-    remove(store, cluster, yes=yes)
-
-
-def remove(store: Store, cluster: Cluster, *, yes: bool) -> None:
-    """Ask, then remove the cluster."""
-    provider = registry.load(cluster.provider)
+    where = f", {cluster.location}" if cluster.location else ""
+    if cluster.provider != "attached":
+        console.confirm(f"Delete the cluster {name} ({cluster.provider}{where}) and everything on it?", yes=yes)
+    with StepPrinter() as report:
+        certain = clusters.delete_cluster(store, cluster, report, console.warn)
     if cluster.provider == "attached":
-        store.forget_cluster(cluster.name)
-        console.out(f"The cluster {cluster.name} is forgotten; nothing on it was changed.")
-        return
-    console.confirm(f"Remove the cluster {cluster.name} ({cluster.provider}) and all that is on it?", yes=yes)
-    from providers.lifecycle import down
-    from providers.workload_cleanup import WorkloadCleanup
-
-    resources = provider.resources(cluster)
-    with closing(WorkloadCleanup(cluster, provider, resources)) as cleanup:
-        error: CleanupError | None = None
-        try:
-            with StepTeller() as tell:
-                down(cluster, [*resources, cleanup], store, report=tell)
-        except CleanupError as caught:
-            error = caught
-        try:
-            cleanup.raise_for_orphans(error)
-        finally:
-            for warning in cleanup.warnings:
-                console.warn(warning)
-    certain = "" if cleanup.warnings else "; nothing of it is left"
-    console.out(f"The cluster {cluster.name} is deleted{certain}.")
+        console.out(f"The cluster {name} is forgotten; nothing on it was changed.")
+    else:
+        console.out(f"The cluster {name} is deleted{'; nothing of it is left' if certain else ''}.")
 
 
 def _refuse_unfetched(store: Store, cluster: Cluster) -> None:
     names = [row.run.name for row in store.runs() if row.run.spec.cluster == cluster.name and not sealed(row.run)]
     if names:
         raise UsageError(
-            f'On the cluster "{cluster.name}" are runs whose results are not here: {", ".join(names)}.',
+            f'On the cluster "{cluster.name}" are runs whose results have not been fetched: {", ".join(names)}.',
             hint=f"mlbench wait {names[0]}   fetches them; --force loses them",
         )

@@ -1,15 +1,14 @@
-"""`mlbench gc`: remove clusters that nobody looks after, found by their marks, with or without a data directory."""
+"""`mlbench gc`: delete clusters that nobody looks after, found by their tags, with or without a data directory."""
 
 import time
 from typing import Annotated
 
 import typer
 
-from mlbench_cli import console
-from mlbench_cli.commands._clusters import Location, Project, discovered, document_of, scope_of
+from mlbench_cli import clusters, console
+from mlbench_cli.cluster_details import ClusterDetails
+from mlbench_cli.commands._clusters import Location, Project, StepPrinter, cluster_document
 from mlbench_cli.commands._common import Format, Output, Yes
-from mlbench_cli.commands.create_cluster import _owner
-from mlbench_cli.commands.delete_cluster import remove
 from mlbench_cli.errors import CleanupError, MlbenchError
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
@@ -18,73 +17,73 @@ from mlbench_cli.store import Store
 def gc(
     providers: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PROVIDER]...", help="where to look; default: wherever it is possible"),
+        typer.Argument(metavar="[PROVIDER]...", help="providers to search; default: all that are configured"),
     ] = None,
     project: Project = None,
     location: Location = None,
-    expired: Annotated[bool, typer.Option("--expired", help="only what has passed its --ttl")] = False,
+    expired: Annotated[bool, typer.Option("--expired", help="only clusters past their --ttl")] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="also whole clusters that this data directory does not know")
+        bool, typer.Option("--all", help="also complete clusters that this data directory does not know")
     ] = False,
-    everybody: Annotated[bool, typer.Option("--everybody", help="also what other owners have made")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be removed")] = False,
+    everybody: Annotated[bool, typer.Option("--everybody", help="also clusters of other owners")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be deleted")] = False,
     yes: Yes = False,
     output: Output = Format.text,
 ) -> None:
-    """Remove forgotten clusters: those that are past their --ttl, and those that were left half made or half removed.
+    """Delete forgotten clusters: those past their --ttl, and those left half created or half deleted.
 
-    They are found by the marks they carry, so an empty data directory will do. With --all also those that are whole,
-    or being made, and that this data directory does not know: another one may be using them.
+    They are found by their tags, so this also works with an empty data directory. With --all it also deletes complete
+    clusters, and those being created, that this data directory does not know: somebody else may be using them.
     """
     store = Store()
-    found, unseen = discovered(providers, scope_of(project, location))
-    known = {cluster.name for cluster in store.clusters()}
+    found, errors = clusters.discover_clusters(providers, clusters.search_scope(project, location))
+    known = [cluster.identity for cluster in store.clusters()]
     chosen = [
         (cluster, why)
         for cluster in found
-        if (everybody or cluster.details.get("owner") in (None, _owner()))
-        and (why := _reason(cluster, known, expired, everything)) is not None
+        if (everybody or ClusterDetails.of(cluster).owner in (None, clusters.owner_name()))
+        and (why := clusters.removal_reason(cluster, known, only_expired=expired, include_unknown=everything))
     ]
-    if output == Format.json:
-        console.out_json({"clusters": [{**document_of(cluster), "why": why} for cluster, why in chosen]})
-    elif chosen:
-        rows = [[item.name, item.provider, item.details.get("location"), item.state, why] for item, why in chosen]
-        console.out_table(["CLUSTER", "PROVIDER", "WHERE", "STATE", "WHY"], rows)
-    else:
-        console.out("There is nothing to remove.")
-    for name, error in unseen.items():
+    _print_chosen([(cluster, _describe(cluster, why)) for cluster, why in chosen], output)
+    for name, error in errors.items():
         console.warn(f"{name} was not searched: {error.message}")
     if dry_run or not chosen:
         return
-    console.confirm(f"Remove {len(chosen)} clusters and all that is on them?", yes=yes)
-    _remove_all(store, [cluster for cluster, _ in chosen])
+    console.confirm(f"Delete {len(chosen)} clusters and everything on them?", yes=yes)
+    _delete_all(store, [cluster for cluster, _ in chosen])
 
 
-def _reason(cluster: Cluster, known: set[str], only_expired: bool, everything: bool) -> str | None:
-    """Why the cluster is to be removed; None where it stays."""
-    expires = cluster.details.get("expires")
-    if expires is not None and expires < time.time():
-        return f"expired {console.duration(time.time() - expires)} ago"
-    if only_expired:
-        return None
-    if cluster.state in ("failed", "deleting"):
-        return "half made" if cluster.state == "failed" else "half removed"
-    return "unknown here" if everything and cluster.name not in known else None
+def _print_chosen(chosen: list[tuple[Cluster, str]], output: Format) -> None:
+    if output == Format.json:
+        console.out_json({"clusters": [{**cluster_document(cluster), "why": why} for cluster, why in chosen]})
+    elif chosen:
+        rows = [
+            [item.name, item.provider, item.location or ClusterDetails.of(item).location, item.state, why]
+            for item, why in chosen
+        ]
+        console.out_table(["CLUSTER", "PROVIDER", "LOCATION", "STATE", "WHY"], rows)
+    else:
+        console.out("There is nothing to delete.")
 
 
-def _remove_all(store: Store, clusters: list[Cluster]) -> None:
-    """Remove each, whatever becomes of the others. Raises CleanupError naming those that could not be removed."""
+def _describe(cluster: Cluster, why: str) -> str:
+    expires = ClusterDetails.of(cluster).expires
+    return f"{why} {console.duration(time.time() - expires)} ago" if why == "expired" and expires is not None else why
+
+
+def _delete_all(store: Store, chosen: list[Cluster]) -> None:
+    """Delete each, also if others fail. Raises CleanupError naming those that could not be deleted."""
     failed: dict[str, MlbenchError] = {}
-    for cluster in clusters:
+    for cluster in chosen:
         try:
-            remove(store, cluster, yes=True)
+            with StepPrinter() as report:
+                certain = clusters.delete_cluster(store, cluster, report, console.warn)
+            console.out(f"The cluster {cluster.name} is deleted{'; nothing of it is left' if certain else ''}.")
         except MlbenchError as error:
-            if error.exit_code >= 130:
-                raise
-            failed[cluster.name] = error
+            failed[f"{cluster.name}@{cluster.location}" if cluster.location else cluster.name] = error
     if failed:
         raise CleanupError(
             "\n".join(f"{name}: {error.message}" for name, error in failed.items()),
-            hint="mlbench gc   goes on",
+            hint="mlbench gc   continues",
             details={name: error.details for name, error in failed.items()},
         )

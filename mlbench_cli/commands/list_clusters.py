@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlbench_cli import console
+from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
@@ -16,76 +17,76 @@ if TYPE_CHECKING:
 
 
 def list_clusters(
-    cloud: Annotated[bool, typer.Option("--cloud", help="ask the clouds, too, for all that bears our marks")] = False,
+    cloud: Annotated[
+        bool, typer.Option("--cloud", help="also list clusters that only the clouds know, found by their tags")
+    ] = False,
     output: Output = Format.text,
 ) -> None:
-    """Show the known clusters; the current one, which commands use by default, is marked with *.
+    """List the known clusters; * marks the current one, which commands use by default.
 
-    Clusters that only a cloud knows were made by another machine or data directory, or half made.
+    Clusters that only a cloud knows were created by another machine or data directory, or half created.
     """
     store = Store()
-    known = {cluster.name: cluster for cluster in store.clusters()}
-    found, unseen = _in_clouds() if cloud else ({}, {})
-    clusters = [*known.values(), *(cluster for name, cluster in found.items() if name not in known)]
-    current = store.current_cluster.name
+    known = store.clusters()
+    found, errors = _discover() if cloud else ([], {})
+    current = store.current_cluster.identity
+    identities = [cluster.identity for cluster in known]
+    listed = [(cluster, True) for cluster in known]
+    listed += [(cluster, False) for cluster in found if not any(item.matches(cluster.identity) for item in identities)]
     if output == Format.json:
-        documents = [_document(cluster, cluster.name == current, cluster.name in known) for cluster in clusters]
+        documents = [_document(cluster, cluster.identity == current, is_known) for cluster, is_known in listed]
         console.out_json({"clusters": documents})
     else:
         console.out_table(
-            ["CLUSTER", "PROVIDER", "STATE", "NODES", "PRICE/H", "EXPIRES", "CREATED"],
-            [_row(cluster, cluster.name == current, cluster.name in known) for cluster in clusters],
-            droppable=["CREATED", "NODES", "EXPIRES"],
+            ["CLUSTER", "PROVIDER", "LOCATION", "STATE", "NODES", "PRICE/H", "EXPIRES", "CREATED"],
+            [_row(cluster, cluster.identity == current, is_known) for cluster, is_known in listed],
+            droppable=["CREATED", "NODES", "EXPIRES", "LOCATION"],
         )
-    for name, error in unseen.items():
-        console.warn(f"{name} was not asked: {error.message}")
+    for name, error in errors.items():
+        console.warn(f"{name} was not searched: {error.message}")
 
 
-def _in_clouds() -> tuple[dict[str, Cluster], dict[str, "MlbenchError"]]:
-    from mlbench_cli.commands._clusters import discovered
+def _discover() -> tuple[list[Cluster], dict[str, "MlbenchError"]]:
+    from mlbench_cli.clusters import discover_clusters
 
-    found, unseen = discovered(None, {})
-    return {cluster.name: cluster for cluster in found}, unseen
+    return discover_clusters(None, {})
 
 
 def _document(cluster: Cluster, current: bool, known: bool) -> dict[str, Any]:
-    expires = cluster.details.get("expires")
+    details = ClusterDetails.of(cluster)
     return {
         "name": cluster.name,
         "provider": cluster.provider,
+        "account": cluster.account or None,
+        "location": cluster.location or None,
         "state": cluster.state,
         "created": cluster.created or None,
         "current": current,
         "known": known,
-        "nodes": cluster.details.get("nodes"),
-        "price_per_hour": _plan(cluster).get("price_per_hour"),
-        "currency": _plan(cluster).get("currency"),
-        "expires": None if expires is None else timestamp(expires),
+        "nodes": details.nodes,
+        "price_per_hour": details.price_per_hour,
+        "currency": details.plan.get("currency"),
+        "expires": None if details.expires is None else timestamp(details.expires),
     }
 
 
 def _row(cluster: Cluster, current: bool, known: bool) -> list[object]:
-    expires = cluster.details.get("expires")
-    left = None if expires is None else expires - datetime.now(UTC).timestamp()
+    details = ClusterDetails.of(cluster)
+    left = None if details.expires is None else details.expires - datetime.now(UTC).timestamp()
     return [
         cluster.name + (" *" if current else ""),
         cluster.provider,
+        cluster.location or None,
         cluster.state if known else f"{cluster.state}, unknown here",
-        cluster.details.get("nodes"),
-        _price(cluster),
+        details.nodes,
+        _price(details),
         None if left is None else f"in {console.duration(left)}" if left > 0 else "overdue",
         console.ago(cluster.created) if cluster.created else None,
     ]
 
 
-def _price(cluster: Cluster) -> str | None:
-    plan = _plan(cluster)
-    if not plan:
+def _price(details: ClusterDetails) -> str | None:
+    if not details.plan:
         return None
-    price = plan.get("price_per_hour")
-    return "unknown" if price is None else f"{price:.2f} {plan.get('currency')}" if price else "free"
-
-
-def _plan(cluster: Cluster) -> dict[str, Any]:
-    plan = cluster.details.get("plan")
-    return plan if isinstance(plan, dict) else {}
+    price = details.price_per_hour
+    return "unknown" if price is None else f"{price:.2f} {details.plan.get('currency')}" if price else "free"

@@ -1,35 +1,35 @@
-"""`mlbench scale-cluster NAME N`: change the number of a cluster's working machines, also to 0 between runs."""
+"""`mlbench scale-cluster NAME N`: change the number of a cluster's worker machines, also to 0 between runs."""
 
 from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from mlbench_cli import console
-from mlbench_cli.commands._clusters import StepTeller
+from mlbench_cli import clusters, console
+from mlbench_cli.cluster_details import ClusterDetails
+from mlbench_cli.commands._clusters import StepPrinter
 from mlbench_cli.commands._common import Yes
 from mlbench_cli.errors import UsageError
 from mlbench_cli.store import Store
-from providers import registry
 
 
 def scale_cluster(
     name: Annotated[str, typer.Argument(metavar="NAME", help="a cluster of mlbench list-clusters")],
-    nodes: Annotated[int, typer.Argument(metavar="NUM_WORKERS", help="working machines it is to have; 0 is cheapest")],
+    nodes: Annotated[int, typer.Argument(metavar="NUM_WORKERS", help="number of worker machines; 0 is cheapest")],
     yes: Yes = False,
 ) -> None:
-    """Change the number of a cluster's working machines. With 0 nothing but its control plane costs money."""
+    """Change the number of a cluster's worker machines. With 0, only its control plane costs money."""
     if nodes < 0:
-        raise UsageError(f"{nodes} machines: the least is 0.")
+        raise UsageError(f"{nodes} machines: the smallest number is 0.")
     store = Store()
     cluster = store.cluster(name)
-    provider = registry.load(cluster.provider)
-    resources = provider.scale(cluster, nodes)
-    if nodes > int(cluster.details.get("nodes", 0)):
-        console.confirm(f"Let {name} have {nodes} machines instead of {cluster.details.get('nodes')}?", yes=yes)
+    resources = clusters.scale_cluster(cluster, nodes)
+    before = ClusterDetails.of(cluster).nodes or 0
+    if nodes > before:
+        console.confirm(f"Scale {name} from {before} to {nodes} machines?", yes=yes)
     from providers.lifecycle import up
 
     scaled = replace(cluster, details={**cluster.details, "nodes": nodes})
-    with StepTeller() as tell:
-        up(scaled, resources, store, report=tell, times="scaling")
-    console.out(f"The cluster {name} has {nodes} working machines.")
+    with StepPrinter() as report:
+        up(scaled, resources, store, report=report, times="scaling")
+    console.out(f"The cluster {name} has {nodes} worker machines.")

@@ -25,5 +25,5 @@ def set_cluster(
             f'The cluster "{cluster.name}" is one of {cluster.provider}, not of {words[0]}.',
             hint=f"mlbench set-cluster {cluster.name}",
         )
-    store.choose_cluster(cluster.name)
+    store.choose_cluster(cluster)
     console.out(f"Commands now use the cluster {cluster.name} ({cluster.provider}).")

@@ -14,6 +14,7 @@ from typing import Any
 
 from mlbench_cli import __version__
 from mlbench_cli.catalog import BACKENDS, BUDGET, Task, load_catalog, load_task, short
+from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.masking import is_secret_variable, refuse_secrets
 from mlbench_cli.model import Cluster
@@ -72,7 +73,7 @@ def resolve(
     for spec in specs:
         if machine and local:
             _check_local(spec, machine)
-        elif spec.device == "gpu" and cluster.details.get("gpus_per_node") == 0:
+        elif spec.device == "gpu" and ClusterDetails.of(cluster).gpus_per_node == 0:
             raise UsageError(f'The cluster "{cluster.name}" has no GPUs.', hint="Leave out --gpu.")
     return specs
 
@@ -126,7 +127,7 @@ def _spec(size: Size, cluster: Cluster, common: Mapping[str, Any]) -> RunSpec:
         workers=size.workers,
         seed=size.seed,
         price=_price(cluster),
-        functional_only=FUNCTIONAL_ONLY if cluster.details.get("functional_only") else None,
+        functional_only=FUNCTIONAL_ONLY if ClusterDetails.of(cluster).functional_only else None,
         **common,
     )
 
@@ -204,7 +205,7 @@ def _budget(request: Request, task: Task, tasks: Mapping[str, Task] | None) -> d
 
 
 def _image(request: Request, task: Task, cluster: Cluster) -> str:
-    prefix = request.registry or cluster.details.get("registry") or REGISTRY
+    prefix = request.registry or ClusterDetails.of(cluster).registry or REGISTRY
     return request.image or f"{prefix.rstrip('/')}/{task.image}:{__version__}"
 
 
@@ -374,8 +375,8 @@ def _refuse_cluster_options(request: Request) -> None:
 
 def _price(cluster: Cluster) -> dict[str, Any]:
     """What the cluster was planned to cost, by the table of prices of that day: it stays with the run."""
-    plan = cluster.details.get("plan")
-    if not isinstance(plan, dict):
+    plan = ClusterDetails.of(cluster).plan
+    if not plan:
         return {}
     return {
         "per_hour": plan.get("price_per_hour"),
@@ -389,7 +390,7 @@ def _devices(request: Request, cluster: Cluster) -> dict[str, str]:
     """All of a machine's, such as network cards, for its only worker; workers that share one do without."""
     if request.spread is False:
         return {}
-    return {name: str(count) for name, count in (cluster.details.get("devices_per_node") or {}).items()}
+    return {name: str(count) for name, count in ClusterDetails.of(cluster).devices_per_node.items()}
 
 
 def _kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:

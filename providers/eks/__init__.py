@@ -1,14 +1,16 @@
-"""EKS: Kubernetes on Amazon's machines: a CloudFormation stack for network and roles, node groups that EKS manages."""
+"""EKS, Kubernetes on AWS: a CloudFormation stack with network and roles, and node groups that EKS manages."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
+from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model import Cluster
 from providers.base import Plan, Resource, option, read_options
-from providers.eks.aws import aws_in, region_of
+from providers.eks.aws import account_of, aws_in, region_of
 from providers.eks.control_plane import AddOn, Admin, ControlPlane, access_to
 from providers.eks.devices import Device, DevicePlugin, gpu_device, network_card_device
 from providers.eks.machines import Machine, choose_machine, equivalent_types, machine_of, require_equivalent
@@ -23,6 +25,10 @@ from providers.eks.nodes import (
     NodeGroupSize,
     worker_group,
 )
+
+if TYPE_CHECKING:
+    from providers.doctor import Check
+    from providers.workload_cleanup import OrphanedResource, WorkloadObject
 
 MAX_NODES = 450  # the quota of machines in one managed node group
 SYSTEM_MACHINES = 1
@@ -64,6 +70,7 @@ class EksOptions:
 
 class EksProvider:
     name = "eks"
+    summary = "Kubernetes on Amazon's machines, with GPUs or without; it costs money"
     options = EksOptions
 
     def new_cluster(self, name: str, nodes: int, options: EksOptions) -> Cluster:
@@ -90,7 +97,10 @@ class EksProvider:
         }
         if options.efa:
             details["devices_per_node"] = {EFA: machine.efa}
-        return Cluster(name, self.name, "creating", details=details)
+        return Cluster(name, self.name, "creating", details=details, location=region)
+
+    def find_account(self, cluster: Cluster) -> str:
+        return account_of(aws_in(_region(cluster)))
 
     def plan(self, cluster: Cluster) -> Plan:
         from providers.eks.plan import make_plan
@@ -108,7 +118,7 @@ class EksProvider:
         workers = Group(
             worker_group(cluster),
             tuple(types) if options.spot and not options.efa else (machine.name,),
-            int(cluster.details.get("nodes", 0)),
+            ClusterDetails.of(cluster).nodes or 0,
             options.disk_size,
             gpu=machine.gpu is not None,
             spot=options.spot,
@@ -141,6 +151,21 @@ class EksProvider:
         found += [DevicePlugin(plane, working, workers.count, device) for device in _devices(cluster) if workers.count]
         return found
 
+    def run_checks(self, project: str | None, location: str | None) -> "Iterator[Check]":
+        from providers.eks.doctor import run_checks
+
+        return run_checks(project, location)
+
+    def list_orphans(self, cluster: Cluster, objects: "Sequence[WorkloadObject]") -> "list[OrphanedResource]":
+        from providers.eks.orphans import list_orphans
+
+        return list_orphans(cluster, objects)
+
+    def orphan_command(self, cluster: Cluster, item: "WorkloadObject | None") -> str:
+        from providers.eks.orphans import orphan_command
+
+        return orphan_command(cluster, item)
+
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
         from providers.eks.discovery import discover_clusters
 
@@ -164,14 +189,14 @@ class EksProvider:
 
 def _devices(cluster: Cluster) -> list[Device]:
     """What each worker has to show before the cluster is of use."""
-    each = int(cluster.details.get("gpus_per_node") or 0)
-    cards = int((cluster.details.get("devices_per_node") or {}).get(EFA, 0))
+    details = ClusterDetails.of(cluster)
+    each, cards = details.gpus_per_node or 0, details.devices_per_node.get(EFA, 0)
     built_in = read_options(cluster, EksOptions).node_image == BOTTLEROCKET
     return ([gpu_device(each, built_in=built_in)] if each else []) + ([network_card_device(cards)] if cards else [])
 
 
 def options_known(cluster: Cluster) -> bool:
-    return "options" in cluster.details
+    return bool(ClusterDetails.of(cluster).options)
 
 
 def _machine(options: EksOptions) -> Machine:
@@ -228,4 +253,4 @@ def _private(options: EksOptions, machine: Machine) -> bool:
 
 
 def _region(cluster: Cluster) -> str:
-    return str(cluster.details.get("region") or region_of(None))
+    return cluster.location or ClusterDetails.of(cluster).region or region_of(None)

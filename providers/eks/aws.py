@@ -123,6 +123,11 @@ def session() -> Any:
         raise map_cloud_errors(error, "session", "") from None
 
 
+def account_of(aws: Aws) -> str:
+    """The number of the account that today's credentials belong to. Asks STS, which everybody may."""
+    return str(aws.call("sts", "get_caller_identity")["Account"])
+
+
 def region_of(asked: str | None, zone: str | None = None) -> str:
     """The region that is meant: as asked for, the zone's, the environment's, or the profile's. No call is made."""
     from_zone = re.fullmatch(r"([a-z]{2}(?:-[a-z]+)+-\d+)[a-z]", zone or "")

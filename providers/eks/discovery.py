@@ -1,4 +1,4 @@
-"""All that is marked as ours in AWS, in one region or in every one that the account uses."""
+"""Finds the clusters in AWS that bear our tags, in one region or in all regions that the account uses."""
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -7,22 +7,24 @@ from typing import Any
 from mlbench_cli.errors import CredentialError
 from mlbench_cli.model import Cluster
 from providers.base import CLUSTER_TAG, details_from_tags
-from providers.eks.aws import Aws, aws_in, region_of, tags_of
-from providers.eks.nodes import worker_group
+from providers.eks.aws import Aws, account_of, aws_in, region_of, tags_of
+from providers.eks.control_plane import find_raw_cluster
+from providers.eks.machines import GPU_MACHINES
+from providers.eks.nodes import find_raw_group, worker_group
 
 MAX_PARALLEL_REGIONS = 8
 
 
 def discover_clusters(region: str | None) -> list[Cluster]:
-    """Every cluster that has left a mark on anything. Regions that one may not use are left out.
+    """Every cluster whose tag any resource bears. Regions that the account may not use are left out.
 
-    Raises the error of the only region asked for; of many, that of a region that did not answer.
+    Raises the error of the only region; of several, that of a region that did not answer.
     """
     if region:
         return _search_region(aws_in(region_of(region)))
     own = aws_in(region_of(None))
     regions = [item["RegionName"] for item in own.call("ec2", "describe_regions")["Regions"]]
-    # Clients are made one after the other: boto3's sessions are not for several threads.
+    # Create the clients one after the other: boto3's sessions are not thread-safe.
     searched = [_with_clients(own.region), *(_with_clients(name) for name in regions if name != own.region)]
     with ThreadPoolExecutor(MAX_PARALLEL_REGIONS) as pool:
         found = list(pool.map(lambda aws: _search_if_allowed(aws, own.region), searched))
@@ -46,40 +48,37 @@ def _search_if_allowed(aws: Aws, own: str) -> list[Cluster]:
 
 
 def _search_region(aws: Aws) -> list[Cluster]:
-    """Stacks come first and go last, so they alone would do, but for one that a person has removed."""
-    marks: dict[str, dict[str, str]] = {}
+    """Stacks are created first and deleted last. The other kinds find clusters whose stack a person has deleted."""
+    tags_by_cluster: dict[str, dict[str, str]] = {}
     whole: dict[str, dict[str, Any]] = {}
     stacks = {stack["StackName"]: stack for stack in aws.pages("cloudformation", "describe_stacks", "Stacks")}
     for stack in stacks.values():
-        _note(marks, tags_of(stack.get("Tags")))
+        _note(tags_by_cluster, tags_of(stack.get("Tags")))
     for name in aws.pages("eks", "list_clusters", "clusters"):
-        described = _find_raw(aws, name)
+        described = find_raw_cluster(aws, name)
         if described and CLUSTER_TAG in (described.get("tags") or {}):
             whole[name] = described
-            _note(marks, described["tags"])
+            _note(tags_by_cluster, described["tags"])
     filters = [{"Name": "tag-key", "Values": [CLUSTER_TAG]}]
     kinds = (("describe_vpcs", "Vpcs"), ("describe_launch_templates", "LaunchTemplates"))
     for operation, key in kinds:
         for item in aws.pages("ec2", operation, key, Filters=filters):
-            _note(marks, tags_of(item.get("Tags")))
+            _note(tags_by_cluster, tags_of(item.get("Tags")))
     for group in aws.call("ec2", "describe_placement_groups", Filters=filters)["PlacementGroups"]:
-        _note(marks, tags_of(group.get("Tags")))
-    return [_to_cluster(aws, name, tags, whole.get(name), stacks) for name, tags in sorted(marks.items())]
+        _note(tags_by_cluster, tags_of(group.get("Tags")))
+    account = account_of(aws) if tags_by_cluster else ""
+    return [
+        _to_cluster(aws, account, name, tags, whole.get(name), stacks) for name, tags in sorted(tags_by_cluster.items())
+    ]
 
 
-def _note(marks: dict[str, dict[str, str]], tags: Mapping[str, str]) -> None:
+def _note(tags_by_cluster: dict[str, dict[str, str]], tags: Mapping[str, str]) -> None:
     if name := tags.get(CLUSTER_TAG):
-        marks.setdefault(name, dict(tags))
-
-
-def _find_raw(aws: Aws, name: str) -> dict[str, Any] | None:
-    from providers.eks.control_plane import find_raw_cluster
-
-    return find_raw_cluster(aws, name)
+        tags_by_cluster.setdefault(name, dict(tags))
 
 
 def _to_cluster(
-    aws: Aws, name: str, tags: Mapping[str, str], plane: dict[str, Any] | None, stacks: Mapping[str, Any]
+    aws: Aws, account: str, name: str, tags: Mapping[str, str], plane: dict[str, Any] | None, stacks: Mapping[str, Any]
 ) -> Cluster:
     details: dict[str, Any] = {"region": aws.region, "location": aws.region, **details_from_tags(tags)}
     stack = stacks.get(f"mlbench-{name}", {})
@@ -89,13 +88,11 @@ def _to_cluster(
         details |= group
     ready = bool(plane and plane["status"] == "ACTIVE" and group)
     stamp = created.isoformat(timespec="seconds").replace("+00:00", "Z") if created else ""
-    return Cluster(name, "eks", "ready" if ready else "failed", stamp, details)
+    state = "ready" if ready else "failed"
+    return Cluster(name, "eks", state, stamp, details, account, aws.region)
 
 
 def _workers(aws: Aws, name: str) -> dict[str, Any] | None:
-    from providers.eks.machines import GPU_MACHINES
-    from providers.eks.nodes import find_raw_group
-
     group = find_raw_group(aws, name, worker_group(Cluster(name, "eks")))
     if group is None or group["status"] not in ("ACTIVE", "UPDATING"):
         return None

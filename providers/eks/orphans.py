@@ -1,21 +1,22 @@
-"""What workloads on a cluster have left in AWS: volumes and load balancers, by the tags that Kubernetes gives them."""
+"""Volumes and load balancers that a cluster's workloads have left in AWS, found by the tags of Kubernetes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.model import Cluster
 from providers.eks.aws import Aws, aws_in, region_of, tags_of
 from providers.workload_cleanup import OrphanedResource, WorkloadObject
 
-MAX_BALANCERS_PER_CALL = 20  # load balancers whose tags are told in one answer
+MAX_BALANCERS_PER_CALL = 20  # load balancers whose tags one answer holds
 
 
-def list_orphans(cluster: Cluster, seen: Sequence[WorkloadObject]) -> list[OrphanedResource]:
-    """What is there. Raises MlbenchError where AWS does not tell."""
+def list_orphans(cluster: Cluster, objects: Sequence[WorkloadObject]) -> list[OrphanedResource]:
+    """Those that still exist. Raises MlbenchError if AWS cannot be asked."""
     region = _region(cluster)
     aws = aws_in(region)
     return [
-        *_list_volumes(aws, cluster.name, seen),
+        *_list_volumes(aws, cluster.name, objects),
         *_list_balancers(aws, cluster.name),
         *_list_classic_balancers(aws, cluster.name),
     ]
@@ -35,8 +36,8 @@ def orphan_command(cluster: Cluster, item: WorkloadObject | None) -> str:
     )
 
 
-def _list_volumes(aws: Aws, name: str, seen: Sequence[WorkloadObject]) -> list[OrphanedResource]:
-    handles = [item.handle for item in seen if item.kind == "PersistentVolume" and item.handle.startswith("vol-")]
+def _list_volumes(aws: Aws, name: str, objects: Sequence[WorkloadObject]) -> list[OrphanedResource]:
+    handles = [item.handle for item in objects if item.kind == "PersistentVolume" and item.handle.startswith("vol-")]
     filters: list[dict[str, Any]] = [{"Name": "tag-key", "Values": [f"kubernetes.io/cluster/{name}"]}]
     found = aws.pages("ec2", "describe_volumes", "Volumes", Filters=filters)
     if handles:
@@ -44,33 +45,33 @@ def _list_volumes(aws: Aws, name: str, seen: Sequence[WorkloadObject]) -> list[O
         found += aws.pages("ec2", "describe_volumes", "Volumes", Filters=filters)
     volumes = {volume["VolumeId"]: volume for volume in found if volume["State"] not in ("deleting", "deleted")}
     return [
-        OrphanedResource("volume", volume, f"{told['Size']} GB, {told['State']}", _delete_volume(aws.region, volume))
-        for volume, told in volumes.items()
+        OrphanedResource("volume", volume, f"{raw['Size']} GB, {raw['State']}", _delete_volume(aws.region, volume))
+        for volume, raw in volumes.items()
     ]
 
 
 def _list_balancers(aws: Aws, name: str) -> list[OrphanedResource]:
     found = {item["LoadBalancerArn"]: item for item in aws.pages("elbv2", "describe_load_balancers", "LoadBalancers")}
-    told = []
+    orphans = []
     for tagged in _list_tagged(aws, name, "elbv2", "ResourceArns", list(found)):
         arn = tagged["ResourceArn"]
         remove = f"aws elbv2 delete-load-balancer --region {aws.region} --load-balancer-arn {arn}"
-        told.append(OrphanedResource("load balancer", found[arn]["LoadBalancerName"], found[arn]["Type"], remove))
-    return told
+        orphans.append(OrphanedResource("load balancer", found[arn]["LoadBalancerName"], found[arn]["Type"], remove))
+    return orphans
 
 
 def _list_classic_balancers(aws: Aws, name: str) -> list[OrphanedResource]:
     found = aws.pages("elb", "describe_load_balancers", "LoadBalancerDescriptions")
-    told = []
+    orphans = []
     for tagged in _list_tagged(aws, name, "elb", "LoadBalancerNames", [item["LoadBalancerName"] for item in found]):
         balancer = tagged["LoadBalancerName"]
         remove = f"aws elb delete-load-balancer --region {aws.region} --load-balancer-name {balancer}"
-        told.append(OrphanedResource("load balancer", balancer, "classic", remove))
-    return told
+        orphans.append(OrphanedResource("load balancer", balancer, "classic", remove))
+    return orphans
 
 
 def _list_tagged(aws: Aws, name: str, service: str, key: str, balancers: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The descriptions of those `balancers` that bear the cluster's tag; so many are asked for at once as may be."""
+    """The tag descriptions of those `balancers` that bear the cluster's tag, with as few calls as AWS allows."""
     for first in range(0, len(balancers), MAX_BALANCERS_PER_CALL):
         answer = aws.call(service, "describe_tags", **{key: balancers[first : first + MAX_BALANCERS_PER_CALL]})
         for tagged in answer["TagDescriptions"]:
@@ -79,7 +80,7 @@ def _list_tagged(aws: Aws, name: str, service: str, key: str, balancers: Sequenc
 
 
 def _is_of(name: str, tags: Mapping[str, str]) -> bool:
-    """By the tag of Kubernetes' own controller, of AWS' controller, or of EKS' auto mode."""
+    """Whether a tag of Kubernetes' own controller, of AWS' controller, or of EKS' auto mode names the cluster."""
     return f"kubernetes.io/cluster/{name}" in tags or name in (
         tags.get("elbv2.k8s.aws/cluster"),
         tags.get("eks:eks-cluster-name"),
@@ -91,4 +92,4 @@ def _delete_volume(region: str, volume: str) -> str:
 
 
 def _region(cluster: Cluster) -> str:
-    return str(cluster.details.get("region") or region_of(None))
+    return cluster.location or ClusterDetails.of(cluster).region or region_of(None)

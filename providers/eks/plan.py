@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 
+from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, UsageError
 from mlbench_cli.model import Cluster
 from providers import pricing
@@ -26,11 +27,11 @@ EFA_WARNING = (
 
 def make_plan(cluster: Cluster, options: EksOptions, groups: tuple[Group, Group]) -> Plan:
     """Raises CredentialError, UsageError or CapacityError for what cannot work; what may not work is a warning."""
-    aws = aws_in(cluster.details["region"])
+    aws = aws_in(cluster.location)
     aws.call("sts", "get_caller_identity")
     system, workers = groups
     zone = zones_for(aws, list(workers.types), options.zone)[0]
-    warnings = [*_version(aws, options), *_gpus(aws, workers, int(cluster.details["gpus_per_node"]))]
+    warnings = [*_version(aws, options), *_gpus(aws, workers, ClusterDetails.of(cluster).gpus_per_node or 0)]
     warnings += _quota(aws, workers)
     if options.efa:
         warnings.append(EFA_WARNING)

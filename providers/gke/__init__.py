@@ -1,9 +1,11 @@
-"""GKE: Kubernetes on Google's machines: a zone or region, a small pool for the system, a pool of equal workers."""
+"""GKE, Kubernetes on Google Cloud: a zonal or regional cluster, a small system pool, a pool of equal workers."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
+from mlbench_cli.cluster_details import ClusterDetails, fact
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model import Cluster
@@ -12,6 +14,10 @@ from providers.gke import api
 from providers.gke.api import Gke
 from providers.gke.machines import CPU_DEFAULT, NOT_ON_DEMAND, Machine, choose_machine
 from providers.gke.resources import ControlPlane, PoolSize, ReadyMachines, WorkerPool, access_to
+
+if TYPE_CHECKING:
+    from providers.doctor import Check
+    from providers.workload_cleanup import OrphanedResource, WorkloadObject
 
 MAX_NODES = 1000
 DEFAULT_ZONE = "europe-west1-b"
@@ -53,8 +59,16 @@ class GkeOptions:
     subnetwork: str | None = option(None, "--subnetwork", help="its subnetwork")
 
 
+@dataclass(frozen=True)
+class GkeDetails(ClusterDetails):
+    """A cluster on GKE is also identified by its Google project."""
+
+    project: str | None = fact(str)
+
+
 class GkeProvider:
     name = "gke"
+    summary = "Kubernetes on Google's machines, with GPUs or without; it costs money"
     options = GkeOptions
 
     def new_cluster(self, name: str, nodes: int, options: GkeOptions) -> Cluster:
@@ -68,16 +82,17 @@ class GkeProvider:
                 f"{nodes} workers cannot be shared evenly by {zones} zones.",
                 hint=f"For example: NUM_WORKERS {nodes - nodes % zones + zones}",
             )
+        project = api.project_of(options.project)
         details = {
             "nodes": nodes,
             "gpus_per_node": machine.gpus,
             "gpu": machine.gpu,
             "machine_type": machine.name,
-            "project": api.project_of(options.project),
+            "project": project,
             "location": place_of(options),
             "options": asdict(options),
         }
-        return Cluster(name, self.name, "creating", details=details)
+        return Cluster(name, self.name, "creating", details=details, account=project, location=place_of(options))
 
     def plan(self, cluster: Cluster) -> Plan:
         from providers.gke.plan import make_plan
@@ -88,12 +103,27 @@ class GkeProvider:
         options = read_options(cluster, GkeOptions)
         machine = _recorded(cluster)
         plane = ControlPlane(cluster, _gke(cluster), options)
-        count = int(cluster.details.get("nodes", 0))
+        count = ClusterDetails.of(cluster).nodes or 0
         pool = WorkerPool(plane, machine, count)
         found: list[Resource] = [plane, pool]
         if count and not options.flex_start:
             found.append(ReadyMachines(plane, count, machine.gpus, (pool,)))
         return found
+
+    def run_checks(self, project: str | None, location: str | None) -> "Iterator[Check]":
+        from providers.gke.doctor import run_checks
+
+        return run_checks(project, location)
+
+    def list_orphans(self, cluster: Cluster, objects: "Sequence[WorkloadObject]") -> "list[OrphanedResource]":
+        from providers.gke.orphans import list_orphans
+
+        return list_orphans(cluster, objects)
+
+    def orphan_command(self, cluster: Cluster, item: "WorkloadObject | None") -> str:
+        from providers.gke.orphans import orphan_command
+
+        return orphan_command(cluster, item)
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
         from providers.gke.discovery import discover_clusters
@@ -136,9 +166,9 @@ def machine_of(options: GkeOptions) -> Machine:
 
 def _recorded(cluster: Cluster) -> Machine:
     """Not judged again: what exists has to be found and removed whatever today's table says of it."""
-    details = cluster.details
-    gpus = int(details.get("gpus_per_node") or 0)
-    return Machine(str(details.get("machine_type") or CPU_DEFAULT), details.get("gpu") if gpus else None, gpus)
+    details = ClusterDetails.of(cluster)
+    gpus = details.gpus_per_node or 0
+    return Machine(details.machine_type or CPU_DEFAULT, details.gpu if gpus else None, gpus)
 
 
 def _check(options: GkeOptions, machine: Machine) -> None:
@@ -192,6 +222,6 @@ def _check_place(options: GkeOptions) -> None:
 
 
 def _gke(cluster: Cluster) -> Gke:
-    details = cluster.details
-    location = details.get("location") or place_of(read_options(cluster, GkeOptions))
-    return Gke(details.get("project") or api.project_of(None), str(location))
+    details = GkeDetails.of(cluster)
+    location = cluster.location or details.location or place_of(read_options(cluster, GkeOptions))
+    return Gke(cluster.account or details.project or api.project_of(None), location)

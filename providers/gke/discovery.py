@@ -1,4 +1,4 @@
-"""Finds the clusters on GKE that bear our marks, whoever made them."""
+"""Finds the clusters on GKE that bear our tags, whoever created them."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ STATES = {"PROVISIONING": "creating", "STOPPING": "deleting", "ERROR": "failed"}
 
 
 def discover_clusters(project: str, location: str) -> list[Cluster]:
-    """All of a project, in one location or ("-") everywhere. Raises TransientError where a zone does not answer."""
+    """All of a project, in one location or ("-") everywhere. Raises TransientError if a zone does not answer."""
     answer = Gke(project, location).call("list_clusters", parent=f"projects/{project}/locations/{location}")
     if answer.missing_zones:
         raise TransientError(
-            f"Google has no answer from {', '.join(answer.missing_zones)}; what is there is not known."
+            f"Google has no answer from {', '.join(answer.missing_zones)}, so the clusters there are not known."
         )
     return [
         _cluster(found, project) for found in answer.clusters if found.resource_labels.get(CLUSTER_TAG) == found.name
@@ -40,7 +40,7 @@ def _cluster(found: Any, project: str) -> Cluster:
     else:
         accelerator = pool.config.accelerators[0] if pool.config.accelerators else None
         options["worker_zone"] = tuple(pool.locations)
-        # Of the machines one is the system's.
+        # One of the machines belongs to the system pool.
         details["nodes"] = max(0, found.current_node_count - 1)
         details["gpu"] = accelerator.accelerator_type if accelerator else None
         details["gpus_per_node"] = int(accelerator.accelerator_count) if accelerator else 0
@@ -48,4 +48,4 @@ def _cluster(found: Any, project: str) -> Cluster:
         options["spot"] = bool(pool.config.spot)
         if pool.status.name in ("ERROR", "RUNNING_WITH_ERROR"):
             state = "failed"
-    return Cluster(found.name, "gke", state, found.create_time, details)
+    return Cluster(found.name, "gke", state, found.create_time, details, project, found.location)

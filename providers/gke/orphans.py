@@ -1,4 +1,4 @@
-"""What workloads on a cluster have left in Google's cloud: disks and load balancers, where they were seen."""
+"""Disks and load balancers that a cluster's workloads have left in Google Cloud."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from mlbench_cli.errors import NotFoundError
 from mlbench_cli.model import Cluster
-from providers.gke import api
+from providers.gke import GkeDetails, api
 from providers.gke.compute import Compute
 from providers.workload_cleanup import OrphanedResource, WorkloadObject
 
@@ -14,11 +14,11 @@ from providers.workload_cleanup import OrphanedResource, WorkloadObject
 LABEL, PLACE_LABEL = "goog-k8s-cluster-name", "goog-k8s-cluster-location"
 
 
-def list_orphans(cluster: Cluster, seen: Sequence[WorkloadObject]) -> list[OrphanedResource]:
-    """What is there. Raises MlbenchError where Google does not tell."""
+def list_orphans(cluster: Cluster, objects: Sequence[WorkloadObject]) -> list[OrphanedResource]:
+    """Those that still exist. Raises MlbenchError if Google cannot be asked."""
     compute = Compute(_project(cluster))
-    told = []
-    paths = {item.handle.partition("/zones/")[2] for item in seen if item.kind == "PersistentVolume"}
+    orphans = []
+    paths = {item.handle.partition("/zones/")[2] for item in objects if item.kind == "PersistentVolume"}
     for disk in [
         *_list_labelled_disks(compute, cluster),
         *(_find_disk(compute, f"/zones/{path}") for path in paths if path),
@@ -26,12 +26,12 @@ def list_orphans(cluster: Cluster, seen: Sequence[WorkloadObject]) -> list[Orpha
         if disk is not None:
             zone = str(disk["zone"]).rpartition("/")[2]
             remove = f"gcloud compute disks delete {disk['name']} --zone {zone} --project {_project(cluster)}"
-            told.append(
+            orphans.append(
                 OrphanedResource("disk", str(disk["name"]), f"{disk.get('sizeGb')} GB, {disk.get('status')}", remove)
             )
-    for address in {item.handle for item in seen if item.kind != "PersistentVolume" and item.handle}:
-        told += _list_forwarding_rules(compute, cluster, address)
-    return list({(item.kind, item.name): item for item in told}.values())
+    for address in {item.handle for item in objects if item.kind != "PersistentVolume" and item.handle}:
+        orphans += _list_forwarding_rules(compute, cluster, address)
+    return list({(item.kind, item.name): item for item in orphans}.values())
 
 
 def orphan_command(cluster: Cluster, item: WorkloadObject | None) -> str:
@@ -48,8 +48,8 @@ def orphan_command(cluster: Cluster, item: WorkloadObject | None) -> str:
 
 
 def _list_labelled_disks(compute: Compute, cluster: Cluster) -> list[dict[str, Any]]:
-    """In all zones, since a cluster of a region has machines in several; not those of one of that name elsewhere."""
-    wanted = f"(labels.{LABEL}={cluster.name}) (labels.{PLACE_LABEL}={cluster.details.get('location')})"
+    """Disks of all zones, as a regional cluster has machines in several, but not those of a namesake elsewhere."""
+    wanted = f"(labels.{LABEL}={cluster.name}) (labels.{PLACE_LABEL}={_location(cluster)})"
     zones = compute._get(f"/aggregated/disks?filter={quote(wanted)}").get("items") or {}
     return [disk for found in zones.values() for disk in found.get("disks") or ()]
 
@@ -62,16 +62,20 @@ def _find_disk(compute: Compute, path: str) -> dict[str, Any] | None:
 
 
 def _list_forwarding_rules(compute: Compute, cluster: Cluster, address: str) -> list[OrphanedResource]:
-    """Forwarding rules are what of a load balancer has an address, and is paid for."""
-    region = api.region_of(str(cluster.details.get("location")))
-    told = []
+    """The part of a load balancer that has an address and costs money."""
+    region = api.region_of(_location(cluster))
+    orphans = []
     for place, flag in ((f"/regions/{region}", f"--region {region}"), ("/global", "--global")):
         rules = compute._get(f"{place}/forwardingRules?filter={quote(f'IPAddress={address}')}")
         for rule in rules.get("items") or ():
             remove = f"gcloud compute forwarding-rules delete {rule['name']} {flag} --project {_project(cluster)}"
-            told.append(OrphanedResource("load balancer", str(rule["name"]), address, remove))
-    return told
+            orphans.append(OrphanedResource("load balancer", str(rule["name"]), address, remove))
+    return orphans
 
 
 def _project(cluster: Cluster) -> str:
-    return str(cluster.details.get("project") or api.project_of(None))
+    return cluster.account or GkeDetails.of(cluster).project or api.project_of(None)
+
+
+def _location(cluster: Cluster) -> str:
+    return cluster.location or GkeDetails.of(cluster).location or ""

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model import Cluster
 from providers import pricing
@@ -20,7 +21,7 @@ SYSTEM_DISK = 50
 def make_plan(cluster: Cluster, options: "GkeOptions", machine: Machine, gke: Gke) -> Plan:
     """Raises CredentialError, UsageError or CapacityError for what cannot work; what may not work is a warning."""
     _check_version(options, gke)
-    count = int(cluster.details["nodes"])
+    count = ClusterDetails.of(cluster).nodes or 0
     zones = ControlPlane(cluster, gke, options).zones(machine)
     warnings = check_machines(gke.project, zones, machine, count, options.spot)
     if len(zones) > 1:

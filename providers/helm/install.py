@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from mlbench_cli.cluster_details import HelmChartRecord
 from mlbench_cli.errors import DeadlineError, MlbenchError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
@@ -54,7 +55,7 @@ class Installation:
         chart = self.chart
         return [*chart.warnings, *custom.warn_about(self.customs, chart.values, chart.subcharts)]
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> HelmChartRecord:
         """For the cluster's record. Of the custom values only the names: they may be secrets."""
         return {
             "release": self.chart.name,

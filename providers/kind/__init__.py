@@ -1,4 +1,4 @@
-"""KIND: Kubernetes in Docker containers on this machine. For trying things out: its timings mean nothing."""
+"""KIND, Kubernetes in Docker containers on this machine: for trying things out, its timings mean nothing."""
 
 import os
 import socket
@@ -21,6 +21,7 @@ from providers.kind.resources import (
     RegistryEntry,
     control_plane_of,
     list_owned_clusters,
+    nodes_in,
     nodes_of,
     platform_of,
 )
@@ -58,6 +59,7 @@ class KindOptions:
 
 class KindProvider:
     name = "kind"
+    summary = "Kubernetes in Docker on this machine, to try things out"
     options = KindOptions
 
     def new_cluster(self, name: str, nodes: int, options: KindOptions) -> Cluster:
@@ -93,7 +95,7 @@ class KindProvider:
             platform_of(image)
         if options.registry_port is not None:
             _check_registry(options)
-        nodes = cluster.details["nodes"]
+        nodes = nodes_in(cluster)
         line = PlanLine(f"node container ({image_of(options) or 'the node image of kind ' + version})", nodes, 0.0)
         return Plan((line,), location="this machine", warnings=tuple(_warnings(options, nodes)))
 
@@ -119,12 +121,6 @@ class KindProvider:
         if not path.exists():
             _write_privately(path, _kubeconfig(cluster))
         return Access.from_kubeconfig(path)
-
-    def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
-        raise UsageError(
-            "The nodes of a KIND cluster are fixed when it is made.",
-            hint=f"mlbench delete-cluster kind {cluster.name}, then mlbench create-cluster kind {nodes} NAME",
-        )
 
 
 def kubeconfig_of(cluster: Cluster) -> Path:

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.model import Cluster
 from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, TransientError, ownership_tags
@@ -35,7 +36,7 @@ class MarkerVolume(Resource):
     def __init__(self, cluster: Cluster, registry: str | None = None) -> None:
         self.cluster = cluster
         self.name = volume_of(cluster.name)
-        self.labels = {**ownership_tags(cluster), NODES_LABEL: str(cluster.details.get("nodes", 1))}
+        self.labels = {**ownership_tags(cluster), NODES_LABEL: str(nodes_in(cluster))}
         if registry:
             self.labels[REGISTRY_LABEL] = registry
         self.remove_command = f"docker volume rm {self.name}"
@@ -76,7 +77,7 @@ class KindCluster(Resource):
         self, cluster: Cluster, mark: MarkerVolume, kubeconfig: Path, image: str | None = None, reserved_cpus: int = 0
     ) -> None:
         self.name = cluster.name
-        self.nodes = int(cluster.details.get("nodes", 1))
+        self.nodes = nodes_in(cluster)
         self.mark = mark
         self.needs = (mark,)
         self.kubeconfig = kubeconfig
@@ -299,6 +300,12 @@ class LoadedImage(Resource):
 
     def _on(self, node: str, image: str) -> bool:
         return succeeds(["docker", "exec", node, "crictl", "inspecti", image])
+
+
+def nodes_in(cluster: Cluster) -> int:
+    """The number of node containers; 1, the least, for a cluster whose record does not know it."""
+    nodes = ClusterDetails.of(cluster).nodes
+    return 1 if nodes is None else nodes
 
 
 def volume_of(cluster: str) -> str:

@@ -241,7 +241,7 @@ def _remove_as_gke(kind: Kind, folder: Path) -> None:
     gate = KubeGate(kind.access, google.pem, google.world.knows)
     try:
         kind.mlbench("create-cluster", "gke", "1", NAME[:-2], "--yes", home="gke", more=google.environment)
-        google.world.clusters[NAME].endpoint = f"127.0.0.1:{gate.port}"
+        google.world.named(NAME).endpoint = f"127.0.0.1:{gate.port}"
         _, told = kind.mlbench("delete-cluster", "gke", NAME, "--yes", home="empty", more=google.environment)
         assert f"what workloads left on {NAME} is gone" in told
         assert google.world.clusters == {}

@@ -67,7 +67,7 @@ class World:
 
     looks: int = 2  # at anything of its cluster until an operation is done
     seconds: float = 0.0  # that an operation takes besides
-    clusters: dict[str, g.Cluster] = field(default_factory=dict)
+    clusters: dict[str, g.Cluster] = field(default_factory=dict)  # by projects/P/locations/L/clusters/NAME
     operations: dict[str, Operation] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
     # By request number or method: kill-before kill-after, or CODE-before CODE-after; a gRPC status code or THROTTLED.
@@ -138,7 +138,12 @@ class World:
 
     def do_ListClusters(self, request: Any) -> g.ListClustersResponse:
         location = request.parent.split("/")[3]
-        found = [cluster for cluster in self.clusters.values() if location in ("-", cluster.location)]
+        project = request.parent.split("/")[1]
+        found = [
+            cluster
+            for path, cluster in self.clusters.items()
+            if path.split("/")[1] == project and location in ("-", cluster.location)
+        ]
         return g.ListClustersResponse({"clusters": found, "missing_zones": self.missing_zones})
 
     # --- changes ------------------------------------------------------------------------------------------------
@@ -151,15 +156,16 @@ class World:
             raise Refused(Code.INVALID_ARGUMENT, "Invalid value for field resource_labels.")
         if asked.initial_node_count and asked.node_pools:
             raise Refused(Code.INVALID_ARGUMENT, "initial_node_count and node_pools exclude each other.")
-        if asked.name in self.clusters:
-            raise Refused(Code.ALREADY_EXISTS, f"Already exists: {request.parent}/clusters/{asked.name}.")
+        path = f"{request.parent}/clusters/{asked.name}"
+        if path in self.clusters:
+            raise Refused(Code.ALREADY_EXISTS, f"Already exists: {path}.")
         for pool in asked.node_pools:
             self._check_machine(pool)
         self._check_zones(asked.locations, request.parent.split("/")[3])
         made = g.Cluster(asked)
         made.status, made.location = Status.PROVISIONING, request.parent.split("/")[3]
         made.create_time = "2026-11-20T10:00:00+00:00"
-        self.clusters[made.name] = made
+        self.clusters[path] = made
 
         def finish(failed: bool) -> None:
             made.status = Status.ERROR if failed else Status.RUNNING
@@ -168,35 +174,35 @@ class World:
             for pool in made.node_pools:
                 pool.status = g.NodePool.Status.RUNNING
 
-        return self._begin("CreateCluster", made.name, finish)
+        return self._begin("CreateCluster", path, finish)
 
     def do_DeleteCluster(self, request: Any) -> g.Operation:
-        cluster = self._cluster(request.name)
-        self._alone(cluster)
+        cluster, path = self._cluster(request.name), _cluster_path(request.name)
+        self._alone(path)
         cluster.status = Status.STOPPING
-        return self._begin("DeleteCluster", cluster.name, lambda failed: self.clusters.pop(cluster.name))
+        return self._begin("DeleteCluster", path, lambda failed: self.clusters.pop(path))
 
     def do_CreateNodePool(self, request: Any) -> g.Operation:
         cluster, asked = self._cluster(request.parent), request.node_pool
-        self._alone(cluster)
+        self._alone(_cluster_path(request.parent))
         if any(pool.name == asked.name for pool in cluster.node_pools):
             raise Refused(Code.ALREADY_EXISTS, f"Already exists: {request.parent}/nodePools/{asked.name}.")
         self._check_machine(asked)
         self._check_zones(asked.locations, cluster.location)
         asked.status = g.NodePool.Status.PROVISIONING
         cluster.node_pools.append(asked)
-        return self._change("CreateNodePool", cluster, asked.name)
+        return self._change("CreateNodePool", _cluster_path(request.parent), asked.name)
 
     def do_SetNodePoolSize(self, request: Any) -> g.Operation:
-        cluster, pool = self._cluster(request.name), self._pool(request.name)
-        self._alone(cluster)
+        pool = self._pool(request.name)
+        self._alone(_cluster_path(request.name))
         pool.initial_node_count = request.node_count
         pool.status = g.NodePool.Status.RECONCILING
-        return self._change("SetNodePoolSize", cluster, pool.name)
+        return self._change("SetNodePoolSize", _cluster_path(request.name), pool.name)
 
     def do_DeleteNodePool(self, request: Any) -> g.Operation:
         cluster, pool = self._cluster(request.name), self._pool(request.name)
-        self._alone(cluster)
+        self._alone(_cluster_path(request.name))
         pool.status = g.NodePool.Status.STOPPING
 
         def finish(failed: bool) -> None:
@@ -204,11 +210,13 @@ class World:
             cluster.status = Status.RUNNING
 
         cluster.status = Status.RECONCILING
-        return self._begin("DeleteNodePool", cluster.name, finish)
+        return self._begin("DeleteNodePool", _cluster_path(request.name), finish)
 
     # --- rules --------------------------------------------------------------------------------------------------
 
-    def _change(self, method: str, cluster: g.Cluster, name: str) -> g.Operation:
+    def _change(self, method: str, path: str, name: str) -> g.Operation:
+        cluster = self.clusters[path]
+
         def finish(failed: bool) -> None:
             cluster.status = Status.RUNNING
             pool = next(pool for pool in cluster.node_pools if pool.name == name)
@@ -218,7 +226,7 @@ class World:
                 pool.conditions = [g.StatusCondition({"code": code, "message": message})]
 
         cluster.status = Status.RECONCILING
-        return self._begin(method, cluster.name, finish)
+        return self._begin(method, path, finish)
 
     def _begin(self, method: str, cluster: str, finish: Any) -> g.Operation:
         error = OPERATION_ERRORS[self.failing[method]] if method in self.failing else None
@@ -235,18 +243,23 @@ class World:
                     operation.done = True
                     operation.finish(operation.error is not None)
 
-    def _alone(self, cluster: g.Cluster) -> None:
+    def _alone(self, path: str) -> None:
         for operation in self.operations.values():
-            if operation.cluster == cluster.name and not operation.done:
+            if operation.cluster == path and not operation.done:
                 raise Refused(Code.FAILED_PRECONDITION, f"Cluster is running incompatible operation {operation.name}.")
 
     def _cluster(self, path: str, look: bool = False) -> g.Cluster:
-        name = path.split("/")[5]
+        key = _cluster_path(path)
         if look:
-            self._look(name)
-        if name not in self.clusters:
+            self._look(key)
+        if key not in self.clusters:
             raise Refused(Code.NOT_FOUND, f"Not found: {path}.")
-        return self.clusters[name]
+        return self.clusters[key]
+
+    def named(self, name: str) -> g.Cluster:
+        """The only cluster of that name."""
+        (found,) = [cluster for cluster in self.clusters.values() if cluster.name == name]
+        return found
 
     def _pool(self, path: str, look: bool = False) -> g.NodePool:
         for pool in self._cluster(path, look).node_pools:
@@ -290,6 +303,11 @@ class World:
                 for number in range(pool.initial_node_count * len(pool.locations)):
                     found.append({"metadata": {"name": f"{pool.name}-{number}"}, "status": status})
         return found
+
+
+def _cluster_path(path: str) -> str:
+    """projects/P/locations/L/clusters/NAME of a path to a cluster or below it."""
+    return "/".join(path.split("/")[:6])
 
 
 def _subject(request: Any) -> str:

@@ -15,7 +15,7 @@ PACKAGES = ("mlbench_cli", "providers", "templates", "task_images")
 BASE = (
     *("mlbench_cli.errors", "mlbench_cli.model", "mlbench_cli.goals", "mlbench_cli.times", "mlbench_cli.files"),
     *("mlbench_cli.settings", "mlbench_cli.spec", "mlbench_cli.catalog", "mlbench_cli.store", "mlbench_cli.run_folder"),
-    *("mlbench_cli.isolation", "task_images.contract"),
+    *("mlbench_cli.isolation", "mlbench_cli.cluster_details", "task_images.contract"),
 )
 # The longest prefix counts. A part may import itself and what is named here.
 ALLOWED: dict[str, tuple[str, ...]] = {
@@ -43,6 +43,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.store": (
         *("mlbench_cli.errors", "mlbench_cli.model", "mlbench_cli.settings", "mlbench_cli.spec", "mlbench_cli.times"),
     ),
+    "mlbench_cli.cluster_details": ("mlbench_cli.errors", "mlbench_cli.model"),
+    "mlbench_cli.clusters": (*BASE, "providers"),
     "mlbench_cli.console": ("mlbench_cli.errors",),
     "mlbench_cli.runs.request": ("mlbench_cli.errors", "mlbench_cli.catalog"),
     "mlbench_cli.runs.launch": (*BASE, "mlbench_cli.masking", "mlbench_cli.runs.request", "mlbench_cli.__init__"),
@@ -118,6 +120,16 @@ def test_arrows_can_fail() -> None:
     assert part_of("mlbench_cli.engines.local.engine") == "mlbench_cli.engines"
     assert not any(covers(allowed, "mlbench_cli.results.archive.reader") for allowed in ALLOWED["mlbench_cli.engines"])
     assert list(imports("x", Path(__file__), set(modules()))).count("subprocess") == 1
+
+
+def test_no_command_imports_another_command() -> None:
+    """What commands share is below them, or in a module of theirs whose name begins with "_"."""
+    prefix = "mlbench_cli.commands."
+    commands = {name: path for name, path in modules().items() if name.startswith(prefix)}
+    shared = {name for name in commands if name.startswith(f"{prefix}_")}
+    for name, path in commands.items():
+        others = set(imports(name, path, set(modules()))) & (commands.keys() - shared - {name})
+        assert not others, f"{name} imports {others}"
 
 
 def test_no_module_is_long() -> None:

@@ -75,33 +75,130 @@ def test_clusters(store: Store) -> None:
     store.record_cluster(Cluster("far-2", "gke", "ready", details={"zone": "y"}))
     again = store.cluster("far-2")
     assert (again.state, again.details, again.created) == ("ready", {"zone": "y"}, made.created)
-    store.choose_cluster("far-2")
+    store.choose_cluster(again)
     assert store.current_cluster.name == "far-2"
 
 
 def test_only_known_clusters_are_chosen(store: Store) -> None:
     store.record_cluster(Cluster("far-2", "gke"))
     with pytest.raises(NotFoundError, match='Did you mean "far-2"'):
-        store.choose_cluster("far2")
+        store.choose_cluster(store.cluster("far2"))
     assert store.current_cluster == LOCAL
 
 
 def test_forgetting_one_cluster_leaves_the_choice_of_another(store: Store) -> None:
     for name in ("far-2", "near-2"):
         store.record_cluster(Cluster(name, "gke"))
-    store.choose_cluster("far-2")
-    store.forget_cluster("near-2")
+    store.choose_cluster(store.cluster("far-2"))
+    store.forget_cluster(store.cluster("near-2"))
     assert store.current_cluster.name == "far-2"
-    store.forget_cluster("far-2")
+    store.forget_cluster(store.cluster("far-2"))
     assert store.current_cluster == LOCAL
 
 
 def test_the_journal_keeps_its_order(store: Store) -> None:
-    store.journal("far-2", "node pool", "p", "intent", size=3)
-    store.journal("far-2", "node pool", "p", "ready")
-    store.journal("other", "vpc", "v", "intent")
+    far = Cluster("far-2", "gke", account="demo", location="europe-west1")
+    store.journal(far, "node pool", "p", "intent", size=3)
+    store.journal(far, "node pool", "p", "ready")
+    store.journal(Cluster("other", "eks"), "vpc", "v", "intent")
     entries = store.journal_of("far-2")
     assert [(entry.action, entry.details) for entry in entries] == [("intent", {"size": 3}), ("ready", {})]
+    assert {entry.cluster for entry in entries} == {far.identity}
+
+
+def test_clusters_of_one_name_in_two_locations_are_two_records(store: Store) -> None:
+    west = store.record_cluster(Cluster("x-2", "eks", account="1", location="us-west-2"))
+    east = store.record_cluster(Cluster("x-2", "eks", account="1", location="us-east-1"))
+    assert [cluster.location for cluster in store.clusters()] == ["", "us-west-2", "us-east-1"]
+    with pytest.raises(UsageError, match="2 clusters are called"):
+        store.cluster("x-2")
+    assert store.cluster("x-2@us-east-1") == east
+    store.choose_cluster(east)
+    store.forget_cluster(west)
+    assert store.current_cluster == store.cluster("x-2") == east
+
+
+def test_a_cluster_that_can_be_used_goes_before_a_deletion_of_the_same_name(store: Store) -> None:
+    store.record_cluster(Cluster("x-2", "eks", "deleting", account="1", location="us-west-2"))
+    mine = store.record_cluster(Cluster("x-2", "eks", account="1", location="us-east-1"))
+    assert store.cluster("x-2") == mine
+
+
+def test_a_record_without_an_account_takes_the_account_when_it_is_known(store: Store) -> None:
+    old = store.record_cluster(Cluster("x-2", "eks", location="us-west-2"))
+    store.choose_cluster(old)
+    store.record_cluster(Cluster("x-2", "eks", "failed", account="1", location="us-west-2"))
+    (_, found) = store.clusters()
+    assert (found.account, found.state, found.created) == ("1", "failed", old.created)
+    assert store.current_cluster == found
+
+
+# A store as the first edition (schema 1) wrote it.
+FIRST_EDITION = """
+CREATE TABLE clusters (
+  name TEXT PRIMARY KEY, provider TEXT NOT NULL, created TEXT NOT NULL, state TEXT NOT NULL, details TEXT NOT NULL);
+CREATE TABLE journal (
+  id INTEGER PRIMARY KEY, cluster TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL,
+  action TEXT NOT NULL, time REAL NOT NULL, details TEXT NOT NULL);
+CREATE TABLE runs (
+  id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, cluster TEXT NOT NULL, created TEXT NOT NULL,
+  state TEXT NOT NULL, outcome TEXT, spec TEXT NOT NULL, folder TEXT NOT NULL);
+CREATE TABLE choices (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+INSERT INTO clusters VALUES ('e-2', 'eks', '2026-11-01T00:00:00.000Z', 'ready', '{"region": "eu-west-1", "nodes": 2}');
+INSERT INTO clusters VALUES ('g-2', 'gke', '2026-11-02T00:00:00.000Z', 'failed',
+  '{"project": "demo", "location": "europe-west1-b"}');
+INSERT INTO clusters VALUES ('k-2', 'kind', '2026-11-03T00:00:00.000Z', 'ready', '{}');
+INSERT INTO journal VALUES (1, 'e-2', 'EKS cluster', 'e-2', 'intent', 1.5, '{}');
+INSERT INTO journal VALUES (2, 'gone-1', 'cluster', 'gone-1', 'removed', 2.5,
+  '{"provider": "kind", "created": "c", "details": {}}');
+INSERT INTO choices VALUES ('cluster', 'e-2');
+PRAGMA user_version = 1;
+"""
+
+
+def _write_first_edition(home: Path) -> None:
+    db = sqlite3.connect(home / "mlbench.sqlite")
+    db.executescript(FIRST_EDITION)
+    db.close()
+
+
+def test_a_store_of_the_first_edition_is_opened(tmp_path: Path) -> None:
+    _write_first_edition(tmp_path)
+    store = Store(tmp_path)
+    assert [tuple(vars(cluster.identity).values()) for cluster in store.clusters()[1:]] == [
+        ("eks", "", "eu-west-1", "e-2"), ("gke", "demo", "europe-west1-b", "g-2"), ("kind", "", "", "k-2"),
+    ]  # fmt: skip
+    assert store.cluster("e-2").details == {"region": "eu-west-1", "nodes": 2}
+    assert store.current_cluster.name == "e-2"
+    (entry,) = store.journal_of("e-2")
+    assert (entry.cluster, entry.action, entry.time) == (store.cluster("e-2").identity, "intent", 1.5)
+    assert store.journal_of("gone-1")[0].action == "removed"
+    run = store.record_run(spec("demo-1"))
+    store.close()
+    assert Store(tmp_path).run("demo-1").run == run
+
+
+def test_two_processes_open_a_store_of_the_first_edition_at_once(tmp_path: Path) -> None:
+    _write_first_edition(tmp_path)
+    clients = [writer(tmp_path, prefix, 3) for prefix in ("a", "b", "c")]
+    for client in clients:
+        _, err = client.communicate(timeout=60)
+        assert (client.returncode, err) == (0, "")
+    assert len(Store(tmp_path).clusters()) == 4
+
+
+def test_a_killed_migration_leaves_the_old_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _write_first_edition(tmp_path)
+
+    def fail(db: sqlite3.Connection) -> None:
+        db.execute("DROP TABLE runs")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mlbench_cli.store._MIGRATIONS", (fail, fail))
+    with pytest.raises(KeyboardInterrupt):
+        Store(tmp_path)
+    monkeypatch.undo()
+    assert len(Store(tmp_path).clusters()) == 4
 
 
 # --- several clients, and kills ---------------------------------------------------------------------------------------
@@ -109,6 +206,7 @@ def test_the_journal_keeps_its_order(store: Store) -> None:
 WRITER = """
 import sys
 from pathlib import Path
+from mlbench_cli.model import LOCAL
 from mlbench_cli.spec import RunSpec
 from mlbench_cli.store import Store
 home, prefix, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
@@ -116,7 +214,7 @@ for number in range(count):
     store = Store(home)
     spec = RunSpec(f"{prefix}-{number}", "local", "local", "custom", "custom", ("true",), "gloo", 1)
     run = store.record_run(spec)
-    store.journal("local", "run", run.name, "intent")
+    store.journal(LOCAL, "run", run.name, "intent")
     print(run.name, flush=True)
     store.close()
 """

@@ -146,11 +146,11 @@ def test_gke(command: Command, gke_world: World, monkeypatch: pytest.MonkeyPatch
 
 def test_gke_the_name_is_a_foreign_clusters(command: Command, gke_world: World) -> None:
     assert command("create-cluster", "gke", "2", "bad", "--yes").code == 0
-    gke_world.clusters[NAME].resource_labels = {"team": "production"}
+    gke_world.named(NAME).resource_labels = {"team": "production"}
     Store().forget_cluster(NAME)
     before = list(gke_world.log)
     told = command("create-cluster", "gke", "2", "bad", "--yes")
-    judge(told, Case(UsageError, "was not made by mlbench; it is not touched", "Choose another name"))
+    judge(told, Case(UsageError, "was not created by mlbench; it is not touched", "Choose another name"))
     assert {line.split()[0] for line in gke_world.log[len(before) :]} <= {
         "GetServerConfig",
         "GetCluster",
@@ -274,7 +274,7 @@ def test_eks_the_name_is_a_foreign_clusters(copied: AwsClient, tmp_path: Path) -
     client = Aws(REGION)
     subnets = {"subnetIds": list(network.subnets.values())}
     client.call("eks", "create_cluster", name=NAME, roleArn=network.control_role, resourcesVpcConfig=subnets)
-    with pytest.raises(UsageError, match="was not made by mlbench; it is not touched") as caught:
+    with pytest.raises(UsageError, match="was not created by mlbench; it is not touched") as caught:
         make(NAME, tmp_path / "home", EksOptions())
     assert "mlbench delete-cluster eks" in (caught.value.hint or "")
     assert Store(tmp_path / "home").cluster(NAME).state == "failed"  # its network is ours

@@ -75,7 +75,7 @@ def test_the_words_of_the_original_are_taken(mlbench: Any, world: World) -> None
         (["create-cluster", "kind", "2", "rel", "--ttl", "soon"], 2, "--ttl"),
         (["create-cluster", "kind", "2", "rel", "--num-gpus", "1"], 2, "no GPUs"),
         (["delete-cluster", "rel-2"], 4, "no cluster"),
-        (["delete-cluster", "kind", "rel-2"], 4, "whole or half made"),
+        (["delete-cluster", "kind", "rel-2"], 4, "half created"),
         (["delete-cluster", "local", "--yes"], 2, "this machine"),
         (["delete-cluster", "a", "b", "c"], 2, "3 words"),
         (["delete-cluster", "kindd", "rel-2"], 2, 'Did you mean "kind"?'),
@@ -152,8 +152,8 @@ def test_gc_takes_what_is_expired_half_made_or_unknown(
     assert sorted(world.left) == ["kept-2-control-plane", "kept-2-worker", "mlbench-kept-2"]
     # Another data directory knows of none.
     monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "other"))
-    assert mlbench("gc", "--expired", "--yes").out == "There is nothing to remove.\n"
-    assert mlbench("gc", "--yes").out == "There is nothing to remove.\n"
+    assert mlbench("gc", "--expired", "--yes").out == "There is nothing to delete.\n"
+    assert mlbench("gc", "--yes").out == "There is nothing to delete.\n"
     told = mlbench("gc", "--all", "--yes")
     assert "unknown here" in told.out
     assert world.left == []
@@ -164,7 +164,7 @@ def test_gc_takes_what_was_left_half_made(mlbench: Any, world: World) -> None:
     assert mlbench("create-cluster", "kind", "2", "rel").code == 2
     assert world.left == ["mlbench-rel-2"]
     told = mlbench("gc", "--yes")
-    assert "half made" in told.out
+    assert "half created" in told.out
     assert world.left == []
 
 
@@ -173,7 +173,7 @@ def test_gc_leaves_what_others_own(mlbench: Any, world: World) -> None:
     volumes = world.state["volumes"]
     volumes["mlbench-old-1"]["Labels"]["mlbench-owner"] = "somebody"
     world.change(volumes=volumes)
-    assert mlbench("gc", "--yes").out == "There is nothing to remove.\n"
+    assert mlbench("gc", "--yes").out == "There is nothing to delete.\n"
     assert "old-1" in mlbench("gc", "--yes", "--everybody").out
     assert world.left == []
 
@@ -185,7 +185,7 @@ def test_gc_says_what_it_could_not_search(mlbench: Any, world: World) -> None:
     assert "Start Docker" in told.err
     told = mlbench("gc")
     assert told.code == 2
-    assert "No provider can be asked" in told.err
+    assert "No provider can be searched" in told.err
 
 
 def test_kubeconfig_export_is_private_and_overwrites_nothing(mlbench: Any, tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_an_attached_kind_cluster_is_known_by_its_nodes(
     api.provider_id = provider_id
     told = mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
     assert told.code == 0
-    assert ("no measure of performance" in told.err) == labelled
+    assert ("not a performance measurement" in told.err) == labelled
     assert Store().cluster("mine").details.get("functional_only", False) is labelled
     shown = mlbench("run", "r", "1", "--image", "i:1", "--command", "true", "--dry-run", "--yes", "-o", "json").json
     annotation = shown["submissions"][0]["documents"][0]["metadata"]["annotations"]["mlbench/spec"]

@@ -151,9 +151,9 @@ def test_a_cluster_of_somebody_else_is_not_touched(aws: AwsServer, home: Path, t
     client = Aws(REGION)
     client.call("cloudformation", "create_stack", StackName="mlbench-theirs-1", TemplateBody=TEMPLATE,
                 Capabilities=["CAPABILITY_IAM"])  # fmt: skip
-    with pytest.raises(UsageError, match="was not made by mlbench"):
+    with pytest.raises(UsageError, match="was not created by mlbench"):
         make("theirs-1", home, GPU)
-    with pytest.raises(UsageError, match="was not made by mlbench"):
+    with pytest.raises(UsageError, match="was not created by mlbench"):
         remove("theirs-1", tmp_path / "empty")
     assert "stack mlbench-theirs-1" in aws.left("theirs-1")
     assert [cluster.name for cluster in EksProvider().discover({"location": REGION})] == []

@@ -115,7 +115,7 @@ def test_refused_at_every_request_of_making(
     for case, line in zip(cases, lines, strict=True):
         if line not in tolerated:
             assert "AWS refused" in case.error
-            assert line == lines[0] or "mlbench delete-cluster eks" in case.error or "there is now" not in case.error
+            assert line == lines[0] or "mlbench delete-cluster eks" in case.error or "resources exist" not in case.error
     verified.show(cases)
 
 
@@ -140,5 +140,5 @@ def test_no_answer_for_longer_than_patience(world: World, verified: Verified, tm
     case.order("cut", action="eks:DescribeNodegroup .*workers", times=1000, skip=1)
     assert together([case.making]) == [DeadlineError.exit_code]
     assert "gave no usable answer" in case.error
-    assert "node group silent-2-workers (perhaps)" in case.error
+    assert "node group silent-2-workers (unconfirmed)" in case.error
     verified.show([case])

@@ -282,7 +282,7 @@ def test_what_a_killed_helm_left_is_made_anew(place: Place) -> None:
 def test_a_namespace_of_somebody_else_is_not_touched(place: Place) -> None:
     place.kube.put("namespaces", "mlbench-web")
     _, told = place.create(code=2)
-    assert "was not made by mlbench" in told
+    assert "was not created by mlbench" in told
     assert [call["argv"][0] for call in place.helm.calls] == ["template"]
 
 
@@ -405,7 +405,7 @@ def test_an_api_that_is_away_for_a_moment_is_waited_for(place: Place) -> None:
 
 def test_a_cluster_without_an_address_goes_at_once(place: Place) -> None:
     place.mlbench(*CREATE)
-    place.world.clusters["rel-1"].endpoint = ""
+    place.world.named("rel-1").endpoint = ""
     out, told = place.mlbench(*DELETE)
     assert "nothing of it is left" in out
     assert "may be left" not in told
@@ -414,8 +414,8 @@ def test_a_cluster_without_an_address_goes_at_once(place: Place) -> None:
 def test_a_foreign_cluster_keeps_its_balancers(place: Place) -> None:
     place.mlbench(*CREATE)
     place.kube.balancer("web")
-    place.world.clusters["rel-1"].resource_labels.clear()
+    place.world.named("rel-1").resource_labels.clear()
     with contextlib.suppress(AssertionError):  # it is refused, whatever the code
         place.mlbench(*DELETE)
-    assert "rel-1" in place.world.clusters
+    assert "rel-1" in {cluster.name for cluster in place.world.clusters.values()}
     assert place.kube.outside == {"192.0.2.7"}

@@ -197,7 +197,7 @@ def test_trouble_without_end_ends_with_patience(cloud: ToyCloud, store: Store) -
     cloud.order("create", "busy-before")
     with pytest.raises(DeadlineError, match="try again") as caught:
         up(CLUSTER, toy_resources(cloud, "demo"), store, patience=0.3)
-    assert caught.value.details["exists"] == [{"kind": "thing", "name": "demo-network", "state": "perhaps"}]
+    assert caught.value.details["exists"] == [{"kind": "thing", "name": "demo-network", "state": "unconfirmed"}]
     assert store.cluster("demo").state == "failed"
 
 
@@ -214,16 +214,16 @@ def test_ctrl_c_stops_and_says_what_there_is(cloud: ToyCloud, store: Store) -> N
     cloud.order("create demo-plane", "stop-after")
     with pytest.raises(Interrupted) as caught:
         up(CLUSTER, toy_resources(cloud, "demo"), store)
-    assert "thing demo-network (ready), thing demo-plane (perhaps)" in caught.value.message
+    assert "thing demo-network (ready), thing demo-plane (unconfirmed)" in caught.value.message
     assert "goes on with it" in (caught.value.hint or "")
     assert store.cluster("demo").state == "failed"
 
 
 def test_foreign_things_are_never_touched(cloud: ToyCloud, store: Store) -> None:
     cloud.request("create", "demo-network", owner="somebody", on=[])
-    with pytest.raises(UsageError, match="not made by mlbench"):
+    with pytest.raises(UsageError, match="not created by mlbench"):
         up(CLUSTER, toy_resources(cloud, "demo"), store)
-    with pytest.raises(UsageError, match="not made by mlbench"):
+    with pytest.raises(UsageError, match="not created by mlbench"):
         down(CLUSTER, toy_resources(cloud, "demo"), store)
     assert list(cloud.things) == ["demo-network"]
     assert [cluster.name for cluster in store.clusters()] == ["local"]
@@ -303,7 +303,7 @@ def test_an_unexpected_error_also_says_what_there_is(cloud: ToyCloud, store: Sto
 
     network = Thing(cloud, "demo", "network")
     with pytest.raises(
-        MlbenchError, match=r"ZeroDivisionError: a bug(.|\n)*demo-network \(ready\).*demo-odd \(perhaps\)"
+        MlbenchError, match=r"ZeroDivisionError: a bug(.|\n)*demo-network \(ready\).*demo-odd \(unconfirmed\)"
     ):
         up(CLUSTER, [network, Odd(cloud, "demo", "odd", [network])], store)
 
