@@ -97,7 +97,7 @@ class CleanupSnapshot:
 class WorkloadCleanup(Resource):
     """Removed before everything else of a cluster. Close it, and then ask `check` what is left."""
 
-    kind = "what workloads left on"
+    kind = "workload resources of"
 
     def __init__(
         self, cluster: Cluster, provider: Provider, resources: Sequence[Resource], seconds: float = CLEANUP_SECONDS

@@ -195,7 +195,7 @@ def test_deadline_interrupt_and_kill(kind: Kind, tmp_path: Path) -> None:
     os.kill(orphan[0], signal.SIGKILL)
     _until(lambda: not _helms())
     _, told = kind.create(chart, f"image={SHELL_IMAGE}")
-    assert "has to be made anew: an earlier helm was cut off" in told
+    assert "has to be created again: an earlier helm was cut off" in told
     assert kind.statuses == ["deployed"]
 
 
@@ -243,7 +243,7 @@ def _remove_as_gke(kind: Kind, folder: Path) -> None:
         kind.mlbench("create-cluster", "gke", "1", NAME[:-2], "--yes", home="gke", more=google.environment)
         google.world.named(NAME).endpoint = f"127.0.0.1:{gate.port}"
         _, told = kind.mlbench("delete-cluster", "gke", NAME, "--yes", home="empty", more=google.environment)
-        assert f"what workloads left on {NAME} is gone" in told
+        assert f"workload resources of {NAME} is deleted" in told
         assert google.world.clusters == {}
     finally:
         gate.close()

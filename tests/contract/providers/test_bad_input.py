@@ -224,7 +224,7 @@ EKS = {
     "expired half way": Case(
         CredentialError,
         "is expired",
-        "the same create-cluster command goes on with it",
+        "the same create-cluster command continues with them",
         spoil=_order("expired", "eks:CreateAddon .*"),
         recorded=True,
     ),

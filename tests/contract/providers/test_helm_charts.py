@@ -146,7 +146,7 @@ def test_a_chart_comes_with_the_cluster(place: Place) -> None:
     assert "hunter2" not in json.dumps(upgrade["argv"])
     assert upgrade["environment"] == ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"]
     store = Store(place.home / "home")
-    [record] = store.cluster("rel-1").details["charts"]
+    [record] = store.cluster("rel-1").details["helm_charts"]
     assert record["custom_values"] == ["image.tag", "auth.password"]
     assert record["digest"].startswith("sha256:")
     assert "hunter2" not in (place.home / "home/mlbench.sqlite").read_bytes().decode("latin-1")
@@ -168,7 +168,7 @@ def test_twice_nothing_is_done_and_other_values_are_an_upgrade(place: Place) -> 
 
 def test_dry_run_shows_and_makes_nothing(place: Place) -> None:
     out, _ = place.create("ports[1].port=81", more=("--dry-run", "-o", "json"))
-    chart = json.loads(out)["chart"]
+    chart = json.loads(out)["helm_chart"]
     assert (chart["release"], chart["version"], chart["namespace"]) == ("web", "1.2.3", "mlbench-web")
     assert chart["values"]["ports"] == [{"name": "http", "port": 80}, {"name": "admin", "port": 81}]
     assert chart["values"]["image"] == {"repository": "web", "tag": "v1"}
@@ -238,7 +238,7 @@ def test_a_failed_installation_is_told_in_helms_words_and_can_be_repeated(
 
 def test_a_terminal_shows_what_helm_says_and_ctrl_c_stops_it(place: Place) -> None:
     terminal = Terminal(*place.words("trouble=hang"), home=place.home / "home", columns=200)
-    terminal.expect("Helm release web being made: Deployment is not ready: web. 0 out of 1 expected pods are ready")
+    terminal.expect("creating Helm release web: Deployment is not ready: web. 0 out of 1 expected pods are ready")
     terminal.type("\x03")
     assert terminal.finish()[0] == 130
     assert place.statuses == ["failed"]
@@ -265,7 +265,7 @@ def test_killed_the_orphan_is_waited_for(place: Place) -> None:
         assert not [path for path in folder.rglob("*") if path.is_file() and "token" in path.read_text()]
         shutil.rmtree(folder)
     _, told = place.create("trouble=orphan")
-    assert "Helm release web is there already" in told
+    assert "Helm release web exists already" in told
     assert place.statuses == ["deployed"]
     assert len([call for call in place.helm.calls if call["argv"][0] == "upgrade"]) == 1
 
@@ -275,7 +275,7 @@ def test_what_a_killed_helm_left_is_made_anew(place: Place) -> None:
     [secret] = [item for (kind, _, _), item in place.kube.objects.items() if kind == "secrets"]
     secret["metadata"]["labels"]["status"] = "pending-upgrade"
     _, told = place.create()
-    assert "has to be made anew: an earlier helm was cut off" in told
+    assert "has to be created again: an earlier helm was cut off" in told
     assert place.statuses == ["deployed"]
 
 
@@ -298,7 +298,7 @@ def test_from_an_empty_data_directory_nothing_is_left(place: Place) -> None:
     _, told = place.mlbench(*DELETE, home="empty")
     assert place.kube.outside == set()
     assert place.world.clusters == {}
-    assert "what workloads left on rel-1 is gone" in told
+    assert "workload resources of rel-1 is deleted" in told
     assert place.helm.calls[-1]["argv"][:2] == ["uninstall", "web"]
     assert place.kube.names("namespaces") == []
 

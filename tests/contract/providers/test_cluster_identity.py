@@ -1,0 +1,91 @@
+"""A cluster is one of a provider, account, location and name: namesakes elsewhere are neither hidden nor mixed up."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli import clusters
+from mlbench_cli.errors import CredentialError
+from mlbench_cli.model import Cluster
+from mlbench_cli.store import Store
+from providers.eks import EksOptions, EksProvider
+from tests.contract.providers.eks_world import REGION, make
+from tests.fakes.aws_server import AwsServer
+from tests.fakes.gke import PROJECT, World
+
+OTHER = "us-west-2"
+CPU = EksOptions(machine_type="m5.xlarge")
+
+
+def _regions_of(name: str) -> list[str]:
+    return sorted(cluster.location for cluster in EksProvider().discover({}) if cluster.name == name)
+
+
+def _delete_in(region: str, name: str, home: Path) -> None:
+    (cluster,) = [item for item in EksProvider().discover({"location": region}) if item.name == name]
+    home.mkdir(exist_ok=True)
+    clusters.delete_cluster(Store(home), cluster, lambda step: None, lambda warning: None)
+
+
+def test_a_name_that_is_taken_in_another_region_is_refused(
+    aws: AwsServer, command: Callable[..., Any], tmp_path: Path
+) -> None:
+    created = ("create-cluster", "eks", "0", "x", "-t", "m5.xlarge", "--yes", "--region")
+    assert command(*created, REGION).code == 0
+    told = command(*created, OTHER)
+    assert told.code == 2
+    assert f"mlbench delete-cluster eks x-0 --region {REGION}" in told.err
+    assert _regions_of("x-0") == [REGION]
+    assert command("delete-cluster", "eks", "x-0", "--yes").code == 0
+    assert _regions_of("x-0") == []
+
+
+def test_of_two_namesakes_none_is_hidden_and_none_is_guessed(
+    aws: AwsServer, command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make("twin-0", tmp_path / "first", CPU, nodes=0)
+    make("twin-0", tmp_path / "second", replace(CPU, region=OTHER), nodes=0)
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "second"))
+    listed = command("list-clusters", "--cloud", "-o", "json").json["clusters"]
+    twins = sorted((item["location"], item["known"]) for item in listed if item["name"] == "twin-0")
+    assert twins == [(REGION, False), (OTHER, True)]
+    for home in ("second", "empty"):
+        monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / home))
+        told = command("delete-cluster", "eks", "twin-0", "--yes")
+        assert told.code == 2
+        assert all(f"mlbench delete-cluster eks twin-0 --region {region}" in told.err for region in (REGION, OTHER))
+    found = command("gc", "eks", "--all", "--everybody", "--dry-run", "-o", "json").json["clusters"]
+    assert sorted(item["location"] for item in found if item["name"] == "twin-0") == [REGION, OTHER]
+    assert command("delete-cluster", "eks", "twin-0", "--region", OTHER, "--yes").code == 0
+    assert _regions_of("twin-0") == [REGION]
+    assert command("delete-cluster", "eks", "twin-0", "--yes").code == 0
+    assert _regions_of("twin-0") == []
+
+
+def test_with_credentials_of_another_account_nothing_is_called_deleted(
+    aws: AwsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    cluster = store.record_cluster(Cluster("far-0", "eks", account="999999999999", location=REGION))
+    with pytest.raises(CredentialError, match="999999999999"):
+        clusters.delete_cluster(store, cluster, lambda step: None, lambda warning: None)
+    assert store.clusters()[1:] == [cluster]
+
+
+def test_a_zonal_and_a_regional_cluster_of_one_name_are_two(
+    gke_world: World, command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for home, place in (("first", ("--zone", "europe-west1-b")), ("second", ("--region", "europe-west1"))):
+        monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / home))
+        assert command("create-cluster", "gke", "0", "rel", *place, "--yes").code == 0
+    assert len(gke_world.clusters) == 2
+    told = command("delete-cluster", "gke", "rel-0", "--yes")
+    assert told.code == 2
+    assert f"mlbench delete-cluster gke rel-0 --project {PROJECT} --zone europe-west1-b" in told.err
+    assert f"mlbench delete-cluster gke rel-0 --project {PROJECT} --region europe-west1" in told.err
+    assert command("delete-cluster", "gke", "rel-0", "--zone", "europe-west1-b", "--yes").code == 0
+    assert [path.split("/")[3] for path in gke_world.clusters] == ["europe-west1"]
+    assert Store().cluster("rel-0").location == "europe-west1"
