@@ -122,7 +122,7 @@ class Plan:
     lines: tuple[PlanLine, ...]
     location: str
     currency: str = "USD"
-    source: str = ""  # where the prices come from, with their date
+    source: str = ""  # if the prices come from, with their date
     table: str = ""  # version of the price table, by its content
     warnings: tuple[str, ...] = ()
 

@@ -1,4 +1,4 @@
-"""Rights that a process hands down to the programs it starts, so that they keep them when it is killed."""
+"""File locks inherited by child processes, so that they survive a killed parent."""
 
 import fcntl
 import os
@@ -12,9 +12,9 @@ from mlbench_cli.errors import UsageError
 
 @contextmanager
 def inheritable_lock(program: str, name: str) -> Iterator[int | None]:
-    """The right of this user, on this machine, to let `program` work on `name`; None where another process has it.
+    """Lock `name` for `program` and this user; yields the descriptor, or None if another process holds the lock.
 
-    A child that inherits the descriptor keeps the lock.
+    A child process that inherits the descriptor keeps the lock.
     """
     folder = Path(tempfile.gettempdir()) / f"mlbench-{program}-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What machines cost: prices.toml beside this file, a person's own prices.toml before it. Unknown is None, never 0."""
+"""Prices of machines: the user's own prices.toml first, then the one beside this file. Unknown is None, never 0."""
 
 import tomllib
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ ANY_REGION = "any"
 
 @dataclass(frozen=True)
 class PriceTable:
-    """One provider's prices, per piece and hour. `source` says where they are from and of when, `version` which."""
+    """One provider's prices, per piece and hour. `source` names origin and date, `version` the content."""
 
     currency: str
     source: str
@@ -24,12 +24,12 @@ class PriceTable:
     layers: tuple[Mapping[str, Any], ...]  # the person's own first
 
     def price(self, item: str, region: str, *, spot: bool = False) -> float | None:
-        """Of a machine type or another part; a spot price is never guessed from the other one."""
+        """The price of a machine type or another part. A spot price is never derived from the on-demand price."""
         found = self._find_price(item, region, spot)
         return None if found is None else found[0]
 
     def line(self, what: str, count: int, item: str, region: str, *, spot: bool = False) -> PlanLine:
-        """A part of a plan, priced as far as it is known."""
+        """A part of a plan, with its price if it is known."""
         amount, as_of = self._find_price(item, region, spot) or (None, None)
         return PlanLine(what, count, amount, as_of)
 
@@ -44,7 +44,7 @@ class PriceTable:
         return None
 
     def count_prices(self, region: str) -> int:
-        """Of how many things the price on demand is known there."""
+        """The number of parts with a known on-demand price in the region."""
         return len({item for layer in self.layers for place in (region, ANY_REGION) for item in _entries(layer, place)})
 
 
@@ -58,12 +58,12 @@ def user_price_file() -> Path:
 
 
 def load_prices(provider: str) -> PriceTable:
-    """The prices of one provider. Raises UsageError where a person's own table is malformed."""
+    """The prices of one provider. Raises UsageError if a person's own table is malformed."""
     shipped = _read(SHIPPED)[provider]
     version = f"{shipped['date']} {_digest(shipped)}"
     source = f"{shipped['source']} (table of {shipped['date']})"
     if not user_price_file().exists():
-        told = f"{source}; yours would go before them in {user_price_file()}"
+        told = f"{source}; your own prices go first: {user_price_file()}"
         return PriceTable(shipped["currency"], told, version, (shipped,))
     own = _read(user_price_file()).get(provider, {})
     _check(own, provider)
@@ -75,7 +75,7 @@ def load_prices(provider: str) -> PriceTable:
 
 
 def _digest(layer: Mapping[str, Any]) -> str:
-    """Eight digits that tell one table from another."""
+    """Eight hex digits that identify a table by its content."""
     import hashlib
     import json
 

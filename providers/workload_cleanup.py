@@ -34,7 +34,7 @@ DISKS = {
     "PersistentVolume": f"{CORE}/persistentvolumes",
 }
 KINDS = {**BALANCERS, **DISKS}
-# What makes pods anew, and so keeps their volumes in use.
+# Controllers that create pods again and so keep their volumes in use.
 OWNERS = {
     "ReplicaSet": (APPS, "replicasets"),
     "Deployment": (APPS, "deployments"),
@@ -137,7 +137,7 @@ class WorkloadCleanup(Resource):
             self._over = True
             self._late = seen.items
             return ResourceStatus(str(seen), kept=f"still there after {self.seconds:g} s: {seen}")
-        self._delete_objects(seen)  # controllers may have made some of it anew
+        self._delete_objects(seen)  # controllers may have created some of it again
         return ResourceStatus(str(seen), deleting=True)
 
     def create(self) -> None:
@@ -158,7 +158,7 @@ class WorkloadCleanup(Resource):
     # --- what is left when all is over --------------------------------------------------------------------------
 
     def raise_for_orphans(self, error: CleanupError | None = None) -> None:
-        """Raises CleanupError for what is left in the cloud, and `error` if there was one; the unknown: `warnings`."""
+        """Raise CleanupError for resources left in the cloud, or `error` if there is one; doubts go to `warnings`."""
         left = self._find_orphans()
         if not left and error is not None:
             raise error
@@ -167,8 +167,8 @@ class WorkloadCleanup(Resource):
             before = f"{error.message}\n" if error else f'The cluster "{self.cluster.name}" is deleted.\n'
             known = error.details.get("leftovers", []) if error else []
             raise CleanupError(
-                f"{before}Of what its workloads made, this is left and is paid for:\n{lines}",
-                hint=error.hint if error else "Remove each by the command below it.",
+                f"{before}Its workloads created these resources, which are left and cost money:\n{lines}",
+                hint=error.hint if error else "Delete each by the command below it.",
                 details={"leftovers": [*known, *(vars(item) for item in left)]},
             )
 
@@ -178,7 +178,7 @@ class WorkloadCleanup(Resource):
             return []
         for item in self._retained:
             self.warnings.append(
-                f"The disk of {item} stays, as its reclaim policy Retain asks, and is paid for: "
+                f"The disk of {item} stays because of its reclaim policy Retain, and costs money: "
                 f"{cloud.orphan_command(self.cluster, item)}"
             )
         try:
@@ -190,13 +190,13 @@ class WorkloadCleanup(Resource):
                 OrphanedResource(
                     item.kind,
                     str(item),
-                    "it was still there when the cluster went",
+                    "it still existed when the cluster was deleted",
                     cloud.orphan_command(self.cluster, item),
                 )
                 for item in self._late
             ]
             if not left and (self._seen or self._unseen):
-                self.warnings.append(f"Whether load balancers or disks are left is not known: {error.message}")
+                self.warnings.append(f"It is not known whether load balancers or disks are left: {error.message}")
         else:
             kept = {item.handle.rpartition("/")[2] for item in self._retained}
             left = [item for item in left if item.name not in kept]
@@ -210,7 +210,7 @@ class WorkloadCleanup(Resource):
     # --- looking ------------------------------------------------------------------------------------------------
 
     def _take_snapshot(self) -> CleanupSnapshot:
-        """What there is now; nothing where there is no cluster, where it is not ours, or does not answer."""
+        """The objects that exist now; empty if there is no cluster, it is not ours, or it does not answer."""
         nothing = CleanupSnapshot([], {})
         self._ours = self._ours or self._is_ours()
         if not self._ours:
@@ -223,7 +223,7 @@ class WorkloadCleanup(Resource):
         except MlbenchError as error:
             if isinstance(error, ApiError | CredentialError) and not isinstance(error, ObjectNotFound):
                 self._unseen = error.message
-            return nothing  # nor where it has no API yet
+            return nothing  # nor if it has no API yet
         self._unseen = None
         for item in seen.items:
             key = (item.kind, item.namespace, item.name)
@@ -270,7 +270,7 @@ class WorkloadCleanup(Resource):
     # --- sweeping -----------------------------------------------------------------------------------------------
 
     def _delete_objects(self, seen: CleanupSnapshot) -> None:
-        """Ask for the removal of all that is not being removed yet."""
+        """Request the deletion of all objects that are not being deleted yet."""
         try:
             access = self.provider.connect(self.cluster)
             with access.client() as api:
@@ -289,7 +289,7 @@ class WorkloadCleanup(Resource):
             return  # the next look tells
 
     def _start_uninstalls(self, api: Api, seen: CleanupSnapshot) -> dict[str, HelmCall]:
-        """A helm at work on each release in our namespaces; without helm they only lose their namespace."""
+        """Start a helm for each release in our namespaces; without helm, only their namespaces are deleted."""
         try:
             helm = program.find_helm()
         except MlbenchError:
@@ -305,7 +305,7 @@ class WorkloadCleanup(Resource):
         return calls
 
     def _stop_pods_using(self, api: Api, claims: Sequence[WorkloadObject]) -> None:
-        """End the pods that use a claim, and first what would make them, or the claim, anew."""
+        """Delete the pods that use a claim, after the controllers that would create them again."""
         names: dict[str, set[str]] = {}
         for claim in claims:
             names.setdefault(claim.namespace, set()).add(claim.name)
@@ -350,7 +350,7 @@ def _claims_of(pod: Mapping[str, Any]) -> set[str]:
 
 
 def _owner(api: Api, namespace: str, document: Mapping[str, Any]) -> str | None:
-    """The path of what, in the end, makes `document`; None where nothing does, or something unknown."""
+    """The path of what, in the end, makes `document`; None if nothing does, or something unknown."""
     path = None
     for _ in range(3):  # a pod of a ReplicaSet of a Deployment
         owners = document["metadata"].get("ownerReferences") or ()

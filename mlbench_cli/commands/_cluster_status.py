@@ -59,7 +59,7 @@ def cluster_document(store: Store, cluster: Cluster, *, cloud: bool = False) -> 
 
 
 def _resources(details: Any) -> list[dict[str, Any]]:
-    """One line for each resource: its making, and its removal where that has begun."""
+    """One line for each resource: its making, and its removal if that has begun."""
     removal = {(item["kind"], item["name"]): item for item in details.get("removal", [])}
     found = []
     for item in [*details.get("provisioning", []), *details.get("scaling", [])]:
@@ -280,6 +280,6 @@ def _after(seconds: float | None) -> str | None:
 
 
 def _longest(items: Sequence[dict[str, Any]], end: str) -> float | None:
-    """When the last of `items` came to its end; None where one has not."""
+    """When the last of `items` came to its end; None if one has not."""
     moments = [item.get(end) for item in items if item.get("began") is not None]
     return None if not moments or None in moments else max(moment for moment in moments if moment is not None)

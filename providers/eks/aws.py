@@ -1,4 +1,4 @@
-"""Calls of AWS: clients of one region, made when first used, and what AWS says turned into errors of mlbench's tree."""
+"""Calls of AWS: one client per service and region, created when first used, and AWS' errors mapped to mlbench's."""
 
 import os
 import re
@@ -27,7 +27,7 @@ ELSEWHERE = (
     "Try another --zone or --machine-type, --spot or no --spot, or wait: the same command goes on with what is there"
 )
 
-# AWS' error codes, by what they mean for the user. The first that matches counts.
+# AWS' error codes and the errors of mlbench that they become. The first match counts.
 CODES: tuple[tuple[str, type[MlbenchError], str | None], ...] = (
     (r"RequestLimitExceeded|Throttl\w*|TooManyRequests\w*|SlowDown|BandwidthLimitExceeded", TransientError, None),
     (r"RequestTimeTooSkewed|RequestExpired", CredentialError, SET_CLOCK),
@@ -71,7 +71,7 @@ class Aws:
         self._clients: dict[str, Any] = {}
 
     def call(self, service: str, operation: str, **parameters: Any) -> dict[str, Any]:
-        """The answer to one request. Raises MlbenchError with AWS' words, TransientError where repeating may help."""
+        """The answer to one request. Raises MlbenchError with AWS' words, TransientError if repeating may help."""
         client = self.client(service)
         try:
             answer: dict[str, Any] = getattr(client, operation)(**parameters)
@@ -155,7 +155,7 @@ def region_of(asked: str | None, zone: str | None = None) -> str:
 
 
 def map_cloud_errors(error: Exception, doing: str, region: str) -> Exception:
-    """The error of mlbench's tree for what boto3 raised; what it did not raise by design comes back as it is."""
+    """Map an exception of boto3 to mlbench's errors; unexpected exceptions come back unchanged."""
     from botocore import exceptions
     from botocore.parsers import ResponseParserError
 
@@ -180,7 +180,7 @@ def map_cloud_errors(error: Exception, doing: str, region: str) -> Exception:
     if isinstance(error, (exceptions.HTTPClientError, exceptions.ConnectionError, ResponseParserError)):
         return TransientError(
             f"AWS {doing} in {region} gave no usable answer: {words}",
-            hint="Is there a network, and is the region right? Repeat the command; it goes on where it was.",
+            hint="Is there a network, and is the region right? Repeat the command; it goes on if it was.",
         )
     if isinstance(error, (exceptions.ParamValidationError, exceptions.ConfigParseError, exceptions.BotoCoreError)):
         return UsageError(f"AWS {doing} cannot be asked: {words}")

@@ -21,13 +21,13 @@ CREATION_STATES = ("PENDING", "CREATING", "UPDATING")
 
 
 class EksResource(Resource):
-    """What EKS makes: described under a name, tagged in the call, busy with one thing at a time."""
+    """A resource that EKS creates: found by name, tagged in the create call, with one operation at a time."""
 
     def __init__(self, cluster: Cluster, aws: Aws) -> None:
         self.cluster = cluster
         self.aws = aws
         self.token = uuid.uuid4().hex
-        self.refused: str | None = None  # why EKS would not remove it when it was last asked
+        self.refused: str | None = None  # why EKS refused its deletion the last time
 
     def find_raw(self) -> dict[str, Any] | None:
         raise NotImplementedError
@@ -51,7 +51,7 @@ class EksResource(Resource):
             state,
             ours=(described.get("tags") or {}).get(CLUSTER_TAG) == self.cluster.name,
             deleting=state == "DELETING",
-            # EKS removes some things while they are made and others not: it is asked, and if it says no, waited for.
+            # EKS may refuse to delete a resource that it is creating: request it, and wait if it is refused.
             busy=self.refused if state in CREATION_STATES else None,
             broken=self.find_flaw(described) or (_issues(described) or state if state == "DELETE_FAILED" else None),
             differs=self.find_difference(described),
@@ -152,7 +152,7 @@ class AddOn(EksResource):
         self.name = f"{plane.name}/{addon}"
         self.plane = plane
         self.needs = needs or (plane,)
-        # With the machines it runs on, since those have to go before the control plane can.
+        # Deleted with the machines it runs on, because those are deleted before the control plane.
         self.goes_with = self.needs[-1]
         self.remove_command = (
             f"aws eks delete-addon --region {self.aws.region} --cluster-name {plane.name} --addon-name {addon}"
@@ -251,7 +251,7 @@ def find_raw_cluster(aws: Aws, name: str) -> dict[str, Any] | None:
 
 
 def access_to(aws: Aws, name: str) -> Access:
-    """The way to the cluster's API: endpoint and CA as EKS tells them, tokens signed in this process."""
+    """Access to the cluster's API: endpoint and CA as EKS reports them, tokens signed in this process."""
     found = find_raw_cluster(aws, name)
     if found is None:
         raise NotFoundError(
@@ -292,14 +292,14 @@ def sign_token(aws: Aws, name: str) -> str:
 
 
 def error_from_issues(described: dict[str, Any], what: str) -> MlbenchError:
-    """The error for something that EKS calls unhealthy, after the first of its issues."""
+    """The error for a resource that EKS calls unhealthy, by its first issue."""
     issues = (described.get("health") or {}).get("issues") or [{}]
     said = str(issues[0].get("message") or described["status"])
     return error_from_message(str(issues[0].get("code") or described["status"]), f'{what}: "{said}"', said)
 
 
 def error_from_message(code: str, message: str, said: str) -> MlbenchError:
-    """EKS hands on what EC2 and IAM say inside its own words; what they mean is taken from there."""
+    """The error for a message of EKS that quotes EC2 or IAM: classified by the quoted code."""
     inner = (
         ("InsufficientInstanceCapacity", ("InsufficientInstanceCapacity", "UnfulfillableCapacity", "no Spot capacity")),
         (

@@ -92,7 +92,7 @@ class DevicePlugin(Resource):
 
     @contextmanager
     def _api(self) -> Iterator[Any]:
-        """A client, or None where there is no cluster to talk to. Refusals soon after the start pass by themselves."""
+        """A client, or None if there is no cluster to talk to. Refusals soon after the start pass by themselves."""
         try:
             access = self.plane.access()
         except NotFoundError:

@@ -77,7 +77,7 @@ def choose_machine(machine_type: str | None, num_gpus: int | None, gpu_type: str
 
 
 def machine_of(name: str) -> Machine:
-    """The machine of that name; one without a GPU where the table does not know it and its family has none."""
+    """The machine of that name; one without a GPU if the table does not know it and its family has none."""
     if name in GPU_MACHINES:
         return GPU_MACHINES[name]
     match = TYPE_NAME.fullmatch(name)

@@ -14,7 +14,7 @@ CREATE_MINUTES = 20
 # Of these nobody but their owner can take down the network interface, and it goes with its owner.
 OWNED_INTERFACES = ("nat_gateway",)
 BROKEN = ("CREATE_FAILED", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "DELETE_FAILED")
-# Also where a person has changed something with CloudFormation.
+# Also if a person has changed something with CloudFormation.
 WHOLE = ("CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE")
 
 
@@ -30,7 +30,7 @@ class Network:
 
 
 class Stack(Resource):
-    """Network and roles. All else of the cluster stands on it; it is made first and removed last."""
+    """Network and roles. Everything else of the cluster needs it; it is created first and deleted last."""
 
     kind = "CloudFormation stack"
     create_seconds = CREATE_MINUTES * 60.0
@@ -94,7 +94,7 @@ class Stack(Resource):
         raise self._failure(stack)
 
     def delete(self) -> None:
-        """Remove what others have left in the network, which would hold it back, then the stack itself."""
+        """Delete what others have left in the network, which would block the deletion, then the stack itself."""
         self.token = uuid.uuid4().hex
         self._network = None
         for interface in self._interfaces():
@@ -105,7 +105,7 @@ class Stack(Resource):
         self.aws.call("cloudformation", "delete_stack", StackName=self.name)
 
     def network(self) -> Network:
-        """What the stack has made; asked for once. Raises NotFoundError where it is not there in whole."""
+        """What the stack has made; asked for once. Raises NotFoundError if it is not there in whole."""
         if self._network is None:
             stack = self._describe() or {}
             made = {item["OutputKey"]: item["OutputValue"] for item in stack.get("Outputs", [])}
@@ -138,7 +138,7 @@ class Stack(Resource):
         return None
 
     def _failure(self, stack: dict[str, Any]) -> MlbenchError:
-        """The first thing that went wrong, in CloudFormation's words."""
+        """The first failure, in CloudFormation's words."""
         events = self.aws.pages("cloudformation", "describe_stack_events", "StackEvents", StackName=self.name)
         causes = [
             f"{event['LogicalResourceId']} ({event['ResourceType']}): {event.get('ResourceStatusReason')}"
@@ -156,7 +156,7 @@ class Stack(Resource):
     # --- what others leave in the network -----------------------------------------------------------------------
 
     def _occupied(self) -> str | None:
-        """What is still attached in the network and will go by itself: machines that are being ended, for one."""
+        """What is still attached in the network and will disappear by itself, e.g. machines being terminated."""
         used = [item for item in self._interfaces() if item["Status"] not in ("available", "detaching")]
         if not used:
             return None
@@ -181,7 +181,7 @@ class Stack(Resource):
         return [item["GroupId"] for item in found if item["GroupName"] != "default"]
 
     def _vpcs(self) -> list[str]:
-        """By its mark, since a stack that is half gone does not tell."""
+        """Found by tag, because a half-deleted stack does not list its outputs."""
         filters = [{"Name": f"tag:{CLUSTER_TAG}", "Values": [self.cluster.name]}]
         return [item["VpcId"] for item in self.aws.pages("ec2", "describe_vpcs", "Vpcs", Filters=filters)]
 
@@ -238,7 +238,7 @@ class PlacementGroup(Resource):
 def zones_for(aws: Aws, machine_types: list[str], zone: str | None) -> list[str]:
     """At least two zones of the region; first `zone`, or else one that has a machine of these types.
 
-    Raises UsageError where `zone` does not have them, CapacityError where no zone of the region does.
+    Raises UsageError if `zone` does not have them, CapacityError if no zone of the region does.
     """
     filters = [{"Name": "zone-type", "Values": ["availability-zone"]}, {"Name": "state", "Values": ["available"]}]
     zones = sorted(

@@ -294,7 +294,7 @@ class NodeGroupSize(Resource):
         self.token = uuid.uuid4().hex
 
     def find(self) -> ResourceStatus | None:
-        """The group, where it is of this size; the life-cycle "makes" the size where it is not."""
+        """The group, if it is of this size; the life-cycle "makes" the size if it is not."""
         described = self.group.find_raw()
         if described is None:
             raise NotFoundError(

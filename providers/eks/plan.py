@@ -107,7 +107,7 @@ def _gpus(aws: Aws, workers: Group, expected: int) -> list[str]:
 
 
 def _quota(aws: Aws, workers: Group) -> list[str]:
-    """Whether the account may have that many vCPUs more. Raises CapacityError where it surely may not."""
+    """Whether the account may have that many vCPUs more. Raises CapacityError if it surely may not."""
     family = workers.types[0].partition(".")[0]
     vcpus = workers.count * machine_of(workers.types[0]).vcpus
     entry = next((item for item in QUOTAS if family.startswith(item[0]) and not family.startswith("trn")), None)

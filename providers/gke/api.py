@@ -23,7 +23,7 @@ INSTALL = 'pip install "mlbench[gke]"'
 LOGIN = "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS to a service account's key file"
 SET_CLOCK = "Google refuses what is signed more than minutes ahead or ago: set this machine's clock, then repeat."
 SKEWED = ("iat and exp", "reasonable timeframe", "used too early", "Token expired")
-UNREACHED = "Is there a network? mlbench doctor gke   The command that was interrupted goes on where it was."
+UNREACHED = "Is there a network? mlbench doctor gke   The command that was interrupted goes on if it was."
 QUOTAS = "https://console.cloud.google.com/iam-admin/quotas?project="
 # How Google says that a zone has no such machine left, as opposed to a quota, which a person can have raised.
 STOCK_OUT = ("ZONE_RESOURCE_POOL_EXHAUSTED", "GCE_STOCKOUT", "does not have enough resources", "out of resources")

@@ -1,4 +1,4 @@
-"""Questions to Compute Engine before anything is made: does the zone have the machine, does the quota allow it."""
+"""Checks with Compute Engine before anything is created: machine types of the zone, quotas."""
 
 import os
 import time
@@ -54,13 +54,13 @@ class Compute:
         self._base = f"{os.environ.get('MLBENCH_COMPUTE_ENDPOINT', ENDPOINT)}/compute/v1/projects/{project}"
 
     def has(self, zone: str, machine: Machine) -> None:
-        """Raises UsageError where the zone has no such machine, or not the GPU that is to be attached to it."""
+        """Raises UsageError if the zone has no such machine, or not the GPU that is to be attached to it."""
         self.offers(zone, "machineTypes", machine.name)
         if machine.gpu and machine.name.startswith("n1-"):
             self.offers(zone, "acceleratorTypes", machine.gpu)
 
     def zone_with(self, region: str, machine: Machine) -> str:
-        """The first zone of a region that has the machine. Raises UsageError where none has, or there is no region."""
+        """The first zone of a region that has the machine. Raises UsageError if none has, or there is no region."""
         try:
             zones = sorted(str(url).rpartition("/")[2] for url in self._get(f"/regions/{region}").get("zones", []))
         except NotFoundError:
@@ -77,7 +77,7 @@ class Compute:
         )
 
     def offers(self, zone: str, collection: str, name: str) -> None:
-        """Raises UsageError where the zone has no such machine or GPU, or is none."""
+        """Raises UsageError if the zone has no such machine or GPU, or is none."""
         try:
             self._get(f"/zones/{zone}/{collection}/{name}")
         except NotFoundError:
@@ -93,7 +93,7 @@ class Compute:
         return {item["metric"]: item for answer in answers for item in answer.get("quotas", [])}
 
     def gpus(self, place: str) -> list[str]:
-        """The GPUs that a zone offers, those that mlbench knows. Raises UsageError where there is no such zone."""
+        """The GPUs that a zone offers, those that mlbench knows. Raises UsageError if there is no such zone."""
         if api.region_of(place) == place:
             raise UsageError(f"{place} is a region.", hint="What GPUs there are is told of a zone: --zone")
         self._zone(place)
@@ -101,7 +101,7 @@ class Compute:
         return [name for name in QUOTA_OF if name in found]
 
     def quota(self, region: str, machine: Machine, count: int, spot: bool) -> list[str]:
-        """Raises CapacityError where less is left than is asked for."""
+        """Raises CapacityError if less is left than is asked for."""
         wanted = count * machine.gpus
         names = [QUOTA_OF.get(machine.gpu or "", "")]
         if spot and names[0]:

@@ -24,7 +24,7 @@ class Machine:
 
     @property
     def vcpus(self) -> int | None:
-        """As its name tells; None where it tells something else."""
+        """As its name tells; None if it tells something else."""
         size = re.fullmatch(r"[a-z0-9]+-(?:standard|highmem|highcpu|custom)-(\d+)(?:-.*)?", self.name)
         return int(size[1]) if size else None
 

@@ -46,7 +46,7 @@ def make_plan(cluster: Cluster, options: "GkeOptions", machine: Machine, gke: Gk
 
 
 def _check_version(options: "GkeOptions", gke: Gke) -> None:
-    """Also the first call of all: it fails where credentials, project, zone or API are not as they must be."""
+    """Also the first call of all: it fails if credentials, project, zone or API are not as they must be."""
     config = gke.call("get_server_config", name=gke.parent)
     wanted = options.kubernetes_version
     if wanted is None:

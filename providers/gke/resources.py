@@ -29,7 +29,7 @@ CAPACITY_CODES = ("GCE_STOCKOUT", "GCE_QUOTA_EXCEEDED")
 
 
 class GkeResource(Resource):
-    """What GKE makes by an operation: read by its path, in a state, with conditions that say what is wrong."""
+    """A resource that GKE creates by an operation: read by its path, with a state and conditions that explain it."""
 
     reading: str  # the cluster manager's methods
     removing: str
@@ -52,7 +52,7 @@ class GkeResource(Resource):
         return self.poll_operation(self.operation, "made")
 
     def poll_operation(self, operation: str | None, doing: str) -> Readiness:
-        """How far an operation on it is. Raises with Google's words where it, or what it works on, has failed."""
+        """How far an operation on it is. Raises with Google's words if it, or what it works on, has failed."""
         what = f'The {self.kind} "{self.name}" was not {doing}'
         found = self.find_raw()
         done, detail = _operation(self.gke, operation, what)
@@ -158,7 +158,7 @@ class ControlPlane(GkeResource):
 
 
 class WorkerPool(GkeResource):
-    """The machines that runs get, all of one shape, in one zone or shared evenly by several."""
+    """The machines of the runs, all of one type, in one zone or spread evenly over several."""
 
     kind = "node pool"
     create_seconds = 2400.0
@@ -256,7 +256,7 @@ class PoolSize(Resource):
         self.operation: str | None = None
 
     def find(self) -> ResourceStatus | None:
-        """Never: GKE does not tell a pool's size surely, and setting it again does no harm."""
+        """Always None: GKE does not report a pool's size reliably, and setting it again does no harm."""
         return None
 
     def create(self) -> None:
@@ -289,7 +289,7 @@ class ReadyMachines(Resource):
         self.goes_with = plane
 
     def find(self) -> ResourceStatus | None:
-        """Never: it is nothing but a wait."""
+        """Always None: it is only a wait."""
         return None
 
     def create(self) -> None:
@@ -319,7 +319,7 @@ class ReadyMachines(Resource):
 
 
 def access_to(found: Any) -> Access:
-    """The way to the Kubernetes API of a described cluster: by its DNS name where that is open, else by address."""
+    """The way to the Kubernetes API of a described cluster: by its DNS name if that is open, else by address."""
     import base64
 
     dns = found.control_plane_endpoints_config.dns_endpoint_config

@@ -1,4 +1,4 @@
-"""Unpacks a chart's archive, which is trusted with nothing: no path out of its folder, no links, no bombs."""
+"""Unpacks a Helm chart's archive without trusting it: no path out of its folder, no links, no zip bombs."""
 
 import io
 import tarfile

@@ -1,4 +1,4 @@
-"""Installs a chart: all that can be wrong is found before a cluster is made, and helm does the rest.
+"""Installs a Helm chart. Everything that can be checked is checked before a cluster is created; helm does the rest.
 
 The release has a namespace of its own, which bears the cluster's mark. What was installed, chart and values, stands as
 a label on the release itself, so that any machine sees whether there is anything to do.
@@ -32,7 +32,7 @@ REMOVE_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Installation:
-    """A chart with its values, ready to be installed. `values` is what goes on top of the chart's own."""
+    """A Helm chart with its values, ready to be installed. `values` override the chart's own."""
 
     chart: Chart
     customs: tuple[custom.CustomValue, ...]
@@ -77,20 +77,20 @@ def prepare_chart(
 ) -> Iterator[Installation | None]:
     """The installation of the chart at `location`, checked as far as it is possible without a cluster; or None.
 
-    Raises UsageError for values that contradict or that the chart does not take, and where there is no helm; what
+    Raises UsageError for values that contradict or that the chart does not take, and if there is no helm; what
     `fetched` raises for the chart.
     """
     customs = custom.parse_custom_values(entries)
     if location is None:
         if entries or wait_seconds != WAIT_SECONDS:
             flag = custom.FLAG if entries else "--chart-timeout"
-            raise UsageError(f"{flag} is for a chart.", hint="Name it: --chart-location DIR or REPO@VERSION")
+            raise UsageError(f"{flag} is for a Helm chart.", hint="Name it: --chart-location DIR or REPO@VERSION")
         yield None
         return
     helm = program.find_helm()
     if helm is None:
         raise UsageError(
-            "A chart is installed by helm, which is not on the PATH. Nothing has been made.",
+            "A Helm chart is installed by helm, which is not on the PATH. Nothing has been created.",
             hint=f"Get helm: {program.INSTALL}\n{_without_helm(location)}",
         )
     with fetch_chart(location) as chart:
@@ -137,7 +137,7 @@ class Release(Resource):
         self._call: HelmCall | None = None
 
     def close(self) -> None:
-        """Stop a helm that is still at work."""
+        """Stop helm if it is still running."""
         if self._call is not None:
             self._call.stop()
 
@@ -195,7 +195,7 @@ class Release(Resource):
         return Readiness(True)
 
     def delete(self) -> None:
-        """Of what was cut off half-way, before it is made anew."""
+        """Uninstall a release whose helm was cut off, before it is installed again."""
         words = ["uninstall", self.name, "--namespace", self.namespace, "--wait", "--timeout", f"{REMOVE_SECONDS:g}s"]
         with HelmCall(self.installation.helm, words, access=self.connect(), lock=self._lock) as call:
             call.wait(REMOVE_SECONDS + GRACE_SECONDS)
@@ -207,7 +207,7 @@ class Release(Resource):
         return f"{self.cluster.name}-{self.name}"
 
     def _adopted(self) -> Readiness:
-        """Another helm is at work on it, whose client was perhaps killed."""
+        """Another helm is working on it; its client may have been killed."""
         found = self.find()
         if found is None or found.broken:
             raise MlbenchError(f'The release "{self.name}" was not finished by the helm that was at work on it.')
@@ -220,7 +220,7 @@ class Release(Resource):
                 api.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
 
     def _status(self, api: Api) -> tuple[str, str]:
-        """Helm's status of the newest revision, and what was installed with it; empty where there is none."""
+        """Helm's status of the newest revision, and what was installed with it; empty if there is none."""
         selector = f"owner=helm,name={self.name}"
         listed = api.get(f"/api/v1/namespaces/{self.namespace}/secrets", labelSelector=selector)["items"]
         if not listed:

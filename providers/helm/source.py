@@ -1,4 +1,4 @@
-"""Where a chart comes from: a folder of this machine, or a chart repository, of which exactly one version is taken.
+"""Where a Helm chart comes from: a folder, or one exact version of a chart repository.
 
 Repositories are asked through pyhelm's `repo`. The rest of pyhelm talks to Tiller, which Helm 3 has done away with, by
 modules made for protobuf 3; `repo` needs neither. What it lacks is added here: time-outs, limits, digests, and an
@@ -64,7 +64,7 @@ def fetch_chart(location: str, read_seconds: float = READ_SECONDS) -> Iterator[C
     A repository may be silent for `read_seconds`.
 
     Raises UsageError for what is no chart, is damaged, or is not what its repository promises, NotFoundError where
-    there is none, DeadlineError where nobody answers.
+    there is none, DeadlineError if nobody answers.
     """
     reference = parse_chart_reference(location) if "://" in location else None
     with tempfile.TemporaryDirectory(prefix="mlbench-chart-") as folder:
@@ -238,7 +238,7 @@ class _DownloadLimit:
 
 
 def _library() -> Any:
-    # GitPython, which pyhelm imports for charts in git, refuses to be imported where there is no git.
+    # GitPython, which pyhelm imports for charts in git, refuses to be imported if there is no git.
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
     try:
         from pyhelm import repo
@@ -327,7 +327,7 @@ def _load_chart(folder: Path, source: str, digest: str, warnings: tuple[str, ...
 def _parse_yaml(data: bytes, what: str) -> Mapping[str, Any]:
     import yaml
 
-    # The C parser where there is one: the index of a large repository takes the other minutes.
+    # The C parser if there is one: the index of a large repository takes the other minutes.
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
         """Dates stay texts, as helm has them."""
 

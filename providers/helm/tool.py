@@ -1,4 +1,4 @@
-"""Calls of `helm`. What it is told in confidence, access and values, is in files that exist in memory only.
+"""Calls of `helm`. Credentials and values are passed in files that exist in memory only.
 
 Such a file has no name on any disk, and is gone with the last process that has it open: also when this one is killed.
 """
@@ -38,7 +38,7 @@ class Helm:
 
 
 def find_helm() -> Helm | None:
-    """The helm of this machine. Raises UsageError where it is too old, or does not run."""
+    """The helm of this machine. Raises UsageError if it is too old, or does not run."""
     path = shutil.which("helm")
     if path is None:
         return None
@@ -78,10 +78,10 @@ def render_template(helm: Helm, chart: Chart, namespace: str, values: Mapping[st
 
 
 class HelmCall:
-    """A helm at work: what it has said so far, and how it ended. Left by `with`, it has ended.
+    """A running helm: its output so far and its exit code. Leaving the `with` block ends it.
 
-    `lock` names what no two helms of this user may work on at once; helm keeps it when this process is killed. Raises
-    MlbenchError where another has it.
+    `lock` names what only one helm of this user may work on; helm keeps it when this process is killed. Raises
+    MlbenchError if another has it.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class HelmCall:
 
     @property
     def line(self) -> str:
-        """The last thing it said."""
+        """The last line of its output."""
         lines = [line for line in self._read(self._err).splitlines() if line.strip()]
         return _strip_debug_prefix(lines[-1]) if lines else ""
 
@@ -156,14 +156,14 @@ class HelmCall:
         return words[:1500] or f"exit code {self.code}"
 
     def wait(self, seconds: float) -> None:
-        """Until it has ended, or is made to."""
+        """Wait until it has ended; stop it after `seconds`."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.stop()
 
     def stop(self) -> None:
-        """End it, gently at first. Nothing that was told it in confidence is left."""
+        """Stop it, with SIGTERM first. No file with credentials is left."""
         if self._process.poll() is None:
             self._process.terminate()
             try:
@@ -189,7 +189,7 @@ class HelmCall:
 
 
 def _environment(home: str) -> dict[str, str]:
-    """Nothing of a person's settings, plug-ins or clusters: the same call does the same everywhere."""
+    """The environment without the user's helm settings, plug-ins and clusters: helm does the same everywhere."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("HELM_", "KUBECONFIG"))}
     return {
         **kept,
@@ -198,6 +198,6 @@ def _environment(home: str) -> dict[str, str]:
 
 
 def _strip_debug_prefix(line: str) -> str:
-    """A line of helm's without place and time."""
+    """Strip source position and time from a --debug line."""
     match = DEBUG.match(line)
     return (match["words"] if match else line).strip()

@@ -1,4 +1,4 @@
-"""`--custom-value a.b[0].c=v`: values for a chart at any depth, with types; what contradicts is named, never guessed.
+"""`--custom-value a.b[0].c=v`: typed values for a Helm chart at any depth. Conflicts are errors.
 
 A path is keys with dots between them and list indices in brackets; a backslash before a dot, a bracket or an equals
 sign makes it part of a key. `null` takes a value of the chart away, as helm has it.

@@ -1,4 +1,4 @@
-"""What a KIND cluster consists of. All of it is found by names and labels in Docker, from any data directory."""
+"""The resources of a KIND cluster. All are found by names and labels in Docker, from any data directory."""
 
 import json
 import os
@@ -18,16 +18,16 @@ REGISTRY_LABEL = "mlbench-registry"
 CREATE_SECONDS = 900.0  # of which most may be the pull of the node image
 LOAD_SECONDS = 900.0
 KUBECTL = "kubectl --kubeconfig=/etc/kubernetes/admin.conf --request-timeout=10s"
-# Exit code 44 where kubeadm has not come far enough to leave an admin.conf.
+# Exit code 44 if kubeadm has not come far enough to leave an admin.conf.
 ASK_NODES = f"test -f /etc/kubernetes/admin.conf || exit 44; {KUBECTL} get nodes --no-headers"
 ASK_DNS = f"{KUBECTL} -n kube-system get deployment coredns -o 'jsonpath={{.status.readyReplicas}}'"
 REGISTRY_PORT = 5000  # inside the registry's container
 
 
 class MarkerVolume(Resource):
-    """An empty Docker volume that says whose the cluster of that name is, since kind puts no labels of ours on nodes.
+    """An empty Docker volume with our tags, because kind does not put labels of ours on nodes.
 
-    It is made first and removed last: nodes without it are somebody else's.
+    It is created first and deleted last: nodes without it belong to somebody else.
     """
 
     kind = "Docker volume"
@@ -44,7 +44,7 @@ class MarkerVolume(Resource):
     def find(self) -> ResourceStatus | None:
         volume: Any = inspect("volume", self.name)
         if volume is None:
-            # Without the mark a cluster of this name is not ours, and must not become ours by our marking it.
+            # Without the volume, a cluster of this name is not ours, and creating the volume must not make it ours.
             return ResourceStatus("running", ours=False) if nodes_of(self.cluster.name) else None
         found = volume.get("Labels") or {}
         asked, has = self.labels[NODES_LABEL], found.get(NODES_LABEL)
@@ -66,7 +66,7 @@ class MarkerVolume(Resource):
 
 
 class KindCluster(Resource):
-    """The nodes: containers that kind makes."""
+    """The nodes: containers that kind creates."""
 
     kind = "KIND cluster"
     create_seconds = CREATE_SECONDS
@@ -111,7 +111,7 @@ class KindCluster(Resource):
         with creation_lock(self.name) as lock:
             if lock is None:
                 raise TransientError(f'Another process is still at work on the KIND cluster "{self.name}".')
-            # Whatever is left of an earlier cluster must not be merged into this one's.
+            # Entries of an earlier cluster must not be merged into this one's kubeconfig.
             self.kubeconfig.unlink(missing_ok=True)
             call(command, seconds=CREATE_SECONDS, text=config, keep_open=[lock])
 
@@ -142,13 +142,13 @@ class KindCluster(Resource):
             shutil.rmtree(self.kubeconfig.parent, ignore_errors=True)
 
     def _missing(self, nodes: dict[str, str]) -> str | None:
-        """Why nobody will ever finish this cluster, which nobody is making now; None where it looks whole."""
+        """Why this cluster will never be complete although no process works on it; None if it looks complete."""
         if len(nodes) < self.nodes:
             return f"{len(nodes)} of {self.nodes} nodes were made"
         try:
             joined = len(lines(self._exec(ASK_NODES)))
         except MlbenchError as error:
-            # Only a sure sign counts: an API server that does not answer may be a busy machine.
+            # An API server that does not answer proves nothing: the machine may be busy.
             return "the control plane was never finished" if "exit code 44" in error.message else None
         return f"{joined} of {self.nodes} nodes have joined" if joined < self.nodes else None
 
@@ -157,7 +157,7 @@ class KindCluster(Resource):
 
 
 class Registry(Resource):
-    """A container that keeps images for all KIND clusters of this machine. One that a person made is used as it is."""
+    """A container registry for all KIND clusters of this machine. One that a user has created is used as it is."""
 
     kind = "registry"
     create_seconds = 600.0
@@ -212,7 +212,7 @@ class Registry(Resource):
 
 
 class RegistryEntry(Resource):
-    """What tells the nodes, and tools, of the registry: containerd's certs.d, the network, a ConfigMap."""
+    """What makes the registry known to nodes and tools: containerd's certs.d, the network, a ConfigMap."""
 
     kind = "registry entry"
     create_seconds = 120.0
@@ -275,11 +275,11 @@ class LoadedImage(Resource):
         image: Any = inspect("image", self.name)
         if not nodes or image is None:
             return None
-        # The image's own ID, so that one that was built anew under the same name is loaded again.
+        # Compare the image's ID, so that an image rebuilt under the same name is loaded again.
         return ResourceStatus("there") if all(self._on(node, image["Id"]) for node in nodes) else None
 
     def create(self) -> None:
-        """Through an archive, since `kind load docker-image` fails where Docker keeps images in containerd's store."""
+        """Load an archive, because `kind load docker-image` fails if Docker keeps images in containerd's store."""
         with tempfile.TemporaryDirectory(prefix="mlbench-image-") as folder:
             archive = str(Path(folder) / "image.tar")
             save = ["docker", "save", "--output", archive]
@@ -327,7 +327,7 @@ def nodes_of(cluster: str) -> dict[str, str]:
 
 
 def workers_of(cluster: str) -> list[str]:
-    """The node containers that take runs: the control plane only where it is alone."""
+    """The node containers that take runs: the control plane only if it is alone."""
     control_plane = control_plane_of(cluster)
     nodes = nodes_of(cluster)
     return sorted(nodes.keys() - {control_plane}) or list(nodes)
@@ -349,7 +349,7 @@ def keeps_images_in_containerd() -> bool:
 
 
 def platform_of(image: str) -> str:
-    """ "linux/amd64" of an image of this machine's Docker. Raises UsageError where there is no such image."""
+    """ "linux/amd64" of an image of this machine's Docker. Raises UsageError if there is no such image."""
     found: Any = inspect("image", image)
     if found is None:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Calls of `docker` and `kind`: each with a deadline, without a shell, its complaint quoted."""
+"""Calls of `docker` and `kind`: each with a deadline, without a shell; errors quote the tool's own words."""
 
 import shutil
 import subprocess
@@ -22,7 +22,7 @@ HINTS = (
     (
         "permission denied while trying to connect to the Docker",
         CredentialError,
-        "Join the group docker (sudo usermod -aG docker $USER) and log in anew, then: docker info",
+        "Join the group docker (sudo usermod -aG docker $USER) and log in again, then: docker info",
     ),
     (
         "too many open files",
@@ -55,7 +55,7 @@ def call(argv: Sequence[str], *, seconds: float = CALL_SECONDS, text: str = "", 
 
 
 def tool_error(argv: Sequence[str], words: str, code: int) -> MlbenchError:
-    """The error for a command that has failed, of the kind that its words tell."""
+    """The error for a failed command, classified by its output."""
     quoted = words.strip()[-1500:] or f"exit code {code}"
     message = f'"{" ".join(argv[:3])}" failed: {quoted}'
     for phrase, error, hint in HINTS:
@@ -65,7 +65,7 @@ def tool_error(argv: Sequence[str], words: str, code: int) -> MlbenchError:
 
 
 def succeeds(argv: Sequence[str]) -> bool:
-    """Whether the command exits with 0. What is not there cannot answer: that raises, as in `call`."""
+    """Whether the command exits with 0. Raises as `call` does if the tool itself is missing or gives no answer."""
     try:
         call(argv)
     except (UsageError, CredentialError, TransientError):
@@ -80,7 +80,7 @@ def lines(argv: Sequence[str]) -> list[str]:
 
 
 def inspect(kind: str, name: str) -> object:
-    """What `docker KIND inspect` says of one object, parsed, or None where there is none."""
+    """What `docker KIND inspect` says of one object, parsed, or None if there is none."""
     import json
 
     try:
@@ -92,7 +92,7 @@ def inspect(kind: str, name: str) -> object:
 
 
 def check_tools() -> str:
-    """kind's version. Raises where kind or Docker is missing, or Docker does not run."""
+    """kind's version. Raises if kind or Docker is missing, or Docker does not run."""
     for program in ("docker", "kind"):
         if shutil.which(program) is None:
             raise UsageError(
@@ -104,7 +104,7 @@ def check_tools() -> str:
 
 
 def creation_lock(name: str) -> AbstractContextManager[int | None]:
-    """The right to work on the containers of KIND cluster `name`; None where another process has it.
+    """The right to work on the containers of KIND cluster `name`; None if another process has it.
 
     A child that inherits the descriptor keeps the lock, so that `kind` holds it even when its client was killed.
     """

@@ -190,7 +190,7 @@ def test_dry_run_shows_and_makes_nothing(place: Place) -> None:
         ("schema", 2, "cannot be rendered with these values: Error: values don't meet"),
         ("no chart", 4, "does not exist"),
         ("contradiction", 2, "contradict each other"),
-        ("no location", 2, "--custom-value is for a chart"),
+        ("no location", 2, "--custom-value is for a Helm chart"),
         ("repository", 2, "is no chart repository"),
     ],
 )
