@@ -147,7 +147,7 @@ def test_gke(command: Command, gke_world: World, monkeypatch: pytest.MonkeyPatch
 def test_gke_the_name_is_a_foreign_clusters(command: Command, gke_world: World) -> None:
     assert command("create-cluster", "gke", "2", "bad", "--yes").code == 0
     gke_world.named(NAME).resource_labels = {"team": "production"}
-    Store().forget_cluster(NAME)
+    Store().forget_cluster(Store().cluster(NAME))
     before = list(gke_world.log)
     told = command("create-cluster", "gke", "2", "bad", "--yes")
     judge(told, Case(UsageError, "was not created by mlbench; it is not touched", "Choose another name"))

@@ -148,7 +148,7 @@ def test_no_region_and_no_such_cloud(command: Command, aws: AwsServer, monkeypat
     assert told.code == UsageError.exit_code
     assert "--region" in checks_of(told)["eks region"]["hint"]
     told = command("doctor", "azure")
-    assert (told.code, "only of gke, eks" in told.err) == (2, True)
+    assert (told.code, "only for gke, eks" in told.err) == (2, True)
 
 
 # --- pieces -----------------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def test_a_clock_is_judged_by_the_clouds_own() -> None:
     late = check_clock(Checklist("eks"), date, moment.timestamp() - 400)
     assert (late.state, late.found, late.exit_code) == ("failed", "400 s behind the cloud's", 3)
     assert "timedatectl" in (late.hint or "")
-    assert check_clock(Checklist("eks"), None, 0.0).found == "the cloud does not tell the time"
+    assert check_clock(Checklist("eks"), None, 0.0).found == "the cloud sends no date"
 
 
 def test_a_library_that_is_missing_or_old_is_named() -> None:
