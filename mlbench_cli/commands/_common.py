@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mlbench_cli import console
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model import Cluster, Run
 from mlbench_cli.run_folder import RunFolder
@@ -45,7 +46,7 @@ def engine_of(cluster: Cluster) -> "Engine":
     if cluster.provider == "local":
         from mlbench_cli.engines.local.engine import LocalEngine
 
-        return LocalEngine(finalizer="mlbench_cli.runs.finalize")
+        return LocalEngine(finalizer="mlbench_cli.runs.finalize", report=console.note)
     from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
     from providers import registry
 

@@ -16,6 +16,7 @@ from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.runs.launch import local_machine
 from providers.doctor import Check
+from task_images.harness.cores import cpu_quota
 
 MIN_FREE = 2 << 30  # bytes; an archive is small, a task's checkpoints and data are not
 MIN_SHM = 256 << 20
@@ -97,7 +98,20 @@ def _shared_memory() -> Check:
 def _cores() -> Check:
     machine = local_machine()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Check("machine", "ok", f"{machine.cores} cores, {machine.gpus} GPUs, {console.size(memory)} memory")
+    quota = cpu_quota()
+    cores = f"{machine.cores} cores" if quota is None else f"{machine.cores} cores (CPU quota of {quota:g})"
+    return Check("machine", "ok", f"{cores}, {machine.gpus} GPUs, {console.size(memory)} memory")
+
+
+def _machine_lock() -> Check:
+    from mlbench_cli.engines.local.machine_lock import find_holder, probe_lock
+
+    path, problem = probe_lock()
+    if problem is not None:
+        return Check("machine lock", "missing", problem, "Runs start at once and are labelled as shared.")
+    holder = find_holder()
+    found = f"{path}: free" if holder is None else f"{path}: {holder.phrase}"
+    return Check("machine lock", "ok", found)
 
 
 def _torch() -> Check:
@@ -141,6 +155,7 @@ CHECKS: tuple[Callable[[], Check], ...] = (
     _disk,
     _shared_memory,
     _cores,
+    _machine_lock,
     _torch,
     _package("mpi", "mpi4py", "mpi", "the backend mpi"),
     _package("charts", "matplotlib", "plots", "mlbench charts"),

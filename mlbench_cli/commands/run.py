@@ -155,7 +155,7 @@ def _forget(runs: list[Run], store: Store) -> None:
 
 
 def _start(runs: list[Run], engine: Engine, store: Store, output: Format) -> int:
-    if len(runs) > 1 and engine.dies_with_client:
+    if engine.dies_with_client and (len(runs) > 1 or _waits_for_machine(runs[0])):
         _start_in_turn(runs, store)
     else:
         _start_all(runs, engine, store)
@@ -168,6 +168,16 @@ def _start(runs: list[Run], engine: Engine, store: Store, output: Format) -> int
         f"Next: mlbench status {name}, mlbench logs {name} --follow, mlbench wait {name}, mlbench cancel {name}"
     )
     return 0
+
+
+def _waits_for_machine(item: Run) -> bool:
+    """Whether a local run cannot start at once because another one has this machine; says which."""
+    from mlbench_cli.engines.local.machine_lock import find_holder
+
+    holder = None if item.spec.share_machine else find_holder()
+    if holder is not None:
+        console.note(f"{item.name} waits for this machine: {holder.phrase}.")
+    return holder is not None
 
 
 def _start_in_turn(runs: list[Run], store: Store) -> None:

@@ -61,8 +61,8 @@ class Request:
         metavar="DURATION",
     )
     num_cpus: int | None = _option(
-        "CPUs of a worker's machine; the worker gets one fewer, which is left to the system; default on local: "
-        "this machine's, shared equally among the workers of the largest run",
+        "CPUs of each worker; its ranks share them, and OMP_NUM_THREADS follows. Default on local: OMP_NUM_THREADS for "
+        "each rank if it is set, else this machine's CPUs divided equally among the ranks of the largest run",
         kind="integer",
         letter="c",
     )
@@ -82,6 +82,10 @@ class Request:
         metavar="DURATION",
     )
     cluster: str | None = _option("where to run; default: the cluster chosen with set-cluster")
+    share_machine: bool | None = _option(
+        "on local: start even if another run has this machine, and let others start; the result is labelled as shared",
+        kind="switch",
+    )
 
     namespace: str | None = _cluster_option("Kubernetes namespace")
     memory: str | None = _cluster_option("memory of each worker, as 8Gi")

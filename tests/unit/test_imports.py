@@ -51,7 +51,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.engines": (*BASE, "mlbench_cli.kube", "templates", "mlbench_cli.__init__"),
     "mlbench_cli.results": (*BASE, "mlbench_cli.provenance", "mlbench_cli.engines.base", "mlbench_cli.__init__"),
     "mlbench_cli.runs": (*BASE, "mlbench_cli.engines", "mlbench_cli.results", "mlbench_cli.__init__"),
-    "mlbench_cli.commands": ("mlbench_cli", "providers", "templates", "task_images.contract"),
+    "mlbench_cli.commands": (
+        *("mlbench_cli", "providers", "templates", "task_images.contract", "task_images.harness.cores"),
+    ),
     "providers": (*BASE, "templates", "mlbench_cli.kube", "mlbench_cli.__init__"),
     "templates": ("mlbench_cli.errors",),
     "task_images": (),
