@@ -175,6 +175,9 @@ def _explain(ended: Ended) -> None:
     division = finished.result["division"] if finished.result else {}
     if division.get("word") == "open":
         console.note(f"{ended.name} is in the open division: {division['reason']}.")
+    conditions = finished.result.get("conditions") if finished.result else None
+    if conditions and conditions["labels"]:
+        console.note(f"{ended.name} did not have its machine to itself: {', '.join(conditions['labels'])}.")
     for finding in finished.findings:
         if finding.summary not in finished.summary:
             console.note(f"  {finding.summary}")
