@@ -73,6 +73,7 @@ def resolve(
         request = replace(request, data_dir=_mount_point(request.data_dir or "/data"))
     common = {**_program(request, cluster, tasks), **_placement(request), "kubernetes": _kubernetes(request, cluster)}
     if local:
+        _check_data(request, common, tasks)
         machine = machine or local_machine()
         if common["cpus"] is None:
             common["cpus"] = _equal_cpus(request.workers, common["processes_per_worker"], machine)
@@ -435,6 +436,24 @@ def _kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
         tolerations=tuple(_toleration(text) for text in request.toleration),
         env=_environment(request.env),
         **{key: value for key, value in given.items() if value is not None},
+    )
+
+
+def _check_data(request: Request, common: Mapping[str, Any], tasks: Mapping[str, Task] | None) -> None:
+    """Refuse a task whose files are not in the data folder of this machine, unless it downloads them itself."""
+    if common["task"] == CUSTOM or common["preset"] == OPEN:
+        return
+    task = load_task(common["task"], tasks)
+    if task.files is None or task.files.download or not task.files.are_read(common["parameters"]):
+        return
+    missing = task.files.list_missing(request.data_dir)
+    if not missing:
+        return
+    place = f"in {request.data_dir}" if request.data_dir else "because there is no data folder"
+    raise NotFoundError(
+        f'The data of the task "{task.name}" are missing {place}: {", ".join(missing)}.',
+        hint=f"--data-dir FOLDER, or run without them: {task.files.instead}",
+        details={"missing": missing},
     )
 
 
