@@ -302,7 +302,7 @@ class Supervisor:
             finished=time.time(),
             stopped=self.state["ended"] is not None,
         )
-        self._write_resources([self.sampler.last(rank.number, usage)])
+        self._write_resources(self._with_log_sizes([self.sampler.last(rank.number, usage)]))
         if code and self.state["ended"] is None:
             self.state["first_failed"] = rank.number
             if number == signal.SIGKILL:
@@ -384,8 +384,15 @@ class Supervisor:
             found = os.statvfs(self.folder)
             if found.f_bavail * found.f_frsize < SCARCE:
                 self._check_space()
-        lines = self.sampler.lines({rank.number: rank.pid for rank in self.ranks if rank.running})
-        self._write_resources([*lines, self.load.row(self.sampler.running_seconds)])
+        samples = self.sampler.lines({rank.number: rank.pid for rank in self.ranks if rank.running})
+        self._write_resources([*self._with_log_sizes(samples), self.load.row(self.sampler.running_seconds)])
+
+    def _with_log_sizes(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The samples with the size of each rank's log, by which its lines get a time."""
+        for sample in samples:
+            with contextlib.suppress(OSError):
+                sample["log_bytes"] = os.stat(f"{self.folder}/logs/rank-{sample['rank']}.log").st_size
+        return samples
 
     def _write_resources(self, lines: Iterable[dict[str, Any]]) -> None:
         data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
