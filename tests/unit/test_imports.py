@@ -38,15 +38,30 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.run_folder": ("mlbench_cli.errors", "mlbench_cli.files", "mlbench_cli.model"),
     "mlbench_cli.settings": ("mlbench_cli.errors",),
     "mlbench_cli.spec": ("mlbench_cli.errors",),
-    "mlbench_cli.catalog": ("mlbench_cli.errors", "mlbench_cli.goals", "mlbench_cli.sizes", "task_images.contract"),
+    "mlbench_cli.catalog": (
+        *("mlbench_cli.errors", "mlbench_cli.goals", "mlbench_cli.sizes", "mlbench_cli.datafiles"),
+        "task_images.contract",
+    ),
+    "mlbench_cli.datafiles": ("mlbench_cli.errors",),
+    "mlbench_cli.durations": ("mlbench_cli.errors",),
+    "mlbench_cli.config": (
+        *("mlbench_cli.durations", "mlbench_cli.errors", "mlbench_cli.files", "mlbench_cli.settings"),
+    ),
     "mlbench_cli.sizes": (),
     "mlbench_cli.store": (
         *("mlbench_cli.errors", "mlbench_cli.model", "mlbench_cli.settings", "mlbench_cli.spec", "mlbench_cli.times"),
     ),
-    "mlbench_cli.console": ("mlbench_cli.errors",),
-    "mlbench_cli.runs.request": ("mlbench_cli.errors", "mlbench_cli.catalog"),
+    "mlbench_cli.text": (),
+    "mlbench_cli.terminal": ("mlbench_cli.text",),
+    "mlbench_cli.prompts": ("mlbench_cli.terminal", "mlbench_cli.text"),
+    "mlbench_cli.console": (
+        *("mlbench_cli.errors", "mlbench_cli.text", "mlbench_cli.terminal", "mlbench_cli.prompts"),
+    ),
+    "mlbench_cli.runs.request": ("mlbench_cli.errors", "mlbench_cli.catalog", "mlbench_cli.durations"),
     "mlbench_cli.runs.launch": (*BASE, "mlbench_cli.masking", "mlbench_cli.runs.request", "mlbench_cli.__init__"),
-    "mlbench_cli.runs.wizard": (*BASE, "mlbench_cli.runs.request", "mlbench_cli.runs.launch", "mlbench_cli.console"),
+    "mlbench_cli.runs.wizard": (
+        *(*BASE, "mlbench_cli.runs.request", "mlbench_cli.runs.launch", "mlbench_cli.console", "mlbench_cli.text"),
+    ),
     "mlbench_cli.kube": (*BASE, "mlbench_cli.engines.base"),
     "mlbench_cli.engines": (*BASE, "mlbench_cli.kube", "templates", "mlbench_cli.__init__"),
     "mlbench_cli.results": (*BASE, "mlbench_cli.provenance", "mlbench_cli.engines.base", "mlbench_cli.__init__"),
@@ -159,6 +174,8 @@ print(*sys.modules, file=sys.stderr)
         (["list-clusters"], {"yaml"}),
         (["tasks"], set()),
         (["set-cluster", "local"], {"yaml"}),
+        (["config"], {"yaml"}),
+        (["run", "x", "1", "--command", "true", "--dry-run"], set()),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
