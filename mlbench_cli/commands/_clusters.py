@@ -9,19 +9,20 @@ from mlbench_cli import console
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
+from mlbench_cli.times import timestamp
 from providers import registry
 from providers.base import Plan
 from providers.lifecycle import Step
 
-Project = Annotated[str | None, typer.Option("--project", "-p", help="gke: project, unless the credentials tell")]
+Project = Annotated[str | None, typer.Option("--project", "-p", help="gke: project; default: the credentials' project")]
 Location = Annotated[
     str | None, typer.Option("--zone", "-z", "--region", "--location", help="gke: zone or region; eks: region")
 ]
 
 _TOLD = {
-    "adopted": "is there already",
+    "adopted": "exists already",
     "ready": "is ready",
-    "remaking": "has to be made anew",
+    "remaking": "has to be recreated",
     "deleted": "is gone",
     "kept": "stays",
     "foreign": "was not made by mlbench and is not touched",
@@ -50,13 +51,14 @@ class StepTeller:
             return
         because = f": {step.reason}" if step.reason else ""
         limit = f" of at most {console.duration(step.deadline)}" if step.deadline else ""
+        elapsed = f"elapsed {console.rough_duration(step.seconds)}{limit}"
         topic = f"{what} being {'removed' if step.action == 'deleting' else 'made'}"
         if step.action == "retrying":
             topic = f"{what} in trouble"
         if topic != self._topic:  # without a terminal each topic has its line at once, and then one now and then
             self._line.close()
             self._line, self._topic = console.ProgressLine(), topic
-        self._line.update(f"{topic}{because}, {console.duration(step.seconds)}{limit}")
+        self._line.update(lambda width: console.fit_parts([(topic + because, 0), (elapsed, 0)], width))
 
 
 def scope_of(project: str | None, location: str | None) -> dict[str, str]:
@@ -157,8 +159,13 @@ def document_of(cluster: Cluster) -> dict[str, Any]:
         "provider": cluster.provider,
         "state": cluster.state,
         "created": cluster.created or None,
-        "details": cluster.details,
+        "details": {**cluster.details, **_times_in_words(cluster.details)},
     }
+
+
+def _times_in_words(details: Mapping[str, Any]) -> dict[str, str]:
+    """The record's moments in seconds since 1970 as RFC 3339."""
+    return {key: timestamp(details[key]) for key in ("expires",) if isinstance(details.get(key), int | float)}
 
 
 def _times(amount: float | None, count: int) -> float | None:

@@ -15,18 +15,19 @@ from mlbench_cli.store import Store
 
 
 def attach_cluster(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="what to call it here")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the cluster in mlbench")],
     context: Annotated[
-        str | None, typer.Option("--context", help="of the kubeconfig; default: its current one")
+        str | None, typer.Option("--context", help="context of the kubeconfig; default: the current one")
     ] = None,
     kubeconfig: Annotated[
-        Path | None, typer.Option("--kubeconfig", help="default: $KUBECONFIG, ~/.kube/config; it is only read")
+        Path | None,
+        typer.Option("--kubeconfig", help="kubeconfig file, only read; default: $KUBECONFIG, ~/.kube/config"),
     ] = None,
     namespace: Annotated[
-        str | None, typer.Option("--namespace", "-n", help="where runs go; default: the context's")
+        str | None, typer.Option("--namespace", "-n", help="namespace of the runs; default: the context's")
     ] = None,
     role: Annotated[
-        bool, typer.Option("--role", help="print the Role that runs need, for kubectl apply, and stop")
+        bool, typer.Option("--role", help="print the Role that runs need, for kubectl apply, and exit")
     ] = False,
     output: Output = Format.text,
 ) -> None:

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import Format, Output, results_of
+from mlbench_cli.commands._common import Format, Output, complete_runs, results_of
 from mlbench_cli.commands._repeats import in_figures, runs_named
-from mlbench_cli.errors import UsageError
+from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.results.analysis.comparability import WORDS, check_words
 from mlbench_cli.results.analysis.compare import Comparison
 from mlbench_cli.results.analysis.compare import compare as compare_archives
@@ -24,9 +24,14 @@ from mlbench_cli.store import Store
 
 def compare(
     first: Annotated[
-        str, typer.Argument(metavar="A", help="a run, the common name of repeats, or the folder or zip of a run")
+        str,
+        typer.Argument(
+            metavar="A",
+            help="a run, the common name of repeats, or the folder or zip of a run",
+            autocompletion=complete_runs,
+        ),
     ],
-    second: Annotated[str, typer.Argument(metavar="B", help="another one")],
+    second: Annotated[str, typer.Argument(metavar="B", help="result to compare with A", autocompletion=complete_runs)],
     limit: Annotated[
         float | None,
         typer.Option(
@@ -73,9 +78,21 @@ def compare(
 
 
 def _archives(word: str) -> list[Path]:
-    """A path where there is one, else the folders of the run, or of the repeats, of that name."""
+    """The folders of the run, or of the repeats, of that name; else the path. A word with "/" or ".zip" is a path."""
     path = Path(word)
-    return [path] if path.exists() else [results_of(run) for run in runs_named(Store(), word)]
+    if "/" in word or path.suffix == ".zip":
+        if not path.exists():
+            raise NotFoundError(f"There is no archive {word}.", hint="mlbench download NAME --to FILE")
+        return [path]
+    try:
+        runs = runs_named(Store(), word)
+    except NotFoundError:
+        if path.exists():
+            return [path]
+        raise
+    if path.exists():
+        console.note(f'"{word}" is the run of that name; the folder: ./{word}')
+    return [results_of(run) for run in runs]
 
 
 def _name(word: str, archives: Sequence[Archive]) -> str:

@@ -286,8 +286,8 @@ _COMMON = [
             typer.Option(
                 "--custom-value",
                 "-v",
-                help="value for it, as a.b[0].c=v; numbers, true, false, null and JSON are taken as such, the rest and "
-                "what is in quotes as text; repeatable",
+                help="value for the chart, e.g. a.b[0].c=v; numbers, true, false, null and JSON are parsed, the rest "
+                "and quoted values are text; repeatable",
                 metavar="PATH=VALUE",
             ),
         ],
@@ -299,7 +299,7 @@ _COMMON = [
             str | None,
             typer.Option(
                 "--chart-timeout",
-                help="how long all that it makes may take to be ready; default: 10m",
+                help="maximum time for the chart's resources to become ready; default: 10m",
                 metavar="DURATION",
             ),
         ],
@@ -311,14 +311,14 @@ _COMMON = [
             str | None,
             typer.Option(
                 "--ttl",
-                help="after which `mlbench gc --expired` may remove it, as 90m, 8h, 2d, or none; default: none, "
-                f"but {UNATTENDED_TTL} for what costs money where no terminal is there",
+                help="age at which `mlbench gc --expired` may remove it, e.g. 90m, 8h, 2d, or none; default: none, "
+                f"but {UNATTENDED_TTL} for paid clusters if there is no terminal",
                 metavar="DURATION",
             ),
         ],
         None,
     ),
-    _keyword("dry_run", Annotated[bool, typer.Option("--dry-run", help="print the plan and stop")], False),
+    _keyword("dry_run", Annotated[bool, typer.Option("--dry-run", help="print the plan and exit")], False),
     _keyword("yes", Yes, False),
     _keyword("output", Output, Format.text),
 ]

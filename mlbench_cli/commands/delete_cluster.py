@@ -7,7 +7,7 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.commands._clusters import Location, Project, StepTeller, locate, scope_of
-from mlbench_cli.commands._common import Yes, sealed
+from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters, sealed
 from mlbench_cli.errors import CleanupError, NotFoundError, UsageError
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
@@ -17,12 +17,17 @@ from providers import registry
 def delete_cluster(
     words: Annotated[
         list[str],
-        typer.Argument(metavar="[PROVIDER] NAME", help="a cluster; its provider finds also what is unknown here"),
+        typer.Argument(
+            metavar="[PROVIDER] NAME",
+            help="cluster to delete; name its provider to find clusters this machine did not create",
+            autocompletion=complete_clusters,
+        ),
     ],
     project: Project = None,
     location: Location = None,
-    force: Annotated[bool, typer.Option("--force", help="lose results that are still on it")] = False,
+    force: Annotated[bool, typer.Option("--force", help="discard results that are still on it")] = False,
     yes: Yes = False,
+    output: Output = Format.text,
 ) -> None:
     """Remove a cluster and all that belongs to it. Repeated, it goes on where it was.
 
@@ -38,22 +43,28 @@ def delete_cluster(
     except NotFoundError:
         if not any(entry.action == "deleted" for entry in store.journal_of(name)):
             raise
-        console.out(f"The cluster {name} was deleted before; nothing of it is left.")
+        _print(name, f"The cluster {name} was deleted before; nothing of it is left.", output)
         return
     if cluster.provider == "local":
         raise UsageError('The cluster "local" is this machine; it cannot be deleted.')
     if not force:
         _refuse_unfetched(store, cluster)
-    remove(store, cluster, yes=yes)
+    _print(name, remove(store, cluster, yes=yes), output)
 
 
-def remove(store: Store, cluster: Cluster, *, yes: bool) -> None:
-    """Ask, then remove the cluster."""
+def _print(name: str, sentence: str, output: Format) -> None:
+    if output == Format.json:
+        console.out_json({"cluster": name, "deleted": True, "summary": sentence})
+    else:
+        console.out(sentence)
+
+
+def remove(store: Store, cluster: Cluster, *, yes: bool) -> str:
+    """Ask, then remove the cluster; a sentence that says what has become of it."""
     provider = registry.load(cluster.provider)
     if cluster.provider == "attached":
         store.forget_cluster(cluster.name)
-        console.out(f"The cluster {cluster.name} is forgotten; nothing on it was changed.")
-        return
+        return f"The cluster {cluster.name} is forgotten; nothing on it was changed."
     console.confirm(f"Remove the cluster {cluster.name} ({cluster.provider}) and all that is on it?", yes=yes)
     from providers.leavings import Leavings
     from providers.lifecycle import down
@@ -72,7 +83,7 @@ def remove(store: Store, cluster: Cluster, *, yes: bool) -> None:
             for warning in leavings.warnings:
                 console.warn(warning)
     certain = "" if leavings.warnings else "; nothing of it is left"
-    console.out(f"The cluster {cluster.name} is deleted{certain}.")
+    return f"The cluster {cluster.name} is deleted{certain}."
 
 
 def _refuse_unfetched(store: Store, cluster: Cluster) -> None:

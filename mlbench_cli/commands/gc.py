@@ -1,6 +1,7 @@
 """`mlbench gc`: remove clusters that nobody looks after, found by their marks, with or without a data directory."""
 
 import time
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -18,16 +19,16 @@ from mlbench_cli.store import Store
 def gc(
     providers: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PROVIDER]...", help="where to look; default: wherever it is possible"),
+        typer.Argument(metavar="[PROVIDER]...", help="cloud to search; default: all configured clouds"),
     ] = None,
     project: Project = None,
     location: Location = None,
-    expired: Annotated[bool, typer.Option("--expired", help="only what has passed its --ttl")] = False,
+    expired: Annotated[bool, typer.Option("--expired", help="only clusters past their --ttl")] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="also whole clusters that this data directory does not know")
+        bool, typer.Option("--all", help="also complete clusters that this data directory does not know")
     ] = False,
-    everybody: Annotated[bool, typer.Option("--everybody", help="also what other owners have made")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be removed")] = False,
+    everybody: Annotated[bool, typer.Option("--everybody", help="also clusters of other owners")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only show what would be removed")] = False,
     yes: Yes = False,
     output: Output = Format.text,
 ) -> None:
@@ -45,8 +46,10 @@ def gc(
         if (everybody or cluster.details.get("owner") in (None, _owner()))
         and (why := _reason(cluster, known, expired, everything)) is not None
     ]
-    if output == Format.json:
-        console.out_json({"clusters": [{**document_of(cluster), "why": why} for cluster, why in chosen]})
+    as_json = output == Format.json
+    documents = [{**document_of(cluster), "why": why} for cluster, why in chosen]
+    if as_json:
+        pass  # one document, when it is known what has become of each
     elif chosen:
         rows = [[item.name, item.provider, item.details.get("location"), item.state, why] for item, why in chosen]
         console.out_table(["CLUSTER", "PROVIDER", "WHERE", "STATE", "WHY"], rows)
@@ -54,10 +57,11 @@ def gc(
         console.out("There is nothing to remove.")
     for name, error in unseen.items():
         console.warn(f"{name} was not searched: {error.message}")
-    if dry_run or not chosen:
-        return
-    console.confirm(f"Remove {len(chosen)} clusters and all that is on them?", yes=yes)
-    _remove_all(store, [cluster for cluster, _ in chosen])
+    if chosen and not dry_run:
+        console.confirm(f"Remove {len(chosen)} clusters and all that is on them?", yes=yes)
+        _remove_all(store, [cluster for cluster, _ in chosen], console.note if as_json else console.out)
+    if as_json:
+        console.out_json({"clusters": documents, "removed": bool(chosen) and not dry_run})
 
 
 def _reason(cluster: Cluster, known: set[str], only_expired: bool, everything: bool) -> str | None:
@@ -72,12 +76,12 @@ def _reason(cluster: Cluster, known: set[str], only_expired: bool, everything: b
     return "unknown here" if everything and cluster.name not in known else None
 
 
-def _remove_all(store: Store, clusters: list[Cluster]) -> None:
+def _remove_all(store: Store, clusters: list[Cluster], tell: Callable[[str], None]) -> None:
     """Remove each, whatever becomes of the others. Raises CleanupError naming those that could not be removed."""
     failed: dict[str, MlbenchError] = {}
     for cluster in clusters:
         try:
-            remove(store, cluster, yes=True)
+            tell(remove(store, cluster, yes=True))
         except MlbenchError as error:
             if error.exit_code >= 130:
                 raise

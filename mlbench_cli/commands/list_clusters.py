@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import Format, Output
+from mlbench_cli.commands._common import Format, Output, default_cluster
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
 from mlbench_cli.times import timestamp
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def list_clusters(
-    cloud: Annotated[bool, typer.Option("--cloud", help="ask the clouds, too, for all that bears our marks")] = False,
+    cloud: Annotated[
+        bool, typer.Option("--cloud", help="ask the clouds, too, for clusters with mlbench's labels")
+    ] = False,
     output: Output = Format.text,
 ) -> None:
     """Show the known clusters; the current one, which commands use by default, is marked with *.
@@ -27,7 +29,7 @@ def list_clusters(
     known = {cluster.name: cluster for cluster in store.clusters()}
     found, unseen = _in_clouds() if cloud else ({}, {})
     clusters = [*known.values(), *(cluster for name, cluster in found.items() if name not in known)]
-    current = store.current_cluster.name
+    current = default_cluster(store).name
     if output == Format.json:
         documents = [_document(cluster, cluster.name == current, cluster.name in known) for cluster in clusters]
         console.out_json({"clusters": documents})
@@ -38,13 +40,17 @@ def list_clusters(
             droppable=["CREATED", "NODES", "EXPIRES"],
         )
     for name, error in unseen.items():
-        console.warn(f"{name} was not asked: {error.message}")
+        console.warn(f"No answer from {name}: {error.message}")
 
 
 def _in_clouds() -> tuple[dict[str, Cluster], dict[str, "MlbenchError"]]:
     from mlbench_cli.commands._clusters import discovered
+    from mlbench_cli.errors import MlbenchError
 
-    found, unseen = discovered(None, {})
+    try:
+        found, unseen = discovered(None, {})
+    except MlbenchError as error:  # no cloud can be asked; what is known here is shown all the same
+        return {}, {"the clouds": error}
     return {cluster.name: cluster for cluster in found}, unseen
 
 

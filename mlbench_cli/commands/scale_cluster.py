@@ -6,17 +6,21 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._clusters import StepTeller
-from mlbench_cli.commands._common import Yes
+from mlbench_cli.commands._clusters import StepTeller, document_of
+from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters
 from mlbench_cli.errors import UsageError
 from mlbench_cli.store import Store
 from providers import registry
 
 
 def scale_cluster(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="a cluster of mlbench list-clusters")],
-    nodes: Annotated[int, typer.Argument(metavar="NUM_WORKERS", help="working machines it is to have; 0 is cheapest")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="a cluster of mlbench list-clusters", autocompletion=complete_clusters),
+    ],
+    nodes: Annotated[int, typer.Argument(metavar="NUM_WORKERS", help="new number of worker machines, 0 or more")],
     yes: Yes = False,
+    output: Output = Format.text,
 ) -> None:
     """Change the number of a cluster's working machines. With 0 nothing but its control plane costs money."""
     if nodes < 0:
@@ -32,4 +36,7 @@ def scale_cluster(
     scaled = replace(cluster, details={**cluster.details, "nodes": nodes})
     with StepTeller() as tell:
         up(scaled, resources, store, report=tell, times="scaling")
-    console.out(f"The cluster {name} has {nodes} working machines.")
+    if output == Format.json:
+        console.out_json({"cluster": document_of(store.cluster(name))})
+    else:
+        console.out(f"The cluster {name} has {nodes} working machines.")
