@@ -190,7 +190,7 @@ def split_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
         yield from lines
 
 
-def pods_now(api: Api, namespace: str, selector: str) -> list[dict[str, Any]]:
+def list_pods(api: Api, namespace: str, selector: str) -> list[dict[str, Any]]:
     """The pods as they are, by one list."""
     answer = api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector)
     return [_trim(item) for item in answer.get("items", ())]
