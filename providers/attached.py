@@ -11,6 +11,7 @@ from typing import Any
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.access import Access
+from mlbench_cli.kube.kubeconfig import current_context, uses_service_account
 from mlbench_cli.model import Cluster
 from providers.base import Plan, Resource
 
@@ -75,11 +76,9 @@ class AttachedProvider:
 
 def attached(name: str, kubeconfig: Path | None, context: str | None, namespace: str | None) -> Cluster:
     """The record of a cluster that a kubeconfig describes. Only reads the kubeconfig; the cluster is not asked."""
-    from mlbench_cli.kube import kubeconfig as reader
-
     path = _kept_path(kubeconfig)
     # The context's name is kept, since the current one is whatever a person last chose.
-    context = context or reader.current_context(path)
+    context = context or current_context(path)
     access = Access.from_kubeconfig(path, context, namespace)
     details = {
         "kubeconfig": None if path is None else str(path),
@@ -91,9 +90,9 @@ def attached(name: str, kubeconfig: Path | None, context: str | None, namespace:
 
 
 def _kept_path(kubeconfig: Path | None) -> Path | None:
-    """Where to find the kubeconfig again from another folder; None where $KUBECONFIG lists several at that time."""
+    """The kubeconfig's absolute path. None if $KUBECONFIG lists several, or a pod's service account is used instead."""
     listed = [part for part in os.environ.get("KUBECONFIG", "").split(os.pathsep) if part]
-    if kubeconfig is None and len(listed) > 1:
+    if kubeconfig is None and (len(listed) > 1 or uses_service_account(None)):
         return None
     found = kubeconfig or (Path(listed[0]) if listed else Path.home() / ".kube" / "config")
     return found.expanduser().absolute()

@@ -159,7 +159,7 @@ CHECKS: tuple[Callable[[], Check], ...] = (
     _torch,
     _package("mpi", "mpi4py", "mpi", "the backend mpi"),
     _package("charts", "matplotlib", "plots", "mlbench charts"),
-    _package("clusters", "websocket-client", "k8s", "any cluster but local"),
+    _package("clusters", "kubernetes", "k8s", "any cluster but local"),
     _package("gke", "google-cloud-container", "gke", "clusters of Google"),
     _package("eks", "boto3", "eks", "clusters of Amazon"),
     _program("docker", "KIND clusters and building images"),

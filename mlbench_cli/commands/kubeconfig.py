@@ -14,7 +14,6 @@ from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output, complete_clusters, default_cluster
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.kubeconfig import composed
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
 
@@ -43,7 +42,7 @@ def export(
 ) -> None:
     """Print a kubeconfig for a cluster, or write it to a file. It gives access: keep it to yourself."""
     cluster, access = _access(name)
-    document = composed(f"mlbench-{cluster.name}", access, _plugin(cluster) if access.token else {})
+    document = access.compose_kubeconfig(f"mlbench-{cluster.name}", _plugin(cluster) if access.token else None)
     text = _dump(document)
     if file is None:
         console.out(json.dumps(document, indent=2) if output == Format.json else text.rstrip())

@@ -46,7 +46,7 @@ def execute(
 
     query = [("container", container), ("stdout", "true"), ("stderr", "true"), *(("command", part) for part in command)]
     with access.client() as api:
-        connection = api.websocket(f"/api/v1/namespaces/{namespace}/pods/{pod}/exec", query, PROTOCOLS)
+        connection = api.open_websocket(f"/api/v1/namespaces/{namespace}/pods/{pod}/exec", query, PROTOCOLS)
     output, errors = bytearray(), bytearray()
     take = sink or output.extend
     connection.settimeout(idle_seconds)

@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
-from mlbench_cli.kube.access import Token
+from mlbench_cli.kube.credentials import Token
 from providers.base import TransientError, call_seconds
 
 if TYPE_CHECKING:

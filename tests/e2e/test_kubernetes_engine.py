@@ -17,8 +17,8 @@ import pytest
 from mlbench_cli.engines.base import LOG_GAP
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.errors import UsageError
-from mlbench_cli.kube.access import Token
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound, Refused
+from mlbench_cli.kube.credentials import Token
 from mlbench_cli.kube.objects import object_path
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.runs import supervise

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from mlbench_cli.kube.access import Access, Token
+from mlbench_cli.kube.access import Access
+from mlbench_cli.kube.credentials import Token
 
 COLLECTION = re.compile(r"/(?:api|apis/[^/]+)/v1(?:/namespaces/(?P<namespace>[^/]+))?/(?P<kind>[a-z]+)")
 ITEM = re.compile(COLLECTION.pattern + r"/(?P<name>[^/]+)(?:/(?P<part>log|exec))?")

@@ -123,7 +123,7 @@ def test_a_token_is_renewed_before_it_ends() -> None:
 
 
 def test_secrets_are_not_shown() -> None:
-    from mlbench_cli.kube.access import Token
+    from mlbench_cli.kube.credentials import Token
 
     access = Access("https://x", ca=b"PEM", token=Token(lambda: ("SECRET", None)), key=b"SECRET")
     assert "SECRET" not in repr(access)

@@ -104,10 +104,10 @@ def test_a_plugin_is_asked_when_it_must_be(tmp_path: Path) -> None:
     assert (tmp_path / "runs").read_text() == "run\n"
     assert json.loads((tmp_path / "info").read_text())["kind"] == "ExecCredential"
     assert access.token is not None
-    access.token.refused("another")
+    access.token.discard("another")
     access.token()
     assert (tmp_path / "runs").read_text() == "run\n"
-    access.token.refused("secret")
+    access.token.discard("secret")
     access.token()
     assert (tmp_path / "runs").read_text() == "run\nrun\n"
 
@@ -149,7 +149,7 @@ def test_a_token_file_is_read_when_it_is_used(tmp_path: Path) -> None:
     assert token_of(access) == "one"
     (tmp_path / "token").write_text("two\n")
     assert access.token is not None
-    access.token.refused("one")
+    access.token.discard("one")
     assert token_of(access) == "two"
 
 
