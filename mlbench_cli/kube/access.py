@@ -50,7 +50,8 @@ class Access:
     def client(self) -> Api:
         """A fresh client with connections of its own. Raises CredentialError for certificates that cannot be read."""
         import_official_client()
-        self._check_certificates()
+        if self.server.startswith("https://"):
+            self._check_certificates()
         return Api(self)
 
     @classmethod
@@ -91,7 +92,7 @@ class Access:
         )
         settings.host = self.server
         settings.keep_alive = True  # load balancers in front of API servers cut what is silent for minutes
-        if self.ca:
+        if self.ca and self.server.startswith("https://"):
             settings.ca_file = PrivateFile(self.ca)
             settings.ssl_ca_cert = settings.ca_file.path
         elif self.server.startswith("https://"):

@@ -35,7 +35,7 @@ MERGE_PATCH = "application/merge-patch+json"
 
 
 class ApiError(MlbenchError):
-    """The API server refused, or no answer came (`status` 0, else HTTP's). `reason` is Kubernetes' word for it."""
+    """The API server refused, or did not answer (`status` 0, else HTTP's). `reason` is that of Kubernetes' Status."""
 
     code = "kubernetes_api"
 
@@ -61,14 +61,14 @@ class QuotaExceeded(ApiError, CapacityError):
 
 
 class Refused(ApiError, UsageError):
-    """The object is invalid, or is there already."""
+    """The object is invalid, or exists already."""
 
     code = UsageError.code
     exit_code = UsageError.exit_code
 
 
 class Expired(ApiError):
-    """410: the resource version is too old, list again."""
+    """410: the resource version is too old; list again."""
 
 
 class Endpoint(Protocol):
@@ -102,7 +102,7 @@ class Api:
 
     @property
     def server_ahead(self) -> float:
-        """By how many seconds the server's clock is ahead of this machine's; 0 where they nearly agree."""
+        """By how many seconds the server's clock is ahead of this machine's; 0 if they nearly agree."""
         return self._ahead if abs(self._ahead) > CLOCK_SECONDS else 0.0
 
     def __enter__(self) -> "Api":
@@ -111,7 +111,7 @@ class Api:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- ask ------------------------------------------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------------------------
 
     def get(self, path: str, **params: Any) -> dict[str, Any]:
         return self.request("GET", path, params=params)
@@ -124,7 +124,7 @@ class Api:
         return self.request("PATCH", path, body=body, content_type=MERGE_PATCH)
 
     def delete(self, path: str, grace: int | None = None, propagation: str = "Background", **params: Any) -> bool:
-        """Delete an object, or a collection; absent is done. True where there was something to delete."""
+        """Delete an object or a collection. False if it did not exist."""
         options: dict[str, Any] = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": propagation}
         if grace is not None:
             options["gracePeriodSeconds"] = grace
@@ -144,34 +144,34 @@ class Api:
         content_type: str = "application/json",
         retry_seconds: float = RETRY_SECONDS,
     ) -> dict[str, Any]:
-        """The server's JSON. Repeated while the trouble may pass, whatever the method: all we write is idempotent.
+        """The server's JSON. Transient failures are retried for any method: all that mlbench writes is idempotent.
 
         Raises ApiError or one of its kinds.
         """
         import urllib3
 
-        patience = _Patience(retry_seconds)
+        backoff = _Backoff(retry_seconds)
         while True:
             try:
                 answer = self._send(method, _url(path, params), body, content_type, READ_SECONDS)
                 content = answer.data
             except urllib3.exceptions.HTTPError as error:
-                if not patience.wait():
+                if not backoff.wait():
                     raise self._unreachable(error) from None
                 continue
             self._note_clock(answer.headers.get("Date"))
             if answer.status < 300:
                 return _parse(content)
-            if answer.status in TRANSIENT_STATUSES and patience.wait(_seconds(answer.headers.get("Retry-After"))):
+            if answer.status in TRANSIENT_STATUSES and backoff.wait(_seconds(answer.headers.get("Retry-After"))):
                 continue
             raise error_of(answer.status, content, f"{method} {path}")
 
     # --- stream ---------------------------------------------------------------------------------------------------
 
     def stream(self, path: str, read_seconds: float, **params: Any) -> "urllib3.BaseHTTPResponse":
-        """An open answer to read from piece by piece; `close` it. Not repeated: the caller knows where to go on.
+        """An open response to read in pieces; `close` it. Not retried: only the caller knows the position to resume at.
 
-        Raises ApiError for a refusal, and for a connection that cannot be made.
+        Raises ApiError if the server refuses or cannot be reached.
         """
         import urllib3
 
@@ -251,6 +251,7 @@ class Api:
         with self._lock:
             if self._settings is None:
                 self._settings = self._endpoint.configuration()
+                return self._settings, self._settings.api_key.get("BearerToken")
         return self._settings, self._settings.get_api_key_with_prefix("BearerToken")
 
     def _client(self, configuration: Any, certificate: str | None) -> Any:
@@ -286,16 +287,16 @@ class Api:
         )
 
 
-class _Patience:
-    """Waits between tries: exponential with jitter, or as long as the server asks; until `seconds` have passed."""
+class _Backoff:
+    """Pauses between retries: exponential with jitter, or the server's Retry-After, until `seconds` have passed."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
         self._next = 0.2
 
-    def wait(self, asked: float | None = None) -> bool:
-        """Sleep, and say whether to try again."""
-        pause = asked if asked is not None else self._next * random.uniform(0.5, 1.5)
+    def wait(self, retry_after: float | None = None) -> bool:
+        """Sleep; False without sleeping if the time for retries would be over."""
+        pause = retry_after if retry_after is not None else self._next * random.uniform(0.5, 1.5)
         self._next = min(self._next * 2, 5.0)
         if time.monotonic() + pause > self._end:
             return False
@@ -335,7 +336,7 @@ def _shut_down(connection: "websocket.WebSocket") -> None:
 
 
 def _connect_websocket(configuration: Any, url: str, headers: Mapping[str, str]) -> "websocket.WebSocket":
-    """The official client's websocket. Its function has no time limit: a silent server would be waited for for ever."""
+    """Open the official client's websocket. Its own function would wait for ever for a silent server."""
     from kubernetes.stream import ws_client
 
     def connect() -> "websocket.WebSocket":
@@ -355,7 +356,7 @@ def _parse(content: bytes) -> dict[str, Any]:
     try:
         document = json.loads(content) if content else {}
     except ValueError:
-        raise ApiError(f"The cluster answered something else than JSON: {content[:100]!r}") from None
+        raise ApiError(f"The cluster answered with something other than JSON: {content[:100]!r}") from None
     return document if isinstance(document, dict) else {}
 
 

@@ -36,7 +36,7 @@ def call_with_deadline(
     except TimeoutError:
         if not future.cancel():  # it has ended, in this very moment or by a TimeoutError of its own
             return future.result()
-        raise
+        raise TimeoutError(f"nothing came within {seconds:g} s") from None
     except KeyboardInterrupt:
         future.cancel()
         raise

@@ -1,4 +1,4 @@
-"""Where the objects of a run are in the API."""
+"""Paths of a run's objects in the API."""
 
 PREFIXES = {
     "Job": ("/apis/batch/v1", "jobs"),

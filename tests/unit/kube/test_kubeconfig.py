@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from mlbench_cli.errors import CredentialError, MlbenchError, NotFoundError, UsageError
+from mlbench_cli.kube import logins
 from mlbench_cli.kube.access import Access
 
 CA = b"-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n"
@@ -186,3 +187,17 @@ def test_none_at_all(tmp_path: Path) -> None:
 def test_certificates_that_are_none(field: str, value: bytes) -> None:
     with pytest.raises(CredentialError, match="cannot be read"):
         Access("https://c.invalid", **{field: value}).client()  # type: ignore[arg-type]
+
+
+def test_a_rotated_token_file_is_read_again_before_the_server_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logins, "REREAD_SECONDS", 0.0)
+    (tmp_path / "token").write_text("one\n")
+    access = Access.from_kubeconfig(write(tmp_path / "config", config({"tokenFile": "token"})))
+    assert token_of(access) == "one"
+    (tmp_path / "token").write_text("two\n")
+    assert token_of(access) == "two"
+    (tmp_path / "token").unlink()
+    with pytest.raises(CredentialError, match="token file"):
+        token_of(access)
