@@ -63,12 +63,18 @@ def export(
 
 @kubeconfig.command(context_settings=HELP_NAMES)
 def token(name: Name = None) -> None:
-    """Print a short-lived token as a credential plugin of kubectl does; exported kubeconfigs call this."""
+    """Print short-lived credentials as a credential plugin of kubectl does; exported kubeconfigs call this."""
     cluster, access = _access(name)
     if access.token is None:
         raise UsageError(f'The cluster "{cluster.name}" does not use tokens.')
+    credential = access.token.credential()
     expires = datetime.fromtimestamp(time.time() + TOKEN_SECONDS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    status = {"token": access.token(), "expirationTimestamp": expires}
+    status = {"expirationTimestamp": expires}
+    if credential.token:
+        status["token"] = credential.token
+    if credential.certificate and credential.key:
+        status["clientCertificateData"] = credential.certificate.decode()
+        status["clientKeyData"] = credential.key.decode()
     console.out(
         json.dumps({"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status})
     )

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs
 import pytest
 import yaml
 
+from mlbench_cli.commands.kubeconfig import export
 from mlbench_cli.errors import CredentialError
 from mlbench_cli.kube import api as api_module
 from mlbench_cli.kube import logins
@@ -22,6 +23,8 @@ from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import ApiError
 from mlbench_cli.kube.execute import execute
 from mlbench_cli.kube.watch import PodWatch
+from mlbench_cli.store import Store
+from providers.attached import attached
 from tests.fakes.certificates import certified, server_context
 from tests.fakes.kube_api import KubeApi
 from tests.fakes.silent import Silent
@@ -154,6 +157,19 @@ def test_a_kubeconfig_for_helm_holds_the_certificate_of_the_plugin(world: World)
     assert world.runs == 1
 
 
+def test_an_exported_kubeconfig_gets_the_certificate_from_mlbench(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    world.write_plugin(world.answer("one", FAR))
+    Store().record_cluster(attached("mine", world.kubeconfig, None, None))
+    export("mine", file=tmp_path / "exported")
+    with Access.from_kubeconfig(tmp_path / "exported").client() as api:
+        api.get(PODS)
+    assert set(world.server.subjects) == {"one"}
+    assert world.clients["one"].decode() not in (tmp_path / "exported").read_text()
+
+
 def test_nothing_of_a_key_is_written_to_a_disk(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -260,8 +276,6 @@ def test_in_a_pod_without_a_kubeconfig_the_service_account_is_used(
 
 
 def test_attaching_in_a_pod_keeps_no_kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from providers.attached import attached
-
     for name, content in (("token", "t"), ("ca.crt", "x"), ("namespace", "n")):
         (tmp_path / name).write_text(content)
     monkeypatch.setattr(logins, "SERVICE_ACCOUNT", tmp_path)
