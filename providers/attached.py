@@ -58,7 +58,7 @@ class AttachedProvider:
         raise UsageError("An attached cluster is not created.", hint="mlbench attach-cluster NAME --context CONTEXT")
 
     def plan(self, cluster: Cluster) -> Plan:
-        return Plan((), location=str(cluster.details.get("context")))
+        return Plan((), location=str(cluster.details.get("context") or "this pod's cluster"))
 
     def resources(self, cluster: Cluster) -> Sequence[Resource]:
         return ()

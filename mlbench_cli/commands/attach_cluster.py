@@ -21,7 +21,9 @@ def attach_cluster(
     ] = None,
     kubeconfig: Annotated[
         Path | None,
-        typer.Option("--kubeconfig", help="kubeconfig file, only read; default: $KUBECONFIG, ~/.kube/config"),
+        typer.Option(
+            "--kubeconfig", help="kubeconfig file; default: $KUBECONFIG, ~/.kube/config, in a pod its service account"
+        ),
     ] = None,
     namespace: Annotated[
         str | None, typer.Option("--namespace", "-n", help="namespace of the runs; default: the context's")

@@ -44,7 +44,7 @@ class Access:
     proxy: str | None = None  # None: as the environment says
 
     def __post_init__(self) -> None:
-        if not self.server.startswith(("https://", "http://")):
+        if not _is_http_url(self.server):
             raise UsageError(f'The address of the cluster, "{self.server}", is not an http or https URL.')
 
     def client(self) -> Api:
@@ -176,12 +176,12 @@ def _proxy_settings(proxy: str | None) -> dict[str, Any]:
     """The official configuration's arguments for a proxy. $NO_PROXY does not apply to one that a kubeconfig names."""
     if proxy is None:
         return {}
-    parts = urlsplit(proxy)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if not _is_http_url(proxy):
         raise UsageError(
-            f'The proxy "{parts.scheme}://{parts.hostname}" of the cluster is not an http or https URL.',
+            f'The proxy of the cluster, "{proxy.rpartition("@")[2]}", is not an http or https URL.',
             hint="SOCKS proxies are not supported.",
         )
+    parts = urlsplit(proxy)
     found: dict[str, Any] = {"proxy": proxy, "no_proxy": ""}
     if parts.username:
         import urllib3
@@ -189,6 +189,14 @@ def _proxy_settings(proxy: str | None) -> dict[str, Any]:
         words = f"{parts.username}:{parts.password or ''}"
         found["proxy_headers"] = urllib3.util.make_headers(proxy_basic_auth=words)
     return found
+
+
+def _is_http_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _system_bundle() -> str | None:

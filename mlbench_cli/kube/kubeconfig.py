@@ -69,7 +69,9 @@ def open_context(path: str | Path | None = None, context: str | None = None) -> 
         )
     chosen = merged.find("contexts", name)
     cluster = merged.find("clusters", _text(chosen, "cluster", f'context "{name}"'))
-    _text(cluster, "server", f'cluster "{chosen["cluster"]}"')
+    for key in ("server", "tls-server-name", "proxy-url"):
+        if key == "server" or key in cluster:
+            _text(cluster, key, f'cluster "{chosen["cluster"]}"')
     user = merged.find("users", str(chosen["user"])) if chosen.get("user") else {}
     for entry in (cluster, user):
         _check_base64(entry)
@@ -169,7 +171,7 @@ def _read_yaml(file: Path) -> dict[str, Any]:
 def _text(entry: Mapping[str, Any], key: str, place: str) -> str:
     value = entry.get(key)
     if not isinstance(value, str) or not value:
-        raise UsageError(f'The kubeconfig\'s {place} has no "{key}".')
+        raise UsageError(f'The kubeconfig\'s {place} has no text as "{key}".')
     return value
 
 

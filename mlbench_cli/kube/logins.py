@@ -133,11 +133,18 @@ def run_plugin(plugin: object, cluster: Mapping[str, Any]) -> Credential:
             f'The kubeconfig gets its credentials from the program "{command}", which is not installed.',
             hint=str(plugin.get("installHint") or "").strip() or f"Install {command}.",
         )
-    extra = {str(item["name"]): str(item["value"]) for item in plugin.get("env") or ()}
+    try:
+        arguments = [str(part) for part in plugin.get("args") or ()]
+        extra = {str(item["name"]): str(item["value"]) for item in plugin.get("env") or ()}
+        information = json.dumps(_plugin_info(plugin, cluster))
+    except (TypeError, KeyError, AttributeError):
+        raise UsageError(
+            'The kubeconfig\'s "exec" entry is malformed: "args" is a list of texts, "env" one of "name" and "value".'
+        ) from None
     try:
         done = subprocess.run(
-            [command, *(str(part) for part in plugin.get("args") or ())],
-            env={**os.environ, **extra, "KUBERNETES_EXEC_INFO": json.dumps(_plugin_info(plugin, cluster))},
+            [command, *arguments],
+            env={**os.environ, **extra, "KUBERNETES_EXEC_INFO": information},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=PLUGIN_SECONDS,

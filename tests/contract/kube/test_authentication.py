@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from mlbench_cli.commands.kubeconfig import export
-from mlbench_cli.errors import CredentialError
+from mlbench_cli.errors import CredentialError, UsageError
 from mlbench_cli.kube import api as api_module
 from mlbench_cli.kube import logins
 from mlbench_cli.kube.access import Access
@@ -192,6 +192,13 @@ def test_a_plugin_that_hangs_is_ended(world: World, monkeypatch: pytest.MonkeyPa
         api.get(PODS)
 
 
+@pytest.mark.parametrize("broken", [{"args": 5}, {"env": ["a"]}, {"env": [{"name": "a"}]}])
+def test_a_malformed_plugin_entry_is_reported(world: World, broken: dict[str, Any]) -> None:
+    write_kubeconfig(world.kubeconfig, world.server.url, world.ca, {"exec": {"command": "true", **broken}})
+    with Access.from_kubeconfig(world.kubeconfig).client() as api, pytest.raises(UsageError, match="malformed"):
+        api.get(PODS)
+
+
 # --- the official client itself ---------------------------------------------------------------------------------------
 
 
@@ -239,11 +246,48 @@ def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> 
             assert api.get(PODS)["items"] == []
 
 
-def test_a_socks_proxy_is_refused_by_name() -> None:
-    access = Access("https://c.invalid", proxy="socks5://user:secret@p:1080")
-    with access.client() as api, pytest.raises(Exception, match="socks5://p") as caught:
+@pytest.mark.parametrize("proxy", ["socks5://user:secret@p:1080", "http://user:secret@p:x"])
+def test_a_proxy_of_another_kind_is_refused_without_its_password(proxy: str) -> None:
+    with Access("https://c.invalid", proxy=proxy).client() as api, pytest.raises(UsageError, match='"p:') as caught:
         api.get(PODS)
     assert "secret" not in str(caught.value)
+
+
+# --- TLS --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def https(tmp_path: Path) -> Iterator[tuple[KubeApi, bytes]]:
+    """A server whose certificate is for 127.0.0.1, and its authority."""
+    ca = certified(tmp_path / "server.pem", "server")
+    with KubeApi(tls=lambda: server_context(tmp_path / "server.pem")) as server:
+        server.folders["p"] = tmp_path
+        yield server, ca
+
+
+def works(access: Access) -> bool:
+    """Whether both kinds of connection are made."""
+    with access.client() as api:
+        api.request("GET", PODS, retry_seconds=0)
+    return execute(access, "default", "p", ["echo", "hello"]).stdout == b"hello\n"
+
+
+def test_the_name_in_the_certificate_may_be_given(https: tuple[KubeApi, bytes]) -> None:
+    server, ca = https
+    address = server.url.replace("127.0.0.1", "localhost")
+    assert works(Access(server.url, ca=ca))
+    assert works(Access(address, ca=ca, server_name="127.0.0.1"))
+    with pytest.raises(ApiError, match="CERTIFICATE_VERIFY_FAILED"):
+        works(Access(address, ca=ca))
+
+
+def test_a_certificate_is_verified_unless_the_kubeconfig_says_otherwise(https: tuple[KubeApi, bytes]) -> None:
+    server, _ = https
+    assert works(Access(server.url, verify=False))
+    with pytest.raises(ApiError, match="CERTIFICATE_VERIFY_FAILED"):
+        works(Access(server.url))
+    with pytest.raises(ApiError, match="CERTIFICATE_VERIFY_FAILED"):
+        execute(Access(server.url), "default", "p", ["true"])
 
 
 # --- a pod's service account ------------------------------------------------------------------------------------------
