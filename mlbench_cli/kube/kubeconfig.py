@@ -8,7 +8,6 @@ import base64
 import binascii
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.kube.credentials import CredentialSource
 from mlbench_cli.kube.logins import find_credentials, is_in_pod, load_service_account
 from mlbench_cli.kube.official import import_official_client
+from mlbench_cli.kube.private_file import private_folder
 
 if TYPE_CHECKING:
     from kubernetes.client import Configuration
@@ -75,7 +75,7 @@ def open_context(path: str | Path | None = None, context: str | None = None) -> 
     user = merged.find("users", str(chosen["user"])) if chosen.get("user") else {}
     for entry in (cluster, user):
         _check_base64(entry)
-    with tempfile.TemporaryDirectory(prefix="mlbench-") as folder:
+    with private_folder() as folder:
         configuration = _load(name, chosen, cluster, user, folder)
         credentials = find_credentials(name, cluster, user, files)
         yield OpenedContext(configuration, str(chosen.get("namespace") or "default"), credentials)

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -20,6 +19,7 @@ from mlbench_cli.errors import CredentialError, UsageError
 from mlbench_cli.kube.credentials import Credential, CredentialSource
 from mlbench_cli.kube.deadline import call_with_deadline
 from mlbench_cli.kube.official import import_official_client
+from mlbench_cli.kube.private_file import private_folder
 
 if TYPE_CHECKING:
     from kubernetes.client import Configuration
@@ -101,7 +101,7 @@ def _load_openid_token(context: str, files: Sequence[Path]) -> Credential:
 
     def load() -> str:
         configuration = Configuration()
-        with tempfile.TemporaryDirectory(prefix="mlbench-") as folder:
+        with private_folder() as folder:
             load_kube_config(os.pathsep.join(map(str, files)), context, configuration, temp_file_path=folder)
         return str(configuration.api_key.get("BearerToken") or "").partition(" ")[2]
 

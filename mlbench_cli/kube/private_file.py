@@ -5,6 +5,13 @@ import os
 import tempfile
 import weakref
 
+MEMORY = "/dev/shm"
+
+
+def private_folder() -> "tempfile.TemporaryDirectory[str]":
+    """A folder of this user alone, for libraries that write secrets to files. In memory if the system can."""
+    return tempfile.TemporaryDirectory(prefix="mlbench-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None)
+
 
 class PrivateFile:
     """A file of this user alone, at `path` as long as this object lives. On Linux it exists in memory only.

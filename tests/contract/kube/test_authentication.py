@@ -440,6 +440,20 @@ def test_a_provider_that_does_not_answer_ends_the_login(
     silent.close()
 
 
+def test_keys_of_a_kubeconfig_touch_no_disk(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate = world.clients["one"]
+    key = (world.folder / "one.pem").read_bytes().removeprefix(certificate)
+    inline = {"client-certificate-data": certificate, "client-key-data": key}
+    user = {name: base64.b64encode(data).decode() for name, data in inline.items()}
+    write_kubeconfig(world.kubeconfig, world.server.url, world.ca, user)
+    monkeypatch.setattr("tempfile.tempdir", "/nonexistent")  # where temporary files would go
+    access = Access.from_kubeconfig(world.kubeconfig)
+    assert (access.certificate, access.key) == (certificate, key)
+    with access.client() as api:
+        api.get(PODS)
+    assert world.server.subjects == ["one"]
+
+
 def test_a_secret_file_is_gone_with_its_object() -> None:
     from mlbench_cli.kube.private_file import PrivateFile
 
