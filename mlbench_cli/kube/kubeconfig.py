@@ -70,7 +70,7 @@ def open_context(path: str | Path | None = None, context: str | None = None) -> 
     chosen = merged.find("contexts", name)
     cluster = merged.find("clusters", _text(chosen, "cluster", f'context "{name}"'))
     for key in ("server", "tls-server-name", "proxy-url"):
-        if key == "server" or key in cluster:
+        if key == "server" or cluster.get(key):
             _text(cluster, key, f'cluster "{chosen["cluster"]}"')
     user = merged.find("users", str(chosen["user"])) if chosen.get("user") else {}
     for entry in (cluster, user):
@@ -170,8 +170,10 @@ def _read_yaml(file: Path) -> dict[str, Any]:
 
 def _text(entry: Mapping[str, Any], key: str, place: str) -> str:
     value = entry.get(key)
-    if not isinstance(value, str) or not value:
-        raise UsageError(f'The kubeconfig\'s {place} has no text as "{key}".')
+    if not value:
+        raise UsageError(f'The kubeconfig\'s {place} has no "{key}".')
+    if not isinstance(value, str):
+        raise UsageError(f'"{key}" of the kubeconfig\'s {place} is not text.')
     return value
 
 
