@@ -8,6 +8,7 @@ from importlib import import_module, metadata
 from typing import Any, TypeVar
 
 from mlbench_cli.errors import MlbenchError, UsageError, did_you_mean
+from mlbench_cli.extras import install_hint
 
 # The module of each provider that can be asked, with `checks(project, location) -> Iterator[Check]`.
 DOCTORS = {"gke": "providers.gke.doctor", "eks": "providers.eks.doctor"}
@@ -67,13 +68,13 @@ class Asking:
 
 def library(asking: Asking, package: str, floor: str, extra: str) -> Check:
     """Whether the cloud's library is installed, and not older than pyproject.toml wants it."""
-    install = f"pip install 'mlbench[{extra}]'"
     try:
         version = metadata.version(package)
     except metadata.PackageNotFoundError:
-        return Check(asking.named("library"), "failed", f"no {package}", install)
+        return Check(asking.named("library"), "failed", f"no {package}", install_hint(extra))
     if _numbers(version) < _numbers(floor):
-        return Check(asking.named("library"), "failed", f"{package} {version}, older than {floor}", f"{install} -U")
+        found = f"{package} {version}, older than {floor}"
+        return Check(asking.named("library"), "failed", found, install_hint(extra, upgrade=True))
     return asking.line("library", f"{package} {version}")
 
 

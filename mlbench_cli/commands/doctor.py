@@ -14,6 +14,7 @@ from mlbench_cli import __version__, console, settings
 from mlbench_cli.commands._clusters import Location, Project
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.errors import MlbenchError
+from mlbench_cli.extras import install_hint
 from mlbench_cli.runs.launch import local_machine
 from providers.doctor import Check
 from task_images.harness.cores import cpu_quota
@@ -115,7 +116,7 @@ def _machine_lock() -> Check:
 
 
 def _torch() -> Check:
-    hint = "The tasks need torch on this machine: pip install 'mlbench[local]'"
+    hint = f"The tasks need torch on this machine: {install_hint('local')}"
     try:
         probe = subprocess.run(
             [sys.executable, "-c", TORCH_PROBE], capture_output=True, text=True, timeout=TORCH_SECONDS, check=False
@@ -134,7 +135,7 @@ def _package(what: str, package: str, extra: str, use: str) -> Callable[[], Chec
         try:
             return Check(what, "ok", f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
-            return Check(what, "missing", f"no {package}", f"For {use}: pip install 'mlbench[{extra}]'")
+            return Check(what, "missing", f"no {package}", f"For {use}: {install_hint(extra)}")
 
     return check
 

@@ -3,8 +3,7 @@
 from typing import Any
 
 from mlbench_cli.errors import UsageError
-
-MISSING_LIBRARY = 'pip install "mlbench[k8s]"'
+from mlbench_cli.extras import install_hint
 
 
 def import_official_client() -> Any:
@@ -13,6 +12,6 @@ def import_official_client() -> Any:
         import kubernetes.client
     except ImportError as error:
         raise UsageError(
-            f"Kubernetes clusters need packages that are not installed: {error}.", hint=MISSING_LIBRARY
+            f"Kubernetes clusters need packages that are not installed: {error}.", hint=install_hint("k8s")
         ) from None
     return kubernetes.client

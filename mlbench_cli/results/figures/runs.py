@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlbench_cli import files
 from mlbench_cli.errors import MlbenchError, UsageError
+from mlbench_cli.extras import install_hint
 from mlbench_cli.model import Run
 from mlbench_cli.results.analysis.comparability import UNKNOWN, shorten
 from mlbench_cli.results.analysis.series import Group, Measurement, Point, Series, collect, describe
@@ -117,9 +118,7 @@ def style() -> Iterator[None]:
     try:
         import matplotlib
     except ImportError:
-        raise MlbenchError(
-            "Charts need matplotlib, which is not installed.", hint="pip install 'mlbench[plots]'"
-        ) from None
+        raise MlbenchError("Charts need matplotlib, which is not installed.", hint=install_hint("plots")) from None
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)  # type: ignore[arg-type,unused-ignore]
