@@ -15,7 +15,7 @@ COMMON_QUOTAS = ("CPUS", "IN_USE_ADDRESSES", "SSD_TOTAL_GB")
 
 def checks(project: str | None, location: str | None) -> Iterator[Check]:
     asking = Asking("gke")
-    yield (found := doctor.library(asking, "google-cloud-container", "2.50", "gke"))
+    yield (found := doctor.library(asking, "google-cloud-container", "2.57", "gke"))
     if found.state == "failed":
         return
     zone = location or DEFAULT_ZONE

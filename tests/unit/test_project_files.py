@@ -81,3 +81,18 @@ def test_the_changelog_has_this_version_and_what_is_unreleased() -> None:
     titles = re.findall(r"^## \[([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
     assert titles[0] == "Unreleased"
     assert __version__ in titles
+
+
+@pytest.mark.parametrize("provider", ["gke", "eks"])
+def test_doctor_wants_the_version_that_the_project_does(provider: str) -> None:
+    text = (ROOT / "providers" / provider / "doctor.py").read_text("utf-8")
+    match = re.search(rf'library\(\w+, "([a-z0-9-]+)", "([0-9.]+)", "{provider}"\)', text)
+    assert match, "doctor does not ask for the library any more"
+    (floor,) = [
+        item.version
+        for requirement in REQUIREMENTS
+        if requirement.name == match[1]
+        for item in requirement.specifier
+        if item.operator == ">="
+    ]
+    assert match[2] == floor
