@@ -7,23 +7,34 @@ EXTRAS ?= dev
 JOBS   ?= 2
 # Another package index for torch, for example one with CPU-only wheels: make install TORCH_INDEX=URL
 TORCH_INDEX ?=
+# Versions to install, for example those that CI has: make install CONSTRAINTS=requirements-ci.txt
+CONSTRAINTS ?=
+PIP    := $(BIN)/python -m pip install --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
+LOWEST ?= .venv-lowest
 comma  := ,
 DEMO   := MLBENCH_HOME=$(CURDIR)/demo $(BIN)/mlbench
 STAMP  := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: help install demo test ssh lint bench images e2e clean
+.PHONY: help install demo test test-lowest ssh lint docs dist lock bench images e2e clean
 
-help:  ## what there is
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP)  ## make .venv and install the project into it
 
-$(STAMP): pyproject.toml
+# The first edition was installed as "mlbench"; both distributions own the same command.
+$(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	test -z "$(TORCH_INDEX)" || $(BIN)/python -m pip install --quiet "torch>=2.11,<2.16" --index-url "$(TORCH_INDEX)"
-	$(BIN)/python -m pip install --quiet --editable ".[$(EXTRAS)]"
+	$(BIN)/python -m pip uninstall --quiet --yes mlbench 2>/dev/null
+	test -z "$(TORCH_INDEX)" || $(PIP) "torch>=2.11,<2.16" --index-url "$(TORCH_INDEX)"
+	$(PIP) --editable ".[$(EXTRAS)]"
 	$(BIN)/python -m pip check
+	touch $@
+
+# Tools of single targets, added to the environment that is already there.
+$(VENV)/.tools-%: pyproject.toml | $(STAMP)
+	$(PIP) --editable ".[$*]"
 	touch $@
 
 demo: install  ## train on 1 and 2 workers to the goal, verify both archives, draw the charts
@@ -42,12 +53,31 @@ ssh:
 	command -v ssh-keygen >/dev/null || { apt-get update -qq && apt-get install -qq --yes openssh-client; } \
 	  || { echo "The tests need ssh-keygen: install OpenSSH's client." >&2; exit 1; }
 
-lint: install  ## ruff and mypy
+test-lowest: $(VENV)/.tools-lock  ## unit tests with the lowest allowed version of every dependency
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(LOWEST)
+	$(BIN)/uv pip install --quiet --python $(LOWEST) --resolution lowest-direct --editable ".[$(EXTRAS)]"
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -m "not cluster and not slow" tests/unit
+
+lint: install  ## ruff, mypy, and the words of code and documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tools.check_words
 
-bench: install  ## every figure of README, measured side by side
+docs: install  ## build the documentation into build/site, strictly, with links checked
+	$(BIN)/python -m tools.build_docs
+
+dist: $(VENV)/.tools-dist  ## build wheel and source distribution into dist, and check both
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python -m tools.check_dist dist
+
+lock: $(VENV)/.tools-lock  ## update requirements-ci.txt, the versions that CI installs
+	$(BIN)/uv pip compile --quiet --upgrade --universal --no-header --no-emit-package mlbench-cli --extra dev \
+	  --extra dist --python-version 3.11 --output-file requirements-ci.txt pyproject.toml
+
+bench: install  ## every figure of docs/figures.md, measured side by side
 	for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script || exit; done
 
 images: install  ## build the base image and one image per task
@@ -56,5 +86,5 @@ images: install  ## build the base image and one image per task
 e2e: install  ## the whole story on a KIND cluster; TESTS=tests/e2e for all tests that need one
 	sh tests/e2e/run.sh $(TESTS)
 
-clean:  ## remove the environment and what tools left behind
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis demo build dist
+clean:  ## remove the environments and what tools left behind
+	rm -rf $(VENV) $(LOWEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis demo build dist

@@ -55,7 +55,7 @@ def _checked(extra: str, folder: Path) -> "list[tuple[str, str]]":
         (["create-cluster", extra, "--help"], 0, "--machine-type"),
         (["create-cluster", extra, "2", "Bad"], 2, "not a DNS label"),
         (["doctor", extra], 3 if extra == "gke" else 2, f"{extra} library"),  # as far as its credentials or region
-        (["doctor", OTHER[extra]], 2, f"pip install 'mlbench[{OTHER[extra]}]'"),
+        (["doctor", OTHER[extra]], 2, f"pip install 'mlbench-cli[{OTHER[extra]}]'"),
     ):
         done = subprocess.run(
             [str(python), "-m", "mlbench_cli", *words], env=environment, cwd=folder, capture_output=True, text=True

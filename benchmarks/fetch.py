@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.engines.kubernetes.fetch import Held, download, held, read_summary
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.objects import collection
+from mlbench_cli.kube.objects import collection_path
 from mlbench_cli.model import Run
 from mlbench_cli.spec import RunSpec
 from mlbench_cli.times import now
@@ -52,7 +52,9 @@ def main(image: str) -> None:
                 if all(seen.ended is None for seen in observations):
                     raise SystemExit("the run did not end")
             with access.client() as api:
-                (pod,) = api.get(collection("Pod", access.namespace), labelSelector="mlbench/run=bench-fetch")["items"]
+                (pod,) = api.get(collection_path("Pod", access.namespace), labelSelector="mlbench/run=bench-fetch")[
+                    "items"
+                ]
             name = pod["metadata"]["name"]
             what = held(read_summary(access, access.namespace, name))
             assert what is not None

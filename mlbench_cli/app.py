@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 import select
 import signal
 import sys
@@ -33,6 +34,8 @@ HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 # What a shell reports of a program that SIGPIPE ended: the reader of a pipe went away, as in `mlbench logs x | head`.
 EXIT_PIPE = 141
 STOP_SECONDS = 1.8  # after a signal in which a command says what is true, and ends
+# -o, alone or behind switches as in -yo, with its value in the next word or the same.
+_OUTPUT, _OUTPUT_JSON = re.compile("-[a-zA-Z]*o"), re.compile("-[a-zA-Z]*o=?json")
 
 
 class PanelCommand(TyperCommand):
@@ -130,6 +133,8 @@ def _explain(error: BaseException) -> Explanation:
         return Interrupted("Interrupted.")
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
+        if re.fullmatch(r"-\d+", option := str(getattr(error, "option_name", None))):
+            return UsageError(f"{option} is not a valid number here: numbers begin at 0.", hint="Write it without -.")
         return UsageError(error.format_message(), hint=f"{context.command_path if context else 'mlbench'} --help")
     if isinstance(error, OSError):
         return MlbenchError(f"Operating system error: {error}.", details={"errno": error.errno})
@@ -150,11 +155,13 @@ def _report(error: Explanation, *, as_json: bool) -> int:
 
 def _wants_json(argv: Sequence[str]) -> bool:
     """Whether errors are to be JSON, found without parsing, since parsing may be what fails."""
-    if argv and argv[0] == "download":  # its --output is a file
-        return False
+    words = list(argv[: argv.index("--")] if "--" in argv else argv)
+    long = () if words[:1] == ["download"] else ("--output",)  # there it names a file
     return any(
-        word in ("-ojson", "--output=json") or (word in ("-o", "--output") and following == "json")
-        for word, following in pairwise([*argv, ""])
+        word in [f"{name}=json" for name in long]
+        or _OUTPUT_JSON.fullmatch(word) is not None
+        or ((word in long or _OUTPUT.fullmatch(word) is not None) and following == "json")
+        for word, following in pairwise([*words, ""])
     )
 
 

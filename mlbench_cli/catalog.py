@@ -1,6 +1,6 @@
 """The catalogue of tasks: every folder under task_images/ with a `task.yaml` is one. Parsed into Task, checked, typed.
 
-A task.yaml looks like this (all keys but `legacy_name`, `goal`, `notes` and `free` are required):
+A task.yaml looks like this (all keys but `legacy_name`, `goal`, `files`, `notes` and `free` are required):
 
     name: digits_resnet                  # the folder's name
     number: 1a                           # the benchmark's number in the specification
@@ -12,6 +12,7 @@ A task.yaml looks like this (all keys but `legacy_name`, `goal`, `notes` and `fr
     devices: [cpu, gpu]
     goal: {metric: "Prec@1", comparison: ">=", wording: "{threshold}% Top 1 Validation Accuracy"}
     data: where the data come from, one line
+    files: {...}                         # what the data folder must hold (datafiles.py); optional
     notes: [a line]                      # further lines for `mlbench tasks NAME`
     free: [loaders]                      # parameters that leave the mathematics as it is (results/archive/division.py)
     parameters:                          # name -> type, help, and for numbers min and max; `choices` for texts, lists
@@ -31,6 +32,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from mlbench_cli.datafiles import DataFiles, parse_data_files
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError, did_you_mean
 from mlbench_cli.goals import COMPARISONS
 from mlbench_cli.sizes import parse_sizes
@@ -109,6 +111,7 @@ class Task:
     parameters: Mapping[str, Parameter]
     presets: Mapping[str, Mapping[str, Any]]
     goal: GoalRule | None = None
+    files: DataFiles | None = None
     free: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     legacy_name: str | None = None
@@ -209,7 +212,7 @@ def parse_task(text: str, path: Path) -> Task:
     for key in data:
         if key not in known:
             raise UsageError(f"{where}: unknown key {key!r}.{did_you_mean(str(key), sorted(known))}")
-    for key in sorted(known - {"goal", "free", "notes", "legacy_name"}):
+    for key in sorted(known - {"goal", "files", "free", "notes", "legacy_name"}):
         if key not in data:
             raise UsageError(f'{where}: the key "{key}" is missing.')
     for key in ("name", "title", "image", "data", "legacy_name"):
@@ -235,6 +238,7 @@ def parse_task(text: str, path: Path) -> Task:
         parameters=parameters,
         presets=checked,
         goal=_goal(where, data.get("goal"), parameters),
+        files=parse_data_files(where, data["files"]) if "files" in data else None,
         free=_texts(where, data, "free", tuple(parameters)) if "free" in data else (),
         notes=_texts(where, data, "notes") if "notes" in data else (),
         legacy_name=data.get("legacy_name"),

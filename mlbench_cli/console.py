@@ -8,31 +8,30 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, TextIO
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
 
 from mlbench_cli.errors import Explanation, Interrupted, Stopped, UsageError
+from mlbench_cli.text import Option as Option
+from mlbench_cli.text import ago as ago
+from mlbench_cli.text import clean as clean
+from mlbench_cli.text import cut as cut
+from mlbench_cli.text import display_width as display_width
+from mlbench_cli.text import duration as duration
+from mlbench_cli.text import fit_parts as fit_parts
+from mlbench_cli.text import rough_duration as rough_duration
+from mlbench_cli.text import size as size
+from mlbench_cli.text import wrap as wrap_text
+
+if TYPE_CHECKING:
+    from mlbench_cli.terminal import LiveLine
 
 SCHEMA_VERSION = 1
 DEFAULT_WIDTH = 80
+DEFAULT_HEIGHT = 24
 MIN_WRAPPED = 24  # columns of a wrapped column; narrower is not read with pleasure
-COLOURS = {"red": 31, "green": 32, "yellow": 33, "bold": 1}
-# How a table on a terminal paints a cell that is exactly this word.
-CELL_COLOURS = {
-    "goal_reached": "green",
-    "completed": "green",
-    "budget_spent": "green",
-    "ok": "green",
-    "ready": "green",
-    "succeeded": "green",
-    "goal_missed": "yellow",
-    "cancelled": "yellow",
-    "missing": "yellow",
-    "failed": "red",
-    "deadline": "red",
-    "never_started": "red",
-    "lost": "red",
-}
+MIN_COLUMN = 8  # columns below which a cut column says nothing
 
 
 # --- the answer: stdout ---------------------------------------------------------------------------------------------
@@ -51,8 +50,18 @@ def out_table(
     headers: Sequence[str], rows: Sequence[Sequence[object]], *, droppable: Sequence[str] = (), wrap: bool = False
 ) -> None:
     """Print a table; on a terminal it is fitted to the width, in a pipe every cell is whole."""
-    width = terminal_width(sys.stdout) if is_terminal(sys.stdout) else None
-    out(format_table(headers, rows, width=width, droppable=droppable, wrap=wrap, colour=_colourful(sys.stdout)))
+    if not is_terminal(sys.stdout):
+        out(format_table(headers, rows, droppable=droppable, wrap=wrap))
+        return
+    width = terminal_width(sys.stdout)
+    if _is_dumb():
+        out(format_table(headers, rows, width=width, droppable=droppable, wrap=wrap))
+        return
+    from mlbench_cli.terminal import print_table
+
+    layout = _lay_out(headers, rows, width, droppable, wrap)
+    sys.stdout.flush()
+    print_table(sys.stdout, width, layout.headers, layout.rows, layout.widths, layout.numeric, wrap=wrap)
 
 
 def format_table(
@@ -62,13 +71,41 @@ def format_table(
     width: int | None = None,
     droppable: Sequence[str] = (),
     wrap: bool = False,
-    colour: bool = False,
 ) -> str:
     """Columns two spaces apart, without a box; numbers to the right; None is "-".
 
-    Where `width` does not suffice, the `droppable` columns go first, in that order; then the last column goes on in
+    If `width` does not suffice, the `droppable` columns go first, in that order; then the last column goes on in
     further lines if it may `wrap`; then the widest are cut.
     """
+    layout = _lay_out(headers, rows, width, droppable, wrap)
+    lines = []
+    for row in (layout.headers, *layout.rows):
+        texts = list(row)
+        rest = wrap_text(texts[-1], layout.widths[-1]) if wrap else texts[-1:]
+        texts[-1] = rest.pop(0)
+        cells = map(_padded, texts, layout.widths, layout.numeric)
+        lines.append("  ".join(cells).rstrip())
+        lines += [" " * (layout.total - layout.widths[-1]) + text for text in rest]
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """A table's cells as texts, of the columns that are shown, and how wide each is."""
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    widths: Sequence[int]
+    numeric: Sequence[bool]
+
+    @property
+    def total(self) -> int:
+        return sum(self.widths) + 2 * (len(self.widths) - 1)
+
+
+def _lay_out(
+    headers: Sequence[str], rows: Sequence[Sequence[object]], width: int | None, droppable: Sequence[str], wrap: bool
+) -> _Layout:
     columns = [[header, *(_cell(row[index]) for row in rows)] for index, header in enumerate(headers)]
     numeric = [_is_numeric([row[index] for row in rows]) for index in range(len(headers))]
     keep = list(range(len(headers)))
@@ -85,51 +122,15 @@ def format_table(
         widths[keep[-1]] = max(MIN_WRAPPED, widths[keep[-1]] - (total() - width))
     while width is not None and total() > width:
         widest = max(keep, key=lambda index: widths[index])
-        if widths[widest] <= 8:
+        if widths[widest] <= MIN_COLUMN:
             break
-        widths[widest] = max(8, widths[widest] - (total() - width))
-    lines = []
-    for number in range(len(rows) + 1):
-        texts = [columns[index][number] for index in keep]
-        rest = _wrapped(texts[-1], widths[keep[-1]]) if wrap else texts[-1:]
-        texts[-1] = rest.pop(0)
-        cells = [
-            _padded(text, widths[index], numeric[index], colour and number > 0)
-            for text, index in zip(texts, keep, strict=True)
-        ]
-        lines.append("  ".join(cells).rstrip())
-        lines += [" " * (total() - widths[keep[-1]]) + text for text in rest]
-    return "\n".join(lines)
-
-
-def display_width(text: str) -> int:
-    """Columns that `text` takes on a terminal: wide East Asian characters take two, combining marks none."""
-    if text.isascii():
-        return len(text)
-    import unicodedata
-
-    return sum(
-        0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
-        for character in text
+        widths[widest] = max(MIN_COLUMN, widths[widest] - (total() - width))
+    return _Layout(
+        headers=[headers[index] for index in keep],
+        rows=[[columns[index][number] for index in keep] for number in range(1, len(rows) + 1)],
+        widths=[widths[index] for index in keep],
+        numeric=[numeric[index] for index in keep],
     )
-
-
-def clean(text: str, *, keep: str = "") -> str:
-    """`text` without control characters, which could move a terminal's cursor or forge lines. `keep` are allowed."""
-    if text.isprintable():
-        return text
-    return "".join(
-        character if character.isprintable() or character in keep else " " if character.isspace() else "�"
-        for character in text
-    )
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    if display_width(text) <= width:
-        return [text]
-    import textwrap
-
-    return [cut(piece, width) for piece in textwrap.wrap(text, width)] or [""]
 
 
 def _is_numeric(values: Sequence[object]) -> bool:
@@ -147,11 +148,9 @@ def _cell(value: object) -> str:
     return clean(str(value))
 
 
-def _padded(text: str, width: int, right: bool, colour: bool) -> str:
+def _padded(text: str, width: int, right: bool) -> str:
     text = cut(text, width)
     padding = " " * (width - display_width(text))
-    if colour and text in CELL_COLOURS:
-        text = _painted(text, CELL_COLOURS[text])
     return padding + text if right else text + padding
 
 
@@ -168,14 +167,12 @@ def warn(text: str) -> None:
 
 
 def show_error(error: Explanation, *, as_json: bool = False) -> None:
-    """The paragraph of an error on stderr, or its document on stdout."""
+    """The paragraph of an error on stderr, or its document on stdout. A stop that was asked for is no error."""
     if as_json:
         out(json.dumps(error.to_dict(), indent=2, default=str))
         sys.stdout.flush()
         return
-    label = "" if isinstance(error, Stopped) else "Error: "  # a wanted stop is no error
-    if label and _colourful(sys.stderr):
-        label = _painted("Error:", "red") + " "
+    label = "" if isinstance(error, Stopped) else _red("Error: ")
     sys.stderr.write(f"{label}{clean(error.message, keep=chr(10))}\n")
     if error.hint:
         sys.stderr.write(f"Next: {clean(error.hint, keep=chr(10))}\n")
@@ -183,34 +180,44 @@ def show_error(error: Explanation, *, as_json: bool = False) -> None:
 
 
 class ProgressLine:
-    """What is going on, on stderr: one line that is rewritten on a terminal, else a plain line every `interval` s."""
+    """What is going on, on stderr: one line that is redrawn on a terminal, else a plain line every `interval` s."""
 
     def __init__(self, stream: TextIO | None = None, *, interval: float = 10.0) -> None:
         self._stream = stream or sys.stderr
-        self._live = is_terminal(self._stream)
+        self._is_live = is_terminal(self._stream) and not _is_dumb()
         self._interval = interval
         self._written = float("-inf")
-        self._shown = ""
+        self._live: LiveLine | None = None
 
-    def update(self, text: str) -> None:
+    def update(self, line: str | Callable[[int | None], str]) -> None:
+        """Show a text, or what `line` makes of a number of columns (None: as many as it likes)."""
+        if self._is_live:
+            self._open().update((lambda width: line) if isinstance(line, str) else line)
+            return
         now = time.monotonic()
-        if self._live:
-            text = cut(clean(text), terminal_width(self._stream) - 1)
-            rest = " " * max(0, display_width(self._shown) - display_width(text))
-            if text != self._shown:
-                self._stream.write(f"\r{text}{rest}")
-                self._stream.flush()
-            self._shown = text
-        elif now - self._written >= self._interval:
-            note(text)
+        if now - self._written >= self._interval:
+            note(line if isinstance(line, str) else line(None))
             self._written = now
+
+    def print_above(self, text: str) -> None:
+        """Write whole lines that stay, above the line that changes."""
+        if self._live is None:
+            note(text.removesuffix("\n"))
+        else:
+            self._live.print_above(clean(text, keep="\n\t"))
 
     def close(self) -> None:
         """Leave the terminal with an empty line to write on; what was shown is gone."""
-        if self._shown:
-            self._stream.write(f"\r{' ' * display_width(self._shown)}\r")
-            self._stream.flush()
-            self._shown = ""
+        if self._live is not None:
+            self._live.close()
+            self._live = None
+
+    def _open(self) -> "LiveLine":
+        if self._live is None:
+            from mlbench_cli.terminal import LiveLine
+
+            self._live = LiveLine(self._stream, lambda: terminal_width(self._stream))
+        return self._live
 
 
 # --- questions ------------------------------------------------------------------------------------------------------
@@ -224,16 +231,65 @@ def interactive() -> bool:
 def ask(question: str) -> str:
     """The line that a person answers. Raises Interrupted at the end of input (Ctrl-D)."""
     try:
-        sys.stderr.write(clean(question, keep="\n"))
-        sys.stderr.flush()
-        line = sys.stdin.readline()
+        line = _read_line(clean(question, keep="\n"))
     except KeyboardInterrupt:
         sys.stderr.write("\n")
         raise
+    except EOFError:
+        raise Interrupted("No answer was given; nothing was done.") from None
+    return line.strip()
+
+
+def choose(title: str, options: Sequence[Option], default: int) -> int:
+    """The index of the option that a person chooses, by arrow keys, by its name or, on a dumb terminal, its number."""
+    if not _has_keys():
+        return _choose_by_number(title, options, default)
+    from mlbench_cli import prompts
+
+    def measure() -> tuple[int, int]:
+        return terminal_width(sys.stderr), terminal_height(sys.stderr)
+
+    try:
+        return prompts.choose(title, options, default, measure)
+    except KeyboardInterrupt:
+        sys.stderr.write("\n")
+        raise
+    except EOFError:
+        raise Interrupted("No answer was given; nothing was done.") from None
+
+
+def _read_line(question: str) -> str:
+    *above, last = question.split("\n")
+    if above:
+        note("\n".join(above))
+    if _has_keys():
+        from mlbench_cli import prompts
+
+        return prompts.edit_line(last, lambda: terminal_width(sys.stderr))
+    sys.stderr.write(last)
+    sys.stderr.flush()
+    line = sys.stdin.readline()
     if not line:
         sys.stderr.write("\n")
-        raise Interrupted("No answer was given; nothing was done.")
-    return line.strip()
+        raise EOFError
+    return line
+
+
+def _choose_by_number(title: str, options: Sequence[Option], default: int) -> int:
+    note(f"{title}:\n")
+    longest = max(display_width(option.name) for option in options)
+    for index, option in enumerate(options):
+        name = option.name + " " * (longest - display_width(option.name))
+        notes = "  ".join(part for part in (option.warning, option.note) if part)
+        note(cut(f"[{index:>2}]  {name}  {notes}".rstrip(), terminal_width(sys.stderr)))
+    names = [option.name for option in options]
+    while True:
+        answer = ask(f"\n{title} [{names[default]}]: ") or names[default]
+        if answer in names:
+            return names.index(answer)
+        if answer.isascii() and answer.isdecimal() and int(answer) < len(names):
+            return int(answer)
+        note(f"Answer with a name, or a number from 0 to {len(names) - 1}.")
 
 
 def confirm(question: str, *, yes: bool, flag: str = "--yes") -> None:
@@ -244,46 +300,6 @@ def confirm(question: str, *, yes: bool, flag: str = "--yes") -> None:
         raise UsageError(f"{question} There is no terminal to ask on.", hint=f"Add {flag} to agree beforehand.")
     if ask(f"{question} [y/N] ").lower() not in ("y", "yes"):
         raise Interrupted("Not confirmed; nothing was done.")
-
-
-# --- words ----------------------------------------------------------------------------------------------------------
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds as a person says them: "850 ms", "12.3 s", "4 min 05 s", "2 h", "3 d 4 h"."""
-    if seconds is None:
-        return "-"
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds >= 59.95:
-        seconds = round(seconds)
-    for large, name, small, unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if seconds >= large:
-            count, rest = divmod(round(seconds / small), large // small)
-            return f"{count} {name}" + (f" {rest} {unit}" if rest else "")
-    return f"{seconds:.1f} s"
-
-
-def ago(moment: str) -> str:
-    """An RFC 3339 time as a person says it: "just now", "4 min ago"."""
-    from datetime import UTC, datetime
-
-    seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
-    if seconds < 60:
-        return "just now"
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{int(seconds // size)} {unit} ago"
-    return "just now"
-
-
-def size(count: float) -> str:
-    """Bytes as a person says them: "980 B", "1.4 GiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 # --- terminals ------------------------------------------------------------------------------------------------------
@@ -307,18 +323,30 @@ def terminal_width(stream: TextIO) -> int:
         return DEFAULT_WIDTH
 
 
-def _colourful(stream: TextIO) -> bool:
-    return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+def terminal_height(stream: TextIO) -> int:
+    """Rows of the terminal behind `stream`."""
+    try:
+        return os.get_terminal_size(stream.fileno()).lines or DEFAULT_HEIGHT
+    except (OSError, ValueError):
+        return DEFAULT_HEIGHT
 
 
-def _painted(text: str, colour: str) -> str:
-    return f"\x1b[{COLOURS[colour]}m{text}\x1b[0m"
+def _is_dumb() -> bool:
+    """Whether the terminal understands no escape sequences."""
+    return os.environ.get("TERM", "") in ("", "dumb", "unknown")
 
 
-def cut(text: str, width: int) -> str:
-    """`text` in at most `width` columns; an ellipsis stands for what is left out."""
-    if display_width(text) <= width:
-        return text
-    while text and display_width(text) > width - 1:
-        text = text[:-1]
-    return text + "…"
+def _has_keys() -> bool:
+    """Whether single keys can be read: a real terminal on both streams."""
+    if _is_dumb() or not interactive():
+        return False
+    try:
+        return os.isatty(sys.stdin.fileno()) and os.isatty(sys.stderr.fileno())
+    except (OSError, ValueError):
+        return False
+
+
+def _red(label: str) -> str:
+    if not is_terminal(sys.stderr) or _is_dumb() or os.environ.get("NO_COLOR"):
+        return label
+    return f"\x1b[31m{label}\x1b[0m"

@@ -154,6 +154,15 @@ class Store:
         """All runs, oldest first."""
         return [self._run_row(row) for row in self._query("SELECT * FROM runs ORDER BY created, rowid")]
 
+    def iterate_runs(self) -> Iterator[RunRow]:
+        """All runs, newest first, each read when it is asked for: the first ones of many cost little."""
+        for found in self._query("SELECT id FROM runs ORDER BY created DESC, rowid DESC"):
+            for row in self._query("SELECT * FROM runs WHERE id = ?", found["id"]):
+                yield self._run_row(row)
+
+    def count_runs(self) -> int:
+        return int(self._query("SELECT COUNT(*) AS count FROM runs")[0]["count"])
+
     def update_run(self, run: Run, state: RunState, outcome: Outcome | None = None) -> None:
         with self._transaction() as db:
             db.execute("UPDATE runs SET state = ?, outcome = ? WHERE id = ?", (state, outcome, run.id))

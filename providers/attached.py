@@ -11,6 +11,7 @@ from typing import Any
 
 from mlbench_cli.cluster_details import ClusterDetails, fact
 from mlbench_cli.kube.access import Access
+from mlbench_cli.kube.kubeconfig import current_context, uses_service_account
 from mlbench_cli.model import Cluster
 from providers.base import Resource
 
@@ -70,11 +71,9 @@ class AttachedProvider:
 
 def new_attached_cluster(name: str, kubeconfig: Path | None, context: str | None, namespace: str | None) -> Cluster:
     """The record of a cluster that a kubeconfig describes. Reads the kubeconfig only; sends no request."""
-    from mlbench_cli.kube import kubeconfig as reader
-
     path = _absolute_kubeconfig(kubeconfig)
     # Record the context's name, because the kubeconfig's current context may change.
-    context = context or reader.current_context(path)
+    context = context or current_context(path)
     access = Access.from_kubeconfig(path, context, namespace)
     details = {
         "kubeconfig": None if path is None else str(path),
@@ -86,9 +85,9 @@ def new_attached_cluster(name: str, kubeconfig: Path | None, context: str | None
 
 
 def _absolute_kubeconfig(kubeconfig: Path | None) -> Path | None:
-    """Absolute path of the kubeconfig; None if $KUBECONFIG lists several files."""
+    """Absolute path of the kubeconfig; None if $KUBECONFIG lists several files or a pod's service account is used."""
     listed = [part for part in os.environ.get("KUBECONFIG", "").split(os.pathsep) if part]
-    if kubeconfig is None and len(listed) > 1:
+    if kubeconfig is None and (len(listed) > 1 or uses_service_account(None)):
         return None
     found = kubeconfig or (Path(listed[0]) if listed else Path.home() / ".kube" / "config")
     return found.expanduser().absolute()

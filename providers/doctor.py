@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import MlbenchError, UsageError, did_you_mean
+from mlbench_cli.extras import install_hint
 
 MAX_CLOCK_SKEW = 60.0  # seconds; clouds refuse signatures that are five minutes off
 
@@ -67,13 +68,13 @@ class Checklist:
 
 def check_library(checklist: Checklist, package: str, floor: str, extra: str) -> Check:
     """Check that the cloud's library is installed and not older than pyproject.toml requires."""
-    install = f"pip install 'mlbench[{extra}]'"
+    label = checklist.label("library")
     try:
         version = metadata.version(package)
     except metadata.PackageNotFoundError:
-        return Check(checklist.label("library"), "failed", f"no {package}", install)
+        return Check(label, "failed", f"no {package}", install_hint(extra))
     if _numbers(version) < _numbers(floor):
-        return Check(checklist.label("library"), "failed", f"{package} {version}, older than {floor}", f"{install} -U")
+        return Check(label, "failed", f"{package} {version}, older than {floor}", install_hint(extra, upgrade=True))
     return checklist.result("library", f"{package} {version}")
 
 

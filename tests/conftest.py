@@ -1,4 +1,9 @@
-"""Property tests give the same verdict on every machine: the same inputs each time, and no clock decides."""
+"""Property tests give the same verdict on every machine: the same inputs each time, and no clock decides.
+
+Runs of tests do not queue for this machine: many of them run several at once, and others may be testing here, too.
+"""
+
+import os
 
 from hypothesis import HealthCheck, settings
 
@@ -6,3 +11,5 @@ settings.register_profile(
     "repeatable", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("repeatable")
+
+os.environ.setdefault("MLBENCH_MACHINE_LOCK", "none")

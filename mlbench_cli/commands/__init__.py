@@ -47,12 +47,13 @@ PANELS: dict[str, dict[str, Command]] = {
         "kubeconfig": Command("mlbench_cli.commands.kubeconfig", "kubeconfig", "Use a cluster with kubectl"),
         "list-clusters": Command("mlbench_cli.commands.list_clusters", "list_clusters", "Show the known clusters"),
         "set-cluster": Command("mlbench_cli.commands.set_cluster", "set_cluster", "Choose the cluster to run on"),
-        "get-dashboard-url": Command(
-            "mlbench_cli.commands.get_dashboard_url", "get_dashboard_url", "Print the address of the dashboard"
-        ),
     },
     "Help": {
         "tasks": Command("mlbench_cli.commands.tasks", "tasks", "Show the benchmark tasks, or one with its parameters"),
+        "completion": Command(
+            "mlbench_cli.commands.completion", "completion", "Print the completion script of bash, zsh or fish"
+        ),
+        "config": Command("mlbench_cli.commands.config", "config", "Show and change the defaults of options"),
         "doctor": Command("mlbench_cli.commands.doctor", "doctor", "Check what this machine has and what is missing"),
     },
 }

@@ -1,15 +1,17 @@
 """What the commands on clusters print: steps of an operation, plans, prices, documents; and their common options."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
 from mlbench_cli import console
 from mlbench_cli.model import Cluster
+from mlbench_cli.times import timestamp
 from providers.base import Plan
 from providers.lifecycle import Step
 
-Project = Annotated[str | None, typer.Option("--project", "-p", help="gke: project; default: the credentials' own")]
+Project = Annotated[str | None, typer.Option("--project", "-p", help="gke: project; default: the credentials' project")]
 Location = Annotated[
     str | None, typer.Option("--zone", "-z", "--region", "--location", help="gke: zone or region; eks: region")
 ]
@@ -17,7 +19,7 @@ Location = Annotated[
 _PHRASES = {
     "adopted": "exists already",
     "ready": "is ready",
-    "recreating": "has to be created again",
+    "recreating": "has to be recreated",
     "deleted": "is deleted",
     "kept": "stays",
     "foreign": "was not created by mlbench and is not touched",
@@ -46,13 +48,14 @@ class StepPrinter:
             return
         because = f": {step.reason}" if step.reason else ""
         limit = f" of at most {console.duration(step.deadline)}" if step.deadline else ""
+        elapsed = f"elapsed {console.rough_duration(step.seconds)}{limit}"
         topic = f"{'deleting' if step.action == 'deleting' else 'creating'} {what}"
         if step.action == "retrying":
             topic = f"{what}: retrying after an error"
         if topic != self._topic:  # without a terminal, each topic prints a line at once and then one from time to time
             self._line.close()
             self._line, self._topic = console.ProgressLine(), topic
-        self._line.update(f"{topic}{because}, {console.duration(step.seconds)}{limit}")
+        self._line.update(lambda width: console.fit_parts([(topic + because, 0), (elapsed, 0)], width))
 
 
 def show_plan(cluster: Cluster, plan: Plan) -> None:
@@ -89,8 +92,13 @@ def cluster_document(cluster: Cluster) -> dict[str, Any]:
         "location": cluster.location or None,
         "state": cluster.state,
         "created": cluster.created or None,
-        "details": cluster.details,
+        "details": {**cluster.details, **_times_in_words(cluster.details)},
     }
+
+
+def _times_in_words(details: Mapping[str, Any]) -> dict[str, str]:
+    """The record's moments in seconds since 1970 as RFC 3339."""
+    return {key: timestamp(details[key]) for key in ("expires",) if isinstance(details.get(key), int | float)}
 
 
 def _times(amount: float | None, count: int) -> float | None:

@@ -1,18 +1,22 @@
 """What several commands share: options, and the engine of a run."""
 
+from collections.abc import Iterable
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mlbench_cli.errors import UsageError
+from mlbench_cli import console
+from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model import Cluster, Run
 from mlbench_cli.run_folder import RunFolder
 from mlbench_cli.store import Store
 
 if TYPE_CHECKING:
     from mlbench_cli.engines.base import Engine
+    from mlbench_cli.runs.request import Request
 
 
 class Format(StrEnum):
@@ -20,21 +24,100 @@ class Format(StrEnum):
     json = "json"
 
 
+# --- completion -----------------------------------------------------------------------------------------------------
+
+
+def complete_runs(incomplete: str) -> list[str]:
+    """Names of runs, and the names that repeats have in common, for the completion of shells."""
+    from mlbench_cli.spec import common_name
+
+    names = [row.run.name for row in Store().runs()]
+    names += [common for name in names if (common := common_name(name)) is not None]
+    return _beginning(dict.fromkeys(names), incomplete)
+
+
+def complete_clusters(incomplete: str) -> list[str]:
+    return _beginning([cluster.name for cluster in Store().clusters()], incomplete)
+
+
+def complete_tasks(incomplete: str) -> list[str]:
+    from mlbench_cli.catalog import load_catalog
+
+    return _beginning(load_catalog(), incomplete)
+
+
+def complete_presets(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Presets of the task that the line names; of all tasks if it names none."""
+    from mlbench_cli.catalog import load_catalog
+
+    tasks = load_catalog()
+    task = tasks.get(ctx.params.get("task") or "")
+    found = [task] if task else list(tasks.values())
+    return _beginning(dict.fromkeys(preset for item in found for preset in item.presets), incomplete)
+
+
+def complete_backends(ctx: typer.Context, incomplete: str) -> list[str]:
+    from mlbench_cli.catalog import BACKENDS, load_catalog
+
+    task = load_catalog().get(ctx.params.get("task") or "")
+    return _beginning([*(task.backends if task else BACKENDS), "custom:"], incomplete)
+
+
+def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
+
+
+# --- options and arguments ------------------------------------------------------------------------------------------
+
 Output = Annotated[Format, typer.Option("--output", "-o", help="text, or one JSON document")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="ask nothing")]
-RequireGoal = Annotated[bool, typer.Option("--require-goal", help="exit with 7 where the goal is not reached")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="answer yes to every question")]
+RequireGoal = Annotated[bool, typer.Option("--require-goal", help="exit with 7 if the goal is not reached")]
 RunName = Annotated[
     str,
     typer.Argument(
         metavar="NAME",
         help="name of the run, as mlbench status shows it",
-        autocompletion=lambda incomplete: [name for name in _run_names() if name.startswith(incomplete)],
+        autocompletion=complete_runs,
     ),
 ]
 
 
-def _run_names() -> list[str]:
-    return [row.run.name for row in Store().runs()]
+# --- clusters -------------------------------------------------------------------------------------------------------
+
+
+def default_cluster(store: Store) -> Cluster:
+    """The cluster of commands that name none: by MLBENCH_CLUSTER, by the config file, by set-cluster, else local."""
+    from mlbench_cli.config import find_default
+
+    default = find_default("cluster")
+    if default is None:
+        return store.current_cluster
+    try:
+        return store.cluster(default.value)
+    except NotFoundError as error:
+        raise NotFoundError(
+            f"{default.origin}: {error.message}", hint="mlbench config, or mlbench list-clusters"
+        ) from None
+
+
+def with_defaults(request: "Request", cluster: Cluster) -> "Request":
+    """The request with what environment and config file say of options that it leaves open, as far as they concern
+    the cluster: the data folder is one of this machine, registry and namespace are for clusters without their own."""
+    from mlbench_cli.config import find_default
+
+    is_local = cluster.provider == "local"
+    open_keys = [key for key in ("data-dir",) if is_local]
+    open_keys += [key for key in ("registry", "namespace") if not is_local and not cluster.details.get(key)]
+    changes: dict[str, Any] = {}
+    for key in (*open_keys, "timeout"):
+        name = key.replace("-", "_")
+        if getattr(request, name) is None and (default := find_default(key)) is not None:
+            if key == "data-dir" and not Path(default.value).is_dir():
+                raise NotFoundError(
+                    f"{default.origin}: there is no folder {default.value}.", hint="mlbench config, or --data-dir DIR"
+                )
+            changes[name] = default.value
+    return replace(request, **changes)
 
 
 # --- engines --------------------------------------------------------------------------------------------------------
@@ -45,7 +128,7 @@ def engine_of(cluster: Cluster) -> "Engine":
     if cluster.provider == "local":
         from mlbench_cli.engines.local.engine import LocalEngine
 
-        return LocalEngine(finalizer="mlbench_cli.runs.finalize")
+        return LocalEngine(finalizer="mlbench_cli.runs.finalize", report=console.note)
     from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
     from providers import registry
 

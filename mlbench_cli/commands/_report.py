@@ -1,17 +1,21 @@
 """How a run is told of: while it runs, and when it has ended."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format
 from mlbench_cli.commands._repeats import Repeats, show_repeats
+from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model import Outcome, Run
 from mlbench_cli.runs.finished import FinishedRun
 from mlbench_cli.spec import CUSTOM, RunSpec
+from task_images import contract
 
 if TYPE_CHECKING:
+    from mlbench_cli.engines.base import Cursor, Engine
     from mlbench_cli.results.archive.documents import GoalDocument
     from mlbench_cli.runs.progress import Progress
 
@@ -21,67 +25,97 @@ LAST_WORDS = 3  # lines of the log that failed
 
 
 class Reporter:
-    """Tells on stderr how far a run is, and once each what is in its way."""
+    """Shows on stderr how far a run is, and each finding once; with `engine` also the log lines of rank 0."""
 
-    def __init__(self, run: Run) -> None:
-        self._name = run.name
+    def __init__(self, run: Run, engine: "Engine | None" = None) -> None:
+        self._run = run
+        self._engine = engine
+        self._cursor: Cursor | None = None
         self._line = console.ProgressLine()
-        self._told: set[str] = set()
+        self._shown: set[str] = set()
 
     def __enter__(self) -> "Reporter":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self._show_log()
         self._line.close()
 
     def __call__(self, progress: "Progress") -> None:
-        if progress.observation.ended:  # what has come of it is told by the result
+        self._show_log()
+        if progress.observation.ended:  # the result says how
             return
         for finding in progress.observation.findings:
-            if finding.code not in self._told:
-                self._told.add(finding.code)
-                self._line.close()
-                console.note(f"{self._name}: {finding.summary}")
-                if finding.hint:
-                    console.note(f"  {finding.hint}")
-        self._line.update(f"{self._name}: {describe(progress)}")
+            if finding.code not in self._shown:
+                self._shown.add(finding.code)
+                hint = f"\n  {finding.hint}" if finding.hint else ""
+                self._line.print_above(f"{self._run.name}: {finding.summary}{hint}")
+        task = self._run.spec.task
+        self._line.update(lambda width: describe(progress, self._run.name, width, reports=task != CUSTOM))
+
+    def _show_log(self) -> None:
+        """Print the lines of rank 0 that are new, without events. A log that cannot be read now is read next time."""
+        if self._engine is None:
+            return
+        lines = []
+        with suppress(MlbenchError):
+            for line in self._engine.logs(self._run, 0, self._cursor):
+                self._cursor = line.cursor
+                if contract.parse_event(line.text) is None:
+                    lines.append(line.text.decode("utf-8", "replace").rstrip("\n"))
+        if lines:
+            self._line.print_above("\n".join(lines))
 
 
-def describe(progress: "Progress") -> str:
-    """One line, the most telling first: "training 3/10, loss 0.21, Prec@1 91.2 of 97, 1 min 05 s, 40 s to go"."""
-    parts = [_phase(progress)]
-    if progress.loss is not None:
-        parts.append(f"loss {progress.loss:.4g}")
+def describe(progress: "Progress", name: str = "", width: int | None = None, *, reports: bool = True) -> str:
+    """How far a run is, in `width` columns: "x-2: training epoch 3/10, Prec@1 91.2 of 97, loss 0.21, elapsed 65 s,
+    about 40 s left". If it is too long, step, loss, metric and elapsed time are left out, in this order. `reports` is
+    False for a program that may never report anything.
+    """
+    parts = [(f"{name}: {_phase(progress, reports)}" if name else _phase(progress, reports), 1)]
+    parts.append((_position("epoch", progress.epoch, progress.epochs), 2))
+    parts.append((_position("step", progress.step, progress.steps), 6))
     if progress.metric is not None and progress.threshold is not None:
         if progress.value is None:
-            parts.append(f"goal {progress.metric} {progress.comparison} {progress.threshold:g}")
+            parts.append((f"goal {progress.metric} {progress.comparison} {progress.threshold:g}", 4))
         else:
-            parts.append(f"{progress.metric} {progress.value:.4g} of {progress.threshold:g}")
-    parts.append(console.duration(progress.elapsed))
-    if (left := to_go(progress.eta, progress.eta_high)) is not None:
-        parts.append(left)
-    return ", ".join(parts)
+            parts.append((f"{progress.metric} {progress.value:.4g} of {progress.threshold:g}", 4))
+    if progress.loss is not None:
+        parts.append((f"loss {progress.loss:.4g}", 5))
+    parts.append((f"elapsed {console.rough_duration(progress.elapsed)}", 3))
+    parts.append((format_eta(progress.eta, progress.eta_high) or "", 0))
+    return console.fit_parts(parts, width)
 
 
-def to_go(low: float | None, high: float | None) -> str | None:
-    """ "40 s to go", or "40 s to 3 min to go" where nothing better is known."""
+def format_eta(low: float | None, high: float | None) -> str | None:
+    """ "about 40 s left", "between 40 s and 3 min left", "at least 40 s left"; None if nothing is known."""
     if low is None:
         return None
-    if high is not None and high <= 1.25 * low + 1:
-        return f"{console.duration(low)} to go"
-    return f"{console.duration(low)} {'or more' if high is None else f'to {console.duration(high)}'} to go"
+    if high is None:
+        return f"at least {console.rough_duration(low)} left"
+    if high < 0.5:
+        return "almost done"
+    if high <= 1.25 * low + 1:
+        return f"about {console.rough_duration(low)} left"
+    if low < 0.5:
+        return f"up to {console.rough_duration(high)} left"
+    return f"between {console.rough_duration(low)} and {console.rough_duration(high)} left"
 
 
-def _phase(progress: "Progress") -> str:
-    if progress.phase is None:
-        phases = [worker.phase for worker in progress.observation.workers]
-        return ", ".join(f"{phases.count(phase)} {phase}" for phase in dict.fromkeys(phases))
-    text = progress.phase
-    if progress.epoch is not None:
-        text += f" epoch {progress.epoch:g}" + (f"/{progress.epochs:g}" if progress.epochs else "")
-    if progress.step is not None:
-        text += f" step {progress.step:g}" + (f"/{progress.steps:g}" if progress.steps else "")
-    return text
+def _phase(progress: "Progress", reports: bool) -> str:
+    if progress.phase is not None:
+        return progress.phase
+    phases = [worker.phase for worker in progress.observation.workers]
+    if reports and phases and set(phases) == {"running"}:
+        return "starting: ranks load their libraries"
+    return ", ".join(f"{phases.count(phase)} {phase}" for phase in dict.fromkeys(phases))
+
+
+def _position(what: str, number: float | None, count: float | None) -> str:
+    if number is None:
+        return ""
+    return f"{what} {number:g}" + (f"/{count:g}" if count else "")
 
 
 def in_words(spec: RunSpec) -> str:
@@ -175,6 +209,9 @@ def _explain(ended: Ended) -> None:
     division = finished.result["division"] if finished.result else {}
     if division.get("word") == "open":
         console.note(f"{ended.name} is in the open division: {division['reason']}.")
+    conditions = finished.result.get("conditions") if finished.result else None
+    if conditions and conditions["labels"]:
+        console.note(f"{ended.name} did not have its machine to itself: {', '.join(conditions['labels'])}.")
     for finding in finished.findings:
         if finding.summary not in finished.summary:
             console.note(f"  {finding.summary}")

@@ -15,13 +15,15 @@ from mlbench_cli.store import Store
 
 
 def attach_cluster(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the cluster for mlbench")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the cluster in mlbench")],
     context: Annotated[
-        str | None, typer.Option("--context", help="context of the kubeconfig; default: its current one")
+        str | None, typer.Option("--context", help="context of the kubeconfig; default: the current one")
     ] = None,
     kubeconfig: Annotated[
         Path | None,
-        typer.Option("--kubeconfig", help="kubeconfig file, which is only read; default: $KUBECONFIG, ~/.kube/config"),
+        typer.Option(
+            "--kubeconfig", help="kubeconfig file; default: $KUBECONFIG, ~/.kube/config, in a pod its service account"
+        ),
     ] = None,
     namespace: Annotated[
         str | None, typer.Option("--namespace", "-n", help="namespace of the runs; default: the context's")

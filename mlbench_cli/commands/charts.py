@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import Yes, results_of, sealed
+from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters, complete_runs, results_of, sealed
 from mlbench_cli.commands._repeats import runs_named
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model import Run
@@ -15,22 +15,31 @@ from mlbench_cli.store import Store
 
 
 def charts(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="where the figures go")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="folder for the figures")],
     archives: Annotated[
         list[Path] | None, typer.Argument(metavar="[ARCHIVE]...", help="folders or zip files instead of runs")
     ] = None,
     runs: Annotated[
-        list[str] | None, typer.Option("--run", metavar="NAME", help="a run, or repeats; may be repeated")
+        list[str] | None,
+        typer.Option(
+            "--run", metavar="NAME", help="run, or repeats, to draw; repeatable", autocompletion=complete_runs
+        ),
     ] = None,
     clusters: Annotated[
         list[str] | None,
-        typer.Option("--cluster", metavar="NAME", help="draw the provisioning time of this cluster; may be repeated"),
+        typer.Option(
+            "--cluster",
+            metavar="NAME",
+            help="draw the provisioning time of this cluster; repeatable",
+            autocompletion=complete_clusters,
+        ),
     ] = None,
     published: Annotated[
-        bool, typer.Option("--published", help="put the original's published curves beside those of the all-reduce")
+        bool, typer.Option("--published", help="add the curves that the original MLBench published for the all-reduce")
     ] = False,
-    filter: Annotated[str | None, typer.Option("--filter", "-f", help="only runs with this in their names")] = None,
+    filter: Annotated[str | None, typer.Option("--filter", "-f", help="only runs whose name contains this")] = None,
     yes: Yes = False,
+    output: Output = Format.text,
 ) -> None:
     """Draw total time, speedup and time per phase of finished runs, as PNG and SVG, with a CSV of the figures; of
     collectives also latency and bandwidth over the size.
@@ -38,10 +47,11 @@ def charts(
     Without ARCHIVE and --run, asks on a terminal which of the finished runs to draw; with --yes, or without a
     terminal, it is all of them. With --cluster it draws how long the clusters, also removed ones, took to be made.
     """
+    _refuse_results(folder)
     if clusters:
         if archives or runs or published or filter is not None:
             raise UsageError("--cluster draws clusters; archives, --run, --published and --filter are about runs.")
-        _draw_clusters(clusters, folder)
+        _print(folder, _draw_clusters(clusters, folder), output)
         return
     chosen: list[Path] = list(archives or [])
     if runs:
@@ -53,17 +63,39 @@ def charts(
         raise UsageError("--filter chooses among the finished runs; with ARCHIVE or --run there is nothing to choose.")
     from mlbench_cli.results.figures.runs import draw
 
-    for path in draw(chosen, folder, published=published):
+    _print(folder, draw(chosen, folder, published=published), output)
+
+
+def _print(folder: Path, paths: Sequence[Path], output: Format) -> None:
+    if output == Format.json:
+        console.out_json({"folder": str(folder.absolute()), "files": [str(path) for path in paths]})
+        return
+    for path in paths:
         console.out(str(path))
 
 
-def _draw_clusters(names: Sequence[str], folder: Path) -> None:
+def _refuse_results(folder: Path) -> None:
+    """Refuse a first word that names what is to be drawn instead of the folder for the figures."""
+    if folder.suffix == ".zip" or (folder / "run.json").is_file():
+        raise UsageError(f"{folder} is an archive, not a folder for figures.", hint=f"mlbench charts FOLDER {folder}")
+    if len(folder.parts) != 1 or folder.exists():
+        return
+    try:
+        runs_named(Store(), str(folder))
+    except NotFoundError:
+        return
+    raise UsageError(
+        f'"{folder}" is a run, not a folder for figures.',
+        hint=f"mlbench charts FOLDER --run {folder}; a folder of that name: ./{folder}/figures",
+    )
+
+
+def _draw_clusters(names: Sequence[str], folder: Path) -> list[Path]:
     from mlbench_cli.clusters import find_record
     from mlbench_cli.results.figures import provisioning
 
     store = Store()
-    for path in provisioning.draw([find_record(store, name) for name in dict.fromkeys(names)], folder):
-        console.out(str(path))
+    return list(provisioning.draw([find_record(store, name) for name in dict.fromkeys(names)], folder))
 
 
 def _candidates(filter: str | None) -> list[Run]:
@@ -78,9 +110,11 @@ def _choose(runs: Sequence[Run], *, ask: bool) -> Sequence[Run]:
     """Those that a person names by number, as "0 2"; Enter or "all" takes all."""
     if not ask:
         return runs
-    console.note("\n".join(f"[{index}]\t{run.name}" for index, run in enumerate(runs)) + "\n[all]\tall of them\n")
+    console.note(
+        "\n".join(f"{f'[{index}]':>6}  {run.name}" for index, run in enumerate(runs)) + "\n [all]  all of them\n"
+    )
     while True:
-        answer = console.ask('Select the runs to draw (as "0 2") [all]: ')
+        answer = console.ask("Runs to draw, e.g. 0 2 [all]: ")
         if answer in ("", "all"):
             return runs
         words = answer.replace(",", " ").split()

@@ -1,5 +1,6 @@
 """`mlbench compare`: two results side by side."""
 
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -8,11 +9,14 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import Format, Output, results_of
+from mlbench_cli.commands._common import Format, Output, complete_runs, results_of
 from mlbench_cli.commands._repeats import in_figures, runs_named
-from mlbench_cli.errors import TaskFailedError, UsageError
+from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.results.analysis.comparability import WORDS, check_words
 from mlbench_cli.results.analysis.compare import Comparison
 from mlbench_cli.results.analysis.compare import compare as compare_archives
+from mlbench_cli.results.analysis.gate import Direction, check_gate
+from mlbench_cli.results.analysis.statistics import Estimate
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.store import Store
@@ -20,14 +24,32 @@ from mlbench_cli.store import Store
 
 def compare(
     first: Annotated[
-        str, typer.Argument(metavar="A", help="a run, the common name of repeats, or the folder or zip of a run")
+        str,
+        typer.Argument(
+            metavar="A",
+            help="a run, the common name of repeats, or the folder or zip of a run",
+            autocompletion=complete_runs,
+        ),
     ],
-    second: Annotated[str, typer.Argument(metavar="B", help="another one")],
-    slower: Annotated[
+    second: Annotated[str, typer.Argument(metavar="B", help="result to compare with A", autocompletion=complete_runs)],
+    limit: Annotated[
         float | None,
         typer.Option(
-            "--fail-above", metavar="RATIO", help="exit with 7 where B takes longer than RATIO times A's time"
+            "--fail-above",
+            metavar="RATIO",
+            help="exit with 7 if B is more than this factor worse than A, with 9 if the 95 % interval does not decide",
         ),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option("--metric", metavar="NAME", help="figure for --fail-above; default: seconds"),
+    ] = None,
+    direction: Annotated[
+        Direction | None, typer.Option("--direction", help="what is better; default: as the figure's kind has it")
+    ] = None,
+    across: Annotated[
+        list[str] | None,
+        typer.Option("--across", metavar="WORD", help=f"accept a difference; may be repeated: {', '.join(WORDS)}"),
     ] = None,
     output: Output = Format.text,
 ) -> int:
@@ -36,22 +58,41 @@ def compare(
     Seconds with B / A below 1: B was faster. Of repeats (mlbench run --repeat) means are compared, with half the 95 %
     interval behind the sign ±.
     """
-    if slower is not None and not slower > 0:
-        raise UsageError(f"--fail-above {slower:g}: the ratio must be above 0.")
+    if limit is not None and not 0 < limit < math.inf:
+        raise UsageError(f"--fail-above {limit:g}: the ratio must be above 0.")
+    if limit is None and (metric is not None or direction is not None):
+        raise UsageError("--metric and --direction choose the figure of --fail-above, which is missing.")
+    accepted = check_words(across or ())
     with ExitStack() as stack:
         a, b = ([stack.enter_context(open_verified(path)) for path in _archives(word)] for word in (first, second))
-        found = compare_archives(a, b, (_name(first, a), _name(second, b)))
+        found = compare_archives(a, b, (_name(first, a), _name(second, b)), accepted)
+    gate = None if limit is None else check_gate(found, limit, metric, direction)
     if output == Format.json:
-        console.out_json(found.to_dict())
+        console.out_json({**found.to_dict(), "gate": None if gate is None else gate.to_dict()})
     else:
         _show(found)
-    return 0 if slower is None else _verdict(found, slower)
+    if gate is None:
+        return 0
+    console.note(f"{gate.verdict.replace('_', ' ').capitalize()}. {gate.reason}")
+    return gate.verdict.exit_code
 
 
 def _archives(word: str) -> list[Path]:
-    """A path where there is one, else the folders of the run, or of the repeats, of that name."""
+    """The folders of the run, or of the repeats, of that name; else the path. A word with "/" or ".zip" is a path."""
     path = Path(word)
-    return [path] if path.exists() else [results_of(run) for run in runs_named(Store(), word)]
+    if "/" in word or path.suffix == ".zip":
+        if not path.exists():
+            raise NotFoundError(f"There is no archive {word}.", hint="mlbench download NAME --to FILE")
+        return [path]
+    try:
+        runs = runs_named(Store(), word)
+    except NotFoundError:
+        if path.exists():
+            return [path]
+        raise
+    if path.exists():
+        console.note(f'"{word}" is the run of that name; the folder: ./{word}')
+    return [results_of(run) for run in runs]
 
 
 def _name(word: str, archives: Sequence[Archive]) -> str:
@@ -60,7 +101,7 @@ def _name(word: str, archives: Sequence[Archive]) -> str:
 
 def _show(found: Comparison) -> None:
     for title, figures in (("SECONDS", found.seconds), ("FIGURE", found.others)):
-        rows = [[name, *map(in_figures, (row.a, row.b, row.ratio))] for name, row in figures.items()]
+        rows = [[name, in_figures(row.a), in_figures(row.b), _ratio(row.ratio)] for name, row in figures.items()]
         if title != "SECONDS":
             console.out("")
         console.out_table([title, found.a, found.b, "B / A"], rows)
@@ -70,16 +111,13 @@ def _show(found: Comparison) -> None:
             ["DIFFERENCE", found.a, found.b], [[name, str(a), str(b)] for name, (a, b) in found.differences.items()]
         )
     for obstacle in found.obstacles:
-        console.warn(obstacle)
+        accept = f" Accept it with --across {obstacle.word}." if obstacle.word else ""
+        console.warn(f"{obstacle.text}{accept}")
 
 
-def _verdict(found: Comparison, limit: float) -> int:
-    """0 where B is fast enough. Times that mean little together are no reason to pass."""
-    ratio = found.ratios.get("task") or found.ratios.get("run")
-    if ratio is None or found.obstacles:
-        console.note(f"{found.b} cannot be held against {found.a}.")
-        return TaskFailedError.exit_code
-    if ratio > limit:
-        console.note(f"{found.b} takes {ratio:.3g} times as long as {found.a}; {limit:g} times are allowed.")
-        return TaskFailedError.exit_code
-    return 0
+def _ratio(found: Estimate | None) -> str | None:
+    """ "0.503 (0.47 to 0.54)"; without repeats "0.503"."""
+    if found is None:
+        return None
+    interval = "" if found.low is None else f" ({found.low:.3g} to {found.high:.3g})"
+    return f"{found.mean:.3g}{interval}"

@@ -219,8 +219,8 @@ _COMMON = [
             typer.Option(
                 "--custom-value",
                 "-v",
-                help="value of the Helm chart, e.g. a.b[0].c=v; numbers, true, false, null and JSON keep their type, "
-                "everything else and quoted values are text; repeatable",
+                help="value for the Helm chart, e.g. a.b[0].c=v; numbers, true, false, null and JSON are parsed, the "
+                "rest and quoted values are text; repeatable",
                 metavar="PATH=VALUE",
             ),
         ],
@@ -232,7 +232,7 @@ _COMMON = [
             str | None,
             typer.Option(
                 "--chart-timeout",
-                help="deadline until everything in the Helm chart is ready; default: 10m",
+                help="maximum time for the Helm chart's resources to become ready; default: 10m",
                 metavar="DURATION",
             ),
         ],
@@ -244,14 +244,14 @@ _COMMON = [
             str | None,
             typer.Option(
                 "--ttl",
-                help="time after which `mlbench gc --expired` may delete it, e.g. 90m, 8h, 2d, or none; default: none, "
-                f"but {UNATTENDED_TTL} for a paid cluster that is created without a terminal",
+                help="age at which `mlbench gc --expired` may delete it, e.g. 90m, 8h, 2d, or none; default: none, "
+                f"but {UNATTENDED_TTL} for paid clusters if there is no terminal",
                 metavar="DURATION",
             ),
         ],
         None,
     ),
-    _keyword("dry_run", Annotated[bool, typer.Option("--dry-run", help="print the plan and stop")], False),
+    _keyword("dry_run", Annotated[bool, typer.Option("--dry-run", help="print the plan and exit")], False),
     _keyword("yes", Yes, False),
     _keyword("output", Output, Format.text),
 ]

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import RunName, Yes, engine_of
+from mlbench_cli.commands._common import Format, Output, RunName, Yes, engine_of
 from mlbench_cli.errors import CleanupError, NotFoundError, UnreachableError
 from mlbench_cli.model import Cluster, Run
 from mlbench_cli.run_folder import RunFolder
@@ -16,9 +16,10 @@ from mlbench_cli.store import Store
 def delete(
     name: RunName,
     force: Annotated[
-        bool, typer.Option("--force", help="stop it if it runs; drop results that are not here yet")
+        bool, typer.Option("--force", help="stop it if it is running; discard results that were not fetched")
     ] = False,
     yes: Yes = False,
+    output: Output = Format.text,
 ) -> None:
     """Remove a run and its results. Zip files that were downloaded stay."""
     store = Store()
@@ -28,7 +29,10 @@ def delete(
         _delete_from_cluster(run, store, force)
         _remove_folder(run)
         store.forget_run(run)
-    console.out(f"{name} is deleted.")
+    if output == Format.json:
+        console.out_json({"run": name, "id": run.id, "deleted": True, "folder": str(run.folder)})
+    else:
+        console.out(f"{name} is deleted.")
 
 
 def _delete_from_cluster(run: Run, store: Store, force: bool) -> None:

@@ -6,7 +6,7 @@ import typer
 
 from mlbench_cli import clusters, console
 from mlbench_cli.commands._clusters import Location, Project, StepPrinter
-from mlbench_cli.commands._common import Yes, sealed
+from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters, sealed
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
@@ -18,12 +18,14 @@ def delete_cluster(
         typer.Argument(
             metavar="[PROVIDER] NAME",
             help="cluster to delete; name its provider to find clusters this machine did not create",
+            autocompletion=complete_clusters,
         ),
     ],
     project: Project = None,
     location: Location = None,
-    force: Annotated[bool, typer.Option("--force", help="lose results that are still on it")] = False,
+    force: Annotated[bool, typer.Option("--force", help="discard results that are still on it")] = False,
     yes: Yes = False,
+    output: Output = Format.text,
 ) -> None:
     """Delete a cluster and everything that belongs to it. If it was stopped, the same command continues.
 
@@ -40,21 +42,32 @@ def delete_cluster(
     except NotFoundError:
         if not clusters.was_deleted(store, name):
             raise
-        console.out(f"The cluster {name} was deleted before; nothing of it is left.")
+        _print(name, f"The cluster {name} was deleted before; nothing of it is left.", output)
         return
     if cluster.provider == "local":
         raise UsageError('The cluster "local" is this machine; it cannot be deleted.')
     if not force:
         _refuse_unfetched(store, cluster)
-    where = f", {cluster.location}" if cluster.location else ""
     if cluster.provider != "attached":
-        console.confirm(f"Delete the cluster {name} ({cluster.provider}{where}) and everything on it?", yes=yes)
+        place = f", {cluster.location}" if cluster.location else ""
+        console.confirm(f"Delete the cluster {name} ({cluster.provider}{place}) and everything on it?", yes=yes)
+    _print(name, delete_with_progress(store, cluster), output)
+
+
+def delete_with_progress(store: Store, cluster: Cluster) -> str:
+    """Delete the cluster, with its steps on stderr. Returns a sentence that says what was done."""
     with StepPrinter() as report:
         certain = clusters.delete_cluster(store, cluster, report, console.warn)
     if cluster.provider == "attached":
-        console.out(f"The cluster {name} is forgotten; nothing on it was changed.")
+        return f"The cluster {cluster.name} is forgotten; nothing on it was changed."
+    return f"The cluster {cluster.name} is deleted{'; nothing of it is left' if certain else ''}."
+
+
+def _print(name: str, sentence: str, output: Format) -> None:
+    if output == Format.json:
+        console.out_json({"cluster": name, "deleted": True, "summary": sentence})
     else:
-        console.out(f"The cluster {name} is deleted{'; nothing of it is left' if certain else ''}.")
+        console.out(sentence)
 
 
 def _refuse_unfetched(store: Store, cluster: Cluster) -> None:

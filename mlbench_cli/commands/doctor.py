@@ -14,8 +14,10 @@ from mlbench_cli import __version__, console, settings
 from mlbench_cli.commands._clusters import Location, Project
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.errors import MlbenchError
+from mlbench_cli.extras import install_hint
 from mlbench_cli.runs.launch import local_machine
 from providers.doctor import Check
+from task_images.harness.cores import cpu_quota
 
 MIN_FREE = 2 << 30  # bytes; an archive is small, a task's checkpoints and data are not
 MIN_SHM = 256 << 20
@@ -97,11 +99,24 @@ def _shared_memory() -> Check:
 def _cores() -> Check:
     machine = local_machine()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Check("machine", "ok", f"{machine.cores} cores, {machine.gpus} GPUs, {console.size(memory)} memory")
+    quota = cpu_quota()
+    cores = f"{machine.cores} cores" if quota is None else f"{machine.cores} cores (CPU quota of {quota:g})"
+    return Check("machine", "ok", f"{cores}, {machine.gpus} GPUs, {console.size(memory)} memory")
+
+
+def _machine_lock() -> Check:
+    from mlbench_cli.engines.local.machine_lock import find_holder, probe_lock
+
+    path, problem = probe_lock()
+    if problem is not None:
+        return Check("machine lock", "missing", problem, "Runs start at once and are labelled as shared.")
+    holder = find_holder()
+    found = f"{path}: free" if holder is None else f"{path}: {holder.phrase}"
+    return Check("machine lock", "ok", found)
 
 
 def _torch() -> Check:
-    hint = "The tasks need torch on this machine: pip install 'mlbench[local]'"
+    hint = f"The tasks need torch on this machine: {install_hint('local')}"
     try:
         probe = subprocess.run(
             [sys.executable, "-c", TORCH_PROBE], capture_output=True, text=True, timeout=TORCH_SECONDS, check=False
@@ -120,7 +135,7 @@ def _package(what: str, package: str, extra: str, use: str) -> Callable[[], Chec
         try:
             return Check(what, "ok", f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
-            return Check(what, "missing", f"no {package}", f"For {use}: pip install 'mlbench[{extra}]'")
+            return Check(what, "missing", f"no {package}", f"For {use}: {install_hint(extra)}")
 
     return check
 
@@ -141,10 +156,11 @@ CHECKS: tuple[Callable[[], Check], ...] = (
     _disk,
     _shared_memory,
     _cores,
+    _machine_lock,
     _torch,
     _package("mpi", "mpi4py", "mpi", "the backend mpi"),
     _package("charts", "matplotlib", "plots", "mlbench charts"),
-    _package("clusters", "websocket-client", "k8s", "any cluster but local"),
+    _package("clusters", "kubernetes", "k8s", "any cluster but local"),
     _package("gke", "google-cloud-container", "gke", "clusters of Google"),
     _package("eks", "boto3", "eks", "clusters of Amazon"),
     _program("docker", "KIND clusters and building images"),

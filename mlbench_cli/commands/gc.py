@@ -1,14 +1,16 @@
 """`mlbench gc`: delete clusters that nobody looks after, found by their tags, with or without a data directory."""
 
 import time
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from mlbench_cli import clusters, console
 from mlbench_cli.cluster_details import ClusterDetails
-from mlbench_cli.commands._clusters import Location, Project, StepPrinter, cluster_document
+from mlbench_cli.commands._clusters import Location, Project, cluster_document
 from mlbench_cli.commands._common import Format, Output, Yes
+from mlbench_cli.commands.delete_cluster import delete_with_progress
 from mlbench_cli.errors import CleanupError, MlbenchError
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
@@ -17,7 +19,7 @@ from mlbench_cli.store import Store
 def gc(
     providers: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PROVIDER]...", help="providers to search; default: all that are configured"),
+        typer.Argument(metavar="[PROVIDER]...", help="cloud to search; default: all configured clouds"),
     ] = None,
     project: Project = None,
     location: Location = None,
@@ -26,7 +28,7 @@ def gc(
         bool, typer.Option("--all", help="also complete clusters that this data directory does not know")
     ] = False,
     everybody: Annotated[bool, typer.Option("--everybody", help="also clusters of other owners")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be deleted")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only show what would be deleted")] = False,
     yes: Yes = False,
     output: Output = Format.text,
 ) -> None:
@@ -44,19 +46,21 @@ def gc(
         if (everybody or ClusterDetails.of(cluster).owner in (None, clusters.owner_name()))
         and (why := clusters.removal_reason(cluster, known, only_expired=expired, include_unknown=everything))
     ]
-    _print_chosen([(cluster, _describe(cluster, why)) for cluster, why in chosen], output)
+    as_json = output == Format.json
+    if not as_json:  # JSON is one document, printed when everything is deleted
+        _print_chosen([(cluster, _describe(cluster, why)) for cluster, why in chosen])
     for name, error in errors.items():
         console.warn(f"{name} was not searched: {error.message}")
-    if dry_run or not chosen:
-        return
-    console.confirm(f"Delete {len(chosen)} clusters and everything on them?", yes=yes)
-    _delete_all(store, [cluster for cluster, _ in chosen])
+    documents = [{**cluster_document(cluster), "why": _describe(cluster, why)} for cluster, why in chosen]
+    if chosen and not dry_run:
+        console.confirm(f"Delete {len(chosen)} clusters and everything on them?", yes=yes)
+        _delete_all(store, [cluster for cluster, _ in chosen], console.note if as_json else console.out)
+    if as_json:
+        console.out_json({"clusters": documents, "removed": bool(chosen) and not dry_run})
 
 
-def _print_chosen(chosen: list[tuple[Cluster, str]], output: Format) -> None:
-    if output == Format.json:
-        console.out_json({"clusters": [{**cluster_document(cluster), "why": why} for cluster, why in chosen]})
-    elif chosen:
+def _print_chosen(chosen: list[tuple[Cluster, str]]) -> None:
+    if chosen:
         rows = [
             [item.name, item.provider, item.location or ClusterDetails.of(item).location, item.state, why]
             for item, why in chosen
@@ -71,14 +75,12 @@ def _describe(cluster: Cluster, why: str) -> str:
     return f"{why} {console.duration(time.time() - expires)} ago" if why == "expired" and expires is not None else why
 
 
-def _delete_all(store: Store, chosen: list[Cluster]) -> None:
+def _delete_all(store: Store, chosen: list[Cluster], print_line: Callable[[str], None]) -> None:
     """Delete each, also if others fail. Raises CleanupError naming those that could not be deleted."""
     failed: dict[str, MlbenchError] = {}
     for cluster in chosen:
         try:
-            with StepPrinter() as report:
-                certain = clusters.delete_cluster(store, cluster, report, console.warn)
-            console.out(f"The cluster {cluster.name} is deleted{'; nothing of it is left' if certain else ''}.")
+            print_line(delete_with_progress(store, cluster))
         except MlbenchError as error:
             failed[f"{cluster.name}@{cluster.location}" if cluster.location else cluster.name] = error
     if failed:

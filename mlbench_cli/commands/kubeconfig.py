@@ -11,16 +11,19 @@ from typing import Annotated, Any
 import typer
 
 from mlbench_cli import console
+from mlbench_cli.commands._common import Format, Output, complete_clusters, default_cluster
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.kubeconfig import composed
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 TOKEN_SECONDS = 300  # after which kubectl asks again; tokens of all clouds live longer
 
-Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="a cluster; default: the current one")]
+Name = Annotated[
+    str | None,
+    typer.Argument(metavar="[NAME]", help="a cluster; default: the current one", autocompletion=complete_clusters),
+]
 
 kubeconfig = typer.Typer(rich_markup_mode=None, context_settings=HELP_NAMES, no_args_is_help=True, add_completion=False)
 
@@ -35,12 +38,14 @@ def export(
     name: Name = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="write it there, readable by you only")] = None,
     force: Annotated[bool, typer.Option("--force", help="replace the file")] = False,
+    output: Output = Format.text,
 ) -> None:
     """Print a kubeconfig for a cluster, or write it to a file. It gives access: keep it to yourself."""
     cluster, access = _access(name)
-    text = _dump(composed(f"mlbench-{cluster.name}", access, _plugin(cluster) if access.token else {}))
+    document = access.compose_kubeconfig(f"mlbench-{cluster.name}", _plugin(cluster) if access.token else None)
+    text = _dump(document)
     if file is None:
-        console.out(text.rstrip())
+        console.out(json.dumps(document, indent=2) if output == Format.json else text.rstrip())
         return
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | (0 if force else os.O_EXCL)
     try:
@@ -51,17 +56,25 @@ def export(
         raise UsageError(f"The file {file} exists.", hint="Choose another one, or add --force.") from None
     except OSError as error:
         raise UsageError(f"The file {file} cannot be written: {error.strerror}.") from None
+    if output == Format.json:
+        console.out_json({"cluster": cluster.name, "file": str(file.absolute())})
     console.note(f"Next: kubectl --kubeconfig {file} get nodes")
 
 
 @kubeconfig.command(context_settings=HELP_NAMES)
 def token(name: Name = None) -> None:
-    """Print a short-lived token as a credential plugin of kubectl does; exported kubeconfigs call this."""
+    """Print short-lived credentials as a credential plugin of kubectl does; exported kubeconfigs call this."""
     cluster, access = _access(name)
     if access.token is None:
         raise UsageError(f'The cluster "{cluster.name}" does not use tokens.')
+    credential = access.token.credential()
     expires = datetime.fromtimestamp(time.time() + TOKEN_SECONDS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    status = {"token": access.token(), "expirationTimestamp": expires}
+    status = {"expirationTimestamp": expires}
+    if credential.token:
+        status["token"] = credential.token
+    if credential.certificate and credential.key:
+        status["clientCertificateData"] = credential.certificate.decode()
+        status["clientKeyData"] = credential.key.decode()
     console.out(
         json.dumps({"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status})
     )
@@ -71,7 +84,7 @@ def _access(name: str | None) -> tuple[Cluster, Access]:
     from providers import registry
 
     store = Store()
-    cluster = store.cluster(name) if name else store.current_cluster
+    cluster = store.cluster(name) if name else default_cluster(store)
     return cluster, registry.load(cluster.provider).connect(cluster)
 
 

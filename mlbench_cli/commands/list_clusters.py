@@ -7,7 +7,7 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.cluster_details import ClusterDetails
-from mlbench_cli.commands._common import Format, Output
+from mlbench_cli.commands._common import Format, Output, default_cluster
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
 from mlbench_cli.times import timestamp
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def list_clusters(
     cloud: Annotated[
-        bool, typer.Option("--cloud", help="also list clusters that only the clouds know, found by their tags")
+        bool, typer.Option("--cloud", help="also list clusters that only the clouds know, found by mlbench's labels")
     ] = False,
     output: Output = Format.text,
 ) -> None:
@@ -29,7 +29,7 @@ def list_clusters(
     store = Store()
     known = store.clusters()
     found, errors = _discover() if cloud else ([], {})
-    current = store.current_cluster.identity
+    current = default_cluster(store).identity
     identities = [cluster.identity for cluster in known]
     listed = [(cluster, True) for cluster in known]
     listed += [(cluster, False) for cluster in found if not any(item.matches(cluster.identity) for item in identities)]
@@ -43,13 +43,17 @@ def list_clusters(
             droppable=["CREATED", "NODES", "EXPIRES", "LOCATION"],
         )
     for name, error in errors.items():
-        console.warn(f"{name} was not searched: {error.message}")
+        console.warn(f"No answer from {name}: {error.message}")
 
 
 def _discover() -> tuple[list[Cluster], dict[str, "MlbenchError"]]:
     from mlbench_cli.clusters import discover_clusters
+    from mlbench_cli.errors import MlbenchError
 
-    return discover_clusters(None, {})
+    try:
+        return discover_clusters(None, {})
+    except MlbenchError as error:  # no cloud can be searched; the known clusters are listed all the same
+        return [], {"the clouds": error}
 
 
 def _document(cluster: Cluster, current: bool, known: bool) -> dict[str, Any]:

@@ -1,28 +1,25 @@
 """`mlbench logs`: what the ranks have written, byte for byte."""
 
 import sys
-import threading
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
 import typer
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output, RunName, engine_of
+from mlbench_cli.commands._log_lines import LogEntry, LogReader, select_entries, without_event
+from mlbench_cli.durations import parse_since
 from mlbench_cli.engines.base import LOG_GAP, Engine
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model import Run
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.run_folder import RunFolder
 from mlbench_cli.store import Store
+from mlbench_cli.times import MAX_SECONDS, timestamp
 from task_images import contract
 
 MAX_FOLLOWED = 64  # ranks; each takes a thread, and nobody reads more at once
-WAITING_LINES = 10_000  # between the threads and a slow terminal
-LOOK_EVERY = 0.05  # seconds; a queue with locks costs more than all that is done with the lines
 _EVENT = contract.PREFIX.encode()
 
 
@@ -30,33 +27,64 @@ def logs(
     name: RunName,
     rank: Annotated[int | None, typer.Option("--rank", help="only this rank, without the prefix")] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="go on until the run ends (Ctrl-C only ends this)")
+        bool, typer.Option("--follow", "-f", help="go on until the run ends; Ctrl-C ends only the following")
     ] = False,
     raw: Annotated[bool, typer.Option("--raw", help="everything as written, with the lines that hold events")] = False,
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", help='put the time before each line; "~" marks a latest possible time')
+    ] = False,
+    tail: Annotated[
+        int | None, typer.Option("--tail", metavar="N", min=0, help="only the last N lines of what would be shown")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="TIME", help="only lines since then, e.g. 10m ago, or 2026-01-31T10:00:00Z"),
+    ] = None,
     output: Output = Format.text,
 ) -> None:
     """Print what the ranks of a run have written to their standard output and error.
 
-    With one rank and --raw the bytes are exactly those that the rank wrote. In JSON, bytes that are no UTF-8 are
-    replaced.
+    With one rank and --raw the bytes are exactly those that the rank wrote. Several ranks are merged by time; the order
+    within a rank is always exact. Times are exact for lines that hold events. Other lines have the latest time that
+    the run's samples, one a second, leave possible; on clusters that of the event before them. In JSON, bytes that are
+    no UTF-8 are replaced.
     """
     if output is Format.json and follow:
         raise UsageError(
             "A JSON document has an end, and --follow may have none.", hint=f"mlbench logs {name} --follow"
         )
+    begin = None if since is None else parse_since(since)
     store = Store()
     run = store.run(name).run
     size = run.spec.world_size
     if rank is not None and not 0 <= rank < size:
         raise NotFoundError(f'The run "{name}" has no rank {rank}, only 0 to {size - 1}.', hint=f"mlbench logs {name}")
+    if follow and rank is None and size > MAX_FOLLOWED:
+        raise UsageError(
+            f'The run "{run.name}" has {size} ranks; at most {MAX_FOLLOWED} are followed at once.',
+            hint=f"mlbench logs {run.name} --follow --rank 0",
+        )
     # The archive is complete, and there when the cluster is long gone.
     engine = None if RunFolder(run.folder).is_sealed else engine_of(store.cluster(run.spec.cluster))
     ranks = range(size) if rank is None else [rank]
+    reader = LogReader(run, engine, ranks)
+    printer = Printer(sys.stdout.buffer, prefixed=len(ranks) > 1, raw=raw, timestamps=timestamps)
     if output is Format.json:
-        lines = _documents(run, engine, ranks, raw)
+        entries = select_entries(reader.read_blocks(), raw=raw, since=begin, tail=tail)
+        lines = [_document(entry, raw) for entry in entries]
         console.out_json({"name": name, "lines": lines, "gaps": _gaps(run, engine)})
         return
-    _print(run, engine, ranks, follow, Printer(sys.stdout.buffer, prefixed=rank is None and size > 1, raw=raw))
+    if len(ranks) == 1 and not timestamps and tail is None and begin is None:
+        for text in reader.read_lines(ranks[0], follow):
+            printer.write(ranks[0], text)
+            if follow:
+                printer.flush()
+    else:
+        for entry in select_entries(reader.read_blocks(), raw=raw, since=begin, tail=tail):
+            printer.write(entry.rank, entry.text, entry.time, entry.is_exact)
+        if follow and engine is not None:
+            printer.flush()
+            reader.follow(printer.write_new, printer.flush)
     for gap in _gaps(run, engine):
         console.warn(str(gap.get("summary")))
 
@@ -69,101 +97,51 @@ def _gaps(run: Run, engine: Engine | None) -> list[dict[str, Any]]:
         return [finding for finding in archive.findings if finding.get("code") == LOG_GAP]
 
 
-def _print(run: Run, engine: Engine | None, ranks: Sequence[int], follow: bool, printer: "Printer") -> None:
-    size = run.spec.world_size
-    if not follow or len(ranks) == 1 or engine is None:
-        for number in ranks:
-            for text in _lines(run, engine, number, follow):
-                printer.write(number, text)
-                if follow:
-                    printer.flush()
-        return
-    if size > MAX_FOLLOWED:
-        raise UsageError(
-            f'The run "{run.name}" has {size} ranks; at most {MAX_FOLLOWED} are followed at once.',
-            hint=f"mlbench logs {run.name} --follow --rank 0",
-        )
-    _follow_all(run, engine, printer)
-
-
-def _documents(run: Run, engine: Engine | None, ranks: Iterable[int], raw: bool) -> list[dict[str, object]]:
-    found = []
-    for rank in ranks:
-        for line in _lines(run, engine, rank, follow=False):
-            if text := line if raw else without_event(line):
-                found.append({"rank": rank, "text": text.decode("utf-8", "replace")})
-    return found
+def _document(entry: LogEntry, raw: bool) -> dict[str, object]:
+    text = entry.text if raw else without_event(entry.text)
+    return {
+        "rank": entry.rank,
+        "text": text.decode("utf-8", "replace"),
+        "time": None if entry.time is None else timestamp(entry.time),
+        "time_is_exact": entry.is_exact,
+    }
 
 
 class Printer:
-    """Writes lines of ranks, each with its prefix, without the events."""
+    """Writes lines of ranks, each with its prefix and its time, without the events."""
 
-    def __init__(self, stream: BinaryIO, *, prefixed: bool, raw: bool) -> None:
+    def __init__(self, stream: BinaryIO, *, prefixed: bool, raw: bool, timestamps: bool) -> None:
         self._stream = stream
         self._prefixed = prefixed
         self._raw = raw
+        self._timestamps = timestamps
 
-    def write(self, rank: int, text: bytes) -> None:
+    def write(self, rank: int, text: bytes, moment: float | None = None, is_exact: bool = False) -> None:
         if not self._raw and _EVENT in text:
             text = without_event(text)
         if not text:
             return
+        if self._timestamps:
+            text = format_moment(moment, is_exact) + text
         if self._prefixed:
-            # Another rank's line must not stand behind one without its end.
-            text = b"[%d] %s" % (rank, text if text.endswith(b"\n") else text + b"\n")
+            text = b"[%d] %s" % (rank, text)
+        # Another rank's line must not stand behind one without its end.
+        if (self._prefixed or self._timestamps) and not text.endswith(b"\n"):
+            text += b"\n"
         self._stream.write(text)
+
+    def write_new(self, rank: int, text: bytes) -> None:
+        """Write a line that has just arrived: its time is now, unless it holds an event."""
+        event = contract.parse_event(text) if self._timestamps and _EVENT in text else None
+        self.write(rank, text, float(event["time"]) if event else time.time(), event is not None)
 
     def flush(self) -> None:
         self._stream.flush()
 
 
-def without_event(line: bytes) -> bytes:
-    """The line without the event in it; empty if it holds nothing else."""
-    if contract.parse_event(line) is None:
-        return line
-    before = line[: line.find(_EVENT + b"{")]
-    return before + b"\n" if before.strip() else b""
-
-
-def _lines(run: Run, engine: Engine | None, rank: int, follow: bool) -> Iterator[bytes]:
-    if engine is None:
-        return _file_lines(run.folder / "logs" / f"rank-{rank}.log")
-    return (line.text for line in engine.logs(run, rank, follow=follow))
-
-
-def _file_lines(path: Path) -> Iterator[bytes]:
-    if not path.exists():  # a rank that never started, or whose log could not be fetched
-        return
-    with open(path, "rb", buffering=1 << 20) as file:
-        yield from file
-
-
-def _follow_all(run: Run, engine: Engine, printer: Printer) -> None:
-    """All ranks at once, whole lines in the order in which they arrive. Raises the first trouble that a rank has."""
-    arrived: deque[tuple[int, bytes | Exception | None]] = deque()
-
-    def read(rank: int) -> None:
-        try:
-            for line in engine.logs(run, rank, follow=True):
-                arrived.append((rank, line.text))
-                while len(arrived) > WAITING_LINES:
-                    time.sleep(LOOK_EVERY)
-            arrived.append((rank, None))
-        except Exception as error:
-            arrived.append((rank, error))
-
-    for rank in range(run.spec.world_size):
-        threading.Thread(target=read, args=(rank,), daemon=True).start()
-    open_ranks = run.spec.world_size
-    while open_ranks:
-        while arrived:
-            rank, item = arrived.popleft()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                open_ranks -= 1
-            else:
-                printer.write(rank, item)
-        printer.flush()
-        if open_ranks:
-            time.sleep(LOOK_EVERY)
+def format_moment(moment: float | None, is_exact: bool) -> bytes:
+    """A time in 25 columns: to the millisecond if it is exact, else to the second behind "~"; "-" if it is unknown."""
+    if moment is None or not 0 <= moment <= MAX_SECONDS:
+        return b"-".ljust(25)
+    text = timestamp(moment)
+    return (text if is_exact else f"~{text[:19]}Z").encode().ljust(25)

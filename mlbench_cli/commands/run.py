@@ -2,22 +2,35 @@
 
 import inspect
 import shutil
-from collections.abc import Sequence
-from dataclasses import Field
+from collections.abc import Callable, Sequence
+from dataclasses import Field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import Format, Output, RequireGoal, Yes, engine_of, renderer_of
+from mlbench_cli.commands._common import (
+    Format,
+    Output,
+    RequireGoal,
+    Yes,
+    complete_backends,
+    complete_clusters,
+    complete_presets,
+    complete_tasks,
+    default_cluster,
+    engine_of,
+    renderer_of,
+    with_defaults,
+)
 from mlbench_cli.commands._repeats import repeats_in
 from mlbench_cli.commands._report import Ended, Reporter, in_words, report_ended
 from mlbench_cli.engines.base import Engine, Submission
-from mlbench_cli.errors import MlbenchError, Stopped, explain_stop
+from mlbench_cli.errors import MlbenchError, Stopped, UsageError, explain_stop
 from mlbench_cli.model import Cluster, Outcome, Run, RunState
 from mlbench_cli.results.archive.documents import write_run_document
-from mlbench_cli.runs import launch, wizard
+from mlbench_cli.runs import launch
 from mlbench_cli.runs.request import OPTIONS, Request, equivalent_command, flag, merge, pairs, read_file
 from mlbench_cli.spec import RunSpec
 from mlbench_cli.store import Store
@@ -27,30 +40,32 @@ STOP_SECONDS = 1.0  # in which a stopped client waits for the end of a run that 
 
 def run(
     context: typer.Context,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="the run with N workers is named NAME-N")] = None,
-    workers: Annotated[list[int] | None, typer.Argument(metavar="[N]...", help="numbers of workers, as 1 2 4")] = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="YAML with these options; flags go first")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="name; the run with N workers is named NAME-N")
+    ] = None,
+    workers: Annotated[
+        list[int] | None, typer.Argument(metavar="[N]...", help="numbers of workers, e.g. 1 2 4")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="YAML file with these options; flags take precedence")
+    ] = None,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="start and return at once; on local several run in turn")
+        bool, typer.Option("--detach", "-d", help="start and return at once; on local, runs are queued")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be submitted, and stop")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be submitted, and exit")] = False,
     require_goal: RequireGoal = False,
+    logs: Annotated[bool, typer.Option("--logs", help="show the log lines of rank 0 while it runs")] = False,
     yes: Yes = False,
     output: Output = Format.text,
     **options: Any,
 ) -> int:
     """Run a task, or a command of your own, with one or several numbers of workers.
 
-    Asks on a terminal for what is left open: which task, which backend. Several numbers run one after the other. The
-    exit code is 0 where all went well, else the highest one.
+    Asks on a terminal for what is missing. Several numbers run one after the other. The exit code is 0 if all went
+    well, else the highest one. Defaults of options: mlbench config.
     """
-    request = _request(name, workers, file, options)
     store = Store()
-    cluster = store.cluster(request.cluster) if request.cluster else store.current_cluster
-    launch.check_names(request, taken=() if dry_run else [row.run.name for row in store.runs()])
-    if wizard.needed(request) and not yes:
-        request = wizard.complete(request, local=cluster.provider == "local")
-        console.note(f"\nThe same without questions: {equivalent_command(request)} --yes\n")
+    request, cluster = _complete(_request(name, workers, file, options), store, ask=not yes, is_dry=dry_run)
     specs = launch.resolve(request, cluster)
     engine = renderer_of(cluster) if dry_run else engine_of(cluster)
     submissions = [engine.render(spec) for spec in specs]
@@ -60,12 +75,57 @@ def run(
     _warn(specs, cluster)
     runs = _record(specs, store, ("mlbench", *context.obj))
     if detach:
-        return _start(runs, engine, store, output)
-    ended = [_follow(runs, number, engine, store, require_goal) for number in range(len(runs))]
-    names = {item.name for item in runs}
-    repeats = repeats_in(row for row in store.runs() if row.run.name in names) if request.repeat else []
-    report_ended(ended, output, repeats)
-    return max(item.exit_code for item in ended)
+        code = _start(runs, engine, store, output)
+    else:
+        ended = [_follow(runs, number, engine, store, require_goal, logs) for number in range(len(runs))]
+        names = {item.name for item in runs}
+        repeats = repeats_in(row for row in store.runs() if row.run.name in names) if request.repeat else []
+        report_ended(ended, output, repeats)
+        code = max(item.exit_code for item in ended)
+    console.note(f"The same again: {equivalent_command(request)}")
+    return code
+
+
+# --- what is asked for ----------------------------------------------------------------------------------------------
+
+
+def _complete(request: Request, store: Store, *, ask: bool, is_dry: bool) -> tuple[Request, Cluster]:
+    """The request with defaults and answers, and its cluster. Raises UsageError naming what is missing."""
+    cluster = store.cluster(request.cluster) if request.cluster else default_cluster(store)
+    taken = () if is_dry else [row.run.name for row in store.runs()]
+    missing = _missing(request)
+    if request.name is not None:
+        launch.check_names(request if request.workers else replace(request, workers=(1,)), taken)
+    if missing and not (ask and console.interactive()):
+        reason = ", and there is no terminal to prompt on" if ask else ""
+        raise UsageError(
+            f"No {', no '.join(missing)} given{reason}.",
+            hint=f"mlbench run {request.name or 'NAME'} 1 2 4 --task TASK [--backend NAME], "
+            "or --command 'python train.py' [--image NAME:TAG]",
+        )
+    if missing:
+        from mlbench_cli.runs import wizard
+
+        request, cluster = wizard.complete(request, store.clusters(), cluster, taken, with_defaults)
+    else:
+        request = with_defaults(request, cluster)
+    if cluster.provider != "local" and request.cluster is None:
+        request = replace(request, cluster=cluster.name)
+    if missing:
+        console.note(f"\nThe same without questions: {equivalent_command(request)}\n")
+    return request, cluster
+
+
+def _missing(request: Request) -> list[str]:
+    """What a run cannot do without."""
+    missing = []
+    if request.name is None:
+        missing.append("name")
+    if not request.workers:
+        missing.append("number of workers")
+    if request.task is None and request.command is None:
+        missing.append("task or command")
+    return missing
 
 
 # --- the options are Request's fields -------------------------------------------------------------------------------
@@ -77,11 +137,18 @@ def _parameter(item: "Field[Any]") -> inspect.Parameter:
     repeated = facts["kind"] in ("texts", "pairs")
     kind: Any = {"integer": int, "switch": bool}.get(facts["kind"], list[str] if repeated else str)
     long = f"{flag(item.name)}/{flag('no_' + item.name)}" if facts["kind"] == "switch" else flag(item.name)
+    complete: dict[str, Callable[..., list[str]]] = {
+        "task": complete_tasks,
+        "preset": complete_presets,
+        "backend": complete_backends,
+        "cluster": complete_clusters,
+    }
     option = typer.Option(
         *([long, f"-{facts['letter']}"] if facts["letter"] else [long]),
         help=facts["help"],
         metavar=facts["metavar"] or None,
         rich_help_panel=facts["panel"],
+        autocompletion=complete.get(item.name),
     )
     return inspect.Parameter(
         item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
@@ -104,7 +171,13 @@ def _request(name: str | None, workers: list[int] | None, file: Path | None, opt
             values[item.name] = pairs(values[item.name], item.name)
         elif item.name in values and item.metadata["kind"] == "texts":
             values[item.name] = tuple(values[item.name])
-    given = Request(name=name, workers=tuple(workers or ()), **values)
+    sizes = tuple(workers or ())
+    if name is not None and name.isascii() and name.isdecimal():  # no name begins with a digit
+        if file is None:
+            raise UsageError(f"{name} is no name of a run: NAME comes before the numbers.", hint="mlbench run NAME 1 2")
+        sizes = (int(name[:9]), *sizes)
+        name = None
+    given = Request(name=name, workers=sizes, **values)
     return given if file is None else merge(read_file(file), given)
 
 
@@ -155,7 +228,7 @@ def _forget(runs: list[Run], store: Store) -> None:
 
 
 def _start(runs: list[Run], engine: Engine, store: Store, output: Format) -> int:
-    if len(runs) > 1 and engine.dies_with_client:
+    if engine.dies_with_client and (len(runs) > 1 or _waits_for_machine(runs[0])):
         _start_in_turn(runs, store)
     else:
         _start_all(runs, engine, store)
@@ -168,6 +241,16 @@ def _start(runs: list[Run], engine: Engine, store: Store, output: Format) -> int
         f"Next: mlbench status {name}, mlbench logs {name} --follow, mlbench wait {name}, mlbench cancel {name}"
     )
     return 0
+
+
+def _waits_for_machine(item: Run) -> bool:
+    """Whether a local run cannot start at once because another one has this machine; says which."""
+    from mlbench_cli.engines.local.machine_lock import find_holder
+
+    holder = None if item.spec.share_machine else find_holder()
+    if holder is not None:
+        console.note(f"{item.name} waits for this machine: {holder.phrase}.")
+    return holder is not None
 
 
 def _start_in_turn(runs: list[Run], store: Store) -> None:
@@ -202,14 +285,14 @@ def _submit(item: Run, engine: Engine, store: Store, *, detach: bool) -> None:
     store.update_run(item, RunState.RUNNING)
 
 
-def _follow(runs: list[Run], number: int, engine: Engine, store: Store, require_goal: bool) -> Ended:
+def _follow(runs: list[Run], number: int, engine: Engine, store: Store, require_goal: bool, logs: bool) -> Ended:
     from mlbench_cli.runs import supervise
 
     item, later = runs[number], runs[number + 1 :]
     try:
         _submit(item, engine, store, detach=False)
         _announce(item, engine)
-        with Reporter(item) as report:
+        with Reporter(item, engine if logs else None) as report:
             finished = supervise.follow(item, engine, store, report=report, notice=console.note)
         if later:
             console.note(finished.summary)

@@ -7,16 +7,20 @@ import typer
 
 from mlbench_cli import clusters, console
 from mlbench_cli.cluster_details import ClusterDetails
-from mlbench_cli.commands._clusters import StepPrinter
-from mlbench_cli.commands._common import Yes
+from mlbench_cli.commands._clusters import StepPrinter, cluster_document
+from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters
 from mlbench_cli.errors import UsageError
 from mlbench_cli.store import Store
 
 
 def scale_cluster(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="a cluster of mlbench list-clusters")],
-    nodes: Annotated[int, typer.Argument(metavar="NUM_WORKERS", help="number of worker machines; 0 is cheapest")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="a cluster of mlbench list-clusters", autocompletion=complete_clusters),
+    ],
+    nodes: Annotated[int, typer.Argument(metavar="NUM_WORKERS", help="new number of worker machines, 0 or more")],
     yes: Yes = False,
+    output: Output = Format.text,
 ) -> None:
     """Change the number of a cluster's worker machines. With 0, only its control plane costs money."""
     if nodes < 0:
@@ -31,5 +35,8 @@ def scale_cluster(
 
     scaled = replace(cluster, details={**cluster.details, "nodes": nodes})
     with StepPrinter() as report:
-        up(scaled, resources, store, report=report, times="scaling")
-    console.out(f"The cluster {name} has {nodes} worker machines.")
+        ready = up(scaled, resources, store, report=report, times="scaling")
+    if output == Format.json:
+        console.out_json({"cluster": cluster_document(ready)})
+    else:
+        console.out(f"The cluster {name} has {nodes} worker machines.")

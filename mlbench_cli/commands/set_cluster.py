@@ -5,13 +5,23 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import console
+from mlbench_cli.commands._common import Format, Output, complete_clusters
+from mlbench_cli.config import find_default
 from mlbench_cli.errors import UsageError
 from mlbench_cli.store import Store
 from providers.registry import ALIASES
 
 
 def set_cluster(
-    words: Annotated[list[str], typer.Argument(metavar="[PROVIDER] NAME", help="a cluster of mlbench list-clusters")],
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[PROVIDER] NAME",
+            help="a cluster of mlbench list-clusters",
+            autocompletion=complete_clusters,
+        ),
+    ],
+    output: Output = Format.text,
 ) -> None:
     """Choose the cluster that commands use by default; "local" is this machine."""
     # Scripts for the original name the provider, too: mlbench set-cluster gcloud NAME
@@ -25,5 +35,14 @@ def set_cluster(
             f'The cluster "{cluster.name}" is one of {cluster.provider}, not of {words[0]}.',
             hint=f"mlbench set-cluster {cluster.name}",
         )
+    default = find_default("cluster")
     store.choose_cluster(cluster)
-    console.out(f"Commands now use the cluster {cluster.name} ({cluster.provider}).")
+    if output == Format.json:
+        current = default.value if default else cluster.name
+        console.out_json({"cluster": cluster.name, "provider": cluster.provider, "current": current})
+    elif default is None:
+        console.out(f"Commands now use the cluster {cluster.name} ({cluster.provider}).")
+    else:
+        console.out(f"The cluster {cluster.name} ({cluster.provider}) is chosen.")
+    if default is not None and default.value != cluster.name:
+        console.warn(f"Commands go on using {default.value}, as {default.origin} says: that comes first.")

@@ -1,34 +1,104 @@
 """`mlbench status`: what the runs do."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice, takewhile
 from typing import Annotated, Any
 
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import Format, Output, engine_of_run
+from mlbench_cli.commands._common import Format, Output, complete_clusters, complete_runs, complete_tasks, engine_of_run
 from mlbench_cli.commands._repeats import repeats_in, runs_named, show_repeats
-from mlbench_cli.commands._report import Reporter, in_words, to_go
+from mlbench_cli.commands._report import Reporter, format_eta, in_words
+from mlbench_cli.durations import parse_since
 from mlbench_cli.engines.base import Engine
-from mlbench_cli.errors import UsageError
-from mlbench_cli.model import Run, RunRow
-from mlbench_cli.runs.snapshot import ENDED, RunStatus, find_metric, finished_snapshot, live_snapshot, read_states
+from mlbench_cli.errors import UsageError, did_you_mean
+from mlbench_cli.model import Outcome, Run, RunRow, RunState
+from mlbench_cli.runs.finished import read_finished
+from mlbench_cli.runs.snapshot import (
+    ENDED,
+    UNKNOWN,
+    RunStatus,
+    find_metric,
+    finished_snapshot,
+    live_snapshot,
+    read_states,
+)
 from mlbench_cli.store import Store
+from mlbench_cli.times import parse_timestamp, timestamp
+
+MAX_SHOWN = 50  # runs, unless --limit says otherwise
+STATES = (*RunState, ENDED, UNKNOWN, *Outcome)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which runs are shown: the newest `limit` (0: all) that match. `since` is in seconds since 1970."""
+
+    limit: int = MAX_SHOWN
+    state: str | None = None
+    task: str | None = None
+    since: float | None = None
+
+    @property
+    def is_filter(self) -> bool:
+        return not (self.state is None and self.task is None and self.since is None)
+
+    def select(self, newest_first: Iterable[RunRow], engine_of: Callable[[Run], Engine]) -> list[RunStatus]:
+        """The states of the runs that match, oldest first."""
+        begin = float("-inf") if self.since is None else self.since
+        recent = takewhile(lambda row: parse_timestamp(row.run.created) >= begin, newest_first)
+        rows = (row for row in recent if self.task in (None, row.run.spec.task))
+        states = (
+            status for status in read_states(rows, engine_of) if self.state in (None, status.state, status.outcome)
+        )
+        return list(islice(states, self.limit or None))[::-1]
 
 
 def status(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="show this run with its workers")] = None,
-    metric: Annotated[str | None, typer.Option("--metric", "-m", help="show this metric, as Prec@1 or loss")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="show this run with its workers", autocompletion=complete_runs),
+    ] = None,
+    metric: Annotated[str | None, typer.Option("--metric", "-m", help="show this metric, e.g. Prec@1 or loss")] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="follow the run; Ctrl-C only ends this")] = False,
-    cluster: Annotated[str | None, typer.Option("--cluster", help="show this cluster, also a removed one")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", help="show this cluster, even if it was removed", autocompletion=complete_clusters),
+    ] = None,
     cloud: Annotated[bool, typer.Option("--cloud", help="with --cluster: ask the cloud what is there now")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="with each finding, what it was concluded from")
-    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="show the evidence behind each finding")] = False,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=0, help="show the newest N runs that match; 0: all")
+    ] = MAX_SHOWN,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            "--state",
+            metavar="STATE",
+            help="only runs in this state or with this outcome, e.g. running, failed",
+            autocompletion=lambda incomplete: [word for word in STATES if word.startswith(incomplete)],
+        ),
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="TASK", help="only runs of this task", autocompletion=complete_tasks)
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="TIME", help="only runs created since then, e.g. 2d, or 2026-01-31T10:00:00Z"),
+    ] = None,
     output: Output = Format.text,
 ) -> None:
-    """Show all runs, or one with its workers, its metrics and what is in its way; or a cluster with its resources."""
+    """Show the newest runs, or one with its workers, metrics and findings; or a cluster with its resources."""
+    choice = Choice(limit, state, task, None if since is None else parse_since(since))
+    if state is not None and state not in STATES:
+        raise UsageError(
+            f'There is no state "{state[:60]}".{did_you_mean(state, STATES)}', hint=f"One of {', '.join(STATES)}"
+        )
+    if choice.is_filter and (name is not None or cluster is not None):
+        raise UsageError("--state, --task and --since choose among all runs.", hint="mlbench status --state running")
     store = Store()
     if cluster is not None:
         from mlbench_cli.commands._cluster_status import show_cluster
@@ -42,7 +112,7 @@ def status(
     if name is None:
         if metric is not None or watch:
             raise UsageError("--metric and --watch are about one run.", hint="mlbench status NAME --watch")
-        _show_all(store, output)
+        _show_all(store, choice, output)
         return
     runs = runs_named(store, name)
     if len(runs) > 1 or runs[0].name != name:
@@ -67,7 +137,15 @@ def _snapshot(row: RunRow, store: Store, watch: bool) -> dict[str, Any]:
     if watch:
         with Reporter(row.run) as report:
             supervise.watch(row.run, engine, report)
-    return finished_snapshot(row) or live_snapshot(row, engine)
+    document = finished_snapshot(row) or live_snapshot(row, engine)
+    document["ranks"] = [_with_timestamps(rank) for rank in document["ranks"]]
+    return document
+
+
+def _with_timestamps(rank: dict[str, Any]) -> dict[str, Any]:
+    """A worker's times as RFC 3339, as in an archive."""
+    moments = {key: rank[key] for key in ("started", "finished") if isinstance(rank.get(key), int | float)}
+    return {**rank, **{key: timestamp(moment) for key, moment in moments.items()}}
 
 
 def _show_repeats(store: Store, name: str, runs: list[Run], metric: str | None, watch: bool, output: Format) -> None:
@@ -77,7 +155,8 @@ def _show_repeats(store: Store, name: str, runs: list[Run], metric: str | None, 
             hint=f"mlbench status {runs[0].name} --watch",
         )
     names = {run.name for run in runs}
-    _show_rows(read_states([row for row in store.runs() if row.run.name in names], _engines(store)), output)
+    rows = [row for row in store.runs() if row.run.name in names]
+    _show_rows(list(read_states(rows, _engines(store))), output)
 
 
 def _engines(store: Store) -> Callable[[Run], Engine]:
@@ -92,23 +171,30 @@ def _engines(store: Store) -> Callable[[Run], Engine]:
     return find
 
 
-def _show_all(store: Store, output: Format) -> None:
-    _show_rows(read_states(store.runs(), _engines(store)), output)
+def _show_all(store: Store, choice: Choice, output: Format) -> None:
+    states = choice.select(store.iterate_runs(), _engines(store))
+    if not states and choice.is_filter and output == Format.text:
+        console.note("No run matches.\nNext: mlbench status")
+        return
+    _show_rows(states, output)
+    hidden = store.count_runs() - len(states)
+    if hidden and not choice.is_filter and output == Format.text:
+        console.note(f"{hidden} older runs are not shown: --limit 0 shows all.")
 
 
 def _show_rows(states: list[RunStatus], output: Format) -> None:
     repeats = repeats_in(status.row for status in states)
     if output == Format.json:
-        runs = [status.to_dict() for status in states]
+        runs = [{**status.to_dict(), **_figures(status.row.run)} for status in states]
         console.out_json({"runs": runs, "repeats": [found.to_dict() for found in repeats]})
         return
     if not states:
         console.note("There are no runs yet.\nNext: mlbench tasks, then mlbench run NAME 1 2 --task TASK")
         return
     console.out_table(
-        ["RUN", "WORKERS", "STATE", "OUTCOME", "TASK", "BACKEND", "CLUSTER", "CREATED"],
+        ["RUN", "WORKERS", "STATE", "OUTCOME", "GOAL", "SECONDS", "TASK", "BACKEND", "CLUSTER", "CREATED"],
         [_cells(status) for status in states],
-        droppable=["BACKEND", "CREATED", "CLUSTER", "TASK"],
+        droppable=["BACKEND", "CLUSTER", "CREATED", "TASK", "GOAL", "SECONDS"],
     )
     show_repeats(repeats)
     for status in states:
@@ -121,16 +207,36 @@ def _show_rows(states: list[RunStatus], output: Format) -> None:
 
 def _cells(status: RunStatus) -> list[object]:
     run, spec = status.row.run, status.row.run.spec
+    figures = _figures(run)
     return [
         run.name,
         spec.workers,
         status.state,
         status.outcome,
+        _goal_cell(figures["goal"]),
+        None if figures["seconds"] is None else round(figures["seconds"], 2),
         spec.task,
         spec.backend,
         spec.cluster,
         console.ago(run.created),
     ]
+
+
+def _figures(run: Run) -> dict[str, Any]:
+    """`goal` of result.json and `seconds` that the task took (wall clock); None if the run has no results."""
+    finished = read_finished(run)
+    result = finished.result if finished else None
+    if result is None:
+        return {"goal": None, "seconds": None}
+    seconds = result.get("task_seconds")
+    return {"goal": result.get("goal"), "seconds": seconds.get("wall") if seconds else None}
+
+
+def _goal_cell(goal: dict[str, Any] | None) -> str | None:
+    if goal is None:
+        return None
+    value = "-" if goal.get("value") is None else f"{goal['value']:.4g}"
+    return f"{goal['metric']} {value} ({goal['comparison']} {goal['threshold']:g})"
 
 
 def _show_one(run: Run, document: dict[str, Any], metric: str | None, verbose: bool) -> None:
@@ -162,7 +268,7 @@ def _show_one(run: Run, document: dict[str, Any], metric: str | None, verbose: b
         if verbose:
             _show_evidence(finding)
     if document["findings"] and not verbose:
-        console.note(f"\nWhat this was concluded from: mlbench status {run.name} --verbose")
+        console.note(f"\nEvidence: mlbench status {run.name} --verbose")
 
 
 def _show_evidence(finding: dict[str, Any]) -> None:
@@ -204,8 +310,8 @@ def _progress(progress: dict[str, Any]) -> str | None:
     text = str(progress["phase"])
     if progress["epoch"] is not None:
         text += f", epoch {progress['epoch']:g}" + (f" of {progress['epochs']:g}" if progress["epochs"] else "")
-    text += f", {console.duration(progress['elapsed'])}"
-    left = to_go(progress["eta"], progress.get("eta_high"))
+    text += f", elapsed {console.duration(progress['elapsed'])}"
+    left = format_eta(progress["eta"], progress.get("eta_high"))
     return text if left is None else f"{text}, {left}"
 
 

@@ -6,12 +6,15 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.catalog import Parameter, Task, load_catalog, load_task
-from mlbench_cli.commands._common import Format, Output
+from mlbench_cli.commands._common import Format, Output, complete_tasks
 from mlbench_cli.runs.request import entry_text
 
 
 def tasks(
-    name: Annotated[str | None, typer.Argument(metavar="[TASK]", help="show this task with its parameters")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[TASK]", help="show this task with its parameters", autocompletion=complete_tasks),
+    ] = None,
     output: Output = Format.text,
 ) -> None:
     """Show the benchmark tasks, or one of them with its parameters and presets."""

@@ -17,7 +17,7 @@ from mlbench_cli.store import Store
 def wait(
     name: RunName,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="DURATION", help="give up waiting after this time, as 15m")
+        str | None, typer.Option("--timeout", metavar="DURATION", help="maximum time to wait, e.g. 15m")
     ] = None,
     require_goal: RequireGoal = False,
     output: Output = Format.text,

@@ -1,111 +1,213 @@
 """How one cluster is reached: server, trust, credentials, namespace. Held in memory; nothing of it is ever printed."""
 
+import base64
+import os
 import ssl
-import tempfile
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from mlbench_cli.errors import CredentialError, UsageError
+from mlbench_cli.kube.api import Api
+from mlbench_cli.kube.credentials import Credential, CredentialSource
+from mlbench_cli.kube.kubeconfig import open_context
+from mlbench_cli.kube.official import import_official_client
+from mlbench_cli.kube.private_file import PrivateFile
 
 if TYPE_CHECKING:
-    from mlbench_cli.kube.api import Api
+    from kubernetes.client import Configuration
 
-RENEW_AT = 0.75  # of a token's life
-
-
-class Token:
-    """A bearer token that renews itself; safe for many threads.
-
-    `fetch` returns the token and the moment it expires (seconds since 1970, None: unknown). It is called on first use,
-    at 75 % of the token's life, and after the server has refused the token.
-    """
-
-    def __init__(self, fetch: Callable[[], tuple[str, float | None]]) -> None:
-        self._fetch = fetch
-        self._lock = threading.Lock()
-        self._value: str | None = None
-        self._renew_at = float("inf")
-
-    def __call__(self) -> str:
-        with self._lock:
-            if self._value is None or time.time() >= self._renew_at:
-                began = time.time()
-                self._value, expires = self._fetch()
-                self._renew_at = float("inf") if expires is None else began + RENEW_AT * (expires - began)
-            return self._value
-
-    def refused(self, value: str) -> None:
-        """The server did not take `value`: the next call fetches a new one, once for all threads that hold `value`."""
-        with self._lock:
-            if self._value == value:
-                self._value = None
+POOL_SIZE = 64  # connections kept open: as many as logs are followed at once
+# Certificates that this system trusts, if OpenSSL's own file is missing.
+SYSTEM_BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
 
 
 @dataclass(frozen=True)
 class Access:
     """One cluster's API server and the right to use it. What `providers` return from `connect()`.
 
-    `server` is a URL; `ca` holds PEM certificates, None stands for the system's trust store. Credentials are a `token`,
-    or a client `certificate` with its `key` (PEM), or neither.
+    `server` is a URL; `ca` holds PEM certificates, None stands for the system's trust store. Credentials come from a
+    `token` source (which may give client certificates, too), or are a client `certificate` with its `key` (PEM), or are
+    neither.
     """
 
     server: str
     namespace: str = "default"
     ca: bytes | None = field(default=None, repr=False)
-    token: Token | None = field(default=None, repr=False, compare=False)
+    token: CredentialSource | None = field(default=None, repr=False, compare=False)
     certificate: bytes | None = field(default=None, repr=False)
     key: bytes | None = field(default=None, repr=False)
-    server_name: str | None = None  # the name in the server's certificate where it is not the host of `server`
+    server_name: str | None = None  # the name in the server's certificate, if it is not the host of `server`
     verify: bool = True
     proxy: str | None = None  # None: as the environment says
 
     def __post_init__(self) -> None:
-        if not self.server.startswith(("https://", "http://")):
+        if not _is_http_url(self.server):
             raise UsageError(f'The address of the cluster, "{self.server}", is not an http or https URL.')
 
-    def client(self) -> "Api":
-        """A fresh client with connections of its own."""
-        from mlbench_cli.kube.api import Api
-
+    def client(self) -> Api:
+        """A fresh client with connections of its own. Raises CredentialError for certificates that cannot be read."""
+        import_official_client()
+        if self.server.startswith("https://"):
+            self._check_certificates()
         return Api(self)
 
     @classmethod
     def from_kubeconfig(
         cls, path: str | Path | None = None, context: str | None = None, namespace: str | None = None
     ) -> "Access":
-        """The access that a kubeconfig describes; `path` None reads $KUBECONFIG or ~/.kube/config. Only reads.
+        """The access that a kubeconfig describes.
 
-        Raises UsageError or NotFoundError where the file, the context or an entry is missing or malformed.
+        `path` None reads $KUBECONFIG or ~/.kube/config; in a pod without either, its service account is used. Raises
+        UsageError or NotFoundError if the file, the context or an entry is missing or malformed.
         """
-        from mlbench_cli.kube.kubeconfig import read
+        with open_context(path, context) as opened:
+            settings = opened.configuration
+            return cls(
+                server=settings.host,
+                namespace=namespace or opened.namespace,
+                ca=_read(settings.ssl_ca_cert),
+                token=opened.credentials,
+                certificate=_read(settings.cert_file),
+                key=_read(settings.key_file),
+                server_name=settings.tls_server_name,
+                verify=settings.verify_ssl,
+                proxy=settings.proxy or None,
+            )
 
-        return read(path, context, namespace)
+    def configuration(self) -> "Configuration":
+        """The settings for any class of the official client, with connections and retries as we want them.
 
-    def ssl_context(self) -> ssl.SSLContext | None:
-        """The TLS side of it, or None for a plain http server."""
-        if not self.server.startswith("https://"):
-            return None
+        The credential in it is current before each request (`refresh_api_key_hook`). Raises CredentialError if there is
+        none to be had.
+        """
+        settings = import_official_client().Configuration(
+            retries=False,
+            verify_ssl=self.verify,
+            tls_server_name=self.server_name,
+            connection_pool_maxsize=POOL_SIZE,
+            **_proxy_settings(self.proxy),
+        )
+        settings.host = self.server
+        settings.keep_alive = True  # load balancers in front of API servers cut what is silent for minutes
+        if self.ca and self.server.startswith("https://"):
+            settings.ca_file = PrivateFile(self.ca)
+            settings.ssl_ca_cert = settings.ca_file.path
+        elif self.server.startswith("https://"):
+            settings.ssl_ca_cert = _system_bundle()  # for REST the default, for websockets it would be certifi's
+        static = Credential(certificate=self.certificate, key=self.key)
+        settings.refresh_api_key_hook = _CredentialHook(self.token, static)
+        settings.refresh_api_key_hook(settings)
+        return settings
+
+    def compose_kubeconfig(self, name: str, user: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """A kubeconfig for this cluster alone, under the name `name`.
+
+        `user` says how to log in; by default the current credential is written into it. A fixed client certificate is
+        always written.
+        """
+        cluster: dict[str, Any] = {"server": self.server}
+        if self.ca:
+            cluster["certificate-authority-data"] = base64.b64encode(self.ca).decode()
+        if self.server_name:
+            cluster["tls-server-name"] = self.server_name
+        if not self.verify:
+            cluster["insecure-skip-tls-verify"] = True
+        if self.proxy:
+            cluster["proxy-url"] = self.proxy
+        if self.certificate and self.key:
+            user = _user_entry(Credential(certificate=self.certificate, key=self.key))
+        elif user is None:
+            user = _user_entry(self.token.credential()) if self.token else {}
+        return {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": name,
+            "clusters": [{"name": name, "cluster": cluster}],
+            "contexts": [{"name": name, "context": {"cluster": name, "user": name, "namespace": self.namespace}}],
+            "users": [{"name": name, "user": dict(user)}],
+        }
+
+    def _check_certificates(self) -> None:
+        """The official client reads certificates with its first request only, and quotes OpenSSL without the reason."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
-            context = ssl.create_default_context(cadata=self.ca.decode("ascii") if self.ca else None)
+            if self.ca:
+                context.load_verify_locations(cadata=self.ca.decode("ascii"))
         except (ssl.SSLError, ValueError) as error:
             raise CredentialError(f"The certificate authority of {self.server} cannot be read: {error}.") from None
-        if not self.verify:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        if self.certificate:
-            self._load_certificate(context)
-        return context
+        try:
+            if pem := Credential(certificate=self.certificate, key=self.key).pem:
+                file = PrivateFile(pem)
+                context.load_cert_chain(file.path)
+        except (ssl.SSLError, ValueError) as error:
+            raise CredentialError(f"The client certificate for {self.server} cannot be read: {error}.") from None
 
-    def _load_certificate(self, context: ssl.SSLContext) -> None:
-        # The ssl module reads a client certificate from a file only; this one is 0600 and gone at once.
-        with tempfile.NamedTemporaryFile() as file:
-            file.write((self.certificate or b"") + b"\n" + (self.key or b""))
-            file.flush()
-            try:
-                context.load_cert_chain(file.name)
-            except (ssl.SSLError, ValueError) as error:
-                raise CredentialError(f"The client certificate for {self.server} cannot be read: {error}.") from None
+
+class _CredentialHook:
+    """Writes the current credential into a configuration; the official client calls it before each request."""
+
+    def __init__(self, source: CredentialSource | None, static: Credential) -> None:
+        self._source = source
+        self._static = static
+        self._files: dict[bytes, PrivateFile] = {}  # all of them: connections may still be opened with an older one
+
+    def __call__(self, settings: Any) -> None:
+        credential = self._source.credential() if self._source else self._static
+        settings.api_key = {"BearerToken": f"Bearer {credential.token}"} if credential.token else {}
+        pem = credential.pem or self._static.pem
+        if pem is not None:
+            if pem not in self._files:
+                self._files[pem] = PrivateFile(pem)
+            settings.cert_file = self._files[pem].path
+
+
+def _user_entry(credential: Credential) -> dict[str, str]:
+    entry = {"token": credential.token} if credential.token else {}
+    if credential.certificate and credential.key:
+        entry["client-certificate-data"] = base64.b64encode(credential.certificate).decode()
+        entry["client-key-data"] = base64.b64encode(credential.key).decode()
+    return entry
+
+
+def _proxy_settings(proxy: str | None) -> dict[str, Any]:
+    """The official configuration's arguments for a proxy. $NO_PROXY does not apply to one that a kubeconfig names."""
+    if proxy is None:
+        return {}
+    if not _is_http_url(proxy):
+        raise UsageError(
+            f'The proxy of the cluster, "{proxy.rpartition("@")[2]}", is not an http or https URL.',
+            hint="SOCKS proxies are not supported.",
+        )
+    parts = urlsplit(proxy)
+    found: dict[str, Any] = {"proxy": proxy, "no_proxy": ""}
+    if parts.username:
+        import urllib3
+
+        words = f"{parts.username}:{parts.password or ''}"
+        found["proxy_headers"] = urllib3.util.make_headers(proxy_basic_auth=words)
+    return found
+
+
+def _is_http_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _system_bundle() -> str | None:
+    listed = (ssl.get_default_verify_paths().cafile, *SYSTEM_BUNDLES)
+    return next((path for path in listed if path and os.path.isfile(path)), None)
+
+
+def _read(path: str | None) -> bytes | None:
+    if not path:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}, named in the kubeconfig, cannot be read: {error.strerror}.") from None

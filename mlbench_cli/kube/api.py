@@ -1,21 +1,24 @@
-"""The Kubernetes API as plain JSON over HTTPS: one method to ask, one to stream, one for a websocket.
+"""The Kubernetes API as plain JSON: one method to ask, one to stream, one for a websocket.
 
-Objects are dictionaries, as the server sends them. What may pass (429, 5xx, cut connections, one refused token) is
-tried again here; everything else becomes an error of mlbench's tree that quotes the server's own words.
+Connections, TLS, proxies and authentication are the official client's. On top of it stands what it does not do:
+back-off (429, 5xx, cut connections), one renewal of a refused credential, and errors of mlbench's tree that quote the
+server's own words. Objects stay dictionaries, as the server sends them: models of thousands of pods would cost seconds.
 """
 
 import contextlib
 import json
 import random
+import threading
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode, urlsplit
-from urllib.request import getproxies, proxy_bypass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlencode
 
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
-from mlbench_cli.kube.access import Access
+from mlbench_cli.kube.credentials import CredentialSource
+from mlbench_cli.kube.deadline import call_with_deadline
 
 if TYPE_CHECKING:
     import urllib3
@@ -24,8 +27,7 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 30.0
 RETRY_SECONDS = 15.0  # how long a request is repeated before it fails
-PASSING = frozenset({429, 500, 502, 503, 504})
-MISSING_LIBRARY = 'pip install "mlbench[k8s]"'
+TRANSIENT_STATUSES = frozenset({429, 500, 502, 503, 504})
 
 CLOCK_SECONDS = 5.0
 
@@ -33,7 +35,7 @@ MERGE_PATCH = "application/merge-patch+json"
 
 
 class ApiError(MlbenchError):
-    """The API server refused, or no answer came (`status` 0, else HTTP's). `reason` is Kubernetes' word for it."""
+    """The API server refused, or did not answer (`status` 0, else HTTP's). `reason` is that of Kubernetes' Status."""
 
     code = "kubernetes_api"
 
@@ -59,48 +61,48 @@ class QuotaExceeded(ApiError, CapacityError):
 
 
 class Refused(ApiError, UsageError):
-    """The object is invalid, or is there already."""
+    """The object is invalid, or exists already."""
 
     code = UsageError.code
     exit_code = UsageError.exit_code
 
 
 class Expired(ApiError):
-    """410: the resource version is too old, list again."""
+    """410: the resource version is too old; list again."""
+
+
+class Endpoint(Protocol):
+    """What a client needs to know of a cluster; `access.Access` is one."""
+
+    @property
+    def server(self) -> str: ...
+
+    @property
+    def token(self) -> CredentialSource | None: ...
+
+    def configuration(self) -> Any:
+        """A `kubernetes.client.Configuration` whose credential is current before each request."""
 
 
 class Api:
     """A client of one cluster. Safe for many threads; close it to drop its connections."""
 
-    def __init__(self, access: Access) -> None:
-        try:
-            import urllib3
-        except ImportError:
-            raise UsageError(
-                "Kubernetes clusters need packages that are not installed.", hint=MISSING_LIBRARY
-            ) from None
-        self.access = access
-        self._tls = access.ssl_context()
-        parts = urlsplit(access.server)
-        self._prefix = parts.path.rstrip("/")
-        proxy = _proxy(access)
-        options: dict[str, Any] = {"maxsize": 8, "retries": False}
-        if self._tls:
-            options["ssl_context"] = self._tls
-        if access.server_name:
-            options.update(server_hostname=access.server_name, assert_hostname=access.server_name)
-        self._pool: urllib3.PoolManager = (
-            urllib3.ProxyManager(proxy, **options) if proxy else urllib3.PoolManager(**options)
-        )
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._lock = threading.Lock()
+        self._settings: Any = None
+        self._clients: dict[str | None, Any] = {}  # RESTClientObject by the file of its client certificate
         self._ahead = 0.0
-        self._base = f"{parts.scheme}://{parts.netloc}{self._prefix}"
 
     def close(self) -> None:
-        self._pool.clear()
+        with self._lock:
+            clients, self._clients = self._clients, {}
+        for client in clients.values():
+            client.close()
 
     @property
     def server_ahead(self) -> float:
-        """By how many seconds the server's clock is ahead of this machine's; 0 where they nearly agree."""
+        """By how many seconds the server's clock is ahead of this machine's; 0 if they nearly agree."""
         return self._ahead if abs(self._ahead) > CLOCK_SECONDS else 0.0
 
     def __enter__(self) -> "Api":
@@ -109,7 +111,7 @@ class Api:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- ask ------------------------------------------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------------------------
 
     def get(self, path: str, **params: Any) -> dict[str, Any]:
         return self.request("GET", path, params=params)
@@ -122,7 +124,7 @@ class Api:
         return self.request("PATCH", path, body=body, content_type=MERGE_PATCH)
 
     def delete(self, path: str, grace: int | None = None, propagation: str = "Background", **params: Any) -> bool:
-        """Delete an object, or a collection; absent is done. True where there was something to delete."""
+        """Delete an object or a collection. False if it did not exist."""
         options: dict[str, Any] = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": propagation}
         if grace is not None:
             options["gracePeriodSeconds"] = grace
@@ -142,81 +144,61 @@ class Api:
         content_type: str = "application/json",
         retry_seconds: float = RETRY_SECONDS,
     ) -> dict[str, Any]:
-        """The server's JSON. Repeated while the trouble may pass, whatever the method: all we write is idempotent.
+        """The server's JSON. Transient failures are retried for any method: all that mlbench writes is idempotent.
 
         Raises ApiError or one of its kinds.
         """
         import urllib3
 
-        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
-        headers = {"Content-Type": content_type} if data is not None else {}
-        patience = _Patience(retry_seconds)
+        backoff = _Backoff(retry_seconds)
         while True:
             try:
-                answer = self._send(method, self._url(path, params), data, headers, READ_SECONDS)
+                answer = self._send(method, _url(path, params), body, content_type, READ_SECONDS)
                 content = answer.data
             except urllib3.exceptions.HTTPError as error:
-                if not patience.wait():
+                if not backoff.wait():
                     raise self._unreachable(error) from None
                 continue
             self._note_clock(answer.headers.get("Date"))
             if answer.status < 300:
                 return _parse(content)
-            if answer.status in PASSING and patience.wait(_seconds(answer.headers.get("Retry-After"))):
+            if answer.status in TRANSIENT_STATUSES and backoff.wait(_seconds(answer.headers.get("Retry-After"))):
                 continue
             raise error_of(answer.status, content, f"{method} {path}")
 
     # --- stream ---------------------------------------------------------------------------------------------------
 
     def stream(self, path: str, read_seconds: float, **params: Any) -> "urllib3.BaseHTTPResponse":
-        """An open answer to read from piece by piece; `close` it. Not repeated: the caller knows where to go on.
+        """An open response to read in pieces; `close` it. Not retried: only the caller knows the position to resume at.
 
-        Raises ApiError for a refusal, and for a connection that cannot be made.
+        Raises ApiError if the server refuses or cannot be reached.
         """
         import urllib3
 
         try:
-            answer = self._send("GET", self._url(path, params), None, {}, read_seconds, preload=False)
+            answer = self._send("GET", _url(path, params), None, None, read_seconds)
             if answer.status < 300:
                 return answer
-            content = answer.read()
+            content = answer.data
         except urllib3.exceptions.HTTPError as error:
             raise self._unreachable(error) from None
         raise error_of(answer.status, content, f"GET {path}", _seconds(answer.headers.get("Retry-After")))
 
-    def websocket(self, path: str, query: list[tuple[str, str]], protocols: list[str]) -> "websocket.WebSocket":
+    def open_websocket(self, path: str, query: list[tuple[str, str]], protocols: list[str]) -> "websocket.WebSocket":
         """A connected websocket. Raises ApiError."""
-        try:
-            import websocket
-        except ImportError:
-            raise UsageError(
-                "Kubernetes clusters need packages that are not installed.", hint=MISSING_LIBRARY
-            ) from None
+        import websocket
+        from kubernetes.stream import ws_client
 
         for renewed in (False, True):
-            token = self._token()
-            options: dict[str, Any] = {}
-            if self._tls:
-                options["sslopt"] = {"context": self._tls}
-                if self.access.server_name:
-                    options["sslopt"]["server_hostname"] = self.access.server_name
-            if self.access.proxy:
-                proxy = urlsplit(self.access.proxy)
-                options.update(http_proxy_host=proxy.hostname, http_proxy_port=proxy.port, proxy_type="http")
+            configuration, authorization = self._authenticate()
+            headers = {"sec-websocket-protocol": ",".join(protocols)}
+            if authorization:
+                headers["authorization"] = authorization
+            address = ws_client.get_websocket_url(self._endpoint.server + path, query)
             try:
-                return websocket.create_connection(
-                    f"{self._base.replace('http', 'ws', 1)}{path}?{urlencode(query)}",
-                    timeout=READ_SECONDS,
-                    subprotocols=protocols,
-                    header=[f"Authorization: Bearer {token}"] if token else [],
-                    suppress_origin=True,
-                    enable_multithread=False,
-                    skip_utf8_validation=True,
-                    **options,
-                )
+                return _connect_websocket(configuration, address, headers)
             except websocket.WebSocketBadStatusException as error:
-                if error.status_code == 401 and token and not renewed:
-                    self._refuse(token)
+                if error.status_code == 401 and not renewed and self._discard(authorization, configuration.cert_file):
                     continue
                 raise error_of(error.status_code, error.resp_body or b"", f"exec {path}") from None
             except (websocket.WebSocketException, OSError) as error:
@@ -226,64 +208,95 @@ class Api:
     # --- plumbing -------------------------------------------------------------------------------------------------
 
     def _send(
-        self, method: str, url: str, data: bytes | None, headers: dict[str, str], read: float, preload: bool = True
+        self, method: str, url: str, body: Mapping[str, Any] | None, content_type: str | None, read_seconds: float
     ) -> "urllib3.BaseHTTPResponse":
-        """One request; where the server refuses the token, one more with a new one."""
-        import urllib3
+        """One request, and one more with a renewed credential if the server refuses the first. The body is unread.
 
-        timeout = urllib3.Timeout(connect=CONNECT_SECONDS, read=read)
+        Raises urllib3's HTTPError for connections that fail.
+        """
+        import urllib3
+        from kubernetes.client.exceptions import ApiException
+
+        headers = {"Accept": "application/json", "User-Agent": "mlbench"}
+        if body is not None and content_type is not None:
+            headers["Content-Type"] = content_type
         for renewed in (False, True):
-            token = self._token()
-            authorization = {"Authorization": f"Bearer {token}"} if token else {}
-            answer = self._pool.request(
-                method,
-                url,
-                body=data,
-                headers={"Accept": "application/json", "User-Agent": "mlbench", **headers, **authorization},
-                timeout=timeout,
-                preload_content=preload,
-            )
-            if answer.status != 401 or not token or renewed:
+            configuration, authorization = self._authenticate()
+            certificate = configuration.cert_file
+            if authorization:
+                headers["authorization"] = authorization
+            try:
+                answer: urllib3.BaseHTTPResponse = (
+                    self._client(configuration, certificate)
+                    .request(
+                        method,
+                        self._endpoint.server + url,
+                        headers=dict(headers),
+                        body=body,
+                        _request_timeout=(CONNECT_SECONDS, read_seconds),
+                    )
+                    .response
+                )
+            except ApiException as error:  # what TLS complains of, an expired client certificate for one
+                if not renewed and self._discard(None, certificate):
+                    continue
+                raise urllib3.exceptions.SSLError(str(error.reason).replace("SSLError\n", "")) from None
+            if answer.status != 401 or renewed or not self._discard(authorization, certificate):
                 return answer
             answer.drain_conn()
-            self._refuse(token)
         raise AssertionError("not reached")
 
-    def _url(self, path: str, params: Mapping[str, Any] | None) -> str:
-        given = {key: value for key, value in (params or {}).items() if value is not None}
-        query = {key: str(value).lower() if isinstance(value, bool) else value for key, value in given.items()}
-        return f"{self._base}{path}" + (f"?{urlencode(query)}" if query else "")
+    def _authenticate(self) -> tuple[Any, str | None]:
+        """The configuration with its credential renewed if need be, and the header that carries a token."""
+        with self._lock:
+            if self._settings is None:
+                self._settings = self._endpoint.configuration()
+                return self._settings, self._settings.api_key.get("BearerToken")
+        return self._settings, self._settings.get_api_key_with_prefix("BearerToken")
+
+    def _client(self, configuration: Any, certificate: str | None) -> Any:
+        """The connection pool for a client certificate: TLS of another one cannot be continued with it."""
+        from kubernetes.client.rest import RESTClientObject
+
+        with self._lock:
+            if certificate not in self._clients:
+                self._clients[certificate] = RESTClientObject(configuration)
+            return self._clients[certificate]
+
+    def _discard(self, authorization: str | None, certificate: str | None) -> bool:
+        """Have a refused credential renewed. False if it is not of the kind that can be."""
+        source = self._endpoint.token
+        if source is None or not (authorization or certificate):
+            return False
+        if authorization:
+            source.discard(authorization.partition(" ")[2])
+        if certificate:
+            source.discard(Path(certificate).read_bytes())
+        return True
 
     def _note_clock(self, date: str | None) -> None:
         with contextlib.suppress(ValueError, TypeError):
             self._ahead = parsedate_to_datetime(date or "").timestamp() - time.time()
 
-    def _token(self) -> str | None:
-        return self.access.token() if self.access.token else None
-
-    def _refuse(self, token: str) -> None:
-        if self.access.token:
-            self.access.token.refused(token)
-
     def _unreachable(self, error: Exception) -> ApiError:
         words = str(getattr(error, "reason", None) or error)
         return ApiError(
-            f"The cluster at {self.access.server} does not answer: {words[:300]}",
+            f"The cluster at {self._endpoint.server} does not answer: {words[:300]}",
             reason="Unreachable",
             hint="Is the cluster running, and is this machine allowed to reach it?",
         )
 
 
-class _Patience:
-    """Waits between tries: exponential with jitter, or as long as the server asks; until `seconds` have passed."""
+class _Backoff:
+    """Pauses between retries: exponential with jitter, or the server's Retry-After, until `seconds` have passed."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
         self._next = 0.2
 
-    def wait(self, asked: float | None = None) -> bool:
-        """Sleep, and say whether to try again."""
-        pause = asked if asked is not None else self._next * random.uniform(0.5, 1.5)
+    def wait(self, retry_after: float | None = None) -> bool:
+        """Sleep; False without sleeping if the time for retries would be over."""
+        pause = retry_after if retry_after is not None else self._next * random.uniform(0.5, 1.5)
         self._next = min(self._next * 2, 5.0)
         if time.monotonic() + pause > self._end:
             return False
@@ -318,11 +331,32 @@ def error_of(status: int, content: bytes | str, request: str, retry_after: float
     return error
 
 
+def _shut_down(connection: "websocket.WebSocket") -> None:
+    connection.shutdown()  # type: ignore[no-untyped-call]
+
+
+def _connect_websocket(configuration: Any, url: str, headers: Mapping[str, str]) -> "websocket.WebSocket":
+    """Open the official client's websocket. Its own function would wait for ever for a silent server."""
+    from kubernetes.stream import ws_client
+
+    def connect() -> "websocket.WebSocket":
+        connection: websocket.WebSocket = ws_client.create_websocket(configuration, url, headers)
+        return connection
+
+    return call_with_deadline(connect, READ_SECONDS, discard=_shut_down)
+
+
+def _url(path: str, params: Mapping[str, Any] | None) -> str:
+    given = {key: value for key, value in (params or {}).items() if value is not None}
+    query = {key: str(value).lower() if isinstance(value, bool) else value for key, value in given.items()}
+    return path + (f"?{urlencode(query)}" if query else "")
+
+
 def _parse(content: bytes) -> dict[str, Any]:
     try:
         document = json.loads(content) if content else {}
     except ValueError:
-        raise ApiError(f"The cluster answered something else than JSON: {content[:100]!r}") from None
+        raise ApiError(f"The cluster answered with something other than JSON: {content[:100]!r}") from None
     return document if isinstance(document, dict) else {}
 
 
@@ -331,13 +365,3 @@ def _seconds(text: str | None) -> float | None:
         return max(0.0, float(text)) if text else None
     except ValueError:
         return None
-
-
-def _proxy(access: Access) -> str | None:
-    if access.proxy:
-        return access.proxy
-    parts = urlsplit(access.server)
-    if proxy_bypass(parts.netloc):
-        return None
-    found = getproxies()
-    return found.get(parts.scheme) or found.get("all")

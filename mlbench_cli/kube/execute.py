@@ -1,4 +1,8 @@
-"""Runs a command in a container, over a websocket of its own."""
+"""Runs a command in a container, over a websocket of its own.
+
+The official client opens it. Its reader (WSClient) is not used: it mixes standard output and errors, copies all output
+again with each frame, and reports a connection cut in the middle as success.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -7,8 +11,8 @@ from dataclasses import dataclass
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import ApiError
 
-# v5 can also say that standard input ends, which nothing here needs. To who offers it the API server translates every
-# frame instead of passing it on from the kubelet: that takes half as long again.
+# v5 adds the end of standard input, which nothing here needs. If a client offers v5, the API server translates every
+# frame of the kubelet instead of passing it on, which takes half as long again.
 PROTOCOLS = ["v4.channel.k8s.io"]
 STDOUT, STDERR, STATUS = 1, 2, 3
 IDLE_SECONDS = 30.0
@@ -16,12 +20,12 @@ STDERR_BYTES = 4096
 
 
 class ExecBroken(ApiError):
-    """The connection ended without saying how the command ended: what came is a beginning at best."""
+    """The connection ended before the command's status came: the output may be incomplete."""
 
 
 @dataclass(frozen=True)
 class Executed:
-    """`code` is the command's exit code. `stdout` is empty where a sink took it."""
+    """`code` is the command's exit code. `stdout` is empty if a sink took it."""
 
     code: int
     stdout: bytes
@@ -38,15 +42,15 @@ def execute(
     sink: Callable[[bytes], object] | None = None,
     idle_seconds: float = IDLE_SECONDS,
 ) -> Executed:
-    """Run `command` in the pod and wait for its end. Standard output goes to `sink` piece by piece, or is returned.
+    """Run `command` in the pod and wait for its end. Standard output goes to `sink` in pieces, or is returned.
 
-    Raises ExecBroken where the end is not known, ApiError where the server refuses (400: the container has ended).
+    Raises ExecBroken if the end is not known, ApiError if the server refuses (400: the container has ended).
     """
     import websocket
 
     query = [("container", container), ("stdout", "true"), ("stderr", "true"), *(("command", part) for part in command)]
     with access.client() as api:
-        connection = api.websocket(f"/api/v1/namespaces/{namespace}/pods/{pod}/exec", query, PROTOCOLS)
+        connection = api.open_websocket(f"/api/v1/namespaces/{namespace}/pods/{pod}/exec", query, PROTOCOLS)
     output, errors = bytearray(), bytearray()
     take = sink or output.extend
     connection.settimeout(idle_seconds)

@@ -1,85 +1,120 @@
-"""Reads a kubeconfig as kubectl does, and composes one for other programs; writes none.
+"""Reads kubeconfigs as kubectl does: finds the context here, and has the official client load it.
 
-What is wrong with one is told with file, entry and next command.
+Files are merged here since kubectl takes the first file's current context and the official client the last one's, and
+since what is wrong with a file is to be reported with file, entry and next command.
 """
 
 import base64
 import binascii
-import json
+import contextlib
 import os
-import shutil
-import subprocess
-from collections.abc import Mapping
-from datetime import datetime
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mlbench_cli.errors import CredentialError, NotFoundError, UsageError, did_you_mean
-from mlbench_cli.kube.access import Access, Token
+from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
+from mlbench_cli.kube.credentials import CredentialSource
+from mlbench_cli.kube.logins import find_credentials, is_in_pod, load_service_account
+from mlbench_cli.kube.official import import_official_client
+from mlbench_cli.kube.private_file import private_folder
 
-PLUGIN_SECONDS = 60.0
+if TYPE_CHECKING:
+    from kubernetes.client import Configuration
+
 SECTIONS = {"clusters": "cluster", "users": "user", "contexts": "context"}
+PATHS = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
 
 
-def read(path: str | Path | None = None, context: str | None = None, namespace: str | None = None) -> Access:
-    """The access to `context` (the current one unless told otherwise)."""
-    config = _merge(_files(path))
-    name = context or config["current-context"]
+@dataclass(frozen=True)
+class OpenedContext:
+    """A context as the official client loads it, without what logs in: that is `credentials`, asked when needed."""
+
+    configuration: "Configuration"
+    namespace: str
+    credentials: CredentialSource | None
+
+
+@dataclass
+class _Merged:
+    """The entries of all files by section and name. Paths in them are absolute."""
+
+    current: str = ""
+    entries: dict[str, dict[str, dict[str, Any]]] = field(default_factory=lambda: {section: {} for section in SECTIONS})
+
+    def find(self, section: str, name: str) -> dict[str, Any]:
+        """An entry. Raises NotFoundError."""
+        known = self.entries[section]
+        if name not in known:
+            raise NotFoundError(
+                f'The kubeconfig has no {SECTIONS[section]} "{name}".{did_you_mean(name, list(known))}',
+                hint="kubectl config get-contexts",
+                details={"known": list(known)},
+            )
+        return known[name]
+
+
+@contextlib.contextmanager
+def open_context(path: str | Path | None = None, context: str | None = None) -> Iterator[OpenedContext]:
+    """The context of that name, or the current one. Certificates in its configuration are files until this is left."""
+    if context is None and uses_service_account(path):
+        yield OpenedContext(*load_service_account())
+        return
+    files = _files(path)
+    merged = _merge(files)
+    name = context or merged.current
     if not name:
         raise UsageError(
             "The kubeconfig has no current context.", hint="kubectl config get-contexts, then --context NAME"
         )
-    chosen = _entry(config, "contexts", name)
-    cluster = _entry(config, "clusters", _text(chosen, "cluster", f'context "{name}"'))
-    user = _entry(config, "users", str(chosen["user"])) if chosen.get("user") else {}
-    certificate, key = _data(user, "client-certificate"), _data(user, "client-key")
-    return Access(
-        server=_text(cluster, "server", f'cluster "{chosen["cluster"]}"').rstrip("/"),
-        namespace=namespace or str(chosen.get("namespace") or "default"),
-        ca=_data(cluster, "certificate-authority"),
-        token=_token(user, cluster, name),
-        certificate=certificate,
-        key=key,
-        server_name=cluster.get("tls-server-name"),
-        verify=not cluster.get("insecure-skip-tls-verify", False),
-        proxy=cluster.get("proxy-url"),
-    )
-
-
-def contexts(path: str | Path | None = None) -> list[str]:
-    """The names of the contexts, in the order of the files."""
-    return list(_merge(_files(path))["contexts"])
+    chosen = merged.find("contexts", name)
+    cluster = merged.find("clusters", _text(chosen, "cluster", f'context "{name}"'))
+    for key in ("server", "tls-server-name", "proxy-url"):
+        if key == "server" or cluster.get(key):
+            _text(cluster, key, f'cluster "{chosen["cluster"]}"')
+    user = merged.find("users", str(chosen["user"])) if chosen.get("user") else {}
+    for entry in (cluster, user):
+        _check_base64(entry)
+    with private_folder() as folder:
+        configuration = _load(name, chosen, cluster, user, folder)
+        credentials = find_credentials(name, cluster, user, files)
+        yield OpenedContext(configuration, str(chosen.get("namespace") or "default"), credentials)
 
 
 def current_context(path: str | Path | None = None) -> str | None:
-    """The name of the current context, None where there is none."""
-    return _merge(_files(path))["current-context"] or None
+    """The name of the current context, None if there is none."""
+    return None if uses_service_account(path) else _merge(_files(path)).current or None
 
 
-def composed(name: str, access: Access, user: Mapping[str, Any]) -> dict[str, Any]:
-    """A kubeconfig for `access` alone. `user` holds its token, or what gives one; a client certificate goes first."""
-    server: dict[str, Any] = {"server": access.server}
-    if access.ca:
-        server["certificate-authority-data"] = base64.b64encode(access.ca).decode()
-    if access.server_name:
-        server["tls-server-name"] = access.server_name
-    if not access.verify:
-        server["insecure-skip-tls-verify"] = True
-    if access.proxy:
-        server["proxy-url"] = access.proxy
-    if access.certificate and access.key:
-        user = {
-            "client-certificate-data": base64.b64encode(access.certificate).decode(),
-            "client-key-data": base64.b64encode(access.key).decode(),
-        }
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
+def uses_service_account(path: str | Path | None) -> bool:
+    """Whether this is a pod without a kubeconfig, which logs in by its service account."""
+    return path is None and is_in_pod() and not _files(None)[0].exists()
+
+
+def _load(
+    name: str, context: Mapping[str, Any], cluster: Mapping[str, Any], user: Mapping[str, Any], folder: str
+) -> "Configuration":
+    """The official client's settings for one context. Of the user, only fixed client certificates are loaded."""
+    import_official_client()
+    from kubernetes.client import Configuration
+    from kubernetes.config import ConfigException, load_kube_config_from_dict
+
+    document = {
         "current-context": name,
-        "clusters": [{"name": name, "cluster": server}],
-        "contexts": [{"name": name, "context": {"cluster": name, "user": name, "namespace": access.namespace}}],
-        "users": [{"name": name, "user": dict(user)}],
+        "contexts": [{"name": name, "context": {**context, "user": name}}],
+        "clusters": [{"name": context["cluster"], "cluster": cluster}],
+        "users": [{"name": name, "user": {key: user[key] for key in user if key.startswith("client-")}}],
     }
+    configuration = Configuration(proxy="")  # what the environment says is asked for with each client
+    try:
+        load_kube_config_from_dict(
+            document, client_configuration=configuration, persist_config=False, temp_file_path=folder
+        )
+    except (ConfigException, OSError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f'The context "{name}" of the kubeconfig cannot be used: {error}.', hint=f"kubectl --context {name} version"
+        ) from None
+    return configuration
 
 
 def _files(path: str | Path | None) -> list[Path]:
@@ -89,12 +124,12 @@ def _files(path: str | Path | None) -> list[Path]:
     return [file for file in listed if file.exists()] or listed[:1] or [Path.home() / ".kube" / "config"]
 
 
-def _merge(files: list[Path]) -> dict[str, Any]:
-    """Entries by section and name; the first file that names one wins, as with kubectl."""
-    merged: dict[str, Any] = {"current-context": "", **{section: {} for section in SECTIONS}}
+def _merge(files: list[Path]) -> _Merged:
+    """The first file that names an entry or a current context wins, as with kubectl."""
+    merged = _Merged()
     for file in files:
-        document = _load(file)
-        merged["current-context"] = merged["current-context"] or str(document.get("current-context") or "")
+        document = _read_yaml(file)
+        merged.current = merged.current or str(document.get("current-context") or "")
         for section, kind in SECTIONS.items():
             items = document.get(section) or []
             if not isinstance(items, list):
@@ -102,11 +137,20 @@ def _merge(files: list[Path]) -> dict[str, Any]:
             for item in items:
                 if not isinstance(item, dict) or not isinstance(item.get(kind) or {}, dict) or "name" not in item:
                     raise UsageError(f'{file}: an entry of "{section}" is not a mapping with "name" and "{kind}".')
-                merged[section].setdefault(str(item["name"]), {**(item.get(kind) or {}), "_folder": file.parent})
+                entry = _with_absolute_paths(item.get(kind) or {}, file.absolute().parent)
+                merged.entries[section].setdefault(str(item["name"]), entry)
     return merged
 
 
-def _load(file: Path) -> dict[str, Any]:
+def _with_absolute_paths(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    absolute = {**entry, **{key: str(folder / str(entry[key])) for key in PATHS if entry.get(key)}}
+    plugin = entry.get("exec")
+    if isinstance(plugin, dict) and os.sep in str(plugin.get("command") or ""):
+        absolute["exec"] = {**plugin, "command": str(folder / str(plugin["command"]))}
+    return absolute
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
     import yaml
 
     try:
@@ -124,115 +168,19 @@ def _load(file: Path) -> dict[str, Any]:
     return document or {}
 
 
-def _entry(config: Mapping[str, Any], section: str, name: str) -> dict[str, Any]:
-    known = config[section]
-    if name not in known:
-        raise NotFoundError(
-            f'The kubeconfig has no {SECTIONS[section]} "{name}".{did_you_mean(name, list(known))}',
-            hint="kubectl config get-contexts",
-            details={"known": list(known)},
-        )
-    entry: dict[str, Any] = known[name]
-    return entry
-
-
-def _text(entry: Mapping[str, Any], key: str, where: str) -> str:
+def _text(entry: Mapping[str, Any], key: str, place: str) -> str:
     value = entry.get(key)
-    if not isinstance(value, str) or not value:
-        raise UsageError(f'The kubeconfig\'s {where} has no "{key}".')
+    if not value:
+        raise UsageError(f'The kubeconfig\'s {place} has no "{key}".')
+    if not isinstance(value, str):
+        raise UsageError(f'"{key}" of the kubeconfig\'s {place} is not text.')
     return value
 
 
-def _data(entry: Mapping[str, Any], key: str) -> bytes | None:
-    """The bytes given inline in base64 as KEY-data, or in the file KEY (relative to the kubeconfig)."""
-    if inline := entry.get(f"{key}-data"):
+def _check_base64(entry: Mapping[str, Any]) -> None:
+    """The official client drops what is not base64 without a message."""
+    for key in (key for key in entry if key.endswith("-data") and entry[key]):
         try:
-            return base64.b64decode(str(inline), validate=True)
+            base64.b64decode(str(entry[key]), validate=True)
         except (binascii.Error, ValueError):
-            raise UsageError(f'"{key}-data" of the kubeconfig is not base64.') from None
-    if not entry.get(key):
-        return None
-    return _read_file(entry, key)
-
-
-def _read_file(entry: Mapping[str, Any], key: str) -> bytes:
-    file = Path(entry["_folder"]) / str(entry[key])
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise UsageError(f'{file}, named as "{key}" in the kubeconfig, cannot be read: {error.strerror}.') from None
-
-
-def _token(user: Mapping[str, Any], cluster: Mapping[str, Any], context: str) -> Token | None:
-    if user.get("exec"):
-        return Token(lambda: _run_plugin(user, cluster))
-    if user.get("tokenFile"):
-        # Rotated on disk by whoever mounts it: read again at least every minute, as client-go does.
-        return Token(lambda: (_read_file(user, "tokenFile").decode("ascii", "replace").strip(), _in_seconds(80)))
-    if user.get("token"):
-        token = str(user["token"])
-        return Token(lambda: (token, None))
-    for key in ("username", "auth-provider"):
-        if user.get(key):
-            raise UsageError(
-                f'The context "{context}" logs in by "{key}", which Kubernetes no longer knows.',
-                hint="Write the kubeconfig anew with your cloud's tool.",
-            )
-    return None
-
-
-def _in_seconds(seconds: float) -> float:
-    import time
-
-    return time.time() + seconds
-
-
-def _run_plugin(user: Mapping[str, Any], cluster: Mapping[str, Any]) -> tuple[str, float | None]:
-    """The token that a client-go credential plugin gives, and when it expires."""
-    plugin = user["exec"]
-    if not isinstance(plugin, dict) or not plugin.get("command"):
-        raise UsageError('The kubeconfig\'s "exec" entry names no command.')
-    command = str(plugin["command"])
-    if os.sep in command:
-        command = str(Path(user["_folder"]) / command)
-    if shutil.which(command) is None:
-        raise CredentialError(
-            f'The kubeconfig gets its token from the program "{command}", which is not installed.',
-            hint=str(plugin.get("installHint") or "").strip() or f"Install {command}.",
-        )
-    version = str(plugin.get("apiVersion") or "client.authentication.k8s.io/v1")
-    info: dict[str, Any] = {"apiVersion": version, "kind": "ExecCredential", "spec": {"interactive": False}}
-    if plugin.get("provideClusterInfo"):
-        info["spec"]["cluster"] = {
-            key: cluster[key] for key in ("server", "certificate-authority-data", "tls-server-name") if cluster.get(key)
-        }
-    extra = {str(item["name"]): str(item["value"]) for item in plugin.get("env") or ()}
-    try:
-        done = subprocess.run(
-            [command, *(str(part) for part in plugin.get("args") or ())],
-            env={**os.environ, **extra, "KUBERNETES_EXEC_INFO": json.dumps(info)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=PLUGIN_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise CredentialError(f'"{command}" gave no token within {PLUGIN_SECONDS:.0f} s.') from None
-    except OSError as error:
-        raise CredentialError(f'"{command}" cannot be run: {error.strerror}.') from None
-    if done.returncode:
-        words = done.stderr.decode("utf-8", "replace").strip()[-500:]
-        raise CredentialError(f'"{command}" gave no token (exit {done.returncode}): {words}')
-    return _credential(command, done.stdout)
-
-
-def _credential(command: str, output: bytes) -> tuple[str, float | None]:
-    try:
-        status = json.loads(output)["status"]
-        token, expires = status.get("token"), status.get("expirationTimestamp")
-        moment = datetime.fromisoformat(expires.replace("Z", "+00:00")).timestamp() if expires else None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise CredentialError(f'"{command}" answered something else than an ExecCredential with a status.') from None
-    if not isinstance(token, str) or not token:
-        raise CredentialError(f'"{command}" gave no token; only plugins that give one are supported.')
-    return token, moment
+            raise UsageError(f'"{key}" of the kubeconfig is not base64.') from None

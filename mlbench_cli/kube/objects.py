@@ -1,4 +1,4 @@
-"""Where the objects of a run are in the API."""
+"""Paths of a run's objects in the API."""
 
 PREFIXES = {
     "Job": ("/apis/batch/v1", "jobs"),
@@ -11,12 +11,12 @@ PREFIXES = {
 }
 
 
-def collection(kind: str, namespace: str) -> str:
+def collection_path(kind: str, namespace: str) -> str:
     """The path of all objects of that kind in a namespace."""
     prefix, plural = PREFIXES[kind]
     return f"{prefix}/namespaces/{namespace}/{plural}"
 
 
-def named(kind: str, namespace: str, name: str) -> str:
+def object_path(kind: str, namespace: str, name: str) -> str:
     """The path of one object."""
-    return f"{collection(kind, namespace)}/{name}"
+    return f"{collection_path(kind, namespace)}/{name}"

@@ -1,7 +1,8 @@
 """Keeps the pods of one run in view: LIST, then WATCH for a while, then LIST again.
 
-The list is the truth, the watch only makes it quick: whatever is lost on the way (a cut or half-open connection, an
-expired resource version) is mended by the next list. One connection, whatever the number of pods.
+The list is the truth, the watch only makes it quick: what a cut or half-open connection or an expired resource version
+loses comes with the next list. One connection for any number of pods. The official client's Watch does not list again
+after a 410, and waits for ever on a half-open connection.
 """
 
 import contextlib
@@ -21,15 +22,15 @@ if TYPE_CHECKING:
 PERIOD_SECONDS = 15.0  # from list to list, for up to PAGE pods; more pods, longer
 PAGE = 250
 SLACK_SECONDS = 5.0  # the server ends a watch after the period; a connection silent for longer is dead
-PAUSE_SECONDS = (0.5, 15.0)  # between tries, least and most
-FATAL = frozenset({400, 401, 403, 404, 405, 422})
-GONE = "mlbenchGone"  # set in a pod that is no longer there
+MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 15.0  # between retries
+FATAL_STATUSES = frozenset({400, 401, 403, 404, 405, 422})
+GONE = "mlbenchGone"  # set in a pod that has been deleted
 
 KEPT_METADATA = ("name", "uid", "labels", "creationTimestamp", "deletionTimestamp")
 
 
 class PodWatch:
-    """A thread that follows the pods with `selector`. `pods()` holds each one's last state, also when it has gone."""
+    """A thread that follows the pods with `selector`. `pods()` keeps the last state of deleted ones, too."""
 
     def __init__(self, access: Access, namespace: str, selector: str, period: float = PERIOD_SECONDS) -> None:
         self._api = access.client()
@@ -43,7 +44,6 @@ class PodWatch:
         self._closed = False
         self._relist = False
         self._answer: urllib3.BaseHTTPResponse | None = None
-        self._trouble_since: float | None = None
         self._failure: ApiError | None = None
         self._thread = threading.Thread(target=self._run, name=f"watch {selector}", daemon=True)
         self._thread.start()
@@ -57,7 +57,7 @@ class PodWatch:
         self._api.close()
 
     def relist(self) -> None:
-        """Ask for all pods again, now."""
+        """Start a new list now."""
         with self._changed:
             self._relist = True
             answer = self._answer
@@ -75,42 +75,35 @@ class PodWatch:
         return self._version
 
     def wait(self, version: int, timeout: float) -> int:
-        """Wait until something has changed since `version`. Raises ApiError where watching cannot go on."""
+        """Wait until something has changed since `version`. Raises ApiError if watching cannot go on."""
         with self._changed:
             self._changed.wait_for(lambda: self._version != version or self._failure or self._closed, timeout)
             if self._failure:
                 raise self._failure
             return self._version
 
-    @property
-    def silent_seconds(self) -> float:
-        """For how long the server has not answered."""
-        since = self._trouble_since
-        return 0.0 if since is None else time.monotonic() - since
-
     def _run(self) -> None:
-        pause = PAUSE_SECONDS[0]
+        pause = MIN_PAUSE_SECONDS
         while not self._closed:
             try:
                 self._watch(self._list())
-                pause = PAUSE_SECONDS[0]
+                pause = MIN_PAUSE_SECONDS
                 continue
             except ApiError as error:
-                if error.status in FATAL:
+                if error.status in FATAL_STATUSES:
                     self._fail(error)
                     return
-                asked = error.details.get("retry_after")
+                retry_after = error.details.get("retry_after")
             except Exception as error:  # whatever a broken connection makes of the stream
                 if not _is_broken_stream(error):
                     self._fail(ApiError(f"Watching the pods failed: {error!r}"))
                     return
-                asked = None
-            self._trouble_since = self._trouble_since or time.monotonic()
-            self._sleep(asked if asked is not None else pause * random.uniform(0.5, 1.5))
-            pause = min(pause * 2, PAUSE_SECONDS[1])
+                retry_after = None
+            self._sleep(retry_after if retry_after is not None else pause * random.uniform(0.5, 1.5))
+            pause = min(pause * 2, MAX_PAUSE_SECONDS)
 
     def _list(self) -> str:
-        """All pods, page by page. Returns the resource version to watch from."""
+        """List all pods, page by page. Returns the resource version to watch from."""
         pods: dict[str, dict[str, Any]] = {}
         token, asked = None, time.monotonic()
         self._relist = False
@@ -121,7 +114,6 @@ class PodWatch:
             token = page.get("metadata", {}).get("continue")
             if not token:
                 break
-        self._trouble_since = None
         with self._changed:
             self.listed = asked
             for name in self._pods.keys() - pods.keys():
@@ -132,7 +124,7 @@ class PodWatch:
         return str(page.get("metadata", {}).get("resourceVersion", ""))
 
     def _watch(self, version: str) -> None:
-        """Take in events until the server ends the watch."""
+        """Apply events until the server ends the watch."""
         period = self._period * max(1.0, len(self._pods) / PAGE)
         answer = self._api.stream(
             self._path,
@@ -154,7 +146,7 @@ class PodWatch:
                     status = event["object"]
                     raise ApiError(str(status.get("message")), status=int(status.get("code") or 500))
                 if event["type"] != "BOOKMARK":
-                    self._take(event["type"], _trim(event["object"]))
+                    self._apply(event["type"], _trim(event["object"]))
                 if self._closed:
                     return
         finally:
@@ -162,7 +154,7 @@ class PodWatch:
                 self._answer = None
             answer.close()
 
-    def _take(self, kind: str, pod: dict[str, Any]) -> None:
+    def _apply(self, kind: str, pod: dict[str, Any]) -> None:
         with self._changed:
             self._pods[pod["metadata"]["name"]] = {**pod, GONE: True} if kind == "DELETED" else pod
             self._notify()
@@ -182,7 +174,7 @@ class PodWatch:
 
 
 def split_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Complete lines without their ends; an unfinished one at the end of the stream is dropped."""
+    """Split a stream into complete lines, without line ends. An unfinished line at the end is dropped."""
     rest = b""
     for chunk in chunks:
         lines = (rest + chunk).split(b"\n")
@@ -190,14 +182,14 @@ def split_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
         yield from lines
 
 
-def pods_now(api: Api, namespace: str, selector: str) -> list[dict[str, Any]]:
-    """The pods as they are, by one list."""
+def list_pods(api: Api, namespace: str, selector: str) -> list[dict[str, Any]]:
+    """List the pods with `selector` once."""
     answer = api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector)
     return [_trim(item) for item in answer.get("items", ())]
 
 
 def _trim(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """What is needed of a pod: about a fifth of it."""
+    """Keep the fields that diagnosis needs: about a fifth of a pod."""
     metadata, spec = pod.get("metadata", {}), pod.get("spec", {})
     return {
         "metadata": {key: metadata[key] for key in KEPT_METADATA if key in metadata},

@@ -20,6 +20,7 @@ from mlbench_cli.masking import is_secret_variable, refuse_secrets
 from mlbench_cli.model import Cluster
 from mlbench_cli.runs.request import GIVEN_BY_ENGINE, KUBERNETES, OPTIONS, Request, clip, flag, parse_duration
 from mlbench_cli.spec import CUSTOM, MAX_TIMEOUT, OPEN, SEED, KubernetesOptions, RunSpec, check_name
+from task_images.harness.cores import effective_cores
 
 MAX_LOCAL_RANKS = 64
 MAX_REPEATS = 1000
@@ -35,20 +36,23 @@ _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 @dataclass(frozen=True)
 class Machine:
-    """What the local engine has to work with."""
+    """What the local engine has to work with: usable cores (CPU quotas included), GPUs, and threads per rank if the
+    user's OMP_NUM_THREADS says so."""
 
     cores: int
     gpus: int
+    threads: int | None = None
 
 
 def local_machine() -> Machine:
-    """This machine, seen without importing a framework: its NVIDIA devices are files."""
+    """This machine, examined without importing a framework: its NVIDIA devices are files."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         gpus = sum(1 for device in chosen.split(",") if device.strip() not in ("", "-1"))
     else:
         gpus = sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))
-    return Machine(cores=len(os.sched_getaffinity(0)), gpus=gpus)
+    threads = re.match(r"[1-9]\d{0,3}(?!\d)", os.environ.get("OMP_NUM_THREADS", "").strip())  # "4" or "4,2"
+    return Machine(effective_cores(), gpus, int(threads[0]) if threads else None)
 
 
 def resolve(
@@ -62,13 +66,18 @@ def resolve(
     local = cluster.provider == "local"
     if local:
         _refuse_cluster_options(request)
+    elif request.share_machine is not None:
+        raise UsageError("--share-machine is about this machine; it has no meaning on other clusters.")
+    if local:
         request = replace(request, data_dir=_existing_folder(request.data_dir, "--data-dir"))
     elif request.data_claim or request.data_dir:
         request = replace(request, data_dir=_mount_point(request.data_dir or "/data"))
     common = {**_program(request, cluster, tasks), **_placement(request), "kubernetes": _kubernetes(request, cluster)}
     if local:
+        _check_data(request, common, tasks)
         machine = machine or local_machine()
-        common["cpus"] = common["cpus"] or _equal_cpus(request.workers, common["processes_per_worker"], machine)
+        if common["cpus"] is None:
+            common["cpus"] = _equal_cpus(request.workers, common["processes_per_worker"], machine)
     specs = tuple(_spec(size, cluster, common) for size in sizes(request))
     for spec in specs:
         if machine and local:
@@ -127,6 +136,7 @@ def _spec(size: Size, cluster: Cluster, common: Mapping[str, Any]) -> RunSpec:
         workers=size.workers,
         seed=size.seed,
         price=_price(cluster),
+        cluster_kind=_cluster_kind(cluster),
         functional_only=FUNCTIONAL_ONLY if ClusterDetails.of(cluster).functional_only else None,
         **common,
     )
@@ -326,9 +336,9 @@ def _placement(request: Request) -> dict[str, Any]:
         "goal": "light" if request.light else "full",
         "gpus_per_worker": gpus,
         "processes_per_worker": max(1, gpus) if request.processes_per_worker is None else request.processes_per_worker,
-        # The original's rule: of a machine with N CPUs a run is given N-1, and one where there is only one.
-        "cpus": None if request.num_cpus is None else float(max(1, request.num_cpus - 1)),
+        "cpus": None if request.num_cpus is None else float(request.num_cpus),
         "data_dir": request.data_dir,
+        "share_machine": bool(request.share_machine),
     }
     if request.timeout is not None:
         placement["timeout"] = parse_duration(request.timeout, "--timeout")
@@ -336,13 +346,15 @@ def _placement(request: Request) -> dict[str, Any]:
 
 
 def _equal_cpus(sizes: Sequence[int], processes_per_worker: int, machine: Machine) -> float | None:
-    """CPUs of each worker where several sizes are to be compared: what the largest leaves to each, for all of them.
+    """CPUs of each worker: the user's OMP_NUM_THREADS per rank, else an equal share of the cores in the largest run.
 
-    Otherwise one worker would have all cores of this machine, and each further one would take some away.
+    The same for all sizes of a request, since otherwise one worker would have all cores of this machine, and each
+    further one would take some away. Recorded also for a single size: two runs are comparable only if it is equal.
     """
-    if len(sizes) == 1 or processes_per_worker < 1 or max(sizes) < 1:  # the spec refuses the latter, by name
+    if processes_per_worker < 1 or max(sizes) < 1:  # the spec refuses both, by name
         return None
-    return float(max(1, machine.cores // (max(sizes) * processes_per_worker)) * processes_per_worker)
+    share = machine.threads or max(1, machine.cores // (max(sizes) * processes_per_worker))
+    return float(share * processes_per_worker)
 
 
 def _check_local(spec: RunSpec, machine: Machine) -> None:
@@ -371,6 +383,11 @@ def _refuse_cluster_options(request: Request) -> None:
                 f"{flag(item.name)} has no meaning on the local cluster.",
                 hint="Leave it out, or choose a cluster with --cluster.",
             )
+
+
+def _cluster_kind(cluster: Cluster) -> str:
+    """Provider and machine type, such as "gke/n1-standard-4"; the provider alone if the type is not known."""
+    return "/".join(str(part) for part in (cluster.provider, cluster.details.get("machine_type")) if part)
 
 
 def _price(cluster: Cluster) -> dict[str, Any]:
@@ -420,6 +437,24 @@ def _kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
         tolerations=tuple(_toleration(text) for text in request.toleration),
         env=_environment(request.env),
         **{key: value for key, value in given.items() if value is not None},
+    )
+
+
+def _check_data(request: Request, common: Mapping[str, Any], tasks: Mapping[str, Task] | None) -> None:
+    """Refuse a task whose files are not in the data folder of this machine, unless it downloads them itself."""
+    if common["task"] == CUSTOM or common["preset"] == OPEN:
+        return
+    task = load_task(common["task"], tasks)
+    if task.files is None or task.files.download or not task.files.are_read(common["parameters"]):
+        return
+    missing = task.files.list_missing(request.data_dir)
+    if not missing:
+        return
+    place = f"in {request.data_dir}" if request.data_dir else "because there is no data folder"
+    raise NotFoundError(
+        f'The data of the task "{task.name}" are missing {place}: {", ".join(missing)}.',
+        hint=f"--data-dir FOLDER, or run without them: {task.files.instead}",
+        details={"missing": missing},
     )
 
 

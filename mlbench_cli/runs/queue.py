@@ -49,7 +49,8 @@ def _command() -> list[str]:
 def main(ids: Sequence[str]) -> None:
     if sys.stdin.readline() != "go\n":
         return
-    store, engine = Store(), LocalEngine()
+    store = Store()
+    engine = LocalEngine(report=lambda sentence: print(sentence, flush=True))
     for run_id in ids:
         # Looked up each time: it may have been deleted or cancelled meanwhile.
         row = next((row for row in store.runs() if row.run.id == run_id), None)

@@ -5,13 +5,13 @@ the file reader its keys, and `equivalent_command` the line that does the same a
 decided in `launch`.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from mlbench_cli.catalog import read_yaml, short
+from mlbench_cli.durations import parse_duration as parse_duration
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 
 GENERAL = "What to run, and how"
@@ -37,70 +37,72 @@ class Request:
     name: str | None = None
     workers: tuple[int, ...] = ()
 
-    task: str | None = _option("a task of the catalogue (see: mlbench tasks)")
-    preset: str | None = _option("the task's set of parameters: spec (default), legacy, 2018, tiny, or one of its own")
-    set: Mapping[str, Any] = _option("change one parameter", kind="pairs", metavar="KEY=VALUE")
+    task: str | None = _option("task of the catalogue (see: mlbench tasks)")
+    preset: str | None = _option("set of parameters: spec (default), legacy, 2018, tiny, or another one of the task")
+    set: Mapping[str, Any] = _option("value of one parameter", kind="pairs", metavar="KEY=VALUE")
     command: str | None = _option(
-        "a command of your own; with --task held to that task's goal (open division); "
-        "{hosts} {rank} {run_id} {backend} in it are replaced"
+        "command of your own, with {hosts} {rank} {run_id} {backend} replaced; with --task it is measured against that "
+        "task's goal (open division)"
     )
-    image: str | None = _option("the image of your command, or another one for the task (clusters only)")
-    backend: str | None = _option(
-        "gloo, nccl, mpi, grpc (TensorFlow's) or custom:NAME; default: what suits task and device"
-    )
+    image: str | None = _option("container image for your command, or instead of the task's (clusters only)")
+    backend: str | None = _option("gloo, nccl, mpi, grpc (TensorFlow) or custom:NAME; default: by task and device")
     custom_backend: str | None = _option("the same as --backend custom:NAME", metavar="NAME")
     run_on_all: bool | None = _option(
-        "whether your command runs on all workers or on the first only; default: not with mpi or a custom backend",
+        "run your command on all workers, or on the first only; default: all, but not with mpi or a custom backend",
         kind="switch",
     )
     gpu: bool | None = _option("train on GPUs", kind="switch", letter="g")
     light: bool | None = _option("stop at the task's light goal", kind="switch", letter="l")
     budget: str | None = _option(
-        "train for this long, as 2h, and report how far that comes (accuracy after time) instead of the time to the "
-        "goal; for tasks with the parameter budget_seconds",
+        "train for this long, e.g. 2h, and report the accuracy reached instead of the time to the goal; for tasks with "
+        "the parameter budget_seconds",
         metavar="DURATION",
     )
     num_cpus: int | None = _option(
-        "CPUs of a worker's machine; the worker gets one fewer, which is left to the system; default on local: "
-        "this machine's, shared equally among the workers of the largest run",
+        "CPUs of each worker; its ranks share them, and OMP_NUM_THREADS follows. Default on local: OMP_NUM_THREADS for "
+        "each rank if it is set, else this machine's CPUs divided equally among the ranks of the largest run",
         kind="integer",
         letter="c",
     )
     processes_per_worker: int | None = _option("ranks per worker; default: one, or one per GPU", kind="integer")
     gpus_per_worker: int | None = _option("GPUs of each worker; default: one with --gpu", kind="integer")
-    seed: int | None = _option("of all random numbers; default: 42", kind="integer")
+    seed: int | None = _option("seed of all random numbers; default: 42", kind="integer")
     repeat: int | None = _option(
-        "run every size so often, with the seeds SEED, SEED+1, ..., named NAME-N-r1, NAME-N-r2, ...; status, charts "
-        "and compare then give mean and 95 % interval",
+        "number of repetitions per size, with the seeds SEED, SEED+1, ..., named NAME-N-r1, NAME-N-r2, ...; status, "
+        "charts and compare give mean and 95 % interval",
         kind="integer",
         metavar="TIMES",
     )
     data_dir: str | None = _option("folder with the data sets", metavar="DIR")
     timeout: str | None = _option(
-        "longest time of a worker from its start to its end, as 90s, 15m, 2h; on clusters also the longest that "
-        "workers wait for machines and images before that; default: 24h",
+        "maximum run time of a worker, e.g. 90s, 15m, 2h; on clusters also the maximum time that workers wait for "
+        "machines and images; default: 24h",
         metavar="DURATION",
     )
-    cluster: str | None = _option("where to run; default: the cluster chosen with set-cluster")
+    cluster: str | None = _option("cluster to run on; default: the one chosen with set-cluster")
+    share_machine: bool | None = _option(
+        "on local: start even if another run has this machine, and let others start; the result is labelled as shared",
+        kind="switch",
+    )
 
     namespace: str | None = _cluster_option("Kubernetes namespace")
-    memory: str | None = _cluster_option("memory of each worker, as 8Gi")
-    shm: str | None = _cluster_option("size of /dev/shm, as 1Gi (default)")
-    node_selector: Mapping[str, str] = _cluster_option("label of the nodes to use", kind="pairs", metavar="KEY=VALUE")
+    memory: str | None = _cluster_option("memory of each worker, e.g. 8Gi")
+    shm: str | None = _cluster_option("size of /dev/shm; default: 1Gi")
+    node_selector: Mapping[str, str] = _cluster_option("label that nodes must have", kind="pairs", metavar="KEY=VALUE")
     toleration: tuple[str, ...] = _cluster_option("taint to tolerate", kind="texts", metavar="KEY[=VALUE][:EFFECT]")
-    pull_secret: str | None = _cluster_option("secret to pull the image with")
-    queue: str | None = _cluster_option("Kueue queue to wait in")
+    pull_secret: str | None = _cluster_option("name of the secret for pulling the image")
+    queue: str | None = _cluster_option("name of the Kueue queue")
     hold: str | None = _cluster_option("how long results wait to be fetched; default: 15m", metavar="DURATION")
-    collect: str | None = _cluster_option("output of which workers is kept: rank0 (default) or all")
+    collect: str | None = _cluster_option("workers whose output is kept: rank0 (default) or all")
     env: Mapping[str, str] = _cluster_option("environment variable of the ranks", kind="pairs", metavar="KEY=VALUE")
     env_secret: str | None = _cluster_option("secret of the namespace whose keys become variables of the ranks")
     data_claim: str | None = _cluster_option(
         "persistent volume claim with the data sets, mounted at --data-dir or /data"
     )
     template_dir: str | None = _cluster_option("folder with templates that replace the built-in ones", metavar="DIR")
-    host_network: bool | None = _cluster_option("use the nodes' network directly", kind="switch")
+    host_network: bool | None = _cluster_option("use the network of the nodes", kind="switch")
     spread: bool | None = _cluster_option("one worker per node (default)", kind="switch")
-    registry: str | None = _cluster_option("where the catalogue's images are, as ghcr.io/me", metavar="PREFIX")
+    registry: str | None = _cluster_option("prefix of the catalogue's images, e.g. ghcr.io/me", metavar="PREFIX")
 
 
 OPTIONS = tuple(item for item in fields(Request) if item.metadata)
@@ -241,17 +243,3 @@ def entry_text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ",".join(map(str, value))
     return str(value)
-
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+")
-
-
-def parse_duration(text: str, what: str = "--timeout") -> float:
-    """Seconds in "90s", "15m", "2h", "1h30m" or "90". Raises UsageError that names `what`."""
-    text = text.strip()
-    if text.isdecimal() and text.isascii():
-        return float(text)
-    if not text.isascii() or not _DURATION.fullmatch(text):
-        raise UsageError(f'{what} "{clip(text)}" is no duration.', hint="Write 90s, 15m, 2h or 1h30m.")
-    return sum(float(part[:-1]) * _UNITS[part[-1]] for part in re.findall(r"[\d.]+[smhd]", text))

@@ -1,6 +1,6 @@
 """What `status` shows of runs: read only. Nothing is fetched, sealed, released or recorded."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,10 +28,10 @@ class RunStatus:
         return {**describe_run(self.row), "state": self.state, "outcome": self.outcome, "problem": self.problem}
 
 
-def read_states(rows: Iterable[RunRow], engine_of: Callable[[Run], Engine]) -> list[RunStatus]:
-    """The state of each run now. A run, folder or cluster that gives no answer affects only its own rows."""
+def read_states(rows: Iterable[RunRow], engine_of: Callable[[Run], Engine]) -> Iterator[RunStatus]:
+    """The state of each run now, in turn. A run, folder or cluster that gives no answer affects only its own rows."""
     unreachable: dict[str, str] = {}
-    return [_read_state(row, engine_of, unreachable) for row in rows]
+    return (_read_state(row, engine_of, unreachable) for row in rows)
 
 
 def _read_state(row: RunRow, engine_of: Callable[[Run], Engine], unreachable: dict[str, str]) -> RunStatus:

@@ -1,63 +1,194 @@
 """The questions of `mlbench run`: only on a terminal, only what no flag has answered, remembered by name.
 
-The order is the original's: benchmark, image and command, backend, whether to run on all workers.
+Name, cluster, task (or image and command), preset, data folder, device, numbers of workers, backend, and for a backend
+of one's own whether the command runs on all workers.
 """
 
 import json
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from mlbench_cli import console, settings
-from mlbench_cli.catalog import TORCH_BACKENDS, load_catalog, load_task
-from mlbench_cli.errors import UsageError
+from mlbench_cli.catalog import TORCH_BACKENDS, Task, load_catalog, load_task
+from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.files import write_atomically
+from mlbench_cli.model import Cluster
+from mlbench_cli.runs import launch
 from mlbench_cli.runs.request import Request
 from mlbench_cli.spec import CUSTOM
+from mlbench_cli.text import Option
 
 T = TypeVar("T")
-REMEMBERED = ("task", "image", "command", "backend", "custom_backend", "run_on_all")
+REMEMBERED = ("task", "preset", "image", "command", "backend", "custom_backend", "run_on_all", "cluster", "data_dir")
+MAX_WORKERS = 4096
+DEFAULT_NAME = "my-run"
 
 
-def needed(request: Request) -> bool:
-    """Whether the request leaves open what to run."""
-    return request.task is None and request.command is None
+def complete(
+    request: Request,
+    clusters: Sequence[Cluster],
+    current: Cluster,
+    taken: Collection[str],
+    add_defaults: Callable[[Request, Cluster], Request],
+) -> tuple[Request, Cluster]:
+    """Ask on the terminal what `request` leaves open; the request, and the cluster that it is for.
 
-
-def complete(request: Request, *, local: bool) -> Request:
-    """Ask what `request` leaves open. Raises UsageError that names the flags where there is no terminal to ask on."""
-    if not console.interactive():
-        raise UsageError(
-            "What to run is not said, and there is no terminal to ask on.",
-            hint="--task NAME [--backend NAME], or --command 'python train.py' [--image NAME:TAG]",
-        )
+    `clusters` are all that are known, `current` is the one that counts unless another is chosen, `taken` the names of
+    other runs. `add_defaults` fills in what needs no question on the cluster that was chosen.
+    """
     memory = _recall()
-    request = _ask_benchmark(request, memory, local)
-    if request.backend is None and request.custom_backend is None:
+    has_program = request.task is not None or request.command is not None
+    if request.name is None:
+        request = replace(request, name=_ask_name(request, taken))
+    if not has_program and request.cluster is None and len(clusters) > 1:
+        current = _ask_cluster(clusters, current)
+        request = replace(request, cluster=current.name)
+    request = add_defaults(request, current)
+    if not has_program:
+        is_local = current.provider == "local"
+        request = _ask_program(request, memory, is_local)
+        if request.task is not None and request.command is None:
+            request = _ask_preset(request, memory, is_local)
+        if request.gpu is None and _has_gpus(request, current):
+            request = replace(request, gpu=_ask_device())
+    if not request.workers:
+        request = replace(request, workers=_ask_sizes(request, taken))
+    if not has_program and request.backend is None and request.custom_backend is None:
         request = _ask_backend(request, memory)
     _remember(request)
-    return request
+    return request, current
 
 
-def _ask_benchmark(request: Request, memory: Mapping[str, Any], local: bool) -> Request:
+# --- name, sizes, cluster, device -----------------------------------------------------------------------------------
+
+
+def _ask_name(request: Request, taken: Collection[str]) -> str:
+    def is_free(name: str) -> bool:
+        return not any(run == name or run.startswith(f"{name}-") for run in taken)
+
+    numbers = (f"{DEFAULT_NAME}{number}" for number in range(2, len(taken) + 3))
+    default = DEFAULT_NAME if is_free(DEFAULT_NAME) else next(filter(is_free, numbers))
+
+    def read(answer: str) -> str:
+        launch.check_names(replace(request, name=answer, workers=request.workers or (1,)), taken)
+        return answer
+
+    return _ask_until("Name of the run", default, read)
+
+
+def _ask_sizes(request: Request, taken: Collection[str]) -> tuple[int, ...]:
+    def read(answer: str) -> tuple[int, ...]:
+        words = answer.replace(",", " ").split()
+        if not words or not all(
+            word.isascii() and word.isdecimal() and 1 <= int(word) <= MAX_WORKERS for word in words
+        ):
+            raise UsageError(f"Answer with numbers from 1 to {MAX_WORKERS}, as 1 2 4.")
+        sizes = tuple(map(int, words))
+        launch.check_names(replace(request, workers=sizes), taken)
+        return sizes
+
+    return _ask_until("Numbers of workers, one run each", "1", read)
+
+
+def _ask_cluster(clusters: Sequence[Cluster], current: Cluster) -> Cluster:
+    options = [
+        Option(cluster.name, f"{cluster.provider}, {cluster.state}", "" if cluster.state == "ready" else "not ready")
+        for cluster in clusters
+    ]
+    names = [cluster.name for cluster in clusters]
+    return clusters[console.choose("Cluster", options, names.index(current.name) if current.name in names else 0)]
+
+
+def _has_gpus(request: Request, cluster: Cluster) -> bool:
+    if request.task is not None and "gpu" not in load_task(request.task).devices:
+        return False
+    if cluster.provider == "local":
+        return launch.local_machine().gpus > 0
+    return bool(cluster.details.get("gpus_per_node"))
+
+
+def _ask_device() -> bool:
+    return console.choose("Device", [Option("gpu"), Option("cpu")], 0) == 0
+
+
+# --- task, preset, data ---------------------------------------------------------------------------------------------
+
+
+def _ask_program(request: Request, memory: Mapping[str, Any], is_local: bool) -> Request:
+    if request.image:
+        return replace(request, command=_ask_text("Command", memory.get("command")))
     tasks = load_catalog()
+    own = "a command of your own" if is_local else "an image and a command of your own"
+    preset = request.preset or "spec"
+    options = [_task_option(task, preset, request, is_local) for task in tasks.values()]
     names = [*tasks, CUSTOM]
-    longest = max(map(len, names))
-    lines = [f"{task.name:<{longest}}  {task.title}" for task in tasks.values()]
-    lines.append(f"{CUSTOM:<{longest}}  {'a command of your own' if local else 'an image and a command of your own'}")
-    choice = CUSTOM if request.image else names[_choose("Benchmark", lines, names, memory.get("task"))]
+    choice = names[console.choose("Task", [*options, Option(CUSTOM, own)], _index(names, memory.get("task")))]
     if choice != CUSTOM:
         return replace(request, task=choice)
-    image = None if local else request.image or _ask_text("Image", memory.get("image"))
+    image = None if is_local else _ask_text("Image", memory.get("image"))
     return replace(request, image=image, command=_ask_text("Command", memory.get("command")))
+
+
+def _ask_preset(request: Request, memory: Mapping[str, Any], is_local: bool) -> Request:
+    task = load_task(request.task or "")
+    if request.preset is None and len(task.presets) > 1:
+        presets = list(task.presets)
+        options = [
+            Option(preset, _preset_note(task, preset), _lack(task, preset, request, is_local)) for preset in presets
+        ]
+        remembered = memory.get("preset") if memory.get("task") == task.name else "spec"
+        request = replace(request, preset=presets[console.choose("Preset", options, _index(presets, remembered))])
+    files = task.files
+    if not is_local or files is None or not _lack(task, request.preset or "spec", request, is_local) or files.download:
+        return request
+
+    def read(answer: str) -> str:
+        folder = str(Path(answer).expanduser().absolute())
+        missing = files.list_missing(folder)
+        if not Path(folder).is_dir() or missing:
+            raise UsageError(f"There is no {missing[0]} in {folder}." if missing else f"There is no folder {folder}.")
+        return folder
+
+    console.note(f"{task.name} needs: {task.data}")
+    return replace(request, data_dir=_ask_until("Folder with the data", "", read))
+
+
+def _task_option(task: Task, preset: str, request: Request, is_local: bool) -> Option:
+    preset = preset if preset in task.presets else "spec"
+    return Option(task.name, task.title, _lack(task, preset, request, is_local))
+
+
+def _preset_note(task: Task, preset: str) -> str:
+    changes = task.presets[preset]
+    if preset == "spec":
+        return "what the benchmark's specification says"
+    shown = [f"{name}={value}" for name, value in changes.items() if not isinstance(value, list)]
+    return ", ".join(shown[:4]) + (", …" if len(changes) > 4 else "")
+
+
+def _lack(task: Task, preset: str, request: Request, is_local: bool) -> str:
+    """What is missing of the data that the task reads, or ""; only this machine's folders can be looked into."""
+    files = task.files
+    try:
+        parameters = task.resolve(preset, request.set)
+    except MlbenchError:  # --set names a parameter of another task
+        parameters = task.resolve(preset)
+    if files is None or not is_local or not files.are_read(parameters) or not files.list_missing(request.data_dir):
+        return ""
+    return f"downloads {files.download}" if files.download else "data missing"
+
+
+# --- backend --------------------------------------------------------------------------------------------------------
 
 
 def _ask_backend(request: Request, memory: Mapping[str, Any]) -> Request:
     known = TORCH_BACKENDS if request.task is None else load_task(request.task).backends
     names = [*(backend for backend in known if backend != "nccl" or request.gpu), CUSTOM]
-    choice = names[_choose("Backend", [*names[:-1], "another one"], names, memory.get("backend"))]
+    default = "nccl" if request.gpu and "nccl" in names else memory.get("backend")
+    options = [*map(Option, names[:-1]), Option(CUSTOM, "another one, by its name")]
+    choice = names[console.choose("Backend", options, _index(names, default))]
     if choice != CUSTOM:
         return replace(request, backend=choice)
     request = replace(request, custom_backend=_ask_text("Name of the backend", memory.get("custom_backend")))
@@ -68,43 +199,42 @@ def _ask_backend(request: Request, memory: Mapping[str, Any]) -> Request:
     )
 
 
-def _choose(title: str, lines: Sequence[str], names: Sequence[str], remembered: Any) -> int:
-    """The index of the line that is chosen, by number or by name; Enter takes the remembered one, or the first."""
-    default = names.index(remembered) if remembered in names else 0
-    console.note(f"{title}:\n")
-    for index, line in enumerate(lines):
-        console.note(console.cut(f"[{index}]  {line}", console.terminal_width(sys.stderr)))
-    console.note("")
+# --- answers --------------------------------------------------------------------------------------------------------
 
-    def read(answer: str) -> int | None:
-        if answer in names:
-            return names.index(answer)
-        return int(answer) if answer.isascii() and answer.isdecimal() and int(answer) < len(lines) else None
 
-    return _ask_until(
-        f"Selection [{default}]: ", str(default), read, f"Answer with a number from 0 to {len(lines) - 1}."
-    )
+def _index(names: Sequence[str], remembered: Any) -> int:
+    return list(names).index(remembered) if remembered in names else 0
 
 
 def _ask_text(title: str, remembered: Any) -> str:
-    default = remembered if isinstance(remembered, str) else ""
-    question = f"{title} [{default}]: " if default else f"{title}: "
-    return _ask_until(question, default, lambda answer: answer or None, "An answer is needed.")
+    def read(answer: str) -> str:
+        if not answer:
+            raise UsageError("An answer is needed.")
+        return answer
+
+    return _ask_until(title, remembered if isinstance(remembered, str) else "", read)
 
 
 def _ask_switch(title: str, memory: Mapping[str, Any]) -> bool:
     default = memory.get("run_on_all") is True
     words = {"y": True, "yes": True, "n": False, "no": False}
-    question = f"{title} [{'Y/n' if default else 'y/N'}]: "
-    return _ask_until(question, "y" if default else "n", lambda answer: words.get(answer.lower()), "Answer y or n.")
+
+    def read(answer: str) -> bool:
+        if answer.lower() not in words:
+            raise UsageError("Answer y or n.")
+        return words[answer.lower()]
+
+    return _ask_until(title, "y" if default else "n", read, shown="Y/n" if default else "y/N")
 
 
-def _ask_until(question: str, default: str, read: Callable[[str], T | None], complaint: str) -> T:
+def _ask_until(title: str, default: str, read: Callable[[str], T], shown: str = "") -> T:
+    """The first answer that `read` accepts; its complaints are shown."""
+    hint = f" [{shown or default}]" if default else ""
     while True:
-        value = read(console.ask(question) or default)
-        if value is not None:
-            return value
-        console.note(complaint)
+        try:
+            return read(console.ask(f"{title}{hint}: ") or default)
+        except UsageError as error:
+            console.note(error.message)
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------
@@ -125,14 +255,14 @@ def _recall() -> dict[str, Any]:
 
 def _remember(request: Request) -> None:
     """Keep the answers for next time, on top of older ones. Failing to do so is no reason not to run."""
-    said = {name: getattr(request, name) for name in REMEMBERED if getattr(request, name) is not None}
+    answers = {name: getattr(request, name) for name in REMEMBERED if getattr(request, name) is not None}
     if request.task is None:
-        said["task"] = CUSTOM
+        answers["task"] = CUSTOM
     if request.custom_backend is not None:
-        said["backend"] = CUSTOM
+        answers["backend"] = CUSTOM
     path = _memory_file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(path, json.dumps({**_recall(), **said}, indent=2).encode() + b"\n")
+        write_atomically(path, json.dumps({**_recall(), **answers}, indent=2).encode() + b"\n")
     except OSError as error:
         console.warn(f"The answers could not be remembered in {path}: {error.strerror}.")

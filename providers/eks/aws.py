@@ -13,9 +13,9 @@ from mlbench_cli.errors import (
     UsageError,
     did_you_mean,
 )
+from mlbench_cli.extras import install_hint
 from providers.base import TransientError, call_timeout
 
-MISSING_LIBRARY = 'pip install "mlbench[eks]"'
 CONNECT_SECONDS = 10.0
 REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
 
@@ -116,7 +116,7 @@ def session() -> Any:
     try:
         import boto3
     except ImportError:
-        raise UsageError("Clusters of eks need boto3, which is not installed.", hint=MISSING_LIBRARY) from None
+        raise UsageError("Clusters of eks need boto3, which is not installed.", hint=install_hint("eks")) from None
     try:
         return boto3.Session()
     except Exception as error:

@@ -6,7 +6,8 @@ import uuid
 from typing import Any
 
 from mlbench_cli.errors import CredentialError, MlbenchError, NotFoundError, UsageError
-from mlbench_cli.kube.access import Access, Token
+from mlbench_cli.kube.access import Access
+from mlbench_cli.kube.credentials import Token
 from mlbench_cli.model import Cluster
 from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, TransientError, ownership_tags
 from providers.eks.aws import Aws, error_from_code, session

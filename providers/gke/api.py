@@ -11,7 +11,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
-from mlbench_cli.kube.access import Token
+from mlbench_cli.extras import install_hint
+from mlbench_cli.kube.credentials import Token
 from providers.base import TransientError, call_timeout
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from google.cloud import container_v1
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-INSTALL = 'pip install "mlbench[gke]"'
 LOGIN = "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS to a service account's key file"
 SET_CLOCK = "Google refuses what is signed more than minutes ahead or ago: set this machine's clock, then repeat."
 SKEWED = ("iat and exp", "reasonable timeframe", "used too early", "Token expired")
@@ -61,7 +61,9 @@ def client() -> "container_v1.ClusterManagerClient":
     try:
         from google.cloud import container_v1
     except ImportError:
-        raise UsageError("Clusters on GKE need google-cloud-container, which is not installed.", hint=INSTALL) from None
+        raise UsageError(
+            "Clusters on GKE need google-cloud-container, which is not installed.", hint=install_hint("gke")
+        ) from None
     endpoint = os.environ.get("MLBENCH_GKE_ENDPOINT")
     if endpoint:
         import grpc
@@ -78,7 +80,9 @@ def credentials() -> tuple["Credentials", str | None]:
         import google.auth
         from google.auth.exceptions import DefaultCredentialsError
     except ImportError:
-        raise UsageError("Clusters on GKE need google-cloud-container, which is not installed.", hint=INSTALL) from None
+        raise UsageError(
+            "Clusters on GKE need google-cloud-container, which is not installed.", hint=install_hint("gke")
+        ) from None
     try:
         found: tuple[Credentials, str | None] = google.auth.default(scopes=[SCOPE])
     except DefaultCredentialsError as error:

@@ -15,7 +15,7 @@ COMMON_QUOTAS = ("CPUS", "IN_USE_ADDRESSES", "SSD_TOTAL_GB")
 
 def run_checks(project: str | None, location: str | None) -> Iterator[Check]:
     checklist = Checklist("gke")
-    yield (found := doctor.check_library(checklist, "google-cloud-container", "2.50", "gke"))
+    yield (found := doctor.check_library(checklist, "google-cloud-container", "2.57", "gke"))
     if found.state == "failed":
         return
     zone = location or DEFAULT_ZONE

@@ -21,10 +21,10 @@ from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from mlbench_cli.errors import CredentialError, DeadlineError, MlbenchError, NotFoundError, UsageError, did_you_mean
+from mlbench_cli.extras import install_hint
 from providers.helm.archive import MAX_FILES, MAX_PACKED, MAX_UNPACKED, unpack
 
 FLAG = "--chart-location"
-MISSING_LIBRARY = 'pip install "mlbench[helm]"'
 FORM = "Write the repository's address, the chart and its version: https://charts.example.org/stable/CHART@1.2.3"
 EXACT = re.compile(r"v?\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,51}[a-z0-9])?")  # it is also the release's name; helm takes up to 53 characters
@@ -245,7 +245,7 @@ def _library() -> Any:
     except ImportError:
         raise UsageError(
             "Charts of a repository need pyhelm, which is not installed.",
-            hint=f"{MISSING_LIBRARY}   or: helm pull CHART --repo URL --version X.Y.Z --untar, and {FLAG} DIR",
+            hint=f"{install_hint('helm')}   or: helm pull CHART --repo URL --version X.Y.Z --untar, and {FLAG} DIR",
         ) from None
     return repo
 

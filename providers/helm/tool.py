@@ -18,7 +18,6 @@ from typing import Any
 
 from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.kubeconfig import composed
 from providers.file_locks import inheritable_lock
 from providers.helm.source import Chart
 
@@ -104,9 +103,7 @@ class HelmCall:
                     raise MlbenchError(f"Another helm is at work on {lock}.", hint="Wait for it, then repeat.")
                 given.append(holder)
             confidential = {
-                "--kubeconfig": composed("cluster", access, {"token": access.token()} if access.token else {})
-                if access
-                else None,
+                "--kubeconfig": access.compose_kubeconfig("cluster") if access else None,
                 "--values": values,
             }
             for flag, document in confidential.items():

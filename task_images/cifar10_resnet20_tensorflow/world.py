@@ -24,7 +24,7 @@ except ImportError:  # said by open_world
 
 from task_images.cifar10_resnet20_tensorflow.meeting import free_port, meet
 from task_images.contract import Contract
-from task_images.harness.errors import EnvironmentUnfitError, PeerLostError
+from task_images.harness.errors import EnvironmentUnfitError, PeerLostError, install_hint
 from task_images.harness.ranks import COLLECTIVE_SECONDS, RENDEZVOUS_SECONDS, cpu_threads
 
 
@@ -119,7 +119,7 @@ def open_world(contract: Contract, seconds: float = RENDEZVOUS_SECONDS) -> World
     that did not come within `seconds`.
     """
     if tf is None:
-        raise EnvironmentUnfitError("TensorFlow is not installed here", "Install it: pip install 'mlbench[tensorflow]'")
+        raise EnvironmentUnfitError("TensorFlow is not installed here", f"Install it: {install_hint('tensorflow')}")
     threads = cpu_threads(contract)
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(2)

@@ -162,10 +162,11 @@ def _parse(source: Path, number: int, line: bytes, row: Floats) -> float:
 def _numbers(line: bytes) -> npt.NDArray[np.float64] | None:
     """All numbers of the line; None, or too few, where something is not a number."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        # Before 2.3 numpy only warns of text that is no number, and returns the numbers in front of it.
+        warnings.simplefilter("error", DeprecationWarning)
         try:
             return np.fromstring(line.replace(b":", b" ").decode("ascii"), np.float64, sep=" ")
-        except ValueError:
+        except (ValueError, DeprecationWarning):
             return None
 
 

@@ -3,6 +3,11 @@
 from task_images.contract import EXIT_ENVIRONMENT, EXIT_RETRYABLE, EXIT_USAGE
 
 
+def install_hint(extra: str) -> str:
+    """The command that installs an extra of mlbench in the environment of this task."""
+    return f"pip install 'mlbench-cli[{extra}]'"
+
+
 class TaskError(Exception):
     """The task failed (exit 1). The message says what happened and why; `hint` what to do next."""
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from task_images.contract import Contract
+from task_images.harness.cores import effective_cores
 
 RENDEZVOUS_SECONDS = 600.0
 COLLECTIVE_SECONDS = 1800.0
@@ -40,5 +41,4 @@ def cpu_threads(contract: Contract) -> int:
     given = os.environ.get("OMP_NUM_THREADS", "")
     if given.isdigit():
         return max(1, int(given))
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, usable // contract.local_world_size)
+    return max(1, effective_cores() // contract.local_world_size)

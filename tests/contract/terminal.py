@@ -5,6 +5,7 @@ import pty
 import select
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 LIMIT = 30.0  # seconds until a text that does not come is given up
@@ -14,15 +15,23 @@ MLBENCH = [sys.executable, "-m", "mlbench_cli"]
 class Terminal:
     """One command of the tool on a terminal. `seen` is all that it has written so far."""
 
-    def __init__(self, *arguments: str, home: Path, columns: int = 80, cwd: Path | None = None) -> None:
-        environment = {**os.environ, "MLBENCH_HOME": str(home), "COLUMNS": str(columns), "TERM": "xterm"}
-        environment.pop("NO_COLOR", None)
+    def __init__(
+        self,
+        *arguments: str,
+        home: Path,
+        columns: int = 80,
+        cwd: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        own = {"MLBENCH_HOME": str(home), "COLUMNS": str(columns), "TERM": "xterm"}
+        inherited = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+        variables = {**inherited, **own, **(environment or {})}
         self.seen = ""
         self.pid, self._terminal = pty.fork()
         if self.pid == 0:
             if cwd is not None:
                 os.chdir(cwd)
-            os.execve(MLBENCH[0], [*MLBENCH, *arguments], environment)
+            os.execve(MLBENCH[0], [*MLBENCH, *arguments], variables)
 
     def expect(self, text: str) -> str:
         """Wait until `text` is written; what came before it."""

@@ -56,17 +56,35 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["charts", "out", "--filter", "x"], 4, 'with "x" in its name'),
     (["charts", "out", "--run", "demo-1"], 2, "no results yet"),
     (["charts", "out", "nope.zip"], 4, "no archive nope.zip"),
+    (["charts", "nope.zip"], 2, "is an archive, not a folder for figures"),
+    (["charts", "demo-1"], 2, '"demo-1" is a run, not a folder for figures'),
+    (["compare", "./demo-1", "demo-2"], 4, "no archive ./demo-1"),
+    (["download", "demo-1", "--output", "json"], 2, '"json" is a format'),
+    (["download", "demo-1", "-o", "jsn"], 2, "is no format, only text or json"),
+    (["download", "demo-1", "--to", "a.zip", "--output", "b.zip"], 2, "Two files are named"),
+    (["logs", "demo-1", "--since", "soon"], 2, "is no duration"),
+    (["logs", "demo-1", "--since", "2026-13-01"], 2, "neither a duration nor a time"),
+    (["logs", "demo-1", "--tail", "-1"], 2, "--tail"),
+    (["config", "get", "clutser"], 4, 'Did you mean "cluster"?'),
+    (["config", "get", "cluster"], 4, "is not set"),
+    (["config", "set", "timeout", "1w"], 2, "is no duration"),
+    (["config", "set", "cluster", "Nope!"], 2, "is no name for a cluster"),
     (["compare", "nope", "demo-1"], 4, 'no run "nope"'),
     (["compare", "demo-1", "demo-2"], 2, "no results yet"),
     (["tasks", "digit_resnet"], 4, 'Did you mean "digits_resnet"?'),
     (["set-cluster", "lokal"], 4, 'Did you mean "local"?'),
     (["set-cluster", "gcloud", "local"], 2, "not of gcloud"),
     (["set-cluster", "a", "b", "c"], 2, "3 words"),
-    (["get-dashboard-url"], 4, "no dashboard"),
-    (["run"], 2, "no name"),
-    (["run", "x"], 2, "No number of workers"),
-    (["run", "x", "1"], 2, "no terminal to ask on"),
-    (["run", "x", "1", "--yes"], 2, "--task, or --command is missing"),
+    (["get-dashboard-url"], 2, "There is no command"),
+    (["run"], 2, "No name, no number of workers, no task or command given"),
+    (["run", "x"], 2, "No number of workers, no task or command given, and there is no terminal"),
+    (["run", *TASK], 2, "No name, no number of workers given"),
+    (["run", "x", "1"], 2, "No task or command given, and there is no terminal to prompt on."),
+    (["run", "x", "1", "--yes"], 2, "No task or command given."),
+    (["run", "x", "-1", *TASK], 2, "-1 is not a valid number here"),
+    (["run", "2", *TASK], 2, "NAME comes before the numbers"),
+    (["run", "x", "1", "--task", "imagenet_resnet"], 4, "data of the task"),
+    (["run", "x", "1", "--task", "epsilon_logistic_regression", "--data-dir", "."], 4, "epsilon_normalized.t (or"),
     (["run", "x", "two", *TASK], 2, "'two' is not a valid int"),
     (["run", "x", "0", *TASK], 2, "from 1 to 4096"),
     (["run", "x", "10000", *TASK], 2, "from 1 to 4096"),
@@ -89,7 +107,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["run", "x", "1", *TASK, "--data-dir", "nope"], 4, "no folder nope"),
     (["run", "x", "1", *TASK, "--timeout", "1w"], 2, "is no duration"),
     (["run", "x", "1", "--command", "sh -c 'oops"], 2, "cannot be split"),
-    (["run", "x", "1", "--image", "me/train"], 2, "no terminal to ask on"),
+    (["run", "x", "1", "--image", "me/train"], 2, "no terminal to prompt on"),
     (["run", "-f", "nope.yaml"], 4, "no file nope.yaml"),
 ]
 if not any(Path("/dev").glob("nvidia[0-9]*")):
@@ -107,7 +125,18 @@ def test_wrong_command_lines(argv: list[str], code: int, words: str, capsys: Cap
     assert [run.run.name for run in Store().runs()] == ["demo-1", "demo-2"]
 
 
-WITH_JSON = [case for case in WRONG if case[0][0] in ("run", "status", "wait", "cancel", "tasks", "verify", "compare")]
+WITH_JSON = [case for case in WRONG if case[0][0] not in ("stauts", "--verion", "get-dashboard-url", "download")]
+
+
+@pytest.mark.parametrize("flag", ["-ojson", "-yo json", "-yojson", "-fo json", "--output json", "--output=json"])
+def test_every_spelling_asks_for_json(flag: str, capsys: Captured) -> None:
+    assert run(["delete", "demo-9", *flag.split()]) in (2, 4)
+    assert json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+def test_json_behind_two_dashes_is_no_option(capsys: Captured) -> None:
+    assert run(["logs", "--", "-o", "json"]) == 2
+    assert capsys.readouterr().err.startswith("Error: ")
 
 
 @pytest.mark.parametrize(("argv", "code", "words"), WITH_JSON, ids=[" ".join(argv)[:60] for argv, _, _ in WITH_JSON])

@@ -76,8 +76,15 @@ def test_from_run_to_charts(tmp_path: Path, capsys: Captured) -> None:
 
     compared = answer(capsys, "compare", "demo-1", "demo-2.zip")
     assert compared["differences"]["workers"] == [1, 2]
-    assert answer(capsys, "compare", "demo-1", "demo-1", "--fail-above", "1.5")["ratios"]["task"] == 1
-    assert run(["compare", "demo-1", "demo-2", "--fail-above", "1e-6"]) == 7
+    assert "workers" in compared["obstacle_words"]
+    across = [word for name in compared["obstacle_words"] for word in ("--across", name)]
+    assert answer(capsys, "compare", "demo-1", "demo-2", *across)["obstacles"] == []
+    gate = answer(capsys, "compare", "demo-1", "demo-2", *across, "--fail-above", "1e-6", code=9)["gate"]
+    assert (gate["verdict"], gate["metric"]) == ("cannot_tell", "task")  # single runs have no interval
+    assert run(["compare", "demo-1", "demo-2", "--fail-above", "1e-6"]) == 9
+    assert run(["compare", "demo-1", "demo-2", "--metric", "throughput"]) == 2
+    assert run(["compare", "demo-1", "demo-2", "--fail-above", "1", "--metric", "nonsense"]) == 2
+    assert run(["compare", "demo-1", "demo-2", "--across", "wokers"]) == 2
 
     assert run(["download", "demo-2", "-o", "old.zip", "--format", "mlbench-v3"]) == 0
     assert run(["verify", "old.zip"]) == 2
@@ -226,7 +233,11 @@ def test_logs(written: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert shown("--rank", "1", "--raw") == written.read_bytes()
     assert shown("--rank", "1") == plain
     lines = plain.split(b"\n")
-    assert shown() == b"".join(b"[%d] %s\n" % (rank, line) for rank in (0, 1) for line in lines)
+    merged = shown().split(b"\n")[:-1]
+    for rank in (0, 1):  # each in its own order
+        prefix = b"[%d] " % rank
+        assert [line.removeprefix(prefix) for line in merged if line.startswith(prefix)] == lines
+    assert len(merged) == 2 * len(lines)
     document = json.loads(shown("-o", "json"))
     assert "".join(line["text"] for line in document["lines"] if line["rank"] == 1) == plain.decode("utf-8", "replace")
     assert run(["logs", "a-2", "-o", "json", "--follow"]) == 2

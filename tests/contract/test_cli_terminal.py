@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -9,12 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mlbench_cli.catalog import load_catalog
 from mlbench_cli.store import Store
 from tests.contract.terminal import LIMIT, MLBENCH, Terminal
-
-TASKS = list(load_catalog())
-CUSTOM = len(TASKS)  # the last number of the menu
 
 
 @pytest.fixture
@@ -22,111 +19,9 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-# --- the wizard ------------------------------------------------------------------------------------------------------
-
-
-def test_the_questions_come_in_the_original_order(home: Path) -> None:
-    person = Terminal("run", "mine", "1", home=home)
-    menu = person.answer("Selection [0]: ", str(CUSTOM))
-    assert [f"[{number}]" in menu for number in range(CUSTOM + 1)] == [True] * (CUSTOM + 1)
-    assert all(task in menu for task in TASKS)
-    person.answer("Command: ", "sh -c 'echo $MLBENCH_BACKEND of {rank}'")
-    backends = person.answer("Selection [0]: ", "2")
-    assert backends.index("gloo") < backends.index("mpi") < backends.index("another one")
-    person.answer("Name of the backend: ", "ucc")
-    person.answer("(otherwise on the first only) [y/N]: ", "y")
-    person.expect("The same without questions: ")
-    command = person.expect("\r\n\r\n").replace("\r\n", "")
-    assert command == (
-        "mlbench run mine 1 --command 'sh -c '\"'\"'echo $MLBENCH_BACKEND of {rank}'\"'\"'' "
-        "--custom-backend ucc --run-on-all --yes"
-    )
-    code, rest = person.finish()
-    assert code == 0
-    assert "completed" in rest
-    spec = Store(home).run("mine-1").run.spec
-    assert (spec.backend, spec.run_on_all, spec.argv[2]) == ("ucc", True, "echo $MLBENCH_BACKEND of {rank}")
-
-
-def test_answers_are_remembered_by_name(home: Path) -> None:
-    person = Terminal("run", "first", "1", "--dry-run", home=home)
-    person.answer("Selection [0]: ", "digits_resnet")
-    person.answer("Selection [0]: ", "gloo")
-    assert person.finish()[0] == 0
-    memory = json.loads((home / "answers.json").read_text())
-    assert memory == {"task": "digits_resnet", "backend": "gloo"}
-
-    number = TASKS.index("digits_resnet")
-    person = Terminal("run", "second", "1", "--dry-run", home=home)
-    person.answer(f"Selection [{number}]: ", "")
-    person.answer("Selection [0]: ", "")
-    code, printed = person.finish()
-    assert code == 0
-    assert "task_images.digits_resnet" in printed
-
-
-@pytest.mark.parametrize("damaged", [b"", b"{", b"[1]", b'{"task": 3, "command": [], "run_on_all": "x"}', b"\xff"])
-def test_a_damaged_memory_is_no_obstacle(home: Path, damaged: bytes) -> None:
-    home.mkdir()
-    (home / "answers.json").write_bytes(damaged)
-    person = Terminal("run", "x", "1", "--dry-run", home=home)
-    person.answer("Selection [0]: ", "custom")
-    person.answer("Command: ", "true")
-    person.answer("Selection [0]: ", "0")
-    assert person.finish()[0] == 0
-    assert json.loads((home / "answers.json").read_text())["command"] == "true"
-
-
-def test_wrong_answers_are_asked_again(home: Path) -> None:
-    person = Terminal("run", "x", "1", "--dry-run", home=home)
-    for wrong in ("99", "-1", "nothing", "²"):
-        person.answer("Selection [0]: ", wrong)
-        person.expect(f"Answer with a number from 0 to {CUSTOM}.")
-    person.answer("Selection [0]: ", "custom")
-    person.answer("Command: ", "")
-    person.expect("An answer is needed.")
-    person.answer("Command: ", "true")
-    person.answer("Selection [0]: ", "")
-    assert person.finish()[0] == 0
-
-
-def test_flags_answer_questions(home: Path) -> None:
-    person = Terminal("run", "x", "1", "--backend", "gloo", "--light", "--dry-run", home=home)
-    person.answer("Selection [0]: ", "digits_resnet")
-    code, printed = person.finish()
-    assert code == 0
-    assert "MLBENCH_GOAL: light" in printed
-    assert "Backend" not in printed
-
-
-def test_nothing_is_asked_where_names_are_wrong(home: Path) -> None:
-    code, printed = Terminal("run", "Wrong", "1", home=home).finish()
-    assert code == 2
-    assert "not a DNS label" in printed
-
-
-def test_leaving_the_wizard(home: Path) -> None:
-    person = Terminal("run", "x", "1", home=home)
-    person.expect("Selection [0]: ")
-    person.type("\x04")
-    code, printed = person.finish()
-    assert code == 130
-    assert "No answer was given; nothing was done." in printed
-    person = Terminal("run", "x", "1", home=home)
-    person.expect("Selection [0]: ")
-    person.type("\x03")
-    code, printed = person.finish()
-    assert code == 130
-    assert printed.endswith("\x1b[31mError:\x1b[0m Interrupted.\n")
-    assert Store(home).runs() == []
-
-
-def test_sixty_columns(home: Path) -> None:
-    person = Terminal("run", "x", "1", "--dry-run", home=home, columns=60)
-    menu = person.answer("Selection [0]: ", "\x04").replace("\r\n", "\n")
-    assert max(map(len, menu.splitlines())) <= 60
-    os.kill(person.pid, signal.SIGKILL)
-    person.finish()
+def plain(text: str) -> str:
+    """What a terminal shows of a text with escape sequences."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
 # --- other questions -------------------------------------------------------------------------------------------------
@@ -167,7 +62,7 @@ def test_tables_fit_the_terminal(home: Path) -> None:
     finished(home, "a-rather-long-name-of-a-run")
     for columns in (60, 140):
         _, printed = Terminal("status", home=home, columns=columns).finish()
-        assert max(map(len, printed.splitlines())) <= columns + len("\x1b[32m\x1b[0m")
+        assert max(map(len, plain(printed).splitlines())) <= columns
         assert ("CREATED" in printed) == (columns == 140)
 
 
@@ -180,7 +75,7 @@ def alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii") as file:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
@@ -256,7 +151,7 @@ def test_ctrl_c_ends_only_the_waiting(home: Path, tmp_path: Path) -> None:
     pid = rank_pid(tmp_path)
     for command in (["wait", "a-1"], ["status", "a-1", "--watch"], ["logs", "a-1", "--follow"]):
         person = Terminal(*command, home=home)
-        person.expect("begun" if command[0] == "logs" else "a-1: 1 running")
+        person.expect("begun" if command[0] == "logs" else " 1 running")
         person.type("\x03")
         assert person.finish()[0] == 130
     assert alive(pid)
@@ -268,6 +163,37 @@ def test_progress_is_one_line_on_a_terminal(home: Path, tmp_path: Path) -> None:
     person = Terminal("run", "a", "1", "--command", "sleep 2.2", home=home, columns=60, cwd=tmp_path)
     code, printed = person.finish()
     assert code == 0
-    shown = [part for part in printed.split("\r") if part.startswith("a-1: 1 running")]
+    shown = [plain(part) for part in printed.split("\r") if "a-1: 1 running" in plain(part)]
     assert len(shown) >= 2
+    assert "elapsed 0 s" in shown[0]
     assert max(map(len, shown)) < 60
+
+
+def test_the_log_of_rank_0_is_shown_above_the_progress(home: Path, tmp_path: Path) -> None:
+    command = "sh -c 'echo first of {rank}; sleep 1.2; printf last'"
+    code, printed = Terminal("run", "a", "2", "--logs", "--command", command, home=home, cwd=tmp_path).finish()
+    assert code == 0
+    lines = [plain(line).split("\r")[-1] for line in printed.splitlines()]
+    assert "first of 0" in lines
+    assert "last" in lines
+    assert "of 1" not in printed
+
+
+def test_a_pipe_gets_the_log_of_rank_0_on_stderr(home: Path, tmp_path: Path) -> None:
+    client = start(home, tmp_path, "run", "a", "1", "--logs", "--command", "sh -c 'echo begun; sleep 1; echo done'")
+    out, err = client.communicate(timeout=LIMIT)
+    assert client.returncode == 0
+    assert "\nbegun\n" in err
+    assert "\ndone\n" in err
+    assert "begun" not in out
+
+
+@pytest.mark.parametrize(("variable", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_colours_are_left_out_on_request(home: Path, variable: str, value: str) -> None:
+    finished(home, "a")
+    assert "\x1b[32m" in Terminal("status", home=home).finish()[1]
+    _, printed = Terminal("status", home=home, environment={variable: value}).finish()
+    assert "completed" in printed
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]", printed)
+    if variable == "TERM":
+        assert "\x1b" not in printed

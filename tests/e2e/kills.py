@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mlbench_cli.engines.kubernetes.engine import discover_runs
 from mlbench_cli.engines.kubernetes.manifests import FETCHED_ANNOTATION
-from mlbench_cli.kube.objects import named
+from mlbench_cli.kube.objects import object_path
 from mlbench_cli.model import Run
 from mlbench_cli.times import now
 from tests.e2e.runs import Runs, has_ended, log, until
@@ -75,7 +75,7 @@ def survive(runs: Runs, folder: Path, event: str, number: int, elsewhere: bool) 
     word = until(engine, run, has_ended).ended
     engine.fetch(run)
     with cluster.access.client() as api:
-        annotations = api.get(named("Job", cluster.access.namespace, name))["metadata"]["annotations"]
+        annotations = api.get(object_path("Job", cluster.access.namespace, name))["metadata"]["annotations"]
     return Survived(
         done.returncode == -signal.SIGKILL,
         word,

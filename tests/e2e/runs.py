@@ -9,7 +9,7 @@ from typing import Any
 
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.objects import collection
+from mlbench_cli.kube.objects import collection_path
 from mlbench_cli.model import Observation, Run
 from mlbench_cli.spec import KubernetesOptions, RunSpec
 from mlbench_cli.times import now
@@ -74,7 +74,7 @@ class Runs:
             self.cluster.engine.delete(run, force=True)
         with self.cluster.access.client() as api:
             for kind in ("Job", "Pod", "Service", "NetworkPolicy"):
-                left = api.get(collection(kind, self.cluster.access.namespace), labelSelector="mlbench/run")
+                left = api.get(collection_path(kind, self.cluster.access.namespace), labelSelector="mlbench/run")
                 names = {item["metadata"]["labels"]["mlbench/run"] for item in left["items"]}
                 assert not names & {run.name for run in self.started}
 

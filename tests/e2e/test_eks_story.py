@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.errors import CredentialError
-from mlbench_cli.kube.access import Access, Token
+from mlbench_cli.kube.access import Access
+from mlbench_cli.kube.credentials import Token
 from tests.e2e.real import SHELL_IMAGE, mlbench, story
 from tests.fakes.aws_kube import refusal_of
 from tests.fakes.aws_server import AwsServer

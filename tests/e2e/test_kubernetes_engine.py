@@ -17,9 +17,9 @@ import pytest
 from mlbench_cli.engines.base import LOG_GAP
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.errors import UsageError
-from mlbench_cli.kube.access import Token
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound, Refused
-from mlbench_cli.kube.objects import named
+from mlbench_cli.kube.credentials import Token
+from mlbench_cli.kube.objects import object_path
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.runs import supervise
 from mlbench_cli.store import Store
@@ -267,7 +267,9 @@ def test_results_that_are_gone_are_said_to_be(runs: Runs, tmp_path: Path) -> Non
     spec = runs.cluster.spec("gone-1", "sh", "-c", "echo told; sleep 1", workers=1, options={"hold_seconds": 0})
     engine, run = runs.start(spec, tmp_path / "none")
     with runs.cluster.access.client() as api:
-        while not api.get(named("Job", runs.cluster.access.namespace, run.name)).get("status", {}).get("succeeded"):
+        while (
+            not api.get(object_path("Job", runs.cluster.access.namespace, run.name)).get("status", {}).get("succeeded")
+        ):
             time.sleep(0.5)
     assert until(engine, run, has_ended).ended == "exited"
     assert engine.fetch(run).complete is False
@@ -354,4 +356,4 @@ def test_the_least_rights_are_enough(runs: Runs, tmp_path: Path) -> None:
     engine.cancel(run)
     engine.delete(run)
     with pytest.raises(ObjectNotFound), access.client() as api:
-        api.get(named("Job", namespace, "least-2"))
+        api.get(object_path("Job", namespace, "least-2"))

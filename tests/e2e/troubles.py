@@ -14,7 +14,7 @@ import templates
 from mlbench_cli.engines.kubernetes.manifests import RUN_LABEL
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL, condition, has_ended, is_true, main_status, terminated
 from mlbench_cli.kube.api import Api, ApiError
-from mlbench_cli.kube.objects import collection, named
+from mlbench_cli.kube.objects import collection_path, object_path
 from mlbench_cli.model import Observation, Run
 from tests.e2e.runs import Runs, all_run
 
@@ -107,17 +107,19 @@ class Asking:
                         self.since[code] = time.monotonic()
 
     def _shown(self) -> Shown:
-        job = self._api.get(named("Job", self._namespace, self._run.name))
-        pods = self._api.get(collection("Pod", self._namespace), labelSelector=f"{RUN_LABEL}={self._run.name}")["items"]
+        job = self._api.get(object_path("Job", self._namespace, self._run.name))
+        pods = self._api.get(collection_path("Pod", self._namespace), labelSelector=f"{RUN_LABEL}={self._run.name}")[
+            "items"
+        ]
         uids = {item["metadata"]["uid"] for item in (job, *pods)}
-        events = self._api.get(collection("Event", self._namespace))["items"]
+        events = self._api.get(collection_path("Event", self._namespace))["items"]
         nodes = self._api.get("/api/v1/nodes")["items"]
         return Shown(job, pods, [event for event in events if event["involvedObject"].get("uid") in uids], nodes)
 
 
 def worker(api: Api, namespace: str, run: Run, index: int) -> dict[str, Any]:
     selector = f"{RUN_LABEL}={run.name},{INDEX_LABEL}={index}"
-    pod: dict[str, Any] = api.get(collection("Pod", namespace), labelSelector=selector)["items"][0]
+    pod: dict[str, Any] = api.get(collection_path("Pod", namespace), labelSelector=selector)["items"][0]
     return pod
 
 
@@ -195,14 +197,14 @@ def _there(kind: str, body: dict[str, Any]) -> Callable[[Api, str], AbstractCont
 
 
 def _delete(api: Api, namespace: str, run: Run) -> None:
-    api.delete(named("Pod", namespace, worker(api, namespace, run, 1)["metadata"]["name"]))
+    api.delete(object_path("Pod", namespace, worker(api, namespace, run, 1)["metadata"]["name"]))
 
 
 def _evict(api: Api, namespace: str, run: Run) -> None:
     """What `kubectl drain` does to each pod of a node."""
     name = worker(api, namespace, run, 1)["metadata"]["name"]
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": namespace}}
-    api.create(f"{named('Pod', namespace, name)}/eviction", body)
+    api.create(f"{object_path('Pod', namespace, name)}/eviction", body)
 
 
 def _pause_node(api: Api, namespace: str, run: Run) -> None:

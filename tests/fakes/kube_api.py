@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 import socket
+import ssl
 import struct
 import subprocess
 import threading
@@ -25,7 +26,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from mlbench_cli.kube.access import Access, Token
+from mlbench_cli.kube.access import Access
+from mlbench_cli.kube.credentials import Token
 
 COLLECTION = re.compile(r"/(?:api|apis/[^/]+)/v1(?:/namespaces/(?P<namespace>[^/]+))?/(?P<kind>[a-z]+)")
 ITEM = re.compile(COLLECTION.pattern + r"/(?P<name>[^/]+)(?:/(?P<part>log|exec))?")
@@ -63,9 +65,14 @@ class Broken(Exception):
 
 
 class KubeApi:
-    """The server; `with KubeApi() as server:` starts and ends it. `server.access` reaches it."""
+    """The server; `with KubeApi() as server:` starts and ends it. `server.access` reaches it.
 
-    def __init__(self, tokens: Callable[[], set[str]] | None = None) -> None:
+    With `tls` it speaks https; `subjects` then lists the common names of the clients' certificates, one each request.
+    """
+
+    def __init__(
+        self, tokens: Callable[[], set[str]] | None = None, tls: Callable[[], ssl.SSLContext] | None = None
+    ) -> None:
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}  # (kind, name), all in the namespace "default"
         self.logs: dict[str, Log] = {}  # by the pod's name
         self.folders: dict[str, Path] = {}  # by the pod's name: what /results is there
@@ -78,6 +85,8 @@ class KubeApi:
         self._version = 100
         self._events: list[tuple[int, str, str, dict[str, Any]]] = []
         handler = type("Handler", (_Handler,), {"api": self})
+        self.tls = tls
+        self.subjects: list[str] = []
         self._http = _Server(("127.0.0.1", 0), handler)
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
 
@@ -94,7 +103,7 @@ class KubeApi:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._http.server_address[1]}"
+        return f"http{'s' if self.tls else ''}://127.0.0.1:{self._http.server_address[1]}"
 
     @property
     def access(self) -> Access:
@@ -193,6 +202,11 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     api: KubeApi
 
+    def setup(self) -> None:
+        if self.api.tls is not None:
+            self.request = self.api.tls().wrap_socket(self.request, server_side=True)
+        super().setup()
+
     def log_message(self, *_: object) -> None:
         pass
 
@@ -206,6 +220,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
         self.commands = parse_qs(parts.query).get("command", [])
         self.sent = 0
+        if isinstance(self.connection, ssl.SSLSocket):
+            subject: Any = (self.connection.getpeercert() or {}).get("subject", ())
+            self.api.subjects += [value for ((key, value),) in subject if key == "commonName"]
         length = int(self.headers.get("Content-Length") or 0)
         self.document: dict[str, Any] = json.loads(self.rfile.read(length)) if length else {}
         self.fault = self.api.fault(f"{self.command} {self.path}") or Fault("")

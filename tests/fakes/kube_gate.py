@@ -14,6 +14,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from mlbench_cli.kube.access import Access
+from mlbench_cli.kube.credentials import Credential
+from mlbench_cli.kube.private_file import PrivateFile
 
 REFUSAL = b'{"kind":"Status","message":"Unauthorized","reason":"Unauthorized"}'
 MOST_HEAD = 1 << 16
@@ -25,9 +27,10 @@ class KubeGate:
     def __init__(self, upstream: Access, pem: Path, allowed: Callable[[str], bool]) -> None:
         parts = urlsplit(upstream.server)
         self._upstream = (parts.hostname or "", parts.port or 443)
-        context = upstream.ssl_context()
-        assert context is not None
-        self._outward = context
+        self._outward = ssl.create_default_context(cadata=upstream.ca.decode() if upstream.ca else None)
+        if pair := Credential(certificate=upstream.certificate, key=upstream.key).pem:
+            file = PrivateFile(pair)
+            self._outward.load_cert_chain(file.path)
         self._inward = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._inward.load_cert_chain(pem)
         self._allowed = allowed

@@ -1,8 +1,14 @@
 """What a person and a program are shown: tables, words, errors, progress."""
 
+import contextlib
+import fcntl
 import io
 import json
 import os
+import re
+import signal
+import struct
+import termios
 
 import pytest
 
@@ -68,19 +74,71 @@ def test_wide_characters_take_two_columns() -> None:
     assert lines == ["A     B", "日本  x", "ab    y"]
 
 
-def test_colours_only_where_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    painted = console.format_table(HEADERS, ROWS, colour=True)
-    assert "\x1b[32mgoal_reached\x1b[0m" in painted
-    assert "\x1b[31mfailed" in painted
-    assert "\x1b" not in console.format_table(HEADERS, ROWS)
+def on_terminal(monkeypatch: pytest.MonkeyPatch, **environment: str) -> Terminal:
+    """Both standard streams are one terminal of 60 columns."""
     terminal = Terminal()
-    monkeypatch.setattr("sys.stderr", terminal)
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(f"sys.{name}", terminal)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
+    for name, value in {"TERM": "xterm", "COLUMNS": "60", **environment}.items():
+        monkeypatch.setenv(name, value)
+    return terminal
+
+
+def test_a_terminal_gets_a_table_of_the_same_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = on_terminal(monkeypatch)
+    console.out_table(HEADERS, ROWS)
+    painted = terminal.getvalue()
+    assert "\x1b[32mgoal_reached" in painted
+    assert "\x1b[31mfailed" in painted
+    shown = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", painted).splitlines()]
+    assert shown == console.format_table(HEADERS, ROWS).splitlines()
+
+
+def test_a_terminal_shows_foreign_text_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = on_terminal(monkeypatch)
+    console.out_table(["A", "B"], [["[red]x[/red] :smile:\x1b[2J", "日本"]], wrap=True)
+    assert "[red]x[/red] :smile:�[2J" in terminal.getvalue()
+    assert "\x1b[2J" not in terminal.getvalue()
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_colours_only_if_wanted(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
+    terminal = on_terminal(monkeypatch)
     console.show_error(UsageError("no"))
-    monkeypatch.setenv("NO_COLOR", "1")
+    assert terminal.getvalue() == "\x1b[31mError: \x1b[0mno\n"
+    terminal = on_terminal(monkeypatch, **environment)
     console.show_error(UsageError("no"))
-    assert terminal.getvalue() == "\x1b[31mError:\x1b[0m no\nError: no\n"
+    console.out_table(HEADERS, ROWS)
+    assert "\x1b[3" not in terminal.getvalue()
+    assert "goal_reached" in terminal.getvalue()
+
+
+def test_a_wanted_stop_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = on_terminal(monkeypatch)
+    console.show_error(Interrupted("Cancelled.", hint="mlbench status x"))
+    assert terminal.getvalue() == "Cancelled.\nNext: mlbench status x\n"
+
+
+# --- parts of a line -------------------------------------------------------------------------------------------------
+
+PARTS = [("training", 1), ("epoch 3/10", 2), ("loss 0.21", 4), ("elapsed 9 s", 3), ("about 2 min left", 0)]
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (None, "training, epoch 3/10, loss 0.21, elapsed 9 s, about 2 min left"),
+        (62, "training, epoch 3/10, loss 0.21, elapsed 9 s, about 2 min left"),
+        (61, "training, epoch 3/10, elapsed 9 s, about 2 min left"),
+        (50, "training, epoch 3/10, about 2 min left"),
+        (30, "training, about 2 min left"),
+        (25, "about 2 min left"),
+        (10, "about 2 m…"),
+    ],
+)
+def test_the_least_telling_parts_go_first(width: int | None, line: str) -> None:
+    assert console.fit_parts(PARTS, width) == line
 
 
 # --- words -----------------------------------------------------------------------------------------------------------
@@ -159,23 +217,74 @@ def test_json_has_a_version(capsys: pytest.CaptureFixture[str]) -> None:
 # --- progress --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("sixty_columns")
-def test_progress_on_a_terminal_is_one_line() -> None:
-    terminal = Terminal()
-    line = console.ProgressLine(terminal)
-    line.update("training, loss 0.5")
-    line.update("done\n[bold]")
+def screen(written: str, columns: int) -> list[str]:
+    """What a terminal shows after this: it knows line ends, carriage returns and erasing from the cursor on."""
+    cells: dict[tuple[int, int], str] = {}
+    row = column = 0
+    for piece in re.findall(r"\x1b\[[0-9;]*[A-Za-z]|.|\n", re.sub(r"\x1b\[[0-9;]*m", "", written)):
+        if piece == "\x1b[J":
+            cells = {place: cell for place, cell in cells.items() if place < (row, column)}
+        elif piece == "\r":
+            column = 0
+        elif piece == "\n":
+            row, column = row + 1, 0
+        else:
+            assert column < columns, "the line would wrap"
+            cells[row, column] = piece
+            column += 1
+    rows = range(max((place[0] for place in cells), default=-1) + 1)
+    return ["".join(cells.get((row, column), " ") for column in range(columns)).rstrip() for row in rows]
+
+
+def test_progress_on_a_terminal_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = on_terminal(monkeypatch)
+    line = console.ProgressLine()
     line.update("x" * 100)
+    assert screen(terminal.getvalue(), 60) == ["x" * 58 + "…"]
+    line.update("done\n[bold]")
+    assert screen(terminal.getvalue(), 60) == ["done [bold]"]
+    line.print_above("a log line")
+    line.update(lambda width: f"{width} columns")
+    assert screen(terminal.getvalue(), 60) == ["a log line", "59 columns"]
     line.close()
     line.close()
-    written = terminal.getvalue()
-    assert "\n" not in written
-    assert written.startswith("\rtraining, loss 0.5\rdone [bold]       ")
-    assert "x" * 58 + "…" in written
-    assert "x" * 60 not in written
-    assert written.endswith(f"\r{' ' * 59}\r")
+    assert screen(terminal.getvalue(), 60) == ["a log line"]
 
 
+def test_the_cursor_rests_at_the_beginning_of_the_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that erasing begins there also after a terminal has wrapped the line because it became narrower."""
+    terminal = on_terminal(monkeypatch)
+    line = console.ProgressLine()
+    line.update("training")
+    assert terminal.getvalue().endswith("training\r")
+    line.close()
+
+
+def test_a_resized_terminal_is_drawn_anew() -> None:
+    leader, follower = os.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    environment = pytest.MonkeyPatch()
+    environment.setenv("TERM", "xterm")
+    environment.delenv("COLUMNS", raising=False)
+    with os.fdopen(follower, "w") as stream:
+        line = console.ProgressLine(stream)
+        line.update(lambda width: f"{width} columns")
+        before = signal.getsignal(signal.SIGWINCH)
+        fcntl.ioctl(leader, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 30, 0, 0))
+        os.kill(os.getpid(), signal.SIGWINCH)
+        line.close()
+        assert signal.getsignal(signal.SIGWINCH) != before
+    written = ""
+    with contextlib.suppress(OSError):  # Linux's way to say that the other end is closed
+        while data := os.read(leader, 4096):
+            written += data.decode()
+    os.close(leader)
+    environment.undo()
+    assert written.index("79 columns") < written.index("29 columns")
+    assert written.endswith("\r\x1b[J")
+
+
+@pytest.mark.usefixtures("sixty_columns")
 def test_progress_in_a_pipe_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     line = console.ProgressLine(interval=3600)
     line.update("one")

@@ -15,7 +15,7 @@ PACKAGES = ("mlbench_cli", "providers", "templates", "task_images")
 BASE = (
     *("mlbench_cli.errors", "mlbench_cli.model", "mlbench_cli.goals", "mlbench_cli.times", "mlbench_cli.files"),
     *("mlbench_cli.settings", "mlbench_cli.spec", "mlbench_cli.catalog", "mlbench_cli.store", "mlbench_cli.run_folder"),
-    *("mlbench_cli.isolation", "mlbench_cli.cluster_details", "task_images.contract"),
+    *("mlbench_cli.extras", "mlbench_cli.isolation", "mlbench_cli.cluster_details", "task_images.contract"),
 )
 # The longest prefix counts. A part may import itself and what is named here.
 ALLOWED: dict[str, tuple[str, ...]] = {
@@ -31,6 +31,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("mlbench_cli.commands.__init__", "mlbench_cli.console", "mlbench_cli.errors", "mlbench_cli.__init__"),
     ),
     "mlbench_cli.errors": (),
+    "mlbench_cli.extras": (),
     "mlbench_cli.times": (),
     "mlbench_cli.files": (),
     "mlbench_cli.goals": (),
@@ -38,22 +39,39 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.run_folder": ("mlbench_cli.errors", "mlbench_cli.files", "mlbench_cli.model"),
     "mlbench_cli.settings": ("mlbench_cli.errors",),
     "mlbench_cli.spec": ("mlbench_cli.errors",),
-    "mlbench_cli.catalog": ("mlbench_cli.errors", "mlbench_cli.goals", "mlbench_cli.sizes", "task_images.contract"),
+    "mlbench_cli.catalog": (
+        *("mlbench_cli.errors", "mlbench_cli.goals", "mlbench_cli.sizes", "mlbench_cli.datafiles"),
+        "task_images.contract",
+    ),
+    "mlbench_cli.datafiles": ("mlbench_cli.errors",),
+    "mlbench_cli.durations": ("mlbench_cli.errors",),
+    "mlbench_cli.config": (
+        *("mlbench_cli.durations", "mlbench_cli.errors", "mlbench_cli.files", "mlbench_cli.settings"),
+    ),
     "mlbench_cli.sizes": (),
     "mlbench_cli.store": (
         *("mlbench_cli.errors", "mlbench_cli.model", "mlbench_cli.settings", "mlbench_cli.spec", "mlbench_cli.times"),
     ),
     "mlbench_cli.cluster_details": ("mlbench_cli.errors", "mlbench_cli.model"),
     "mlbench_cli.clusters": (*BASE, "providers"),
-    "mlbench_cli.console": ("mlbench_cli.errors",),
-    "mlbench_cli.runs.request": ("mlbench_cli.errors", "mlbench_cli.catalog"),
+    "mlbench_cli.text": (),
+    "mlbench_cli.terminal": ("mlbench_cli.text",),
+    "mlbench_cli.prompts": ("mlbench_cli.terminal", "mlbench_cli.text"),
+    "mlbench_cli.console": (
+        *("mlbench_cli.errors", "mlbench_cli.text", "mlbench_cli.terminal", "mlbench_cli.prompts"),
+    ),
+    "mlbench_cli.runs.request": ("mlbench_cli.errors", "mlbench_cli.catalog", "mlbench_cli.durations"),
     "mlbench_cli.runs.launch": (*BASE, "mlbench_cli.masking", "mlbench_cli.runs.request", "mlbench_cli.__init__"),
-    "mlbench_cli.runs.wizard": (*BASE, "mlbench_cli.runs.request", "mlbench_cli.runs.launch", "mlbench_cli.console"),
+    "mlbench_cli.runs.wizard": (
+        *(*BASE, "mlbench_cli.runs.request", "mlbench_cli.runs.launch", "mlbench_cli.console", "mlbench_cli.text"),
+    ),
     "mlbench_cli.kube": (*BASE, "mlbench_cli.engines.base"),
     "mlbench_cli.engines": (*BASE, "mlbench_cli.kube", "templates", "mlbench_cli.__init__"),
     "mlbench_cli.results": (*BASE, "mlbench_cli.provenance", "mlbench_cli.engines.base", "mlbench_cli.__init__"),
     "mlbench_cli.runs": (*BASE, "mlbench_cli.engines", "mlbench_cli.results", "mlbench_cli.__init__"),
-    "mlbench_cli.commands": ("mlbench_cli", "providers", "templates", "task_images.contract"),
+    "mlbench_cli.commands": (
+        *("mlbench_cli", "providers", "templates", "task_images.contract", "task_images.harness.cores"),
+    ),
     "providers": (*BASE, "templates", "mlbench_cli.kube", "mlbench_cli.__init__"),
     "templates": ("mlbench_cli.errors",),
     "task_images": (),
@@ -169,6 +187,8 @@ print(*sys.modules, file=sys.stderr)
         (["list-clusters"], {"yaml"}),
         (["tasks"], set()),
         (["set-cluster", "local"], {"yaml"}),
+        (["config"], {"yaml"}),
+        (["run", "x", "1", "--command", "true", "--dry-run"], set()),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -46,7 +46,7 @@ def test_a_task_with_its_defaults() -> None:
     assert (first.preset, first.argv, first.goal, first.seed) == ("spec", task.command, "full", 42)
     assert first.parameters == task.resolve("spec")
     assert first.timeout == 86400
-    assert one(DIGITS).cpus is None
+    assert one(DIGITS).cpus == 4.0  # all of the machine, recorded
 
 
 def test_what_is_said_counts() -> None:
@@ -59,9 +59,43 @@ def test_what_is_said_counts() -> None:
     assert (spec.goal, spec.seed, spec.timeout) == ("light", 7, 5400)
 
 
-@pytest.mark.parametrize(("asked", "given"), [(4, 3.0), (2, 1.0), (1, 1.0)])
-def test_one_cpu_is_left_to_the_system(asked: int, given: float) -> None:
-    assert one(DIGITS, num_cpus=asked).cpus == given
+@pytest.mark.parametrize("asked", [1, 2, 3, 64])
+def test_the_number_of_cpus_means_what_it_says(asked: int) -> None:
+    assert one(DIGITS, num_cpus=asked).cpus == float(asked)
+    assert one(DIGITS, REMOTE, num_cpus=asked).cpus == float(asked)
+
+
+def test_the_threads_of_the_user_are_recorded_unless_a_number_of_cpus_is_given() -> None:
+    machine = Machine(cores=8, gpus=0, threads=3)
+    pairs = replace(DIGITS, processes_per_worker=2)
+    assert [spec.cpus for spec in resolve(DIGITS, LOCAL, machine)] == [3.0, 3.0]
+    assert [spec.cpus for spec in resolve(pairs, LOCAL, machine)] == [6.0, 6.0]
+    assert [spec.cpus for spec in resolve(replace(DIGITS, num_cpus=2), LOCAL, machine)] == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("given", "threads"),
+    [("4", 4), (" 4,2 ", 4), ("", None), ("0", None), ("-1", None), ("many", None), ("9" * 9, None)],
+)
+def test_threads_of_the_user_are_read_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, given: str, threads: int | None
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert local_machine().threads == threads
+
+
+def test_sharing_is_about_this_machine_only() -> None:
+    assert one(DIGITS, share_machine=True).share_machine
+    with pytest.raises(UsageError, match="--share-machine is about this machine"):
+        one(DIGITS, REMOTE, share_machine=True)
+
+
+def test_the_kind_of_a_cluster_is_recorded() -> None:
+    assert one(DIGITS).cluster_kind == "local"
+    assert (
+        one(DIGITS, Cluster("c", "gke", details={"machine_type": "n1-standard-4"})).cluster_kind == "gke/n1-standard-4"
+    )
+    assert one(DIGITS, Cluster("c", "attached")).cluster_kind == "attached"
 
 
 def test_runs_to_compare_have_equal_cpus_per_worker() -> None:

@@ -33,8 +33,8 @@ from mlbench_cli.errors import CleanupError, NotFoundError, UsageError
 from mlbench_cli.files import write_atomically
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
-from mlbench_cli.kube.objects import collection, named
-from mlbench_cli.kube.watch import pods_now
+from mlbench_cli.kube.objects import collection_path, object_path
+from mlbench_cli.kube.watch import list_pods
 from mlbench_cli.model import Ending, Finding, Observation, Run
 from mlbench_cli.run_folder import RunFolder
 from mlbench_cli.spec import RunSpec
@@ -75,7 +75,7 @@ class KubernetesEngine:
     def resume(self, run: Run) -> None:
         """Release the run's Job if the client that submitted it died before it could."""
         with self._access.client() as api, suppress(ObjectNotFound):
-            job = api.get(named("Job", self._namespace(run), run.name))
+            job = api.get(object_path("Job", self._namespace(run), run.name))
             if is_unreleased(job):
                 complete(api, job, self.render(run.spec).documents)
 
@@ -175,7 +175,7 @@ class KubernetesEngine:
         if position is not None and position.complete:
             return True
         with self._access.client() as api:
-            pods = by_worker(pods_now(api, self._namespace(run), f"{RUN_LABEL}={run.name}"))
+            pods = by_worker(list_pods(api, self._namespace(run), f"{RUN_LABEL}={run.name}"))
         collector = LogCollector(
             self._access, self._namespace(run), run.folder, _ranks(run), lambda: pods, lambda: False
         )
@@ -209,7 +209,7 @@ class KubernetesEngine:
 
     def _stop(self, api: Api, run: Run, word: str) -> None:
         """Let the Job controller stop all workers. `word` is how the run has ended for whoever looks from now on."""
-        path = named("Job", self._namespace(run), run.name)
+        path = object_path("Job", self._namespace(run), run.name)
         with suppress(ObjectNotFound):
             job = api.get(path)
             if is_over(job) or is_stopped(job):
@@ -226,7 +226,7 @@ class KubernetesEngine:
         namespace = self._namespace(run)
         with self._access.client() as api:
             try:
-                job = api.get(named("Job", namespace, run.name))
+                job = api.get(object_path("Job", namespace, run.name))
             except ObjectNotFound:
                 job = None
             if job is not None and job["metadata"].get("labels", {}).get(RUN_LABEL) != run.name:
@@ -239,12 +239,12 @@ class KubernetesEngine:
 
     def _let_go(self, api: Api, namespace: str, run: Run) -> None:
         """End a hold, which would go on to the end of a stopped worker's time, and stop the others at once."""
-        for pod in pods_now(api, namespace, f"{RUN_LABEL}={run.name}"):
+        for pod in list_pods(api, namespace, f"{RUN_LABEL}={run.name}"):
             name = pod["metadata"]["name"]
             if is_cut_off(pod):
-                api.delete(named("Pod", namespace, name), grace=0)  # its node will not say that it has ended
+                api.delete(object_path("Pod", namespace, name), grace=0)  # its node will not say that it has ended
             elif "deletionTimestamp" not in pod["metadata"]:
-                api.delete(named("Pod", namespace, name), grace=1)
+                api.delete(object_path("Pod", namespace, name), grace=1)
             elif has_started(pod) and not has_ended(pod):
                 with suppress(ApiError, FetchError):
                     acknowledge(self._access, namespace, name)
@@ -277,7 +277,7 @@ class KubernetesEngine:
 def discover_runs(access: Access, namespace: str | None = None) -> list[RunSpec]:
     """The specs of all runs in the namespace, oldest first, from what their Jobs say."""
     with access.client() as api:
-        path = collection("Job", namespace or access.namespace)
+        path = collection_path("Job", namespace or access.namespace)
         jobs = api.get(path, labelSelector=f"{MANAGED_LABEL}=mlbench").get("items", [])
     return [spec_of(job) for job in sorted(jobs, key=lambda job: str(job["metadata"].get("creationTimestamp")))]
 
@@ -335,7 +335,7 @@ def _remove(api: Api, namespace: str, name: str) -> None:
     """Delete everything that bears the run's label, and look until it is gone."""
     selector = f"{RUN_LABEL}={name}"
     end = time.monotonic() + GONE_SECONDS
-    api.delete(named("Job", namespace, name))
+    api.delete(object_path("Job", namespace, name))
     while True:
         left = {kind: _names(api, kind, namespace, selector) for kind in ("Job", "Pod", *OWNED)}
         if not any(left.values()):
@@ -345,10 +345,10 @@ def _remove(api: Api, namespace: str, name: str) -> None:
             raise CleanupError(f'Of the run "{name}" there is still: {listed[:500]}', hint=f"mlbench delete {name}")
         for kind, items in left.items():
             for item in items:
-                api.delete(named(kind, namespace, item), grace=1 if kind == "Pod" else None)
+                api.delete(object_path(kind, namespace, item), grace=1 if kind == "Pod" else None)
         time.sleep(TICK)
 
 
 def _names(api: Api, kind: str, namespace: str, selector: str) -> list[str]:
-    items = api.get(collection(kind, namespace), labelSelector=selector).get("items", [])
+    items = api.get(collection_path(kind, namespace), labelSelector=selector).get("items", [])
     return [item["metadata"]["name"] for item in items]

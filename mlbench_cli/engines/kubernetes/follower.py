@@ -10,7 +10,7 @@ from mlbench_cli.engines.kubernetes.manifests import RUN_LABEL
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, by_worker
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, ObjectNotFound
-from mlbench_cli.kube.objects import named
+from mlbench_cli.kube.objects import object_path
 from mlbench_cli.kube.watch import PodWatch
 from mlbench_cli.model import Run
 
@@ -22,7 +22,7 @@ class Following:
 
     def __init__(self, access: Access, namespace: str, run: Run, ranks: Sequence[int]) -> None:
         self._api: Api = access.client()
-        self._job_path = named("Job", namespace, run.name)
+        self._job_path = object_path("Job", namespace, run.name)
         self._lock = threading.Lock()
         self._by_worker: tuple[int, dict[int, Pod]] = (-1, {})
         self._over_since: float | None = None

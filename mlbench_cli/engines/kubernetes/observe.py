@@ -29,8 +29,8 @@ from mlbench_cli.engines.kubernetes.workers import (
 )
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.kube.api import AccessDenied, Api, ApiError, ObjectNotFound
-from mlbench_cli.kube.objects import collection, named
-from mlbench_cli.kube.watch import pods_now
+from mlbench_cli.kube.objects import collection_path, object_path
+from mlbench_cli.kube.watch import list_pods
 from mlbench_cli.model import Ending, Finding, Observation, Run, WorkerState
 
 CONFIRM_SECONDS = 15.0  # that a trouble must last before it is called permanent
@@ -61,7 +61,7 @@ class Looker:
     def refresh(self, pods: Mapping[int, Pod]) -> None:
         """Ask for the Job, and for events and nodes where they can tell something."""
         try:
-            self.job = self._api.get(named("Job", self._namespace, self._run.name))
+            self.job = self._api.get(object_path("Job", self._namespace, self._run.name))
         except ObjectNotFound:
             self.job = None
             return
@@ -75,7 +75,7 @@ class Looker:
 
     def pods(self) -> dict[int, Pod]:
         """The pods as they are now, by worker."""
-        return by_worker(pods_now(self._api, self._namespace, f"{RUN_LABEL}={self._run.name}"))
+        return by_worker(list_pods(self._api, self._namespace, f"{RUN_LABEL}={self._run.name}"))
 
     def probe(self, pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -> dict[int, Summary]:
         """The last words of running workers that may be holding their results: their logs' last lines."""
@@ -148,7 +148,7 @@ class Looker:
     def _tail(self, pod: Pod | None, lines: int) -> str:
         if pod is None or is_cut_off(pod):  # a lost node would only be waited for
             return ""
-        path = f"{named('Pod', self._namespace, pod['metadata']['name'])}/log"
+        path = f"{object_path('Pod', self._namespace, pod['metadata']['name'])}/log"
         try:
             answer = self._api.stream(path, read_seconds=10, container="main", tailLines=lines, limitBytes=1 << 16)
             with answer:
@@ -163,7 +163,7 @@ class Looker:
             raise
 
     def _ask_events(self, without_node: bool) -> list[dict[str, Any]]:
-        path = collection("Event", self._namespace)
+        path = collection_path("Event", self._namespace)
         found = self._ask("events", path, "type!=Normal")
         for reason in AUTOSCALER[:2] if without_node else ():
             found += self._ask("events", path, f"reason={reason}")

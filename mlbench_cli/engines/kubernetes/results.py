@@ -18,7 +18,7 @@ from mlbench_cli.engines.kubernetes.workers import Pod, Summary, has_ended, has_
 from mlbench_cli.files import write_atomically
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
-from mlbench_cli.kube.objects import named
+from mlbench_cli.kube.objects import object_path
 from mlbench_cli.model import Run
 from mlbench_cli.times import now
 
@@ -117,7 +117,7 @@ class Results:
 
     def _release(self) -> None:
         """Say in the cluster that the results are fetched, then end the hold."""
-        path = named("Job", self._namespace, self._run.name)
+        path = object_path("Job", self._namespace, self._run.name)
         try:
             self._api.patch(path, {"metadata": {"annotations": {FETCHED_ANNOTATION: now()}}})
         except ObjectNotFound:

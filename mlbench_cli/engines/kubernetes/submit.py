@@ -12,7 +12,7 @@ from mlbench_cli.engines.kubernetes.ending import is_unreleased
 from mlbench_cli.engines.kubernetes.manifests import HASH_LABEL, RUN_LABEL
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.api import Api, ObjectNotFound, Refused
-from mlbench_cli.kube.objects import collection, named
+from mlbench_cli.kube.objects import collection_path, object_path
 
 GOING_SECONDS = 90.0  # in which an object that is being deleted has gone
 LOOK_SECONDS = 0.5
@@ -39,12 +39,12 @@ def complete(api: Api, job: dict[str, Any], documents: Sequence[Object]) -> dict
     if not is_unreleased(job):
         return job
     metadata = job["metadata"]
-    return api.patch(named("Job", metadata["namespace"], metadata["name"]), {"spec": {"suspend": False}})
+    return api.patch(object_path("Job", metadata["namespace"], metadata["name"]), {"spec": {"suspend": False}})
 
 
 def _create_job(api: Api, document: Object) -> dict[str, Any]:
     namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
-    path = collection("Job", namespace)
+    path = collection_path("Job", namespace)
     end = time.monotonic() + GOING_SECONDS
     while True:
         try:
@@ -59,7 +59,7 @@ def _create_job(api: Api, document: Object) -> dict[str, Any]:
             if error.status != 409:
                 raise
         try:
-            found = api.get(named("Job", namespace, name))
+            found = api.get(object_path("Job", namespace, name))
         except ObjectNotFound:
             continue
         if "deletionTimestamp" in found["metadata"] and time.monotonic() < end:
@@ -98,13 +98,13 @@ def _create_owned(api: Api, document: Object, job: Object) -> None:
     end = time.monotonic() + GOING_SECONDS
     while True:
         try:
-            api.create(collection(kind, namespace), {**document, "metadata": metadata})
+            api.create(collection_path(kind, namespace), {**document, "metadata": metadata})
             return
         except Refused as error:
             if error.status != 409:
                 raise
         try:
-            found = api.get(named(kind, namespace, name))["metadata"]
+            found = api.get(object_path(kind, namespace, name))["metadata"]
         except ObjectNotFound:
             continue
         owners = {reference["uid"] for reference in found.get("ownerReferences") or ()}
@@ -117,9 +117,9 @@ def _create_owned(api: Api, document: Object, job: Object) -> None:
             )
         if not owners and "deletionTimestamp" not in found:
             # Applied by hand from the printed manifests: from now on it belongs to the Job.
-            api.patch(named(kind, namespace, name), {"metadata": {"ownerReferences": [owner]}})
+            api.patch(object_path(kind, namespace, name), {"metadata": {"ownerReferences": [owner]}})
             return
         if time.monotonic() > end:
             raise UsageError(f'The {kind} "{name}" of an earlier run is still there.', hint=f"mlbench delete {name}")
-        api.delete(named(kind, namespace, name))
+        api.delete(object_path(kind, namespace, name))
         time.sleep(LOOK_SECONDS)

@@ -15,13 +15,14 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import mlbench_cli
 from mlbench_cli.engines.base import Cursor, Fetched, LogLine, Submission
 from mlbench_cli.engines.local import machine
+from mlbench_cli.engines.local.machine_lock import MachineLease, acquire_machine
 from mlbench_cli.engines.local.state import Watch, give_up, given_up, in_line, is_alive, observation, read_state, tail
 from mlbench_cli.engines.local.supervisor import AT_START, main
 from mlbench_cli.errors import NotFoundError, UsageError
@@ -38,13 +39,17 @@ _INTERFACE_VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAM
 
 
 class LocalEngine:
-    """Executes runs as processes of this machine."""
+    """Executes runs as processes of this machine, one run at a time.
+
+    `report` gets the sentences for a person whose run waits for another one to end.
+    """
 
     dies_with_client = True
 
-    def __init__(self, finalizer: str | None = None) -> None:
+    def __init__(self, finalizer: str | None = None, report: Callable[[str], None] | None = None) -> None:
         """`finalizer` names the module whose `main(FOLDER)` the supervisor calls when the run is over."""
         self._finalizer = finalizer
+        self._report = report or (lambda sentence: None)
         self._leashes: dict[str, int] = {}  # run id -> descriptor whose closing ends an attached run
         self._children: dict[str, int] = {}
 
@@ -54,8 +59,9 @@ class LocalEngine:
         """One document: `environment` for all ranks, `defaults` where the user's environment has no such variable,
         `ranks` with each one's argv (None: it runs nothing) and further variables. Folders are relative to the run's.
         """
-        threads = AT_START if spec.cpus is None else str(max(1, int(spec.cpus) // spec.processes_per_worker))
-        defaults = {"OMP_NUM_THREADS": threads}
+        defaults = {}
+        if spec.cpus is None:
+            defaults["OMP_NUM_THREADS"] = AT_START
         if spec.backend in _INTERFACE_VARIABLES:
             defaults[_INTERFACE_VARIABLES[spec.backend]] = _INTERFACE
         environment = {
@@ -73,6 +79,8 @@ class LocalEngine:
             "MLBENCH_PARAMETERS": canonical_json(dict(spec.parameters)).decode(),
             "PYTHONUNBUFFERED": "1",
         }
+        if spec.cpus is not None:  # what the run's record says must be true, whatever the user's environment has
+            environment["OMP_NUM_THREADS"] = str(max(1, int(spec.cpus) // spec.processes_per_worker))
         plan = {
             "kind": "LocalRun",
             "schema_version": 1,
@@ -89,34 +97,44 @@ class LocalEngine:
     # --- start --------------------------------------------------------------------------------------------------
 
     def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None:
-        """Start the run; the ranks are running when this returns. Raises UsageError where the folder or the machine
-        does not let it.
+        """Start the run; the ranks are running when this returns. Waits while another run has this machine.
+
+        Raises UsageError if the folder or the machine does not allow it, DeadlineError after too long a wait.
         """
         state_folder = run.folder / ".state"
         with _explained(run):
             state_folder.mkdir(parents=True, exist_ok=True)
-            lock = os.open(state_folder / "submit.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            lease = acquire_machine(run, report=self._report)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if given_up(run):
-                    raise UsageError(f'The run "{run.name}" was cancelled before it was started.')
-                if not _adopt(run):
-                    _prepare(run, submission, self._finalizer)
-                    self._launch(run, lock, detach)
+                if not state_folder.is_dir():
+                    raise UsageError(f'The run "{run.name}" was deleted before it was started.')
+                self._start(run, submission, lease, detach)
             finally:
-                os.close(lock)
+                lease.close()
 
-    def _launch(self, run: Run, lock: int, detach: bool) -> None:
-        """Start the supervisor. It inherits the lock and drops it once its state is on disk, so that a client killed
-        here cannot make room for a second one.
+    def _start(self, run: Run, submission: Submission, lease: MachineLease, detach: bool) -> None:
+        lock = os.open(run.folder / ".state" / "submit.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if given_up(run):
+                raise UsageError(f'The run "{run.name}" was cancelled before it was started.')
+            if not _adopt(run):
+                _prepare(run, submission, self._finalizer, lease)
+                self._launch(run, lock, lease, detach)
+        finally:
+            os.close(lock)
+
+    def _launch(self, run: Run, lock: int, lease: MachineLease, detach: bool) -> None:
+        """Start the supervisor. It inherits both locks: the folder's, which it drops once its state is on disk, so that
+        a client killed here cannot make room for a second one, and the machine's, which it keeps until it ends.
         """
         leash, hold = (-1, -1) if detach else os.pipe()
         told, ready = os.pipe()
-        inherited = [descriptor for descriptor in (leash, ready, lock) if descriptor >= 0]
+        inherited = [descriptor for descriptor in (leash, ready, lock, lease.descriptor) if descriptor >= 0]
         for descriptor in inherited:
             os.set_inheritable(descriptor, True)
         try:
-            pid = _spawn(run.folder, leash, ready, lock)
+            pid = _spawn(run.folder, leash, ready, lock, lease.descriptor)
         except OSError:
             for descriptor in (told, hold):
                 if descriptor >= 0:
@@ -127,6 +145,7 @@ class LocalEngine:
             for descriptor in (leash, ready):
                 if descriptor >= 0:
                     os.close(descriptor)
+            lease.close()
         self._children[run.id] = pid
         if hold >= 0:
             self._leashes[run.id] = hold
@@ -317,7 +336,7 @@ def _adopt(run: Run) -> bool:
     return True
 
 
-def _prepare(run: Run, submission: Submission, finalizer: str | None) -> None:
+def _prepare(run: Run, submission: Submission, finalizer: str | None, lease: MachineLease) -> None:
     (plan,) = submission.documents
     (run.folder / "logs").mkdir(exist_ok=True)
     for entry in plan["ranks"]:
@@ -328,18 +347,19 @@ def _prepare(run: Run, submission: Submission, finalizer: str | None) -> None:
         "installed_code_only": run.spec.runs_task_program,
         "plan": plan,
         "finalizer": finalizer,
+        "machine_lock": {"lock": lease.lock, "lock_reason": lease.reason},
     }
     path = run.folder / ".state" / "request.json"
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
         json.dump(request, file)
 
 
-def _spawn(folder: Path, leash: int, ready: int, lock: int) -> int:
+def _spawn(folder: Path, leash: int, ready: int, lock: int, machine_lock: int) -> int:
     # Imported rather than run as a script, so that it is compiled once; isolated, so that no file of the user's
     # current folder or PYTHONPATH takes the place of a module.
     code = "import sys; sys.path.append(sys.argv.pop(1)); from {0} import main; sys.exit(main(sys.argv[1:]))"
     root = Path(mlbench_cli.__file__).parents[1]
-    arguments = [str(root), str(folder), *map(str, (leash, ready, lock))]
+    arguments = [str(root), str(folder), *map(str, (leash, ready, lock, machine_lock))]
     words = [sys.executable, "-I", "-S", "-c", code.format(main.__module__), *arguments]
     log = str(folder / ".state" / "supervisor.log")
     actions = [

@@ -63,10 +63,6 @@ def free_port() -> int:
     raise OSError(errno.EADDRINUSE, "no free port")
 
 
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:
     given = environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
@@ -201,6 +197,11 @@ def drain(descriptor: int) -> None:
             pass
 
 
+def _cpu_seconds(fields: list[str]) -> float:
+    """Of a process and of its children that it has waited for, so that the sum does not fall when a child ends."""
+    return sum(int(value) for value in fields[11:15]) / TICKS
+
+
 class Sampler:
     """CPU seconds, resident bytes, and bytes read and written of each rank's process tree."""
 
@@ -208,12 +209,16 @@ class Sampler:
         self._trees: dict[int, list[int]] = {}
         self._next_scan = 0.0
         self._cpu: dict[int, float] = {}
+        self._orphans: list[int] = []  # descendants of this process that belong to no rank's tree any more
+        self.running_seconds = 0.0  # CPU time of all processes of the last look, which are not waited for yet
 
     def lines(self, ranks: Mapping[int, int]) -> list[dict[str, Any]]:
         """One line per rank; `ranks` is rank to process."""
+        self.running_seconds = 0.0
         if not ranks or not HAS_PROC:
             return []
         self._scan(ranks)
+        self.running_seconds = sum(_cpu_seconds(fields) for pid in self._orphans if (fields := stat_fields(pid)))
         moment = round(time.time(), 3)
         return [self._line(rank, pid, moment) for rank, pid in ranks.items()]
 
@@ -234,6 +239,8 @@ class Sampler:
             return
         children = process_tree()
         self._trees = {rank: descendants(pid, children) for rank, pid in ranks.items()}
+        known = {*ranks.values(), *(pid for tree in self._trees.values() for pid in tree)}
+        self._orphans = [pid for pid in descendants(os.getpid(), children) if pid not in known]
         self._next_scan = time.monotonic() + 200 * (time.monotonic() - begun)
 
     def _line(self, rank: int, root: int, moment: float) -> dict[str, Any]:
@@ -242,13 +249,13 @@ class Sampler:
             fields = stat_fields(pid)
             if fields is None:
                 continue
-            # Own time and that of children already waited for, so that it does not fall when a child ends.
-            cpu += sum(int(value) for value in fields[11:15]) / TICKS
+            cpu += _cpu_seconds(fields)
             resident += int(fields[21]) * PAGE
             with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/io", encoding="ascii") as file:
                 counts = dict(line.split(": ") for line in file)
                 read += int(counts["read_bytes"])
                 written += int(counts["write_bytes"])
+        self.running_seconds += cpu
         return {
             "time": moment,
             "rank": rank,

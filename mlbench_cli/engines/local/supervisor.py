@@ -1,13 +1,14 @@
 """The supervisor of one local run: starts the ranks, watches them, ends them, and writes down what it sees.
 
-It is started by the local engine, in a session of its own, as `main([FOLDER, LEASH, READY, LOCK])`,
-and outlives its client. Only the standard library and `machine` are imported: it starts in about 25 ms.
+It is started by the local engine, in a session of its own, as `main([FOLDER, LEASH, READY, LOCK, MACHINE])`,
+and outlives its client. Only the standard library, `machine`, `load` and `cores` are imported: it starts in 25 ms.
 When the run is over it imports the finalizer that the request names, which completes the archive.
 
 FOLDER  the run's folder. `.state/request.json` holds the request, `.state/state.json` is rewritten on each change
 LEASH   file descriptor whose end of file means that an attached client has died, or -1
 READY   file descriptor that gets the line "ok" once every rank is started, or the reason why not
 LOCK    file descriptor of the folder's lock, held until the state is on disk
+MACHINE file descriptor of the machine's lock, held until this process ends, or -1
 
 It decides nothing about success and writes no sentence for users: facts only, from which the engine makes findings.
 """
@@ -25,7 +26,8 @@ import time
 from collections.abc import Iterable, Mapping
 
 from mlbench_cli import isolation
-from mlbench_cli.engines.local import machine
+from mlbench_cli.engines.local import load, machine
+from task_images.harness import cores
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # `typing` would cost a tenth of the start
@@ -40,8 +42,8 @@ AT_START = "chosen at start"  # what render() says where only the start can know
 
 
 def main(arguments: list[str]) -> int:
-    folder, leash, ready, lock = arguments[0], *map(int, arguments[1:4])
-    machine.keep_only(leash, ready, lock)
+    folder, leash, ready, lock, machine_lock = arguments[0], *map(int, arguments[1:5])
+    machine.keep_only(leash, ready, lock, machine_lock)
     with open(f"{folder}/.state/request.json", encoding="utf-8") as file:
         request = json.load(file)
     supervisor = Supervisor(folder, request, leash)
@@ -113,6 +115,7 @@ class Supervisor:
         self.give_up_at: float | None = None
         self.next_sample = 0.0
         self.sampler = machine.Sampler()
+        self.load = load.LoadMeter(**request["machine_lock"])
         self.out_of_memory_before = machine.memory_kills()
         self.cancelled = False
         self.state: dict[str, Any] = {
@@ -228,7 +231,7 @@ class Supervisor:
         own = {**self.plan["environment"], **rank.environment}
         own["MASTER_PORT"] = str(self.port)
         own["MLBENCH_OUTPUT_DIR"] = os.path.join(self.folder, own["MLBENCH_OUTPUT_DIR"])
-        threads = max(1, machine.cores() // len(self.ranks))
+        threads = max(1, cores.effective_cores() // len(self.ranks))
         defaults = {key: str(threads) if value == AT_START else value for key, value in self.plan["defaults"].items()}
         users = isolation.rank_environment(os.environ) if self.installed_code_only else os.environ
         environment = {**defaults, **users, **own}
@@ -299,7 +302,7 @@ class Supervisor:
             finished=time.time(),
             stopped=self.state["ended"] is not None,
         )
-        self._write_resources([self.sampler.last(rank.number, usage)])
+        self._write_resources(self._with_log_sizes([self.sampler.last(rank.number, usage)]))
         if code and self.state["ended"] is None:
             self.state["first_failed"] = rank.number
             if number == signal.SIGKILL:
@@ -342,6 +345,7 @@ class Supervisor:
     def finish(self) -> None:
         """Nothing of the run is left when this returns, and the last state is on disk."""
         machine.kill_descendants()
+        self._write_resources([self.load.row(0.0)])
         self._check_space()
         if self.state["ended"] is None:
             self.state["ended"] = "exited"
@@ -380,7 +384,15 @@ class Supervisor:
             found = os.statvfs(self.folder)
             if found.f_bavail * found.f_frsize < SCARCE:
                 self._check_space()
-        self._write_resources(self.sampler.lines({rank.number: rank.pid for rank in self.ranks if rank.running}))
+        samples = self.sampler.lines({rank.number: rank.pid for rank in self.ranks if rank.running})
+        self._write_resources([*self._with_log_sizes(samples), self.load.row(self.sampler.running_seconds)])
+
+    def _with_log_sizes(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The samples with the size of each rank's log, by which its lines get a time."""
+        for sample in samples:
+            with contextlib.suppress(OSError):
+                sample["log_bytes"] = os.stat(f"{self.folder}/logs/rank-{sample['rank']}.log").st_size
+        return samples
 
     def _write_resources(self, lines: Iterable[dict[str, Any]]) -> None:
         data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlbench_cli import files
 from mlbench_cli.errors import UsageError
-from mlbench_cli.results.analysis.series import shorten
+from mlbench_cli.results.analysis.comparability import shorten
 from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.figures.runs import COLORS, MARKERS, style, write

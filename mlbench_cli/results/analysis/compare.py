@@ -3,12 +3,13 @@
 Either side is one archive or several, repeats of one another; then its figures are means with their intervals.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from mlbench_cli.results.analysis import collectives
-from mlbench_cli.results.analysis.series import SUCCESSFUL, measure
+from mlbench_cli.results.analysis.comparability import CONDITIONS, WORKERS, conditions_of, key_of
+from mlbench_cli.results.analysis.series import SUCCESSFUL, drop_duplicates, measure
 from mlbench_cli.results.analysis.statistics import Estimate, estimate, ratio
 from mlbench_cli.results.archive.reader import Archive
 
@@ -21,28 +22,47 @@ THROUGHPUT = "samples per second"
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of both sides, and B's over A's; None where a side has none."""
+    """One figure of both sides, and B's over A's; None where a side has none. `higher_is_better` is None if unknown."""
 
     a: Estimate | None
     b: Estimate | None
     ratio: Estimate | None
+    higher_is_better: bool | None = False
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: found.to_dict() if (found := getattr(self, name)) else None for name in ("a", "b", "ratio")}
+        each = {name: found.to_dict() if (found := getattr(self, name)) else None for name in ("a", "b", "ratio")}
+        return {**each, "higher_is_better": self.higher_is_better}
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why figures mean little together. `word` is what `--across` takes to accept it; empty: it cannot be accepted."""
+
+    word: str
+    text: str
 
 
 @dataclass(frozen=True)
 class Comparison:
     """`seconds` by what took them, `others` that are no times (the goal's metric at the end, samples per second).
-    Ratios of seconds below 1: B was faster. `obstacles` say why the figures mean little together.
+
+    Ratios of seconds below 1: B was faster. `obstacles` say why the figures mean little together, without those that
+    the user accepted (`across`). `failed` names the runs of B that did not succeed.
     """
 
     a: str
     b: str
     differences: Mapping[str, tuple[Any, Any]]
-    obstacles: tuple[str, ...]
+    obstacles: tuple[Obstacle, ...]
     seconds: Mapping[str, Row]
     others: Mapping[str, Row]
+    failed: tuple[str, ...] = ()
+    across: tuple[str, ...] = ()
+    conditions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> dict[str, Row]:
+        return {**self.seconds, **self.others}
 
     @property
     def ratios(self) -> dict[str, float | None]:
@@ -50,32 +70,53 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """`seconds` and `ratios` are means; `estimates` has everything with number of repeats and interval."""
-        rows = {**self.seconds, **self.others}
         return {
             "schema_version": 1,
-            **{name: value for name, value in asdict(self).items() if name not in ("seconds", "others")},
+            "a": self.a,
+            "b": self.b,
+            "differences": {name: list(values) for name, values in self.differences.items()},
+            "obstacles": [obstacle.text for obstacle in self.obstacles],
+            "obstacle_words": sorted({obstacle.word for obstacle in self.obstacles if obstacle.word}),
+            "across": list(self.across),
+            "conditions": dict(self.conditions),
             "seconds": {
                 name: [side.mean if side else None for side in (row.a, row.b)] for name, row in self.seconds.items()
             },
             "ratios": self.ratios,
-            "estimates": {name: row.to_dict() for name, row in rows.items()},
+            "estimates": {name: row.to_dict() for name, row in self.rows.items()},
         }
 
 
-def compare(a: Sequence[Archive], b: Sequence[Archive], names: tuple[str, str] | None = None) -> Comparison:
+def compare(
+    a: Sequence[Archive],
+    b: Sequence[Archive],
+    names: tuple[str, str] | None = None,
+    across: Collection[str] = (),
+) -> Comparison:
     """Compare two sides of verified archives: settings, outcomes, seconds in total and by category (rank 0's), the
-    goal's metric and the throughput. `names` are those of the sides, by default those of their runs.
+    goal's metric and the throughput.
+
+    `names` are those of the sides, by default those of their runs. `across` are the words of differences that are
+    wanted (comparability.WORDS). An archive that is given twice counts once. Raises UsageError for two archives of one
+    run that differ.
     """
+    drop_duplicates([*a, *b])  # refuses two versions of one run, also one on each side
+    a, b = drop_duplicates(a), drop_duplicates(b)
     seconds = [_columns([_seconds(archive.result) for archive in side]) for side in (a, b)]
     others = [_columns([_others(archive) for archive in side]) for side in (a, b)]
     first, second = names or (", ".join(archive.run["name"] for archive in a), ", ".join(x.run["name"] for x in b))
+    obstacles = [found for found in dict.fromkeys(_obstacles(a, b)) if found.word not in across]
+    labelled = {str(archive.run["name"]): conditions_of(archive).phrase for archive in (*a, *b)}
     return Comparison(
         first,
         second,
         _differences(_settings(a), _settings(b)),
-        tuple(dict.fromkeys(_obstacles(a, b))),
-        _rows(*seconds),
-        _rows(*others),
+        tuple(obstacles),
+        _rows(seconds[0], seconds[1]),
+        _rows(others[0], others[1], _directions(b[0])),
+        tuple(str(archive.run["name"]) for archive in b if archive.result["outcome"] not in SUCCESSFUL),
+        tuple(sorted(across)),
+        {name: phrase for name, phrase in labelled.items() if phrase},
     )
 
 
@@ -108,32 +149,28 @@ def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[
     return {name: (a.get(name), b.get(name)) for name in {**a, **b} if a.get(name) != b.get(name)}
 
 
-def _obstacles(one: Sequence[Archive], other: Sequence[Archive]) -> list[str]:
-    found = []
-    a, b = one[0].result, other[0].result
-    if a["task"] != b["task"]:
-        found.append(f"The tasks differ: {a['task']} and {b['task']}.")
-    if _goal(a) != _goal(b):
-        found.append(f"The goals differ: {_goal(a) or 'none'} and {_goal(b) or 'none'}.")
-    if (a["data"], a["synthetic"]) != (b["data"], b["synthetic"]):
-        found.append(f"The data differ: {_data(a)} and {_data(b)}.")
-    if a["budget_seconds"] != b["budget_seconds"]:
-        found.append("One trained to its goal, or both had different times to spend; their times are not comparable.")
-    for result in (archive.result for archive in (*one, *other)):
+def _obstacles(one: Sequence[Archive], other: Sequence[Archive]) -> Iterator[Obstacle]:
+    first = one[0]
+    reference, judged = key_of(first), (*one, *other)
+    for archive in judged[1:]:
+        for difference in reference.differences(key_of(archive)):
+            yield Obstacle(difference.word, difference.phrase)
+        counts = [run.result["workers"] for run in (first, archive)]
+        if counts[0] != counts[1]:
+            yield Obstacle(WORKERS, f"The numbers of workers differ: {counts[0]} and {counts[1]}.")
+    for archive in judged:
+        result, conditions = archive.result, conditions_of(archive)
         if result["label"]["word"] == "functional":
-            found.append(f"{result['run']} is functional, no measure of performance: {result['label']['reason']}.")
+            reason = result["label"]["reason"]
+            yield Obstacle("label", f"{result['run']} is functional, not a performance measurement: {reason}.")
         if result["outcome"] not in SUCCESSFUL:
-            found.append(f"{result['run']} ended as {result['outcome']}: its times are not those to a goal.")
-    return found
-
-
-def _goal(result: Mapping[str, Any]) -> str | None:
-    goal = result["goal"]
-    return f"{goal['metric']} {goal['comparison']} {goal['threshold']:g}" if goal else None
-
-
-def _data(result: Mapping[str, Any]) -> str:
-    return f"{result['data'] or 'unnamed'}{' (synthetic)' if result['synthetic'] else ''}"
+            yield Obstacle("", f"{result['run']} ended as {result['outcome']}: its times are not those to a goal.")
+        if conditions.labels:
+            yield Obstacle(CONDITIONS, f"{result['run']} was not measured alone or in full: {conditions.phrase}.")
+    both = {archive.run["id"] for archive in one} & {archive.run["id"] for archive in other}
+    for archive in one:
+        if archive.run["id"] in both:
+            yield Obstacle("", f"{archive.run['name']} is on both sides.")
 
 
 def _seconds(result: Mapping[str, Any]) -> dict[str, float | None]:
@@ -148,8 +185,8 @@ def _seconds(result: Mapping[str, Any]) -> dict[str, float | None]:
 def _others(archive: Archive) -> dict[str, float | None]:
     found = measure(archive)
     goal = archive.result["goal"]
-    told = {**({goal["metric"]: found.value} if goal else {}), THROUGHPUT: found.throughput}
-    return {**told, **collectives.figures_of(archive)}
+    figures = {**({goal["metric"]: found.value} if goal else {}), THROUGHPUT: found.throughput}
+    return {**figures, **collectives.figures_of(archive)}
 
 
 def _columns(every: Sequence[Mapping[str, float | None]]) -> dict[str, Estimate | None]:
@@ -161,9 +198,24 @@ def _columns(every: Sequence[Mapping[str, float | None]]) -> dict[str, Estimate 
     return found
 
 
-def _rows(a: Mapping[str, Estimate | None], b: Mapping[str, Estimate | None]) -> dict[str, Row]:
-    return {name: _row(a.get(name), b.get(name)) for name in {**dict.fromkeys(a), **dict.fromkeys(b)}}
+def _rows(
+    a: Mapping[str, Estimate | None],
+    b: Mapping[str, Estimate | None],
+    directions: Mapping[str, bool] | None = None,
+) -> dict[str, Row]:
+    """`directions`: whether higher is better; None: lower is better, for all of them."""
+    better = {name: False if directions is None else directions.get(name) for name in {**a, **b}}
+    names = {**dict.fromkeys(a), **dict.fromkeys(b)}
+    return {name: _row(a.get(name), b.get(name), better[name]) for name in names}
 
 
-def _row(a: Estimate | None, b: Estimate | None) -> Row:
-    return Row(a, b, ratio(b, a) if a and b else None)
+def _row(a: Estimate | None, b: Estimate | None, higher_is_better: bool | None) -> Row:
+    return Row(a, b, ratio(b, a) if a and b else None, higher_is_better)
+
+
+def _directions(archive: Archive) -> dict[str, bool]:
+    """Of each figure that is no time, whether higher is better."""
+    goal = archive.result["goal"]
+    own = {goal["metric"]: goal["comparison"] == ">="} if goal else {}
+    curves = {name: not name.endswith("alpha us") for name in collectives.figures_of(archive)}
+    return {**own, THROUGHPUT: True, **curves}

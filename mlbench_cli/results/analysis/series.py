@@ -8,19 +8,19 @@ came. Intervals are those of results/statistics.py.
 
 import csv
 import io
-import json
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from mlbench_cli.errors import UsageError
+from mlbench_cli.results.analysis.comparability import UNKNOWN, ComparisonKey, conditions_of, key_of, shorten
 from mlbench_cli.results.analysis.statistics import Estimate, estimate, ratio
+from mlbench_cli.results.archive.conditions import LABELS, Conditions
 from mlbench_cli.results.archive.reader import Archive
 from task_images.contract import CATEGORIES
 
 SUCCESSFUL = ("goal_reached", "budget_spent", "completed")
-# Settings that tell groups apart, in the order of a label; parameters follow.
-_SPEC_FACTS = ("task", "backend", "device", "preset", "engine", "processes_per_worker", "gpus_per_worker", "cpus")
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Measurement:
     outcome: str
     seconds: float
     parts: Mapping[str, float]
-    facts: dict[str, str]
-    reported: dict[str, str]
+    key: ComparisonKey
+    conditions: Conditions
     value: float | None = None
     throughput: float | None = None
 
     @property
     def whole_run(self) -> bool:
-        return bool(self.reported["measure"])
+        return bool(self.key.measure)
 
     @property
     def good(self) -> bool:
@@ -65,6 +65,12 @@ class Point:
     @property
     def shown(self) -> tuple[Measurement, ...]:
         return self.good or self.bad
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Conditions of the runs that are shown, such as "crowded", each once."""
+        found = {label for run in self.shown for label in run.conditions.labels}
+        return tuple(label for label in LABELS if label in found)
 
     @cached_property
     def seconds(self) -> Estimate:
@@ -87,12 +93,19 @@ class Point:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in nothing but the number of workers and the seed. `label` says what sets it apart."""
+    """Runs with equal keys: they differ in nothing but the number of workers and the seed.
+
+    `label` says what sets the group apart from others; `facts` are the key's, as texts.
+    """
 
     task: str
     label: str
-    facts: Mapping[str, str]
+    key: ComparisonKey
     points: tuple[Point, ...]
+
+    @cached_property
+    def facts(self) -> dict[str, str]:
+        return self.key.facts()
 
     @property
     def metric(self) -> str:
@@ -148,29 +161,45 @@ class Series:
 
 
 def collect(archives: Iterable[Archive]) -> Series:
-    """The series of verified archives."""
-    cells: dict[tuple[tuple[str, str], ...], list[Measurement]] = {}
+    """The series of verified archives; an archive that is given twice counts once.
+
+    Raises UsageError for two archives of one run that differ.
+    """
+    cells: dict[ComparisonKey, list[Measurement]] = {}
     # A run that failed early did not report its goal or data; it joins those with its settings that did.
-    for run in sorted(map(measure, archives), key=lambda run: (run.whole_run, run.name, run.source)):
-        kin = (key for key in cells if not run.good and run.whole_run and run.facts.items() <= dict(key).items())
-        key = next(kin, tuple((run.facts | run.reported).items()))
-        cells.setdefault(key, []).append(run)
-    facts = [dict(key) for key in cells]
+    measured = map(measure, drop_duplicates(archives))
+    for run in sorted(measured, key=lambda run: (run.whole_run, run.name, run.source)):
+        kin = (key for key in cells if not run.good and run.whole_run and key.covers(run.key))
+        cells.setdefault(next(kin, run.key), []).append(run)
+    facts = [key.facts() for key in cells]
     tasks = {fact["task"] for fact in facts}
     varying = {name for task in tasks for name in _varying([fact for fact in facts if fact["task"] == task])}
-    groups = [_group(fact, varying, runs) for fact, runs in zip(facts, cells.values(), strict=True)]
+    groups = [_group(key, varying, runs) for key, runs in cells.items()]
     common = {name: facts[0][name] for name in facts[0] if name not in _varying(facts)} if facts else {}
     return Series(tuple(sorted(groups, key=lambda group: (group.task, group.label))), common)
 
 
+def drop_duplicates(archives: Iterable[Archive]) -> list[Archive]:
+    """Each run once, by its id. Raises UsageError for two archives of one run that differ."""
+    found: dict[str, Archive] = {}
+    for archive in archives:
+        earlier = found.setdefault(archive.run["id"], archive)
+        if earlier is not archive and (earlier.run, earlier.result) != (archive.run, archive.result):
+            raise UsageError(
+                f"{earlier.path} and {archive.path} are archives of one run, {archive.run['name']}, but differ.",
+                hint="Keep the one that you trust; a signature tells who made it (mlbench verify --signers).",
+            )
+    return list(found.values())
+
+
 def measure(archive: Archive) -> Measurement:
     """The numbers of one archive."""
-    result, spec = archive.result, archive.run["spec"]
+    result, key = archive.result, key_of(archive)
     reported = result["task_seconds"]["wall"]
     parts = {name: spread["rank0"] for name, spread in result["timings"].items() if name in CATEGORIES}
     seconds = max(reported or 0.0, sum(parts.values())) or result["wall_seconds"] or 0.0
     parts["other"] = parts.get("other", 0.0) + seconds - sum(parts.values())
-    whole_run = reported is None and not result["timings"]
+    whole_run = bool(key.measure)
     training = seconds - parts.get("validation", 0.0)
     goal, samples = result["goal"], result["samples"]
     return Measurement(
@@ -180,8 +209,8 @@ def measure(archive: Archive) -> Measurement:
         _outcome(result),
         seconds,
         parts,
-        _facts(spec),
-        _reported(result, whole_run),
+        key,
+        conditions_of(archive),
         value=None if not goal else goal["value"] if goal["last"] is None else goal["last"],
         throughput=samples / training if samples and not whole_run and training > 0 else None,
     )
@@ -194,50 +223,40 @@ def _outcome(result: Mapping[str, Any]) -> str:
     return str(result["outcome"])
 
 
-def _facts(spec: Mapping[str, Any]) -> dict[str, str]:
-    facts = {name: _text(spec.get(name)) for name in _SPEC_FACTS}
-    facts["command"] = shorten(" ".join(map(str, spec.get("argv") or ())), 80) if spec["task"] == "custom" else ""
-    facts["label"] = "functional only" if spec.get("functional_only") else ""
-    parameters = spec.get("parameters") or {}
-    return facts | {f"parameter {name}": _text(parameters[name]) for name in sorted(parameters)}
-
-
-def _reported(result: Mapping[str, Any], whole_run: bool) -> dict[str, str]:
-    return {
-        "goal": result["goal"]["wording"] if result["goal"] else "",
-        "metric": result["goal"]["metric"] if result["goal"] else "",
-        "budget": "" if result["budget_seconds"] is None else f"{result['budget_seconds']:g}",
-        "synthetic": "synthetic data" if result["synthetic"] else "",
-        "measure": "whole run" if whole_run else "",
-    }
-
-
 def _varying(facts: Sequence[Mapping[str, str]]) -> list[str]:
     names = dict.fromkeys(name for fact in facts for name in fact)
     return [name for name in names if len({fact.get(name, "") for fact in facts}) > 1]
 
 
-def _group(facts: Mapping[str, str], varying: Container[str], runs: Sequence[Measurement]) -> Group:
-    told = [name for name in facts if name != "task" and (name in varying or name == "backend")]
+def _group(key: ComparisonKey, varying: Container[str], runs: Sequence[Measurement]) -> Group:
+    facts = key.facts()
+    shown = [name for name in facts if name != "task" and (name in varying or name == "backend")]
     points = []
     for workers in sorted({run.workers for run in runs}):
         here = [run for run in runs if run.workers == workers]
         points.append(
             Point(workers, tuple(run for run in here if run.good), tuple(run for run in here if not run.good))
         )
-    label = ", ".join(filter(None, (describe(name, facts[name]) for name in told)))
-    return Group(facts["task"], label, facts, tuple(points))
+    label = ", ".join(filter(None, (describe(name, facts[name]) for name in shown)))
+    return Group(key.task, label, key, tuple(points))
 
 
 def describe(name: str, value: str) -> str:
     """A fact in a few words, empty where there is nothing to say."""
     if not value:
         return ""
+    if value == UNKNOWN:
+        return f"{name} unknown"
     if name.startswith("parameter "):
         return f"{name.removeprefix('parameter ')}={shorten(value, 40)}"
     words = {
         "preset": f"preset {value}" if value != "custom" else "",
-        "engine": f"{value} engine",
+        "cluster": "on this machine" if value == "local" else value,
+        "code": f"code {value}",
+        "image": f"image {shorten(value, 40)}",
+        "data": f"data {value}",
+        "division": f"{value} division" if value != "none" else "no division",
+        "judge": f"judge {value}",
         "processes_per_worker": f"{value} processes per worker",
         "gpus_per_worker": f"{value} GPUs per worker",
         "cpus": _cpus(value),
@@ -249,20 +268,7 @@ def describe(name: str, value: str) -> str:
 
 
 def _cpus(value: str) -> str:
-    number = value.removesuffix(".0")
-    return f"{number} CPU{'' if number == '1' else 's'} per worker"
-
-
-def shorten(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, list) and len(value) > 6:
-        return f"{len(value)} from {value[0]} to {value[-1]}"
-    return value if isinstance(value, str) else json.dumps(value)
+    return f"{value} CPU{'' if value == '1' else 's'} per rank"
 
 
 def _estimate(values: Sequence[float | None]) -> Estimate | None:
@@ -280,6 +286,7 @@ _HEADER = [
         "goal",
         "synthetic",
         "functional_only",
+        "conditions",
         "workers",
         "runs",
         "runs_left_out",
@@ -300,6 +307,7 @@ def _row(group: Group, point: Point) -> Iterator[Any]:
     yield from (
         "yes" if facts["synthetic"] else "no",
         "yes" if facts["label"] else "no",
+        " ".join(point.labels),
         point.workers,
         len(point.good),
         len(point.bad),

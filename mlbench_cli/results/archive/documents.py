@@ -116,6 +116,7 @@ class ResultDocument(TypedDict):
     data: str | None
     label: dict[str, str | None]
     division: dict[str, str | None]
+    conditions: dict[str, Any]  # Conditions.to_dict
     first_failed: int | None
     ended: str | None
     worker_states: list[WorkerDocument]

@@ -1,6 +1,6 @@
 """The evidence of a run, read from its folder or archive."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -9,8 +9,9 @@ from mlbench_cli import run_folder
 from mlbench_cli.catalog import TaskRules, find_rules
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model import Ending, Observation, Run, WorkerState
+from mlbench_cli.results.archive.events import resource_lines
 from mlbench_cli.results.archive.judge import Evidence
-from mlbench_cli.results.archive.layout import DamagedArchive
+from mlbench_cli.results.archive.layout import DamagedArchive, parse_document
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.run_folder import RunFolder
 from mlbench_cli.spec import RunSpec
@@ -22,7 +23,8 @@ def collect_evidence(run: Run, document: Mapping[str, Any], observation: Observa
     folder = RunFolder(run.folder)
     logs: dict[int, Callable[[], BinaryIO]] = {rank: partial(_open, path) for rank, path in folder.logs().items()}
     rules, provenance = _rules(document, run.spec), document.get("provenance") or {}
-    return Evidence(run.id, run.name, run.created, run.spec, rules, observation, provenance, logs)
+    samples = partial(_read_samples, run.folder / run_folder.RESOURCES)
+    return Evidence(run.id, run.name, run.created, run.spec, rules, observation, provenance, samples, logs)
 
 
 def load_evidence(archive: Archive) -> Evidence:
@@ -40,7 +42,8 @@ def load_evidence(archive: Archive) -> Evidence:
         rank: partial(archive.open_file, name) for rank, name in archive.logs.items()
     }
     observation, provenance = _load_observation(archive), run.get("provenance") or {}
-    return Evidence(run["id"], run["name"], run["created"], spec, rules, observation, provenance, logs)
+    head = (run["id"], run["name"], run["created"], spec, rules)
+    return Evidence(*head, observation, provenance, archive.resources, logs)
 
 
 def _rules(document: Mapping[str, Any], spec: RunSpec) -> TaskRules | None:
@@ -78,6 +81,13 @@ def _observation_of_first_edition(result: Mapping[str, Any]) -> Observation:
     )
     ended = Ending(result["ended"]) if result.get("ended") in [*Ending] else Ending.LOST
     return Observation(parse_timestamp(result["finished"]), workers, (), ended, result.get("first_failed"))
+
+
+def _read_samples(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of resources.jsonl as sealing writes them, also for a file that is not normalized yet."""
+    if path.is_file():
+        with open(path, "rb") as samples:
+            yield from map(parse_document, resource_lines(samples))
 
 
 def _open(path: Path) -> BinaryIO:

@@ -7,13 +7,14 @@ Success is exit code 0 of every rank; nothing that a log says replaces one. What
 then, only for the goal that was asked for, and only if a metric event has the value that the result claims.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 from mlbench_cli.catalog import TaskRules
 from mlbench_cli.goals import Goal, is_finite_number
 from mlbench_cli.model import Ending, Finding, Observation, Outcome
+from mlbench_cli.results.archive.conditions import assess_conditions
 from mlbench_cli.results.archive.division import find_division
 from mlbench_cli.results.archive.documents import (
     JUDGE_VERSION,
@@ -49,6 +50,7 @@ class Evidence:
     rules: TaskRules | None
     observation: Observation
     provenance: Mapping[str, Any]  # Provenance.to_dict; empty for a run of the first edition
+    samples: Callable[[], Iterable[Mapping[str, Any]]]  # the rows of resources.jsonl
     logs: Mapping[int, Callable[[], BinaryIO]]
 
 
@@ -94,6 +96,7 @@ def judge(evidence: Evidence, write_metric: Callable[[bytes], object] = lambda l
     result = _result(evidence, outcome, collector, goal, proven)
     division = find_division(spec, rules, result["synthetic"], has_other_code=bool(other_code))
     result["division"] = division.to_dict()
+    result["conditions"] = assess_conditions(spec, evidence.provenance, evidence.samples()).to_dict()
     result["started"] = None if started is None else timestamp(started)
     result["finished"] = timestamp(finished)
     result["wall_seconds"] = None if started is None else round(finished - started, 3)
@@ -251,6 +254,7 @@ def _result(
         "data": facts.get("data"),
         "label": label_of(spec.functional_only),
         "division": {},
+        "conditions": {},
         "first_failed": observation.first_failed,
         "ended": None if observation.ended is None else str(observation.ended),
         "worker_states": [worker_document(worker) for worker in observation.workers],

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlbench_cli.model import Outcome
+from mlbench_cli.results.archive.conditions import Conditions
 from mlbench_cli.spec import CUSTOM
 from task_images.contract import COMPUTE_CATEGORIES
 
@@ -56,6 +57,9 @@ def official_text(result: Mapping[str, Any]) -> str:
         line += f"\nDivision: none ({division['reason']}), not comparable with official results."
     if result["label"]["word"] == "functional":
         line += f"\nThe result is functional, not a performance measurement: {result['label']['reason']}."
+    conditions = result.get("conditions")
+    if conditions and conditions["labels"]:
+        line += f"\nThe run did not have its machine to itself: {Conditions.from_dict(conditions).phrase}."
     return line + "\n"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from mlbench_cli import run_folder
 from mlbench_cli.goals import COMPARISONS, KINDS, is_finite_number
 from mlbench_cli.model import Ending, Outcome, Phase
+from mlbench_cli.results.archive.conditions import LABELS
 from mlbench_cli.results.archive.events import SPREAD
 from mlbench_cli.times import parse_timestamp
 
@@ -66,6 +67,10 @@ _FINDING = _object(
 )
 
 
+_CONDITION = _optional(_object(reason=_TEXT, figures=_map(_NUMBER)))
+_CONDITIONS = _object(measured=_FLAG, labels=_list(_one_of(*LABELS)), **dict.fromkeys(LABELS, _CONDITION))
+
+
 def _worker(moment: Schema) -> Schema:
     return _object(
         {"restarts": _COUNT, "image_digest": _optional(_TEXT)},
@@ -103,6 +108,7 @@ SCHEMAS: Mapping[str, Schema] = {
             "ended": _optional(_TEXT),
             "metrics": _map(_NUMBER),
             "progress": _ANY_OBJECT,
+            "conditions": _CONDITIONS,
         },
         **dict.fromkeys(("run", "id", "task", "preset", "engine", "cluster", "backend", "device"), _TEXT),
         **dict.fromkeys(("workers", "world_size"), _COUNT),

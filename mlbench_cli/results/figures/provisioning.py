@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mlbench_cli import files
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model import Cluster
-from mlbench_cli.results.analysis.series import shorten
+from mlbench_cli.results.analysis.comparability import shorten
 from mlbench_cli.results.archive import layout
 from mlbench_cli.results.figures.runs import style, write
 

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from mlbench_cli import files
 from mlbench_cli.errors import MlbenchError, UsageError
+from mlbench_cli.extras import install_hint
 from mlbench_cli.model import Run
-from mlbench_cli.results.analysis.series import Group, Point, Series, collect, describe, shorten
+from mlbench_cli.results.analysis.comparability import UNKNOWN, shorten
+from mlbench_cli.results.analysis.series import Group, Measurement, Point, Series, collect, describe
 from mlbench_cli.results.analysis.statistics import Estimate
 from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.reader import Archive
@@ -116,9 +118,7 @@ def style() -> Iterator[None]:
     try:
         import matplotlib
     except ImportError:
-        raise MlbenchError(
-            "Charts need matplotlib, which is not installed.", hint="pip install 'mlbench[plots]'"
-        ) from None
+        raise MlbenchError("Charts need matplotlib, which is not installed.", hint=install_hint("plots")) from None
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)  # type: ignore[arg-type,unused-ignore]
@@ -301,7 +301,8 @@ def _subtitle(series: Series) -> str:
         *("processes_per_worker", "gpus_per_worker", "cpus", "label"),
     )
     common = {name: series.common.get(name, "") for name in told}
-    return " · ".join(filter(None, (describe(name, common[name]) for name in told if common[name] != silent.get(name))))
+    shown = [name for name in told if common[name] not in (UNKNOWN, silent.get(name))]
+    return " · ".join(filter(None, (describe(name, common[name]) for name in shown)))
 
 
 def _titles(series: Series, tasks: Sequence[str]) -> list[str]:
@@ -340,11 +341,21 @@ def _footnote(series: Series) -> str:
         notes.append("Runs that report no result are shown with the seconds of the whole run.")
     if any(len(point.shown) > 1 for group in series.groups for point in group.points):
         notes.append("Repeats are averaged; whiskers are the 95 % interval of the mean (Student's t).")
+    labelled = [run for run in shown if run.conditions.labels]
+    if labelled:
+        notes.append(f"{_conditions(labelled)}.")
     if series.bad:
         names = [f"{run.name} ({_BAD.get(run.outcome, run.outcome)})" for run in series.bad]
         more = f" and {len(names) - 8} more" if len(names) > 8 else ""
         notes.append(f"Not counted, hatched where nothing else is there: {', '.join(names[:8])}{more}.")
     return " ".join(notes)
+
+
+def _conditions(runs: Sequence[Measurement]) -> str:
+    """Which runs were not alone on their CPUs, or short of them, and why."""
+    phrases = [f"{run.name} ({run.conditions.phrase})" for run in runs]
+    more = f" and {len(phrases) - 6} more" if len(phrases) > 6 else ""
+    return shorten(f"Times under other conditions: {', '.join(phrases[:6])}{more}", 900)
 
 
 def _looks(series: Series) -> dict[str, tuple[str, str, str]]:
@@ -383,6 +394,8 @@ def _note(axes: "Axes", x: float, point: Point, figure: str, *, narrow: bool) ->
     elif point.bad:
         outcomes = sorted({_BAD.get(run.outcome, run.outcome) for run in point.bad})
         trouble = "/".join(outcomes)
+    labels = "/".join(label.replace("_", "-") for label in point.labels)
+    trouble = ", ".join(filter(None, (trouble, labels)))
     text = (" " if narrow else "\n").join(filter(None, (trouble, figure)))
     if not text:
         return
@@ -431,6 +444,8 @@ def _line(axes: "Axes", group: Group, color: str, marker: str, style: str) -> No
     counts, means = [point.workers for point, _ in found], [speedup.mean for _, speedup in found]
     axes.plot(counts, means, color=color, marker=marker, linestyle=style, label=label, markersize=5)
     for point, speedup in found:
+        if point.labels:
+            axes.plot(point.workers, speedup.mean, color=color, marker=marker, markersize=5, markerfacecolor="white")
         # A logarithmic axis has no room below 0.
         _interval(axes, point.workers, speedup, color, floor=0.01 * speedup.mean)
 

@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from mlbench_cli.errors import CapacityError, CredentialError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import ApiError, Expired
+from mlbench_cli.kube.execute import execute
 from tests.fakes.kube_api import Fault, KubeApi
 
 PODS = "/api/v1/namespaces/default/pods"
@@ -123,7 +125,7 @@ def test_a_token_is_renewed_before_it_ends() -> None:
 
 
 def test_secrets_are_not_shown() -> None:
-    from mlbench_cli.kube.access import Token
+    from mlbench_cli.kube.credentials import Token
 
     access = Access("https://x", ca=b"PEM", token=Token(lambda: ("SECRET", None)), key=b"SECRET")
     assert "SECRET" not in repr(access)
@@ -134,3 +136,16 @@ def test_delete_what_is_not_there(server: KubeApi) -> None:
     with server.access.client() as api:
         assert api.delete(f"{PODS}/a") is True
         assert api.delete(f"{PODS}/a") is False
+
+
+def test_exec_renews_a_token_that_expired(tmp_path: Path) -> None:
+    valid = {"second"}
+    tokens = iter(("first", "second", "third"))
+    with KubeApi(tokens=lambda: valid) as server:
+        server.folders["p"] = tmp_path
+        access = server.access_with(lambda: (next(tokens), time.time() + 3600))
+        assert execute(access, "default", "p", ["echo", "hello"]).stdout == b"hello\n"
+        valid.clear()
+        with pytest.raises(CredentialError):
+            execute(access, "default", "p", ["echo", "hello"])
+    assert next(tokens, None) is None

@@ -165,9 +165,9 @@ def test_a_clock_is_judged_by_the_clouds_own() -> None:
 
 
 def test_a_library_that_is_missing_or_old_is_named() -> None:
-    assert check_library(Checklist("gke"), "no-such-package", "1.0", "gke").hint == "pip install 'mlbench[gke]'"
+    assert check_library(Checklist("gke"), "no-such-package", "1.0", "gke").hint == "pip install 'mlbench-cli[gke]'"
     old = check_library(Checklist("eks"), "boto3", "99.0", "eks")
-    assert (old.state, old.hint) == ("failed", "pip install 'mlbench[eks]' -U")
+    assert (old.state, old.hint) == ("failed", "pip install --upgrade 'mlbench-cli[eks]'")
 
 
 # --- clouds that never answer -----------------------------------------------------------------------------------------

@@ -115,5 +115,5 @@ def test_nothing_of_it_needs_torch() -> None:
 def test_without_tensorflow_it_says_how_to_get_it(tmp_path: Path) -> None:
     (ended,) = launch(f"task_images.{NAME}", 1, tmp_path, load_task(NAME).resolve("tiny"), MLBENCH_BACKEND="grpc")
     assert ended.code == 78
-    assert "pip install 'mlbench[tensorflow]'" in ended.stderr
+    assert "pip install 'mlbench-cli[tensorflow]'" in ended.stderr
     assert "Traceback" not in ended.stderr

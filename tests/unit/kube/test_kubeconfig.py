@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from mlbench_cli.errors import CredentialError, MlbenchError, NotFoundError, UsageError
+from mlbench_cli.kube import logins
 from mlbench_cli.kube.access import Access
 
 CA = b"-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n"
@@ -104,10 +105,10 @@ def test_a_plugin_is_asked_when_it_must_be(tmp_path: Path) -> None:
     assert (tmp_path / "runs").read_text() == "run\n"
     assert json.loads((tmp_path / "info").read_text())["kind"] == "ExecCredential"
     assert access.token is not None
-    access.token.refused("another")
+    access.token.discard("another")
     access.token()
     assert (tmp_path / "runs").read_text() == "run\n"
-    access.token.refused("secret")
+    access.token.discard("secret")
     access.token()
     assert (tmp_path / "runs").read_text() == "run\nrun\n"
 
@@ -149,7 +150,7 @@ def test_a_token_file_is_read_when_it_is_used(tmp_path: Path) -> None:
     assert token_of(access) == "one"
     (tmp_path / "token").write_text("two\n")
     assert access.token is not None
-    access.token.refused("one")
+    access.token.discard("one")
     assert token_of(access) == "two"
 
 
@@ -165,6 +166,10 @@ def test_a_token_file_is_read_when_it_is_used(tmp_path: Path) -> None:
         ({**config(), "clusters": []}, NotFoundError, 'no cluster "c"'),
         (config(cluster={"server": ""}), UsageError, '"server"'),
         (config(cluster={"server": "ftp://x"}), UsageError, "not an http"),
+        (config(cluster={"server": "https://[::1"}), UsageError, "not an http"),
+        (config(cluster={"server": "https://x:99999"}), UsageError, "not an http"),
+        (config(cluster={"proxy-url": 5}), UsageError, "proxy-url"),
+        (config(cluster={"tls-server-name": ["a"]}), UsageError, "tls-server-name"),
         (config(cluster={"certificate-authority-data": "%"}), UsageError, "not base64"),
         (config(cluster={"certificate-authority": "nowhere"}), UsageError, "nowhere"),
         (config({"username": "u"}), UsageError, "username"),
@@ -186,3 +191,17 @@ def test_none_at_all(tmp_path: Path) -> None:
 def test_certificates_that_are_none(field: str, value: bytes) -> None:
     with pytest.raises(CredentialError, match="cannot be read"):
         Access("https://c.invalid", **{field: value}).client()  # type: ignore[arg-type]
+
+
+def test_a_rotated_token_file_is_read_again_before_the_server_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logins, "REREAD_SECONDS", 0.0)
+    (tmp_path / "token").write_text("one\n")
+    access = Access.from_kubeconfig(write(tmp_path / "config", config({"tokenFile": "token"})))
+    assert token_of(access) == "one"
+    (tmp_path / "token").write_text("two\n")
+    assert token_of(access) == "two"
+    (tmp_path / "token").unlink()
+    with pytest.raises(CredentialError, match="token file"):
+        token_of(access)

@@ -1,10 +1,14 @@
 """Runs with hand-written logs, sealed by `seal` itself."""
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mlbench_cli.model import Ending, Observation, Run, WorkerState
+from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.spec import RunSpec
 from task_images.contract import format_event
@@ -55,12 +59,21 @@ def result_event(seconds: float = 100.0, outcome: str = "goal_reached", **change
     return event("result", at=seconds + 1, **{**fields, **changes})
 
 
-def training_log(rank: int = 0, seconds: float = 100.0, outcome: str = "goal_reached", **changes: Any) -> list[str]:
-    """The log of a rank that trains for three epochs."""
+def training_log(
+    rank: int = 0,
+    seconds: float = 100.0,
+    outcome: str = "goal_reached",
+    environment: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> list[str]:
+    """The log of a rank that trains for three epochs; `environment` replaces fields of what it reports of itself."""
     variables = {"OMP_NUM_THREADS": "1", "REGISTRY_TOKEN": "hush"}
+    own = dict(environment or {})
     lines = [
         "loading the data",
-        event("environment", rank, framework="torch", version="2.15.0", threads=1, env=variables),
+        event(
+            "environment", rank, **{"framework": "torch", "version": "2.15.0", "threads": 1, "env": variables, **own}
+        ),
         event("phase", rank, 0.5, phase="training", epoch=0, epochs=3),
     ]
     last = 80.5 if outcome == "goal_reached" else 61.25
@@ -109,7 +122,8 @@ def observed(
 def new_run(folder: Path, run_spec: RunSpec | None = None, logs: Mapping[int, Iterable[str]] | None = None) -> Run:
     """A run whose ranks have ended, not yet sealed."""
     run_spec = run_spec or spec()
-    run = Run("0123456789ab", run_spec, folder, "2025-10-09T08:53:19.000Z")
+    identity = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
+    run = Run(identity, run_spec, folder, "2025-10-09T08:53:19.000Z")
     (folder / "logs").mkdir(parents=True)
     if logs is None:
         logs = {rank: training_log(rank) for rank in range(run_spec.workers)}
@@ -119,11 +133,15 @@ def new_run(folder: Path, run_spec: RunSpec | None = None, logs: Mapping[int, It
 
 
 def sealed_run(folder: Path, outcome: str = "goal_reached", **changes: Any) -> Path:
-    """The folder of a sealed run. `changes`: seconds, fields of the result event, and of the spec."""
+    """The folder of a sealed run.
+
+    `changes`: seconds, fields of the result event, and of the spec; `environment` (fields that ranks report of
+    themselves), `provenance`, `image_digest` and `samples` (rows of resources.jsonl).
+    """
     seconds = changes.pop("seconds", 100.0)
-    result = {
-        key: changes.pop(key) for key in ("synthetic", "data", "timings", "goal", "budget_seconds") if key in changes
-    }
+    names = ("synthetic", "data", "timings", "goal", "budget_seconds", "environment")
+    result = {key: changes.pop(key) for key in names if key in changes}
+    more = {key: changes.pop(key, None) for key in ("provenance", "image_digest", "samples")}
     run_spec = spec(**{"name": f"run-{changes.get('workers', 2)}", **changes})
     ranks = range(run_spec.workers)
     failed = outcome == "failed"
@@ -132,5 +150,10 @@ def sealed_run(folder: Path, outcome: str = "goal_reached", **changes: Any) -> P
         logs[0] = [*logs[0][:-1], "Traceback (most recent call last):"]
     run = new_run(folder, run_spec, logs)
     seen = observed(run_spec.workers, seconds + 3, [int(failed and rank == 0) for rank in ranks])
+    if more["image_digest"]:
+        seen = replace(seen, workers=tuple(replace(x, image_digest=more["image_digest"]) for x in seen.workers))
+    if more["samples"]:
+        (folder / "resources.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in more["samples"]))
+    write_run_document(run, more["provenance"])
     seal(run, seen)
     return folder

@@ -139,10 +139,7 @@ def test_intervals_are_drawn_for_repeats_alone_and_written_to_the_table(tmp_path
         (axes,) = figure.axes
         bars = [list(map(tuple, bar.get_segments()[0])) for bar in axes.collections]  # type: ignore[attr-defined]
         if name == "speedup":
-            # The baseline is 1 by definition; the other point has the baseline's uncertainty.
-            assert [[tuple(end) for end in bar] for bar in bars] == [
-                [pytest.approx((2, 2 - 2 * margin / 100)), pytest.approx((2, 2 + 2 * margin / 100))]
-            ]
+            assert bars == []  # the baseline is 1 by definition, and a single run has no interval
         else:
             assert bars == [[pytest.approx((0, 100 - margin)), pytest.approx((0, 100 + margin))]]
     one, two = csv.DictReader(found.to_csv().splitlines())
@@ -177,9 +174,10 @@ def test_accuracy_after_time_has_a_figure_and_no_speedup(tmp_path: Path) -> None
     assert [text for text in texts(found)["speedup"] if "have no speed-up" in text]
 
 
-@pytest.mark.parametrize(("cpus", "words"), [(1.0, "1 CPU per worker"), (2.0, "2 CPUs per worker"), (None, "")])
+@pytest.mark.parametrize(("cpus", "words"), [(1.0, "1 CPU per rank"), (2.0, "2 CPUs per rank"), (None, "")])
 def test_cpus_in_words(tmp_path: Path, cpus: float | None, words: str) -> None:
-    [subtitle] = [text for text in texts(series(tmp_path, {"cpus": cpus}))["total_time"] if text.startswith("unknown")]
+    found = series(tmp_path, {"cpus": cpus, "environment": {"env": {}}})
+    [subtitle] = [text for text in texts(found)["total_time"] if text.startswith("unknown")]
     assert ("CPU" in subtitle) == bool(words)
     assert subtitle.endswith(words)
 
@@ -201,6 +199,83 @@ def test_settings_that_differ_make_groups_and_labels(tmp_path: Path) -> None:
         "gloo, batch_size=32": 1,
         "gloo, batch_size=128, synthetic data": 1,
     }
+
+
+LOAD = {"kind": "machine", "elapsed_seconds": 100.0, "own_seconds": 100.0, "busy_seconds": 190.0, "cores": 2}
+
+
+def test_conditions_are_in_every_figure_and_in_the_table(tmp_path: Path) -> None:
+    found = series(
+        tmp_path,
+        {"workers": 1, "samples": [LOAD | {"time": 1.0, "busy_seconds": 101.0, "lock": "held"}]},
+        {"workers": 2, "samples": [LOAD | {"time": 1.0, "lock": "held"}]},
+        {"workers": 4, "samples": [LOAD | {"time": 1.0, "busy_seconds": 101.0}], "share_machine": True},
+    )
+    (group,) = found.groups
+    assert [point.labels for point in group.points] == [(), ("contended",), ("crowded", "shared")]
+    for name, shown in texts(found).items():
+        words = " ".join(" ".join(shown).split())
+        assert "run-1 (contended: other processes used 0.9 of 2 CPUs on average)" in words, name
+        assert "run-2 (crowded: 4 ranks on 2 cores; shared: --share-" in words, name
+    assert [row["conditions"] for row in csv.DictReader(found.to_csv().splitlines())] == [
+        "",
+        "contended",
+        "crowded shared",
+    ]
+    assert [text for text in texts(found)["total_time"] if text.startswith("crowded/shared")]
+
+
+MACHINE = {"cpu": "Intel Xeon", "cores": 2}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        ({"provenance": {"machine": MACHINE}}, {"provenance": {"machine": MACHINE | {"cores": 4}}}, "Xeon, 4 cores"),
+        ({"provenance": {"machine": MACHINE}}, {}, "machine unknown"),
+        ({"environment": MACHINE}, {"environment": MACHINE | {"cpu": "AMD EPYC"}}, "AMD EPYC, 2 cores"),
+        ({"environment": {"code_digest": "a" * 64}}, {"environment": {"code_digest": "b" * 64}}, "code bbbb"),
+        ({"cluster_kind": "kind"}, {"cluster_kind": "gke/n1-standard-4"}, "gke/n1-standard-4"),
+        (
+            {"engine": "kubernetes", "cluster": "a"},
+            {"engine": "kubernetes", "cluster": "b"},
+            "cluster b of unknown kind",
+        ),
+        ({"cpus": 2.0, "environment": {"env": {}}}, {"cpus": 1.0, "environment": {"env": {}}}, "1 CPU per rank"),
+        ({"environment": {"env": {"OMP_NUM_THREADS": "7"}}}, {}, "7 CPUs per rank"),
+        ({"data": "digits"}, {"data": "mnist"}, "data mnist"),
+        ({"environment": {"version": "2.16.0"}}, {}, "torch 2.16.0"),
+    ],
+)
+def test_runs_that_are_not_comparable_never_share_a_curve(
+    tmp_path: Path, one: dict[str, Any], other: dict[str, Any], words: str
+) -> None:
+    found = series(tmp_path, one | {"workers": 1}, other | {"workers": 2})
+    assert len(found.groups) == 2
+    assert not any(group.has_speedup for group in found.groups)
+    assert any(words in group.label for group in found.groups)
+
+
+def test_an_archive_that_is_given_twice_counts_once(tmp_path: Path) -> None:
+    folder = sealed_run(tmp_path / "run", workers=2)
+    pack(folder, tmp_path / "run.zip")
+    draw([folder, tmp_path / "run.zip", folder], tmp_path / "charts")
+    assert [row["runs"] for row in rows(tmp_path / "charts")] == ["1"]
+
+
+def test_two_versions_of_one_run_are_refused(tmp_path: Path) -> None:
+    one = sealed_run(tmp_path / "run", workers=2)
+    one.rename(tmp_path / "first")
+    other = sealed_run(tmp_path / "run", workers=2, seconds=50.0)
+    with pytest.raises(UsageError, match="archives of one run, run-2, but differ"):
+        collect([Archive.open(tmp_path / "first"), Archive.open(other)])
+
+
+def test_a_run_that_failed_early_stays_with_those_it_would_have_joined(tmp_path: Path) -> None:
+    known = {"provenance": {"machine": MACHINE}}
+    found = series(tmp_path, known | {"workers": 1}, known | {"workers": 1, "outcome": "failed"})
+    (group,) = found.groups
+    assert [(len(point.good), len(point.bad)) for point in group.points] == [(1, 1)]
 
 
 def test_synthetic_data_are_in_the_title(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def judged(
     log = before + event("metric", name="val_Prec@1", value=value) + (event("result", **result) if result else b"")
     rules = find_rules(spec.task, spec.preset)
     logs = {0: partial(io.BytesIO, log)}
-    return judge(Evidence("id", spec.name, CREATED, spec, rules, observation, provenance or {}, logs))
+    return judge(Evidence("id", spec.name, CREATED, spec, rules, observation, provenance or {}, list, logs))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from mlbench_cli.engines.kubernetes.submit import submit
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL, condition, is_true, main_status
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, Refused
-from mlbench_cli.kube.objects import collection, named
+from mlbench_cli.kube.objects import collection_path, object_path
 from mlbench_cli.kube.watch import PodWatch
 from mlbench_cli.spec import KubernetesOptions, RunSpec
 
@@ -65,7 +65,7 @@ class Recorder:
             end = time.monotonic() + seconds
             while time.monotonic() < end:
                 watch.wait(watch.version, 0.5)
-                job = self.api.get(named("Job", NAMESPACE, run.name))
+                job = self.api.get(object_path("Job", NAMESPACE, run.name))
                 if meanwhile is not None and len(watch.pods()) == 2 and all(map(runs, watch.pods())):
                     meanwhile(watch.pods())
                     meanwhile = None
@@ -74,14 +74,14 @@ class Recorder:
             else:
                 raise SystemExit(f"{name}: not within {seconds:.0f} s: {json.dumps(watch.pods(), indent=1)}")
             time.sleep(settle)
-            self._write(name, self.api.get(named("Job", NAMESPACE, run.name)), watch.pods())
+            self._write(name, self.api.get(object_path("Job", NAMESPACE, run.name)), watch.pods())
         finally:
             watch.close()
             _remove(self.api, NAMESPACE, run.name)
 
     def _write(self, name: str, job: dict[str, Any], pods: Pods) -> None:
         uids = {pod["metadata"]["uid"] for pod in pods} | {job["metadata"]["uid"]}
-        events = self.api.get(collection("Event", NAMESPACE), fieldSelector="type!=Normal")["items"]
+        events = self.api.get(collection_path("Event", NAMESPACE), fieldSelector="type!=Normal")["items"]
         nodes = self.api.get("/api/v1/nodes")["items"]
         job["spec"]["template"]["spec"]["containers"][0].pop("env")
         job["metadata"].pop("annotations")
@@ -109,12 +109,12 @@ class Recorder:
         return next(pod for pod in pods if pod["metadata"]["labels"][INDEX_LABEL] == str(index))
 
     def delete_worker(self, pods: Pods) -> None:
-        self.api.delete(named("Pod", NAMESPACE, self.worker(pods, 1)["metadata"]["name"]))
+        self.api.delete(object_path("Pod", NAMESPACE, self.worker(pods, 1)["metadata"]["name"]))
 
     def evict_worker(self, pods: Pods) -> None:
         name = self.worker(pods, 1)["metadata"]["name"]
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": NAMESPACE}}
-        self.api.create(f"{named('Pod', NAMESPACE, name)}/eviction", body)
+        self.api.create(f"{object_path('Pod', NAMESPACE, name)}/eviction", body)
 
     def outrank(self, pods: Pods) -> None:
         """A pod of higher priority wants the node of worker 1 for itself."""
@@ -122,7 +122,7 @@ class Recorder:
         make(self.api, "/apis/scheduling.k8s.io/v1/priorityclasses", {**high, "value": 1000})
         make(
             self.api,
-            collection("Pod", NAMESPACE),
+            collection_path("Pod", NAMESPACE),
             {
                 "apiVersion": "v1",
                 "kind": "Pod",
@@ -200,7 +200,7 @@ def main(image: str, names: list[str]) -> None:
         )
 
     def refused(job: Mapping[str, Any], pods: Pods) -> bool:
-        events = api.get(collection("Event", NAMESPACE), fieldSelector="reason=FailedCreate")["items"]
+        events = api.get(collection_path("Event", NAMESPACE), fieldSelector="reason=FailedCreate")["items"]
         return any(event["involvedObject"]["uid"] == job["metadata"]["uid"] for event in events)
 
     def pod_security() -> None:

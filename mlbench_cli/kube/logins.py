@@ -1,0 +1,194 @@
+"""The ways to log in that a kubeconfig knows besides fixed certificates: each as a source of credentials.
+
+OpenID Connect and service accounts are the official client's. Credential plugins are run here: the official client
+waits for them without a limit, and goes on as nobody after a failure. It also reads token files once only.
+"""
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlbench_cli.errors import CredentialError, UsageError
+from mlbench_cli.kube.credentials import Credential, CredentialSource
+from mlbench_cli.kube.deadline import call_with_deadline
+from mlbench_cli.kube.official import import_official_client
+from mlbench_cli.kube.private_file import private_folder
+
+if TYPE_CHECKING:
+    from kubernetes.client import Configuration
+
+PLUGIN_SECONDS = 60.0
+OPENID_SECONDS = 60.0
+# Token files and service accounts are rotated on disk: read at least every minute, as client-go does.
+REREAD_SECONDS = 80.0  # 75 % of it pass between two reads
+# The official client renews tokens of OpenID Connect in their last five minutes: asked every four.
+OPENID_CHECK_SECONDS = 320.0
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+def find_credentials(
+    context: str, cluster: Mapping[str, Any], user: Mapping[str, Any], files: Sequence[Path]
+) -> CredentialSource | None:
+    """What logs in as `user`, None for nobody and for fixed client certificates. Nothing is run or read yet.
+
+    Paths in `cluster` and `user` are absolute; `files` are the kubeconfigs that they come from. Raises UsageError for
+    ways that Kubernetes has dropped.
+    """
+    provider = user.get("auth-provider")
+    if user.get("exec"):
+        return CredentialSource(lambda: run_plugin(user["exec"], cluster))
+    if user.get("tokenFile"):
+        return CredentialSource(lambda: _read_token(Path(str(user["tokenFile"]))))
+    if user.get("token"):
+        return CredentialSource(lambda: Credential(token=str(user["token"])))
+    if isinstance(provider, dict) and provider.get("name") == "oidc":
+        return CredentialSource(lambda: _load_openid_token(context, files))
+    for key in ("username", "auth-provider"):
+        if user.get(key):
+            raise UsageError(
+                f'The context "{context}" logs in by "{key}", which Kubernetes has dropped.',
+                hint="Write the kubeconfig again with your cloud's tool.",
+            )
+    return None
+
+
+def _read_token(file: Path) -> Credential:
+    try:
+        token = file.read_text("ascii", "replace").strip()
+    except OSError as error:
+        raise CredentialError(f"The token file {file} cannot be read: {error.strerror}.") from None
+    if not token:
+        raise CredentialError(f"The token file {file} is empty.")
+    return Credential(token=token, expires=time.time() + REREAD_SECONDS)
+
+
+def is_in_pod() -> bool:
+    """Whether this process runs in a pod with a service account."""
+    return bool(os.environ.get("KUBERNETES_SERVICE_HOST")) and (SERVICE_ACCOUNT / "token").is_file()
+
+
+def load_service_account() -> tuple["Configuration", str, CredentialSource]:
+    """Settings, namespace and credentials of the pod that this process runs in. Raises CredentialError."""
+    import_official_client()
+    from kubernetes.client import Configuration
+    from kubernetes.config import ConfigException
+    from kubernetes.config.incluster_config import InClusterConfigLoader
+
+    configuration = Configuration(proxy="")
+    token, ca, namespace = (SERVICE_ACCOUNT / name for name in ("token", "ca.crt", "namespace"))
+    try:
+        InClusterConfigLoader(token_filename=str(token), cert_filename=str(ca)).load_and_set(configuration)
+        name = namespace.read_text().strip()
+    except (ConfigException, OSError) as error:
+        raise CredentialError(
+            f"The service account of this pod cannot be used: {error}", hint="Set KUBECONFIG to use another one."
+        ) from None
+    return configuration, name, CredentialSource(lambda: _read_token(token))
+
+
+def _load_openid_token(context: str, files: Sequence[Path]) -> Credential:
+    """The official client renews the token, and writes it to the kubeconfig: a refresh token may be valid once only."""
+    import_official_client()
+    from kubernetes.client import Configuration
+    from kubernetes.config import load_kube_config
+
+    def load() -> str:
+        configuration = Configuration()
+        with private_folder() as folder:
+            load_kube_config(os.pathsep.join(map(str, files)), context, configuration, temp_file_path=folder)
+        return str(configuration.api_key.get("BearerToken") or "").partition(" ")[2]
+
+    try:
+        token = call_with_deadline(load, OPENID_SECONDS)
+        reason = "" if token else "the kubeconfig has no valid id-token"
+    except TimeoutError:
+        reason = f"the provider did not answer within {OPENID_SECONDS:.0f} s"
+    except Exception as error:  # of the official client, of requests or of oauthlib: they share no base class
+        reason = str(error) or type(error).__name__
+    if reason:
+        raise CredentialError(
+            f'The context "{context}" logs in by OpenID Connect, which failed: {reason[:500]}',
+            hint=f"Log in again; kubectl --context {context} version   tells whether it worked.",
+        )
+    return Credential(token=token, expires=time.time() + OPENID_CHECK_SECONDS)
+
+
+def run_plugin(plugin: object, cluster: Mapping[str, Any]) -> Credential:
+    """What a client-go credential plugin gives: a token, or a client certificate with its key. It is asked nothing.
+
+    Raises CredentialError with the plugin's own words, UsageError for an entry without a command.
+    """
+    if not isinstance(plugin, dict) or not plugin.get("command"):
+        raise UsageError('The kubeconfig\'s "exec" entry names no command.')
+    command = str(plugin["command"])
+    if shutil.which(command) is None:
+        raise CredentialError(
+            f'The kubeconfig gets its credentials from the program "{command}", which is not installed.',
+            hint=str(plugin.get("installHint") or "").strip() or f"Install {command}.",
+        )
+    try:
+        arguments = [str(part) for part in plugin.get("args") or ()]
+        extra = {str(item["name"]): str(item["value"]) for item in plugin.get("env") or ()}
+        information = json.dumps(_plugin_info(plugin, cluster))
+    except (TypeError, KeyError, AttributeError):
+        raise UsageError(
+            'The kubeconfig\'s "exec" entry is malformed: "args" is a list of texts, "env" one of "name" and "value".'
+        ) from None
+    try:
+        done = subprocess.run(
+            [command, *arguments],
+            env={**os.environ, **extra, "KUBERNETES_EXEC_INFO": information},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PLUGIN_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise CredentialError(f'"{command}" gave no credentials within {PLUGIN_SECONDS:.0f} s.') from None
+    except OSError as error:
+        raise CredentialError(f'"{command}" cannot be run: {error.strerror}.') from None
+    if done.returncode:
+        words = done.stderr.decode("utf-8", "replace").strip()[-500:]
+        raise CredentialError(f'"{command}" gave no credentials (exit {done.returncode}): {words}')
+    return _parse_credential(command, done.stdout)
+
+
+def _plugin_info(plugin: Mapping[str, Any], cluster: Mapping[str, Any]) -> dict[str, Any]:
+    version = str(plugin.get("apiVersion") or "client.authentication.k8s.io/v1")
+    spec: dict[str, Any] = {"interactive": False}
+    if plugin.get("provideClusterInfo"):
+        keys = ("server", "certificate-authority-data", "tls-server-name", "insecure-skip-tls-verify", "proxy-url")
+        spec["cluster"] = {key: cluster[key] for key in keys if cluster.get(key)}
+        if not cluster.get("certificate-authority-data") and cluster.get("certificate-authority"):
+            content = Path(str(cluster["certificate-authority"])).read_bytes()
+            spec["cluster"]["certificate-authority-data"] = base64.b64encode(content).decode()
+        for item in cluster.get("extensions") or ():
+            if item.get("name") == "client.authentication.k8s.io/exec":
+                spec["cluster"]["config"] = item.get("extension")
+    return {"apiVersion": version, "kind": "ExecCredential", "spec": spec}
+
+
+def _parse_credential(command: str, output: bytes) -> Credential:
+    try:
+        status = json.loads(output)["status"]
+        token, certificate, key = (status.get(name) for name in ("token", "clientCertificateData", "clientKeyData"))
+        expires = status.get("expirationTimestamp")
+        moment = datetime.fromisoformat(expires.replace("Z", "+00:00")).timestamp() if expires else None
+        found = Credential(
+            token=token or None,
+            certificate=certificate.encode() if certificate and key else None,
+            key=key.encode() if certificate and key else None,
+            expires=moment,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CredentialError(f'"{command}" answered something else than an ExecCredential with a status.') from None
+    if not (isinstance(token, str) and token) and found.certificate is None:
+        raise CredentialError(f'"{command}" gave no token, and no client certificate with its key.')
+    return found

@@ -1,0 +1,278 @@
+"""What makes the times of two runs comparable: one key for series, comparisons and gates.
+
+Two runs belong to one series only if their keys are equal. A fact that an archive does not have (old ones lack
+provenance) is None, "unknown", which is never equal to a known value. Facts come from run.json (spec, provenance), from
+what the ranks reported (environment.json), and from result.json; `_Evidence` is the one place that knows where.
+"""
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from mlbench_cli.errors import UsageError, did_you_mean
+from mlbench_cli.results.archive.conditions import Conditions, assess_conditions
+from mlbench_cli.results.archive.reader import Archive
+
+UNKNOWN = "unknown"
+WORKERS = "workers"
+CONDITIONS = "conditions"
+_MAX_TEXT = 150
+
+
+def _fact(word: str, name: str, *, reported: bool = False) -> Any:
+    """A field of ComparisonKey: its word for `--across`, its name in a sentence.
+
+    `reported` says that only a run that came to its training knows it.
+    """
+    return field(metadata={"word": word, "name": name, "reported": reported})
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One fact in which two runs differ, in plain words. `word` is what `--across` takes."""
+
+    word: str
+    name: str
+    a: str
+    b: str
+
+    @property
+    def phrase(self) -> str:
+        """ "The machines differ: Intel Xeon, 2 cores and unknown."."""
+        return f"The {self.name} differ: {self.a} and {self.b}."
+
+
+@dataclass(frozen=True)
+class ComparisonKey:
+    """All that makes times comparable, but for the number of workers (a chart's axis). None: unknown."""
+
+    task: str = _fact("task", "tasks")
+    backend: str = _fact("backend", "backends")
+    device: str = _fact("device", "devices")
+    preset: str = _fact("preset", "presets")
+    cluster: str | None = _fact("cluster", "kinds of cluster")
+    machine: str | None = _fact("machine", "machines")
+    processes_per_worker: int = _fact("processes", "numbers of processes per worker")
+    gpus_per_worker: int = _fact("gpus", "numbers of GPUs per worker")
+    cpus: float | None = _fact("cpus", "CPUs per rank")
+    image: str | None = _fact("image", "images")
+    code: str | None = _fact("code", "digests of the code")
+    framework: str | None = _fact("framework", "versions of the framework", reported=True)
+    command: str = _fact("command", "commands")
+    label: str = _fact("label", "labels")
+    parameters: tuple[tuple[str, str], ...] = _fact("parameters", "parameters")
+    goal: str | None = _fact("goal", "goals", reported=True)
+    metric: str | None = _fact("goal", "metrics of the goal", reported=True)
+    budget: str | None = _fact("budget", "times to spend", reported=True)
+    data: str | None = _fact("data", "data", reported=True)
+    synthetic: str | None = _fact("data", "kinds of data", reported=True)
+    division: str | None = _fact("division", "divisions", reported=True)
+    measure: str = _fact("measure", "measures")
+    judge: int = _fact("judge", "versions of the judge")
+
+    def differences(self, other: "ComparisonKey") -> tuple[Difference, ...]:
+        """Every fact in which the two differ, in the order of the fields; parameters one by one."""
+        found: list[Difference] = []
+        for item in fields(self):
+            a, b = getattr(self, item.name), getattr(other, item.name)
+            if item.name == "parameters":
+                found += _parameter_differences(dict(a), dict(b))
+            elif a != b:
+                found.append(
+                    Difference(item.metadata["word"], item.metadata["name"], _text(a) or "none", _text(b) or "none")
+                )
+        return tuple(found)
+
+    def covers(self, other: "ComparisonKey") -> bool:
+        """Whether `other`, of a run that failed before it reported everything, agrees as far as it knows."""
+        for item in fields(self):
+            mine, its = getattr(self, item.name), getattr(other, item.name)
+            silent = its is None and (item.metadata["reported"] or item.name == "cpus")
+            if item.name != "measure" and not silent and mine != its:
+                return False
+        return True
+
+    def facts(self) -> dict[str, str]:
+        """Every fact as a text, in the order of a label; a parameter X is the fact "parameter X"."""
+        found: dict[str, str] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name == "parameters":
+                found |= {f"parameter {name}": text for name, text in value}
+            elif value is None and item.metadata["reported"]:
+                found[item.name] = ""
+            else:
+                found[item.name] = _text(value)
+        return found
+
+
+# Every word of `--across`, besides those that are not part of the key.
+WORDS = (WORKERS, CONDITIONS, *dict.fromkeys(item.metadata["word"] for item in fields(ComparisonKey)))
+
+
+def check_words(words: Collection[str]) -> frozenset[str]:
+    """The words of `--across`. Raises UsageError that names a wrong one."""
+    for word in words:
+        if word not in WORDS:
+            near = did_you_mean(word, WORDS)
+            raise UsageError(f'--across "{word[:60]}" is none of {", ".join(WORDS)}.{near}')
+    return frozenset(words)
+
+
+def key_of(archive: Archive) -> ComparisonKey:
+    """The key of a verified archive."""
+    found, spec, result = _Evidence(archive), archive.run["spec"], archive.result
+    whole_run = result["task_seconds"]["wall"] is None and not result["timings"]
+    goal = result["goal"]
+    nothing = None if whole_run else ""
+    command = " ".join(map(str, spec.get("argv") or ()))
+    return ComparisonKey(
+        task=str(spec["task"]),
+        backend=str(spec["backend"]),
+        device=str(spec.get("device", "cpu")),
+        preset=str(spec["preset"]),
+        cluster=found.cluster(),
+        machine=found.machine(),
+        processes_per_worker=int(spec.get("processes_per_worker", 1)),
+        gpus_per_worker=int(spec.get("gpus_per_worker", 0)),
+        cpus=found.cpus_per_rank(),
+        image=found.image(),
+        code=found.code(),
+        framework=found.framework(),
+        command=shorten(command, 80) if spec["task"] == "custom" or spec["preset"] == "open" else "",
+        label="functional only" if spec.get("functional_only") else "",
+        parameters=tuple((name, _parameter(value)) for name, value in sorted((spec.get("parameters") or {}).items())),
+        goal=goal["wording"] if goal else nothing,
+        metric=goal["metric"] if goal else nothing,
+        budget=nothing if result["budget_seconds"] is None else f"{result['budget_seconds']:g}",
+        data=result["data"] if result["data"] else nothing,
+        synthetic="synthetic data" if result["synthetic"] else nothing,
+        division=None if whole_run else (result.get("division") or {}).get("word") or "none",
+        measure="whole run" if whole_run else "",
+        judge=int(result.get("judge", 1)),
+    )
+
+
+def conditions_of(archive: Archive) -> Conditions:
+    """The conditions that the archive's own result states; assessed from its samples if it is silent."""
+    try:
+        return Conditions.from_dict(archive.result["conditions"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return assess_conditions(archive.run["spec"], archive.run.get("provenance"), archive.resources())
+
+
+def shorten(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+class _Evidence:
+    """Where an archive's facts are. Provenance and reports are foreign: whatever is missing or malformed is None."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._spec: Mapping[str, Any] = archive.run["spec"]
+        self._result = archive.result
+        self._provenance = _mapping(archive.run.get("provenance"))
+        self._ranks = [_mapping(rank) for rank in _mapping(archive.environment.get("ranks")).values()]
+        self._client = _mapping(archive.environment.get("client"))  # archives of judge version 1
+
+    @property
+    def is_local(self) -> bool:
+        return bool(self._spec.get("engine") == "local")
+
+    def cluster(self) -> str:
+        """Provider and machine type. Clusters of unknown kind are told apart by their names."""
+        kind = self._spec.get("cluster_kind")
+        if kind:
+            return str(kind)
+        return "local" if self.is_local else f"cluster {self._spec.get('cluster')} of unknown kind"
+
+    def machine(self) -> str | None:
+        """ "Intel Xeon, 2 cores": the machines of all ranks, each once."""
+        own = _machine_text(_mapping(self._provenance.get("machine")))
+        if own:
+            return own
+        reported = sorted({text for rank in self._ranks if (text := _machine_text(rank))})
+        if reported:
+            return shorten(" + ".join(reported), _MAX_TEXT)
+        return _machine_text(self._client) if self._client.get("ran_the_ranks") else None
+
+    def cpus_per_rank(self) -> float | None:
+        """What a rank reported it was given counts more than what was asked for."""
+        for rank in self._ranks[:1]:
+            for name in ("env", "environ", "environment", "variables"):
+                given = str(_mapping(rank.get(name)).get("OMP_NUM_THREADS", ""))
+                if given.isdecimal() and given.isascii() and len(given) < 6:
+                    return float(given)
+        asked = self._spec.get("cpus")
+        return None if asked is None else float(asked) / int(self._spec.get("processes_per_worker", 1))
+
+    def image(self) -> str | None:
+        """The image's digest as the kubelet reported it; empty on this machine, which has none."""
+        if self.is_local:
+            return ""
+        states = [_mapping(state) for state in self._result.get("worker_states") or ()]
+        digests = sorted({str(state["image_digest"]) for state in states if state.get("image_digest")})
+        return shorten(" + ".join(digests), _MAX_TEXT) if digests else None
+
+    def code(self) -> str | None:
+        """The digest of the task's code, or the commit of the folder that a command of the user ran in."""
+        digest = _mapping(self._provenance.get("code")).get("digest")
+        digest = digest or next((rank["code_digest"] for rank in self._ranks if rank.get("code_digest")), None)
+        if digest:
+            return str(digest)[:16]
+        source = _mapping(self._provenance.get("source"))
+        commit = source.get("commit")
+        return f"{str(commit)[:12]}{' (modified)' if source.get('modified') else ''}" if commit else None
+
+    def framework(self) -> str | None:
+        for rank in self._ranks[:1]:
+            version = rank.get("framework_version") or rank.get("version")
+            if rank.get("framework") and version:
+                return shorten(f"{rank['framework']} {version}", 60)
+        return None
+
+
+def _machine_text(facts: Mapping[str, Any]) -> str | None:
+    """From `cpu`, `cores`, `cpu_quota` and `gpus` (or `device_name`) of a machine; None if the processor is unknown."""
+    cpu, gpus = facts.get("cpu"), facts.get("gpus") or facts.get("device_name") or ()
+    names = [str(gpus)] if isinstance(gpus, str) else [str(gpu) for gpu in gpus]
+    if not cpu:
+        return None
+    words = [str(cpu)]
+    if facts.get("cores"):
+        words.append(f"{facts['cores']} cores")
+    if facts.get("cpu_quota"):
+        words.append(f"quota of {facts['cpu_quota']:g} CPUs")
+    words += [f"{names.count(name)} {name}" for name in dict.fromkeys(names) if name != cpu]
+    return shorten(", ".join(words), _MAX_TEXT)
+
+
+def _parameter_differences(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Difference]:
+    for name in sorted({*a, *b}):
+        if a.get(name) != b.get(name):
+            yield Difference("parameters", f"values of {name}", a.get(name, "none"), b.get(name, "none"))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _parameter(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, list) and len(value) > 6:
+        return f"{len(value)} from {value[0]} to {value[-1]} ({_digest(value)})"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _digest(value: Any) -> str:
+    import hashlib
+
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:6]
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return UNKNOWN
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,113 @@
+"""A gate over a comparison: is B worse than A by more than is allowed, or can that not be told?
+
+The measure is "how many times worse B is than A": B / A for what should be low (seconds), A / B for what should be high
+(throughput, accuracy). The whole 95 % interval decides: it fails if the lower end is above the limit, passes if the
+upper end is not, and otherwise nothing can be told. So noise neither fails a build nor hides a regression.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from mlbench_cli.errors import CannotTellError, TaskFailedError, UsageError, did_you_mean
+from mlbench_cli.results.analysis.compare import THROUGHPUT, Comparison, Row
+from mlbench_cli.results.analysis.statistics import CONFIDENCE, Estimate
+
+TIMES = ("task", "run")  # the seconds of a comparison without --metric: the first that both sides have
+
+
+class Direction(StrEnum):
+    """What is better."""
+
+    LOWER = "lower"
+    HIGHER = "higher"
+
+
+class Verdict(StrEnum):
+    PASSED = "passed"
+    FAILED = "failed"
+    CANNOT_TELL = "cannot_tell"
+
+    @property
+    def exit_code(self) -> int:
+        if self is Verdict.PASSED:
+            return 0
+        return TaskFailedError.exit_code if self is Verdict.FAILED else CannotTellError.exit_code
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """`worse` is how many times worse B is than A, with its interval; None if it is not known."""
+
+    verdict: Verdict
+    reason: str
+    metric: str | None
+    direction: Direction | None
+    limit: float
+    worse: Estimate | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        worse = None if self.worse is None else self.worse.to_dict()
+        names = {"verdict": str(self.verdict), "reason": self.reason, "metric": self.metric}
+        direction = None if self.direction is None else str(self.direction)
+        return {**names, "direction": direction, "limit": self.limit, "worse": worse}
+
+
+def check_gate(
+    found: Comparison, limit: float, metric: str | None = None, direction: Direction | None = None
+) -> GateResult:
+    """Hold a comparison against `limit`. Raises UsageError for a metric that it does not have."""
+    name = find_metric(found.rows, metric)
+    row = found.rows.get(name) if name else None
+    direction = direction or _default_direction(row)
+    if found.failed:
+        return GateResult(Verdict.FAILED, f"{', '.join(found.failed)} did not succeed.", name, direction, limit)
+    if found.obstacles:
+        reason = f"{found.b} cannot be compared with {found.a}. {found.obstacles[0].text}"
+        return GateResult(Verdict.CANNOT_TELL, reason, name, direction, limit)
+    if row is None or row.ratio is None:
+        missing = f"{name or 'a time'} above 0"
+        return GateResult(Verdict.CANNOT_TELL, f"Not both sides have {missing}.", name, direction, limit)
+    if direction is None:
+        raise UsageError(f'Whether "{name}" should be low or high is not known.', hint="--direction higher, or lower")
+    worse = row.ratio if direction is Direction.LOWER else row.ratio.inverse
+    return GateResult(*_decide(found, str(name), worse, limit), name, direction, limit, worse)
+
+
+def find_metric(rows: Mapping[str, Row], asked: str | None) -> str | None:
+    """The row that is meant: by its name, by "seconds", "throughput" or "bandwidth", or by a part of it that is unique.
+
+    Raises UsageError that names those that exist.
+    """
+    if asked in (None, "seconds"):
+        known = [name for name in TIMES if name in rows]
+        return next((name for name in known if rows[name].ratio is not None), known[0] if known else None)
+    words = {"throughput": THROUGHPUT, "bandwidth": "busbw"}
+    wanted = words.get(str(asked).lower(), str(asked)).lower()
+    exact = [name for name in rows if name.lower() == wanted]
+    matches = exact or [name for name in rows if wanted in name.lower()]
+    if len(matches) == 1:
+        return matches[0]
+    problem = f"names {len(matches)} figures" if matches else "is no figure of these results"
+    near = "" if matches else did_you_mean(str(asked), list(rows))
+    raise UsageError(f'--metric "{str(asked)[:60]}" {problem}.{near}', hint=f"One of: {', '.join(matches or rows)}.")
+
+
+def _default_direction(row: Row | None) -> Direction | None:
+    if row is None or row.higher_is_better is None:
+        return None
+    return Direction.HIGHER if row.higher_is_better else Direction.LOWER
+
+
+def _decide(found: Comparison, name: str, worse: Estimate, limit: float) -> tuple[Verdict, str]:
+    begin = f"{name}: {found.b} is {worse.mean:.4g} times as bad as {found.a}"
+    if worse.low is None or worse.high is None:
+        reason = f"{begin}; without repeats on both sides there is no interval, so {limit:g} cannot be decided."
+        return Verdict.CANNOT_TELL, reason
+    interval = f"{begin} ({CONFIDENCE * 100:.0f} % interval {worse.low:.4g} to {worse.high:.4g})"
+    if worse.low > limit:
+        return Verdict.FAILED, f"{interval}; {limit:g} is allowed."
+    if worse.high <= limit:
+        return Verdict.PASSED, f"{interval}; {limit:g} is allowed."
+    return Verdict.CANNOT_TELL, f"{interval}; {limit:g} lies within the interval. More repeats make it narrower."

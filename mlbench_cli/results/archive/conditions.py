@@ -1,0 +1,218 @@
+"""Under which conditions a run's times were taken: whether it had its CPUs to itself, as far as that was measured.
+
+Pure: from the spec, the provenance and the samples in resources.jsonl. The rows of kind "machine" are described in
+engines/local/load.py. Labels:
+
+    crowded        more ranks, or more CPUs for them, than the machine has usable cores
+    contended      other processes (or other virtual machines) used more than MAX_OTHER_SHARE of the usable CPUs
+    quota_limited  the kernel paused the run because a CPU quota of its control groups was used up
+    shared         the run did not have the machine's lock, so that other runs of mlbench may have run at the same time
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlbench_cli.spec import RunSpec
+
+LABELS = ("crowded", "contended", "quota_limited", "shared")
+MAX_OTHER_SHARE = 0.10  # of the usable CPUs, on average over the run
+MIN_OTHER_SECONDS = 0.5  # CPU time; below it is the client that follows a short run
+MIN_PEAK_SECONDS = 0.5  # /proc/stat counts hundredths of a second, so shorter intervals say little
+_COUNTERS = (
+    *("elapsed_seconds", "busy_seconds", "own_seconds", "steal_seconds"),
+    *("waiting_seconds", "throttled_periods", "throttled_seconds"),
+)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One label with its reason in plain words, and the figures behind it (units in their names)."""
+
+    label: str
+    reason: str
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def phrase(self) -> str:
+        return f"{self.label.replace('_', '-')}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The labels of a run; None for each that does not apply. `measured` is False if nothing was sampled."""
+
+    crowded: Condition | None = None
+    contended: Condition | None = None
+    quota_limited: Condition | None = None
+    shared: Condition | None = None
+    measured: bool = False
+
+    @property
+    def found(self) -> tuple[Condition, ...]:
+        every = (self.crowded, self.contended, self.quota_limited, self.shared)
+        return tuple(condition for condition in every if condition is not None)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Those of LABELS that apply, in that order."""
+        return tuple(condition.label for condition in self.found)
+
+    @property
+    def phrase(self) -> str:
+        """ "crowded: 4 ranks on 2 cores; shared: --share-machine"; empty if there is nothing to say."""
+        return "; ".join(condition.phrase for condition in self.found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For result.json: `measured`, `labels`, and each label with its reason and figures, or null."""
+        by_label = {condition.label: condition for condition in self.found}
+        each = {
+            label: {"reason": by_label[label].reason, "figures": dict(by_label[label].figures)}
+            if label in by_label
+            else None
+            for label in LABELS
+        }
+        return {"measured": self.measured, "labels": list(self.labels), **each}
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> "Conditions":
+        """The conditions in a dictionary as `to_dict` makes it. Raises KeyError, TypeError for any other."""
+        found = {label: entry for label in LABELS if (entry := document[label]) is not None}
+        each = {
+            label: Condition(label, str(entry["reason"]), {str(key): float(x) for key, x in entry["figures"].items()})
+            for label, entry in found.items()
+        }
+        return cls(**each, measured=bool(document["measured"]))
+
+
+def assess_conditions(
+    spec: RunSpec | Mapping[str, Any],
+    provenance: Mapping[str, Any] | None,
+    samples: Iterable[Mapping[str, Any]],
+) -> Conditions:
+    """The conditions of a run from its spec (as an object or as in run.json), its provenance and its resource samples.
+
+    Samples are read once, in memory that does not grow with them. Rows that are malformed, or of another kind, are
+    skipped. Without rows of kind "machine" the number of cores comes from the provenance (`machine.cores`), if there.
+    """
+    meters: dict[int, _Meter] = {}
+    for row in samples:
+        if row.get("kind") == "machine":
+            worker = row.get("worker")
+            meters.setdefault(worker if isinstance(worker, int) else 0, _Meter()).add(row)
+    meters = {worker: meter for worker, meter in meters.items() if meter.last}
+    facts = next((meter.facts for meter in meters.values() if meter.facts), {})
+    local = _fact(spec, "engine", "local") == "local"
+    return Conditions(
+        crowded=_crowded(spec, _amount(facts.get("cores")) or _cores_of(provenance)) if local else None,
+        contended=_worst([_contended(meter) for meter in meters.values()], "other_cpus"),
+        quota_limited=_worst([_quota_limited(meter) for meter in meters.values()], "throttled_seconds"),
+        shared=_shared(spec, facts) if local else None,
+        measured=bool(meters),
+    )
+
+
+class _Meter:
+    """The first and last counters of one machine, and the highest load in between."""
+
+    def __init__(self) -> None:
+        self.facts: Mapping[str, Any] = {}
+        self.last: dict[str, float] = {}
+        self.peak = 0.0  # CPUs that others used over the busiest interval
+        self._before: dict[str, float] = {"elapsed_seconds": 0.0, "busy_seconds": 0.0, "own_seconds": 0.0}
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        counters = {name: value for name in _COUNTERS if (value := _amount(row.get(name))) is not None}
+        if "elapsed_seconds" not in counters:
+            return
+        if "cores" in row and not self.facts:
+            self.facts = {name: row.get(name) for name in ("cores", "quota", "lock", "lock_reason")}
+        self.last = counters
+        seconds = counters["elapsed_seconds"] - self._before["elapsed_seconds"]
+        if seconds >= MIN_PEAK_SECONDS:
+            self.peak = max(self.peak, (_other_seconds(counters) - _other_seconds(self._before)) / seconds)
+            self._before = counters
+
+
+def _crowded(spec: RunSpec | Mapping[str, Any], cores: float | None) -> Condition | None:
+    if cores is None or cores < 1:
+        return None
+    workers = int(_fact(spec, "workers", 1))
+    each = int(_fact(spec, "processes_per_worker", 1))
+    ranks = workers * each if _fact(spec, "run_on_all", True) else 1
+    cpus = float(_fact(spec, "cpus", None) or 0.0) * (workers if _fact(spec, "run_on_all", True) else 1)
+    figures = {"ranks": ranks, "cpus": cpus, "cores": cores}
+    if ranks > cores:
+        return Condition("crowded", f"{ranks} ranks on {_count(cores, 'core')}", figures)
+    if cpus > cores:
+        return Condition("crowded", f"{cpus:g} CPUs for {_count(ranks, 'rank')} on {_count(cores, 'core')}", figures)
+    return None
+
+
+def _contended(meter: _Meter) -> Condition | None:
+    seconds, cores = meter.last["elapsed_seconds"], _amount(meter.facts.get("cores"))
+    if seconds <= 0 or cores is None or cores < 1:
+        return None
+    other = _other_seconds(meter.last)
+    if other < MIN_OTHER_SECONDS or other / seconds <= MAX_OTHER_SHARE * cores:
+        return None
+    steal = meter.last.get("steal_seconds", 0.0) / seconds
+    reason = f"other processes used {other / seconds:.2g} of {_count(cores, 'CPU')} on average"
+    if steal > 0.5 * other / seconds:
+        reason = f"the hypervisor gave {other / seconds:.2g} of {_count(cores, 'CPU')} to others on average"
+    figures = {"other_cpus": other / seconds, "peak_other_cpus": meter.peak, "stolen_cpus": steal, "cores": cores}
+    if "waiting_seconds" in meter.last:
+        figures["waiting_share"] = min(1.0, meter.last["waiting_seconds"] / seconds)
+    return Condition("contended", reason, {name: round(value, 4) for name, value in figures.items()})
+
+
+def _other_seconds(counters: Mapping[str, float]) -> float:
+    """CPU seconds that this run could not have."""
+    busy, own = counters.get("busy_seconds"), counters.get("own_seconds", 0.0)
+    others = 0.0 if busy is None else max(0.0, busy - own)
+    return others + counters.get("steal_seconds", 0.0)
+
+
+def _quota_limited(meter: _Meter) -> Condition | None:
+    periods = meter.last.get("throttled_periods", 0.0)
+    if periods <= 0:
+        return None
+    seconds = meter.last.get("throttled_seconds", 0.0)
+    quota = _amount(meter.facts.get("quota"))
+    limit = "a CPU quota" if quota is None else f"a quota of {_count(quota, 'CPU')}"
+    reason = f"{limit} paused it {_count(int(periods), 'time')}, for {seconds:.2g} s together"
+    figures = {"throttled_periods": periods, "throttled_seconds": seconds}
+    return Condition("quota_limited", reason, figures if quota is None else {**figures, "quota": quota})
+
+
+def _shared(spec: RunSpec | Mapping[str, Any], facts: Mapping[str, Any]) -> Condition | None:
+    if _fact(spec, "share_machine", False):
+        return Condition("shared", "--share-machine")
+    if not facts or facts.get("lock") == "held":
+        return None
+    return Condition("shared", f"no lock of this machine ({str(facts.get('lock_reason') or 'unknown reason')[:200]})")
+
+
+def _worst(found: Iterable[Condition | None], figure: str) -> Condition | None:
+    known = [condition for condition in found if condition is not None]
+    return max(known, key=lambda condition: condition.figures[figure], default=None)
+
+
+def _cores_of(provenance: Mapping[str, Any] | None) -> float | None:
+    machine = (provenance or {}).get("machine")
+    return _amount(machine.get("cores")) if isinstance(machine, Mapping) else None
+
+
+def _fact(spec: RunSpec | Mapping[str, Any], name: str, default: Any) -> Any:
+    return spec.get(name, default) if isinstance(spec, Mapping) else getattr(spec, name)
+
+
+def _amount(value: Any) -> float | None:
+    """A JSON value as a float if it is a finite number from 0 on; a boolean is none."""
+    known = (type(value) is float and math.isfinite(value)) or (type(value) is int and value < 1 << 63)
+    return float(value) if known and value >= 0 else None
+
+
+def _count(value: float, what: str) -> str:
+    return f"{value:g} {what}{'' if value == 1 else 's'}"

@@ -1,0 +1,107 @@
+"""Texts for people: their width on a terminal, foreign text without control characters, figures in words."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Option:
+    """One line of a menu: the name that is chosen, and what is shown beside it."""
+
+    name: str
+    note: str = ""
+    warning: str = ""
+
+
+def display_width(text: str) -> int:
+    """Columns that `text` takes on a terminal: wide East Asian characters take two, combining marks none."""
+    if text.isascii():
+        return len(text)
+    import unicodedata
+
+    return sum(
+        0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        for character in text
+    )
+
+
+def clean(text: str, *, keep: str = "") -> str:
+    """`text` without control characters, which could move a terminal's cursor or forge lines. `keep` are allowed."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() or character in keep else " " if character.isspace() else "�"
+        for character in text
+    )
+
+
+def cut(text: str, width: int) -> str:
+    """`text` in at most `width` columns; an ellipsis stands for what is left out."""
+    if display_width(text) <= width:
+        return text
+    while text and display_width(text) > width - 1:
+        text = text[:-1]
+    return text + "…"
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Lines of at most `width` columns; at least one."""
+    if display_width(text) <= width:
+        return [text]
+    import textwrap
+
+    return [cut(piece, width) for piece in textwrap.wrap(text, width)] or [""]
+
+
+def fit_parts(parts: Sequence[tuple[str, int]], width: int | None, separator: str = ", ") -> str:
+    """Parts of a line, (text, rank), joined; the parts of the highest ranks are left out until it fits into `width`."""
+    kept = [(text, rank) for text, rank in parts if text]
+    while width is not None and len(kept) > 1 and display_width(separator.join(text for text, _ in kept)) > width:
+        worst = max(rank for _, rank in kept)
+        last = max(index for index, (_, rank) in enumerate(kept) if rank == worst)
+        kept.pop(last)
+    line = separator.join(text for text, _ in kept)
+    return line if width is None else cut(line, width)
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as a person says them: "850 ms", "12.3 s", "4 min 05 s", "2 h", "3 d 4 h"."""
+    if seconds is None:
+        return "-"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds >= 59.95:
+        seconds = round(seconds)
+    for large, name, small, unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= large:
+            count, rest = divmod(round(seconds / small), large // small)
+            return f"{count} {name}" + (f" {rest} {unit}" if rest else "")
+    return f"{seconds:.1f} s"
+
+
+def rough_duration(seconds: float) -> str:
+    """Seconds without fractions, for what changes while it is read: "0 s", "26 s", "1 min 5 s"."""
+    seconds = round(seconds)
+    return f"{seconds} s" if seconds < 60 else duration(seconds)
+
+
+def ago(moment: str) -> str:
+    """An RFC 3339 time as a person says it: "just now", "4 min ago"."""
+    from datetime import UTC, datetime
+
+    seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
+    if seconds < 60:
+        return "just now"
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit} ago"
+    return "just now"
+
+
+def size(count: float) -> str:
+    """Bytes as a person says them: "980 B", "1.4 GiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

@@ -1,0 +1,120 @@
+"""CPUs that a process may keep busy: its CPU set and the CPU quotas of its control groups, version 1 and 2.
+
+A container with `--cpus 2`, or a pod with a CPU limit, on a machine of 64 cores sees 64 of them; threads beyond the
+quota only make the kernel pause all of them. A quota is "so many microseconds of CPU time in each period". Groups are
+nested, and the smallest quota counts. Standard library only: ranks, tool and supervisor count alike.
+Sources: Documentation/admin-guide/cgroup-v2.rst (cpu.max, cpu.stat), Documentation/scheduler/sched-bwc.rst (v1).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+
+class Throttling:
+    """How often, and for how many seconds, the kernel paused these groups because their quota was used up."""
+
+    __slots__ = ("periods", "seconds")
+
+    def __init__(self, periods: int, seconds: float) -> None:
+        self.periods = periods
+        self.seconds = seconds
+
+
+def effective_cores(root: str = "/") -> int:
+    """CPUs that this process can keep busy: those it may run on, at most the smallest CPU quota; at least 1.
+
+    A quota of 2.5 CPUs counts as 2: a third thread would be paused half of the time, and all would wait for it.
+    `root` holds proc/ and sys/.
+    """
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cpu_quota(root)
+    return usable if quota is None else max(1, min(usable, int(quota)))
+
+
+def cpu_quota(root: str = "/") -> float | None:
+    """CPUs that the smallest quota allows, such as 0.5; None without a quota. `root` holds proc/ and sys/."""
+    quotas = [quota for folder in _cpu_groups(root) if (quota := _quota_of(folder)) is not None]
+    return min(quotas, default=None)
+
+
+def read_throttling(root: str = "/") -> Throttling:
+    """The sum over all groups that this process is in, since each was made."""
+    periods, seconds = 0, 0.0
+    for folder in _cpu_groups(root):
+        values = _read_pairs(f"{folder}/cpu.stat")
+        periods += values.get("nr_throttled", 0)
+        # Version 2 counts microseconds, version 1 nanoseconds.
+        seconds += values.get("throttled_usec", 0) / 1e6 + values.get("throttled_time", 0) / 1e9
+    return Throttling(periods, round(seconds, 6))
+
+
+def _cpu_groups(root: str) -> Iterator[str]:
+    """Folders of the groups that limit this process's CPU time, innermost first, as far as they are mounted here."""
+    mounts = list(_mounts(root))
+    for line in _read_lines(f"{root}/proc/self/cgroup"):
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        version = 2 if number == "0" and not controllers else 1
+        if version == 1 and "cpu" not in controllers.split(","):
+            continue
+        for mounted_version, top, place in mounts:
+            if mounted_version == version:
+                yield from _folders_up(f"{root}{place}", _below(path, top))
+
+
+def _mounts(root: str) -> Iterator[tuple[int, str, str]]:
+    """(version, root within the hierarchy, mount point) of each mounted hierarchy with CPU quotas."""
+    for line in _read_lines(f"{root}/proc/self/mountinfo"):
+        before, _, after = line.partition(" - ")
+        fields, kind = before.split(), after.split()
+        if len(fields) < 5 or len(kind) < 3:
+            continue
+        if kind[0] == "cgroup2":
+            yield 2, fields[3], fields[4]
+        elif kind[0] == "cgroup" and "cpu" in kind[2].split(","):
+            yield 1, fields[3], fields[4]
+
+
+def _below(path: str, top: str) -> list[str]:
+    """The steps from a mount whose root is the group `top` to the group `path`.
+
+    In a container without a cgroup namespace `path` is the host's; then the mount's root is the container's own group.
+    """
+    top = top.rstrip("/")
+    inside = path == top or path.startswith(f"{top}/")
+    steps = [step for step in path[len(top) :].split("/") if step] if inside else []
+    return [] if ".." in steps else steps
+
+
+def _folders_up(place: str, steps: list[str]) -> Iterator[str]:
+    for length in range(len(steps), -1, -1):
+        folder = "/".join([place, *steps[:length]])
+        if os.path.isdir(folder):
+            yield folder
+
+
+def _quota_of(folder: str) -> float | None:
+    lines = _read_lines(f"{folder}/cpu.max")
+    if lines:
+        quota, _, period = lines[0].partition(" ")
+    else:
+        quota = "".join(_read_lines(f"{folder}/cpu.cfs_quota_us")[:1])
+        period = "".join(_read_lines(f"{folder}/cpu.cfs_period_us")[:1])
+    if not quota.isdigit() or not period.isdigit() or int(period) == 0:  # "max", "-1", or no such file
+        return None
+    return int(quota) / int(period)
+
+
+def _read_pairs(path: str) -> dict[str, int]:
+    pairs = (line.split() for line in _read_lines(path))
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def _read_lines(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().splitlines()
+    except OSError:
+        return []

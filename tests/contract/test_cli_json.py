@@ -1,0 +1,87 @@
+"""Every command that prints facts prints them as one JSON document, with RFC 3339 times; so do its errors."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli import commands
+from mlbench_cli.app import run
+from mlbench_cli.model import Cluster
+from mlbench_cli.store import Store
+
+Captured = pytest.CaptureFixture[str]
+WITHOUT = {"kubeconfig": "its sub-commands take it", "create-cluster": "its sub-commands take it"}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def answer(capsys: Captured, *argv: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert run([*argv, "-o", "json"]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert document["schema_version"] == 1
+    return document
+
+
+@pytest.mark.parametrize("name", sorted(set(commands.names()) - set(WITHOUT)))
+def test_every_command_has_the_option(name: str, capsys: Captured) -> None:
+    assert run([name, "--help"]) == 0
+    assert " -o" in capsys.readouterr().out
+    assert run([name, "--no-such-option", "-o", "json"]) == 2
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "usage"
+
+
+def test_results(capsys: Captured, home: Path) -> None:
+    for name in ("a", "b"):
+        assert run(["run", name, "1", "--command", "true"]) == 0
+    document = answer(capsys, "download", "a-1", "--to", "a.zip")
+    assert document["file"] == str(home / "a.zip")
+    assert document["bytes"] == (home / "a.zip").stat().st_size
+    assert answer(capsys, "verify", "a.zip")["archives"][0]["ok"] is True
+    document = answer(capsys, "charts", "figures", "--yes")
+    assert document["folder"] == str(home / "figures")
+    assert all(Path(path).is_file() for path in document["files"])
+    assert answer(capsys, "logs", "a-1")["lines"] == []
+    document = answer(capsys, "delete", "a-1", "--yes")
+    assert (document["run"], document["deleted"]) == ("a-1", True)
+    assert run(["delete", "a-1", "-yo", "json"]) == 4
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "not_found"
+
+
+def test_a_path_behind_o_is_taken_as_the_original_took_it(capsys: Captured, home: Path) -> None:
+    assert run(["run", "a", "1", "--command", "true"]) == 0
+    assert run(["download", "a-1", "-o", "x.zip"]) == 0
+    assert "name the file with --to x.zip" in capsys.readouterr().err
+    assert run(["download", "a-1", "--output", "y.zip"]) == 0
+    assert (home / "x.zip").read_bytes() == (home / "y.zip").read_bytes()
+
+
+def test_clusters(capsys: Captured, home: Path) -> None:
+    store = Store(home)
+    store.record_cluster(Cluster("gone", "attached", details={"expires": 1_800_000_000}))
+    assert answer(capsys, "set-cluster", "gone")["current"] == "gone"
+    clusters = {item["name"]: item for item in answer(capsys, "list-clusters")["clusters"]}
+    assert clusters["gone"]["expires"] == "2027-01-15T08:00:00.000Z"
+    document = answer(capsys, "delete-cluster", "gone", "--yes")
+    assert (document["cluster"], document["deleted"]) == ("gone", True)
+
+
+def test_known_clusters_are_shown_if_no_cloud_answers(
+    capsys: Captured, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("HOME", str(home))
+    for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "GOOGLE_APPLICATION_CREDENTIALS", "KUBECONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.setenv("MLBENCH_CALL_SECONDS", "1")
+    document = answer(capsys, "list-clusters", "--cloud")
+    assert [cluster["name"] for cluster in document["clusters"]] == ["local"]

@@ -1,0 +1,108 @@
+"""The list of `mlbench status`: the newest runs, chosen by state, task and age, with goal and seconds."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli.app import run
+from mlbench_cli.model import Outcome, RunState
+from mlbench_cli.spec import RunSpec
+from mlbench_cli.store import Store
+from mlbench_cli.times import timestamp
+from tests.contract.terminal import Terminal
+
+Captured = pytest.CaptureFixture[str]
+DAY = 86400.0
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """Sixty runs, one a day, of which every tenth has failed and every fifteenth is a task's."""
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    found = Store(tmp_path)
+    for number in range(60):
+        task = "digits_resnet" if number % 15 == 0 else "custom"
+        spec = RunSpec(f"run-{number}", "local", "local", task, "spec", ("true",), "gloo", 1)
+        created = timestamp(os.stat(tmp_path).st_mtime - (59 - number) * DAY)
+        recorded = found.record_run(spec, created=created)
+        outcome = Outcome.FAILED if number % 10 == 0 else Outcome.COMPLETED
+        found.update_run(recorded, RunState.FINISHED, outcome)
+    yield found
+    found.close()
+
+
+def names(capsys: Captured, *argv: str) -> list[str]:
+    capsys.readouterr()
+    assert run(["status", "-o", "json", *argv]) == 0
+    return [row["name"] for row in json.loads(capsys.readouterr().out)["runs"]]
+
+
+def test_the_newest_fifty_are_listed(capsys: Captured) -> None:
+    assert names(capsys) == [f"run-{number}" for number in range(10, 60)]
+    assert names(capsys, "--limit", "2") == ["run-58", "run-59"]
+    assert len(names(capsys, "--limit", "0")) == 60
+    assert run(["status"]) == 0
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 51
+    assert "10 older runs are not shown: --limit 0 shows all." in printed.err
+
+
+def test_filters_look_at_all_runs(capsys: Captured) -> None:
+    assert names(capsys, "--state", "failed") == [f"run-{number}" for number in range(0, 60, 10)]
+    assert names(capsys, "--state", "failed", "--limit", "1") == ["run-50"]
+    assert names(capsys, "--task", "digits_resnet") == ["run-0", "run-15", "run-30", "run-45"]
+    assert names(capsys, "--since", "60h") == ["run-57", "run-58", "run-59"]
+    assert names(capsys, "--since", "20d", "--task", "digits_resnet", "--state", "finished") == ["run-45"]
+    assert names(capsys, "--state", "running") == []
+    assert run(["status", "--state", "lost"]) == 0
+    assert "No run matches." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--state", "faild"], 'There is no state "faild". Did you mean "failed"?'),
+        (["--since", "soon"], "is no duration"),
+        (["--limit", "-1"], "--limit"),
+        (["run-1", "--state", "failed"], "choose among all runs"),
+        (["--cluster", "local", "--task", "custom"], "choose among all runs"),
+    ],
+)
+def test_wrong_filters(argv: list[str], words: str, capsys: Captured) -> None:
+    assert run(["status", *argv]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_goal_and_seconds_of_finished_runs(capsys: Captured) -> None:
+    measure = 'from task_images.contract import emit; emit("metric", name="val_global_Prec@1", value=99.25)'
+    argv = ["run", "open", "1", "--task", "digits_resnet", "--command", f"python -c '{measure}'"]
+    assert run(argv) == 0
+    capsys.readouterr()
+    assert run(["status", "-o", "json", "--limit", "1"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["runs"]
+    assert row["goal"]["value"] == 99.25
+    assert row["seconds"] >= 0
+    assert run(["status", "--limit", "2"]) == 0
+    header, failed, shown = capsys.readouterr().out.splitlines()
+    assert header.split()[:6] == ["RUN", "WORKERS", "STATE", "OUTCOME", "GOAL", "SECONDS"]
+    assert "Prec@1 99.25 (>= 98)" in shown
+    assert failed.split()[4:6] == ["-", "-"]
+    assert run(["status", "open-1", "-o", "json"]) == 0
+    (rank,) = json.loads(capsys.readouterr().out)["ranks"]
+    assert rank["started"].endswith("Z")
+    assert rank["finished"].endswith("Z")
+
+
+@pytest.mark.parametrize(("columns", "kept"), [(40, 0), (60, 2), (160, 6)])
+def test_columns_give_way_on_a_narrow_terminal(store: Store, columns: int, kept: int) -> None:
+    _, printed = Terminal(
+        "status", "--limit", "0", home=store.folder, columns=columns, environment={"TERM": "dumb"}
+    ).finish()
+    header = printed.splitlines()[0].split()
+    assert header[:4] == ["RUN", "WORKERS", "STATE", "OUTCOME"]
+    assert len(header) - 4 == kept
+    assert max(map(len, printed.splitlines())) <= columns

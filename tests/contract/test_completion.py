@@ -1,0 +1,78 @@
+"""What shells complete: commands, tasks, presets, backends, clusters, runs, settings; in bash, zsh and fish."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli.model import Cluster
+from mlbench_cli.spec import RunSpec
+from mlbench_cli.store import Store
+from tests.contract.terminal import MLBENCH
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    store = Store(tmp_path)
+    for name in ("demo-1", "many-2-r1", "many-2-r2"):
+        store.record_run(RunSpec(name, "local", "local", "custom", "custom", ("true",), "gloo", 1))
+    store.record_cluster(Cluster("gke-4", "gke"))
+    return tmp_path
+
+
+def complete(home: Path, line: str, shell: str = "zsh") -> str:
+    done = subprocess.run(
+        MLBENCH,
+        env={
+            **os.environ,
+            "MLBENCH_HOME": str(home),
+            "_MLBENCH_COMPLETE": f"complete_{shell}",
+            "_TYPER_COMPLETE_ARGS": line,
+            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(line.split(" ")) - 1),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "offered", "withheld"),
+    [
+        ("mlbench stat", "status", "delete"),
+        ("mlbench status ", "demo-1", "gke-4"),
+        ("mlbench status ma", "many-2", "demo-1"),
+        ("mlbench wait demo", "demo-1", "many"),
+        ("mlbench compare demo-1 m", "many-2", "demo-1"),
+        ("mlbench charts out --run d", "demo-1", "many"),
+        ("mlbench charts out --cluster g", "gke-4", "local"),
+        ("mlbench run x --task digits", "digits_resnet", "mnist"),
+        ("mlbench run x --task digits_resnet --preset t", "tiny", "spec"),
+        ("mlbench run x --backend g", "gloo", "nccl"),
+        ("mlbench run x --task cifar10_resnet20_tensorflow --backend ", "grpc", "gloo"),
+        ("mlbench run x --cluster ", "gke-4", "demo-1"),
+        ("mlbench set-cluster g", "gke-4", "local"),
+        ("mlbench delete-cluster g", "gke-4", "local"),
+        ("mlbench status --state fa", "failed", "running"),
+        ("mlbench tasks mn", "mnist", "digits"),
+        ("mlbench config get t", "timeout", "cluster"),
+    ],
+)
+def test_names_are_completed(home: Path, line: str, offered: str, withheld: str) -> None:
+    found = complete(home, line)
+    assert offered in found
+    assert withheld not in found
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_every_shell_has_a_script(home: Path, shell: str) -> None:
+    done = subprocess.run(
+        [*MLBENCH, "completion", shell], env={**os.environ, "MLBENCH_HOME": str(home)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    assert f"_MLBENCH_COMPLETE=complete_{shell}" in done.stdout
+    assert "digits_resnet" in complete(home, "mlbench run x --task digi", shell)

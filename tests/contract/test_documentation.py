@@ -1,0 +1,215 @@
+"""The documentation: its commands are run, its reference is generated and complete, its site is built and checked."""
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+import mlbench_cli.app
+from mlbench_cli import commands
+from mlbench_cli.catalog import load_catalog
+from mlbench_cli.store import Store
+from task_images import contract
+from tests.documentation import NEEDS, PAGES, ROOT, Block, all_blocks, expected_exit_code, page_name, read_blocks
+from tools import reference
+from tools.check_site import find_problems
+
+COMMAND_SECONDS = 240
+RUNNABLE = [page for page in PAGES if any(block.commands and not block.needs for block in read_blocks(page))]
+
+
+def run_page(page: Path, folder: Path) -> None:
+    """Write the titled files of a page, and run its commands in order, in one folder with one store."""
+    home, path = folder / "home", f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "MLBENCH_HOME": str(home), "OMP_NUM_THREADS": "1"}
+    for block in read_blocks(page):
+        if block.title:
+            (folder / block.title).write_text(block.text)
+        for command in [] if block.needs else block.commands:
+            done = subprocess.run(
+                ["sh", "-c", command],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=COMMAND_SECONDS,
+                check=False,
+            )
+            assert done.returncode == expected_exit_code(command), f"{command}\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("page", [page for page in RUNNABLE if page.stem != "own-training"], ids=page_name)
+def test_commands_of_a_page_run_in_order(page: Path, tmp_path: Path) -> None:
+    run_page(page, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_the_tutorials_own_training_reaches_the_goal_in_the_open_division(tmp_path: Path) -> None:
+    run_page(ROOT / "docs" / "tutorial" / "own-training.md", tmp_path)
+    store = Store(tmp_path / "home")
+    outcomes = {row.run.name: row.outcome for row in store.runs()}
+    assert outcomes == {"mine-2": "completed", "open-2": "goal_reached", "shell-1": "completed"}
+    result = json.loads((store.run("open-2").run.folder / "result.json").read_text())
+    assert result["division"]["word"] == "open"
+    assert result["goal"]["value"] >= result["goal"]["threshold"] == 90
+    metrics = (store.run("shell-1").run.folder / "metrics.jsonl").read_text()
+    assert json.loads(metrics)["value"] == 42
+
+
+def test_every_block_of_commands_is_run_or_says_what_it_needs() -> None:
+    languages = {block.language for block in all_blocks()}
+    assert languages <= {"sh", "console", "text", "python", "yaml", "json", "toml"}, (
+        "an unknown language hides commands"
+    )
+    assert {block.needs for block in all_blocks()} - {None} <= {*NEEDS}
+
+
+MLBENCH_LINES = [
+    pytest.param(command, id=f"{page_name(block.page)}: {command[:70]}")
+    for block in all_blocks()
+    for command in block.commands
+    if command.startswith("mlbench ")
+]
+
+
+@pytest.mark.parametrize("command", MLBENCH_LINES)
+def test_every_command_line_is_one_that_mlbench_accepts(command: str) -> None:
+    """Also those that need a cloud: their commands, options and arguments exist."""
+    words = shlex.split(command, comments=True)[1:]
+    ends = [index for index, word in enumerate(words) if word in ("|", ">", "&&")]
+    parse_command(words[: ends[0]] if ends else words)
+
+
+def parse_command(words: list[str]) -> None:
+    """Parse a command line as mlbench does, without running it. Raises the parser's error."""
+    command: Any = typer.main.get_command(mlbench_cli.app.app)
+    context = command.make_context("mlbench", [], resilient_parsing=True)
+    while hasattr(command, "get_command"):
+        name, *words = words
+        command = command.get_command(context, name)
+        assert command is not None, f"there is no command {name}"
+        parent, context = context, None
+        if hasattr(command, "get_command"):
+            context = command.make_context(name, [], parent=parent, resilient_parsing=True)
+        else:
+            command.make_context(name, words, parent=parent)
+
+
+@pytest.mark.parametrize("words", [["run", "x", "1", "--no-such-option"], ["no-such-command"], ["verify"]])
+def test_a_wrong_command_line_in_the_documentation_is_found(words: list[str]) -> None:
+    with pytest.raises((AssertionError, typer.TyperException)):
+        parse_command(words)
+
+
+def test_targets_of_make_in_the_documentation_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    lines = [command for block in all_blocks() for command in block.commands if command.startswith("make ")]
+    assert lines
+    for line in lines:
+        assert re.search(rf"^{line.split()[1]}:", makefile, re.MULTILINE), line
+
+
+def test_readme_fits_on_a_screen_and_a_half() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert len(readme.splitlines()) <= 80
+    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", readme)
+    assert pictures
+    assert all((ROOT / picture).stat().st_size < 100_000 for picture in pictures)
+
+
+# --- reference and site -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return reference.generate_pages(reference.make_sample(tmp_path_factory.mktemp("sample")))
+
+
+def test_the_reference_has_every_command_task_exit_code_and_event(pages: dict[str, str]) -> None:
+    assert all(f"\n### {name}\n" in pages["cli.md"] for name in commands.names())
+    assert "\n#### create-cluster gke\n" in pages["cli.md"]
+    assert all(f"\n## {name}\n" in pages["tasks.md"] for name in load_catalog())
+    assert all(f"| `{code}` |" in pages["exit-codes.md"] for code in commands.EXIT_CODES)
+    assert all(f"\n## {kind}\n" in pages["events.md"] for kind in contract.KINDS)
+    variables = re.findall(r"MLBENCH_[A-Z_]+", contract.__doc__ or "")
+    assert variables
+    assert all(f"`{name}`" in pages["contract.md"] for name in variables)
+
+
+def test_the_reference_describes_every_field_of_an_archive(pages: dict[str, str]) -> None:
+    assert all(f"\n## {name}\n" in pages["archive.md"] for name in ("run.json", "result.json", "metrics.jsonl"))
+    assert "| `goal.seconds.wall` | number |" in pages["archive.md"]
+
+
+@pytest.mark.parametrize(
+    ("descriptions", "problem"),
+    [
+        ({"a.json": {"": "text", "x": "text"}}, "a.json: y is not described"),
+        ({"a.json": {"": "text", "x": "text", "y": "text", "z": "text"}}, "a.json: z is described but not there"),
+        ({"a.json": {"x": "text", "y": "text"}}, "a.json has no section"),
+        ({"a.json": {"": "", "x": "", "y": ""}, "b.json": {"": ""}}, "b.json is no document of the archive"),
+    ],
+)
+def test_stale_descriptions_are_found(descriptions: dict[str, dict[str, str]], problem: str) -> None:
+    assert problem in reference.find_stale({"a.json": {"x": 1, "y": None}}, descriptions)
+
+
+def test_descriptions_may_stand_for_all_below_them_or_be_optional() -> None:
+    descriptions = {"a.json": {"": "text", "x.*": "text", "w[].n": "text", "w": "text", "price": "optional: text"}}
+    document = {"x": {"1": {"2": 3}}, "w": [{"n": 1}]}
+    assert reference.find_stale({"a.json": document}, descriptions) == []
+
+
+def test_the_site_builds_with_all_links_and_without_the_network(tmp_path: Path) -> None:
+    if importlib.util.find_spec("zensical") is None:
+        pytest.skip("the generator of the site is not installed: make install")
+    from tools.build_docs import main
+
+    assert main([str(tmp_path / "build")]) == 0
+    assert (tmp_path / "build" / "site" / "reference" / "cli.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ('<a href="b.html">', None),
+        ('<a href="b.html#there">', None),
+        ('<a href="https://example.org">', None),
+        ('<img src="data:image/png;base64,x">', None),
+        ('<a href="c.html">', "links to c.html, which is not there"),
+        ('<a href="b.html#gone">', "links to b.html#gone, whose page has no such anchor"),
+        ('<img src="gone.png">', "loads gone.png, which is not there"),
+        ('<script src="https://example.org/x.js"></script>', "loads https://example.org/x.js"),
+        ('<link rel="stylesheet" href="//example.org/x.css">', "loads //example.org/x.css"),
+        ("<style>@import url(https://example.org/x.css)</style>", "loads url(https://example.org/x.css"),
+    ],
+)
+def test_broken_links_and_assets_from_the_network_are_found(body: str, problem: str | None, tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(body)
+    (tmp_path / "b.html").write_text('<h1 id="there">')
+    assert find_problems(tmp_path) == ([f"a.html: {problem}"] if problem else [])
+
+
+def test_blocks_are_read_with_what_they_need(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- needs: gke -->\n```sh\nmlbench doctor gke\n```\n\n```console\n$ mlbench status\nNothing.\n```\n\n"
+        '```python title="a.py"\nx = 1\n```\n'
+    )
+    doctor, status, script = read_blocks(page)
+    assert doctor == Block(page, "sh", "gke", None, "mlbench doctor gke\n")
+    assert status.commands == ["mlbench status"]
+    assert (script.title, script.text, script.commands) == ("a.py", "x = 1\n", [])
+    assert expected_exit_code("mlbench verify x   # exit: 2") == 2

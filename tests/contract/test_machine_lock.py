@@ -1,0 +1,295 @@
+"""One run at a time on this machine: real supervisors, real clients, another MLBENCH_HOME, kills at bad moments."""
+
+import fcntl
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.app import run as mlbench
+from mlbench_cli.engines.local.engine import LocalEngine
+from mlbench_cli.engines.local.machine_lock import VARIABLE, find_holder, lock_path
+from mlbench_cli.engines.local.state import read_state
+from mlbench_cli.errors import DeadlineError
+from mlbench_cli.model import Run
+from mlbench_cli.store import Store
+from tests.contract.local_runs import SLEEP, Lab, processes_of, shell, until
+
+Captured = pytest.CaptureFixture[str]
+QUICK = shell("true")
+UNTIL_BURNT = 'until test -e "$MLBENCH_OUTPUT_DIR/burnt"; do sleep 0.02; done'
+
+
+@pytest.fixture(autouse=True)
+def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A lock file of this test alone."""
+    path = tmp_path / "machine.lock"
+    monkeypatch.setenv(VARIABLE, str(path))
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    for name in ("home", "other"):
+        (tmp_path / name).mkdir()
+    return path
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    lab = Lab(tmp_path / "home")
+    yield lab
+    lab.close()
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[Lab]:
+    """Another person with a folder of their own."""
+    lab = Lab(tmp_path / "other")
+    lab.engine = LocalEngine(report=lab_sentences.append)
+    lab_sentences.clear()
+    yield lab
+    lab.close()
+
+
+lab_sentences: list[str] = []
+
+
+def is_free(path: Path) -> bool:
+    with open(path, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def start_in_another_process(run: Run, home: Path, **options: Any) -> "subprocess.Popen[str]":
+    script = (
+        "import sys; from mlbench_cli.engines.local.engine import LocalEngine; from mlbench_cli.store import Store\n"
+        "run = Store().run(sys.argv[1]).run\n"
+        "engine = LocalEngine(report=lambda sentence: print(sentence, flush=True))\n"
+        "engine.submit(run, engine.render(run.spec), detach=True)"
+    )
+    environment = {**os.environ, "MLBENCH_HOME": str(home)}
+    words = [sys.executable, "-c", script, run.name]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment, **options)
+
+
+def test_the_lock_is_held_while_ranks_run_and_free_afterwards(lab: Lab, lock: Path) -> None:
+    run = lab.start(SLEEP)
+    assert not is_free(lock)
+    holder = find_holder()
+    assert holder is not None
+    assert holder.run == run.name
+    assert holder.deadline - holder.since == pytest.approx(run.spec.timeout)
+    lab.engine.cancel(run)
+    lab.end(run)
+    until(lambda: is_free(lock))
+    assert find_holder() is None
+
+
+def test_a_run_waits_for_the_run_of_somebody_else(lab: Lab, other: Lab, tmp_path: Path) -> None:
+    first = lab.start(shell(f"until test -e {tmp_path}/go; do sleep 0.02; done"))
+    second = other.record(QUICK)
+    waiting = start_in_another_process(second, tmp_path / "other")
+    assert waiting.stdout is not None
+    sentence = waiting.stdout.readline()
+    assert f"{second.name} waits for this machine: {first.name} of user " in sentence
+    assert "for 24 h at most (--timeout)" in sentence
+    assert "--share-machine" in sentence
+    assert read_state(second.folder) is None
+    observation = other.engine.look(second)
+    assert {worker.reason for worker in observation.workers} == {"waits for the runs before it"}
+    (tmp_path / "go").touch()
+    assert waiting.wait(30) == 0
+    assert other.end(second).ended == "exited"
+    first_end, second_start = (read_state(run.folder) for run in (first, second))
+    assert first_end is not None
+    assert second_start is not None
+    assert first_end["finished"] <= second_start["started"]
+
+
+@pytest.mark.parametrize("victim", ["client", "supervisor"])
+def test_whoever_is_killed_the_lock_is_held_as_long_as_ranks_run(lab: Lab, lock: Path, victim: str) -> None:
+    run = lab.record(SLEEP)
+    client = start_in_another_process(run, lab.store.folder)
+    assert client.wait(30) == 0  # the client is gone; the run was detached
+    state = read_state(run.folder)
+    assert state is not None
+    assert not is_free(lock)
+    if victim == "supervisor":
+        os.kill(state["pid"], signal.SIGKILL)
+    else:
+        lab.engine.cancel(run)
+    until(lambda: not processes_of(run))
+    until(lambda: is_free(lock))
+
+
+def test_a_client_killed_while_it_waits_leaves_no_lock(lab: Lab, other: Lab, lock: Path, tmp_path: Path) -> None:
+    first = lab.start(SLEEP)
+    waiting = start_in_another_process(other.record(QUICK), tmp_path / "other")
+    assert waiting.stdout is not None
+    assert waiting.stdout.readline()
+    waiting.kill()
+    waiting.wait(30)
+    lab.engine.cancel(first)
+    lab.end(first)
+    until(lambda: is_free(lock))
+
+
+def test_the_wait_has_an_end(lab: Lab, other: Lab) -> None:
+    lab.start(SLEEP)
+    run = other.record(QUICK, timeout=1.5)
+    with pytest.raises(DeadlineError, match="waited 2 s for this machine: run-0 of user"):
+        other.engine.submit(run, other.engine.render(run.spec))
+    assert [sentence for sentence in lab_sentences if "waits for this machine" in sentence]
+
+
+def test_a_run_that_waits_can_be_cancelled(lab: Lab, other: Lab, tmp_path: Path) -> None:
+    lab.start(SLEEP)
+    run = other.record(QUICK)
+    waiting = start_in_another_process(run, tmp_path / "other", stderr=subprocess.PIPE)
+    assert waiting.stdout is not None
+    assert waiting.stdout.readline()
+    other.engine.cancel(run)
+    _, problem = waiting.communicate(timeout=30)
+    assert waiting.returncode != 0
+    assert "was cancelled before it was started" in problem
+    assert read_state(run.folder) is None
+
+
+def test_a_run_that_shares_starts_at_once_and_says_so(lab: Lab, other: Lab) -> None:
+    lab.start(SLEEP)
+    run = other.start(QUICK, share_machine=True)
+    assert other.end(run).ended == "exited"
+    assert machine_rows(run)[0]["lock"] == "shared"
+
+
+def test_runs_that_share_keep_others_waiting(lab: Lab, other: Lab) -> None:
+    lab.start(SLEEP, share_machine=True)
+    lab.start(SLEEP, share_machine=True)
+    run = other.record(QUICK, timeout=1.2)
+    with pytest.raises(DeadlineError):
+        other.engine.submit(run, other.engine.render(run.spec))
+
+
+@pytest.mark.parametrize("obstacle", ["folder", "link", "hard link", "no folder"])
+def test_a_lock_that_cannot_be_used_is_a_label_and_no_error(
+    lab: Lab, lock: Path, monkeypatch: pytest.MonkeyPatch, obstacle: str
+) -> None:
+    victim = lock.with_name("victim")
+    victim.write_text("precious")
+    if obstacle == "folder":
+        lock.mkdir()
+    elif obstacle == "link":
+        lock.symlink_to(victim)
+    elif obstacle == "hard link":
+        os.link(victim, lock)
+    else:
+        monkeypatch.setenv(VARIABLE, str(lock / "deep"))
+    run = lab.start(QUICK)
+    assert lab.end(run).ended == "exited"
+    first = machine_rows(run)[0]
+    assert first["lock"] == "unavailable"
+    assert str(lock) in first["lock_reason"]
+    assert victim.read_text() == "precious"
+
+
+def test_every_user_may_lock_whatever_the_umask(lab: Lab, lock: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        lab.end(lab.start(QUICK))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(lock.stat().st_mode) == 0o666
+
+
+def test_foreign_text_in_the_lock_never_reaches_a_terminal(lab: Lab, other: Lab, lock: Path) -> None:
+    lab.start(SLEEP)
+    for text in ('{"run": "\\u001b[2J", "user": "x", "since": 1, "deadline": 2}', "[", "9" * 9000, "null"):
+        lock.write_text(text)
+        lab_sentences.clear()
+        run = other.record(QUICK, timeout=1.2)
+        with pytest.raises(DeadlineError) as caught:
+            other.engine.submit(run, other.engine.render(run.spec))
+        assert "another run has it" in caught.value.message
+        assert "another run has it" in lab_sentences[0]
+
+
+def test_the_default_file_is_the_same_for_all_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE)
+    for variable in ("TMPDIR", "HOME", "XDG_RUNTIME_DIR", "MLBENCH_HOME"):
+        monkeypatch.setenv(variable, "/elsewhere")
+    assert lock_path() in ("/run/lock/mlbench-machine.lock", "/tmp/mlbench-machine.lock")
+    monkeypatch.setenv(VARIABLE, "none")
+    assert lock_path() is None
+
+
+def test_doctor_says_who_has_this_machine(lab: Lab, lock: Path, capsys: Captured) -> None:
+    def found() -> tuple[str, str]:
+        assert mlbench(["doctor", "-o", "json"]) == 0
+        checks = json.loads(capsys.readouterr().out)["checks"]
+        return next((check["state"], check["found"]) for check in checks if check["what"] == "machine lock")
+
+    assert found() == ("ok", f"{lock}: free")
+    run = lab.start(SLEEP)
+    assert f"{run.name} of user" in found()[1]
+    lab.engine.delete(run, force=True)
+    lab.runs.clear()
+    lock.unlink()
+    lock.mkdir()
+    assert found()[0] == "missing"
+
+
+def test_a_detached_run_queues_in_the_background(lab: Lab, capsys: Captured, tmp_path: Path) -> None:
+    first = lab.start(shell(f"until test -e {tmp_path}/go; do sleep 0.02; done"))
+    assert mlbench(["run", "later", "1", "--detach", "--command", "true"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "later-1\n"
+    assert f"later-1 waits for this machine: {first.name} of user" in err
+    assert mlbench(["run", "now", "1", "--share-machine", "--command", "true", "-o", "json"]) == 0
+    assert read_state(Store().run("later-1").run.folder) is None
+    (tmp_path / "go").touch()
+    assert mlbench(["wait", "later-1"]) == 0
+
+
+def test_an_attached_run_says_what_it_waits_for_and_can_be_interrupted(lab: Lab, tmp_path: Path) -> None:
+    first = lab.start(SLEEP)
+    words = [sys.executable, "-m", "mlbench_cli", "run", "mine", "1", "--command", "true"]
+    waiting = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    assert waiting.stderr is not None
+    assert f"mine-1 waits for this machine: {first.name} of user" in waiting.stderr.readline()
+    waiting.send_signal(signal.SIGINT)
+    waiting.communicate(timeout=30)
+    assert waiting.returncode == 130
+    assert read_state(Store().run("mine-1").run.folder) is None
+
+
+def machine_rows(run: Run) -> list[dict[str, Any]]:
+    rows = map(json.loads, (run.folder / "resources.jsonl").read_text().splitlines())
+    return [row for row in rows if row.get("kind") == "machine"]
+
+
+def test_the_load_of_the_machine_is_sampled(lab: Lab) -> None:
+    run = lab.start(
+        ("python", "-c", "import time\nend = time.process_time() + 0.4\nwhile time.process_time() < end: 0")
+    )
+    lab.end(run)
+    first, *_, last = machine_rows(run)
+    assert first["cores"] == len(os.sched_getaffinity(0)) or first["quota"]
+    assert (first["lock"], first["lock_reason"]) == ("held", None)
+    assert last["own_seconds"] >= 0.39
+    assert last["busy_seconds"] >= last["own_seconds"] - 0.1
+    assert last["elapsed_seconds"] >= 0.4
+
+
+def test_processes_that_lost_their_parent_are_the_runs_own(lab: Lab) -> None:
+    end = 'import os; open(os.environ["MLBENCH_OUTPUT_DIR"] + "/burnt", "x")'
+    burn = f"import time\nwhile time.process_time() < 0.8: pass\n{end}"
+    run = lab.start(shell(f"(setsid {sys.executable} -c '{burn}' &); {UNTIL_BURNT}"))
+    lab.end(run)
+    assert machine_rows(run)[-1]["own_seconds"] >= 0.8

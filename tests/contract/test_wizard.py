@@ -1,0 +1,230 @@
+"""The questions of `mlbench run` as a person meets them: keys, defaults, memory, missing data, other terminals."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli.catalog import load_catalog
+from mlbench_cli.model import Cluster
+from mlbench_cli.store import Store
+from tests.contract.terminal import Terminal
+
+TASKS = list(load_catalog())
+UP, DOWN, LEFT, RIGHT, HOME_KEY, END, DELETE = "\x1b[A", "\x1bOB", "\x1b[D", "\x1b[C", "\x1b[H", "\x1b[F", "\x1b[3~"
+NAME, SIZES = "Name of the run [my-run]: ", "Numbers of workers, one run each [1]: "
+TASK, PRESET, BACKEND = "Task:", "Preset:", "Backend:"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+def same_command(person: Terminal) -> str:
+    """The command line that is printed after the questions."""
+    person.expect("The same without questions: ")
+    return person.expect("\r\n\r\n").replace("\r\n", "")
+
+
+def test_run_alone_asks_for_everything(home: Path) -> None:
+    person = Terminal("run", "--dry-run", home=home, columns=200)
+    person.answer(NAME, "mine")
+    menu = person.answer(TASK, "digits") + person.seen
+    person.expect("Task: digits_resnet")
+    person.answer(PRESET, "tiny")
+    person.expect("Preset: tiny")
+    person.answer(SIZES, "1, 2")
+    person.answer(BACKEND, "")
+    assert same_command(person) == "mlbench run mine 1 2 --task digits_resnet --preset tiny --backend gloo"
+    code, printed = person.finish()
+    assert code == 0
+    assert "name: mine-2" in printed
+    assert "Device" not in menu + printed  # there is no GPU to choose
+
+
+def test_arrow_keys_choose(home: Path) -> None:
+    person = Terminal("run", "x", "1", "--dry-run", home=home)
+    person.expect(TASK)
+    person.type(DOWN + UP + UP + UP + "\r")  # round over the first one to the task before "custom"
+    person.expect(f"Task: {TASKS[-1]}")
+    person.expect(PRESET)
+    person.type("\x1b[6~\x1b[5~\r")
+    person.expect("Preset: spec")
+    person.answer(BACKEND, "mpi")
+    assert "--backend mpi" in same_command(person)
+    assert person.finish()[0] == 0
+
+
+def test_a_line_can_be_edited(home: Path) -> None:
+    person = Terminal("run", "--task", "digits_resnet", "--dry-run", home=home)
+    person.expect(NAME)
+    person.type("bXd" + LEFT + "\x7f" + HOME_KEY + "a" + RIGHT + "c" + END + "zz\x7f" + LEFT + DELETE + "\n")
+    person.expect(SIZES)
+    person.type("7 7 7\x17\x17" + "\x15" + "3\n")
+    assert same_command(person).startswith("mlbench run abcd 3 ")
+    assert person.finish()[0] == 0
+
+
+def test_what_is_typed_ahead_counts(home: Path) -> None:
+    person = Terminal("run", "--task", "digits_resnet", "--dry-run", home=home)
+    person.type("ahead\n2\n")
+    assert same_command(person).startswith("mlbench run ahead 2 ")
+    assert person.finish()[0] == 0
+
+
+def test_nothing_matches(home: Path) -> None:
+    person = Terminal("run", "x", "1", "--dry-run", home=home)
+    person.expect(TASK)
+    person.type("nonsense\r")
+    person.expect('nothing matches "nonsense"')
+    person.type("\x15cust\r")
+    person.expect("Task: custom")
+    person.answer("Command: ", "")
+    person.expect("An answer is needed.")
+    person.answer("Command: ", "true")
+    person.answer(BACKEND, "")
+    assert person.finish()[0] == 0
+
+
+def test_an_own_command_and_an_own_backend(home: Path) -> None:
+    person = Terminal("run", "mine", "1", home=home)
+    person.answer(TASK, "custom")
+    person.answer("Command: ", "sh -c 'echo $MLBENCH_BACKEND of {rank}'")
+    person.answer(BACKEND, "custom")
+    person.answer("Name of the backend: ", "ucc")
+    person.answer("(otherwise on the first only) [y/N]: ", "y")
+    assert same_command(person) == (
+        "mlbench run mine 1 --command 'sh -c '\"'\"'echo $MLBENCH_BACKEND of {rank}'\"'\"'' "
+        "--custom-backend ucc --run-on-all"
+    )
+    code, rest = person.finish()
+    assert code == 0
+    assert "completed" in rest
+    assert rest.count("The same again: mlbench run mine 1 --command ") == 1
+    spec = Store(home).run("mine-1").run.spec
+    assert (spec.backend, spec.run_on_all, spec.argv[2]) == ("ucc", True, "echo $MLBENCH_BACKEND of {rank}")
+
+
+def test_missing_data_is_named_and_asked_for(home: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sets" / "imagenet"
+    for part in ("train", "val"):
+        (folder / part).mkdir(parents=True)
+    person = Terminal("run", "x", "1", "--dry-run", home=home, columns=160, environment={"HOME": str(tmp_path)})
+    person.expect(TASK)
+    person.type("imagenet")
+    person.expect("imagenet_resnet")
+    person.expect("data missing")
+    person.type("\n")
+    person.answer(PRESET, "spec")
+    person.answer("Folder with the data: ", str(tmp_path / "nowhere"))
+    person.expect("There is no train (or ILSVRC2012_img_train.tar) in ")
+    person.answer("Folder with the data: ", str(tmp_path / "sets"))
+    person.answer(BACKEND, "")
+    assert f"--data-dir {tmp_path}/sets" in same_command(person)
+    assert person.finish()[0] == 0
+
+
+def test_the_cluster_is_asked_for_if_there_are_several(home: Path) -> None:
+    home.mkdir()
+    Store(home).record_cluster(Cluster("far", "kind", "ready", "", {"nodes": 2}))
+    person = Terminal("run", "x", "1", "--dry-run", home=home)
+    person.answer("Cluster:", "far")
+    person.answer(TASK, "digits_resnet")
+    person.answer(PRESET, "tiny")
+    person.answer(BACKEND, "")
+    assert "--cluster far" in same_command(person)
+    assert person.finish()[0] == 0
+
+
+def test_answers_are_remembered_by_name(home: Path) -> None:
+    person = Terminal("run", "first", "1", "--dry-run", home=home)
+    person.answer(TASK, "digits_resnet")
+    person.answer(PRESET, "tiny")
+    person.answer(BACKEND, "mpi")
+    assert person.finish()[0] == 0
+    memory = json.loads((home / "answers.json").read_text())
+    assert memory == {"task": "digits_resnet", "preset": "tiny", "backend": "mpi"}
+    person = Terminal("run", "second", "1", "--dry-run", home=home)
+    for question in (TASK, PRESET, BACKEND):
+        person.answer(question, "")
+    assert same_command(person).endswith("--task digits_resnet --preset tiny --backend mpi")
+    assert person.finish()[0] == 0
+
+
+@pytest.mark.parametrize("damaged", [b"", b"{", b"[1]", b'{"task": 3, "command": [], "preset": {}}', b"\xff"])
+def test_a_damaged_memory_is_no_obstacle(home: Path, damaged: bytes) -> None:
+    home.mkdir()
+    (home / "answers.json").write_bytes(damaged)
+    person = Terminal("run", "x", "1", "--dry-run", home=home)
+    person.answer(TASK, "custom")
+    person.answer("Command: ", "true")
+    person.answer(BACKEND, "")
+    assert person.finish()[0] == 0
+    assert json.loads((home / "answers.json").read_text())["command"] == "true"
+
+
+def test_wrong_answers_are_asked_again(home: Path) -> None:
+    person = Terminal("run", "--task", "digits_resnet", "--dry-run", home=home)
+    person.answer(NAME, "Wrong!")
+    person.expect("is not a DNS label")
+    person.answer(NAME, "")
+    for wrong in ("0", "two", "-1", "5000", "²", "1 1"):
+        person.answer(SIZES, wrong)
+    person.answer(SIZES, "2")
+    assert same_command(person).startswith("mlbench run my-run 2 ")
+    assert person.finish()[0] == 0
+
+
+def test_flags_answer_questions(home: Path) -> None:
+    person = Terminal("run", "x", "1", "--backend", "gloo", "--preset", "tiny", "--light", "--dry-run", home=home)
+    person.answer(TASK, "digits_resnet")
+    code, printed = person.finish()
+    assert code == 0
+    assert "MLBENCH_GOAL: light" in printed
+    assert "Preset:" not in printed
+    assert "Backend:" not in printed
+
+
+def test_nothing_is_asked_if_the_name_is_wrong(home: Path) -> None:
+    code, printed = Terminal("run", "Wrong", home=home).finish()
+    assert code == 2
+    assert "not a DNS label" in printed
+
+
+@pytest.mark.parametrize(
+    ("key", "words"), [("\x04", "No answer was given; nothing was done."), ("\x03", "Interrupted.")]
+)
+@pytest.mark.parametrize("arguments", [("run",), ("run", "x", "1")])
+def test_leaving_is_no_error(home: Path, key: str, words: str, arguments: tuple[str, ...]) -> None:
+    person = Terminal(*arguments, home=home)
+    person.expect(NAME if len(arguments) == 1 else "mnist")
+    person.type(key)
+    code, printed = person.finish()
+    assert code == 130
+    assert words in printed
+    assert "Error:" not in printed
+    assert Store(home).runs() == []
+
+
+def test_a_dumb_terminal_is_asked_by_number(home: Path) -> None:
+    person = Terminal("run", "x", "1", "--dry-run", home=home, environment={"TERM": "dumb"})
+    person.answer("Task [allreduce]: ", "99")
+    person.expect(f"from 0 to {len(TASKS)}.")
+    person.answer("Task [allreduce]: ", str(TASKS.index("digits_resnet")))
+    person.answer("Preset [spec]: ", "tiny")
+    person.answer("Backend [gloo]: ", "")
+    assert "\x1b" not in same_command(person)
+    assert person.finish()[0] == 0
+
+
+@pytest.mark.parametrize("columns", [20, 60])
+def test_a_narrow_terminal(home: Path, columns: int) -> None:
+    person = Terminal("run", "x", "1", home=home, columns=columns)
+    menu = person.expect("mnist") if columns == 60 else person.expect("cust")
+    lines = [line for line in menu.replace("\x1b[J", "").split("\r\n") if "\x1b" not in line]
+    assert max(map(len, lines)) < columns + 2
+    os.kill(person.pid, signal.SIGKILL)
+    person.finish()

@@ -1,0 +1,69 @@
+"""The code blocks of README, CONTRIBUTING and docs/: which commands they have, and what those need."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+# What a block may need that tests do not have: <!-- needs: docker --> on the line before it.
+NEEDS = {
+    "checkout": "this repository's Makefile",
+    "index": "a package index",
+    "docker": "Docker and kind",
+    "cluster": "a Kubernetes cluster of the reader",
+    "gke": "an account at Google",
+    "eks": "an account at Amazon",
+    "gpu": "GPUs",
+    "mpi": "the extra mpi",
+    "data": "data sets",
+    "time": "more time than a test may take",
+}
+_FENCE = re.compile(
+    r"^(?:<!-- needs: (?P<needs>\S+) -->\n)?```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block. `needs` is a key of NEEDS or None; a block with a title is the file of that name."""
+
+    page: Path
+    language: str
+    needs: str | None
+    title: str | None
+    text: str
+
+    @property
+    def commands(self) -> list[str]:
+        """Its command lines, without prompts; of a `console` block only what follows a prompt."""
+        lines = self.text.splitlines()
+        if self.language == "console":
+            return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+        return [line for line in lines if line.strip()] if self.language == "sh" else []
+
+
+def read_blocks(page: Path) -> list[Block]:
+    """The blocks of a page from top to bottom."""
+    text = page.read_text("utf-8")
+    return [
+        Block(page, match["language"], match["needs"], match["title"], match["text"]) for match in _FENCE.finditer(text)
+    ]
+
+
+def all_blocks() -> Iterator[Block]:
+    for page in PAGES:
+        yield from read_blocks(page)
+
+
+def page_name(page: Path) -> str:
+    """The page relative to the repository, for the names of tests."""
+    return page.relative_to(ROOT).as_posix()
+
+
+def expected_exit_code(command: str) -> int:
+    """The N of a trailing comment `# exit: N`, else 0."""
+    match = re.search(r"# exit: (\d+)$", command)
+    return int(match[1]) if match else 0

@@ -1,0 +1,168 @@
+"""Conditions of a run: from samples whose answer is known, from rubbish, and in bounded memory."""
+
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from mlbench_cli.results.archive.conditions import LABELS, Condition, Conditions, assess_conditions
+from tests.unit.results.runs import spec
+
+
+def rows(seconds: int = 100, *, cores: int = 4, own: float = 2.0, other: float = 0.0, **facts: Any) -> Iterator[Any]:
+    """One row a second of a machine on which the run uses `own` CPUs and everything else `other` CPUs."""
+    first = {"cores": cores, "quota": None, "lock": "held", "lock_reason": None, **facts}
+    for second in range(seconds + 1):
+        yield {"time": 1.0 + second, "rank": 0, "cpu_seconds": own * second}
+        yield {
+            "time": 1.0 + second,
+            "kind": "machine",
+            **(first if second == 0 else {}),
+            "elapsed_seconds": float(second),
+            "busy_seconds": (own + other) * second,
+            "own_seconds": own * second,
+            "steal_seconds": 0.0,
+            "throttled_periods": 0,
+            "throttled_seconds": 0.0,
+        }
+
+
+def test_a_run_alone_on_its_machine_has_no_label() -> None:
+    found = assess_conditions(spec(workers=2), None, rows(other=0.3))
+    assert (found.labels, found.phrase, found.measured) == ((), "", True)
+
+
+def test_without_samples_nothing_is_claimed() -> None:
+    found = assess_conditions(spec(workers=2), None, [{"time": 1.0, "rank": 0}])
+    assert found == Conditions(measured=False)
+
+
+def test_more_ranks_than_cores_are_crowded() -> None:
+    found = assess_conditions(spec(workers=4), None, rows(cores=2))
+    assert found.crowded == Condition("crowded", "4 ranks on 2 cores", {"ranks": 4, "cpus": 0.0, "cores": 2})
+    assert assess_conditions(spec(workers=4, run_on_all=False), None, rows(cores=2)).crowded is None
+    assert assess_conditions(spec(workers=4), {"machine": {"cores": 2}}, []).labels == ("crowded",)
+    assert assess_conditions(spec(workers=4, engine="kubernetes"), None, rows(cores=2)).crowded is None
+
+
+def test_more_cpus_than_cores_are_crowded() -> None:
+    found = assess_conditions(spec(workers=2, cpus=3.0), None, rows(cores=4))
+    assert found.phrase == "crowded: 6 CPUs for 2 ranks on 4 cores"
+    assert assess_conditions(spec(workers=2, cpus=2.0), None, rows(cores=4)).labels == ()
+
+
+@pytest.mark.parametrize(("other", "labels"), [(0.3, ()), (0.39, ()), (0.41, ("contended",)), (2.0, ("contended",))])
+def test_other_load_above_a_tenth_of_the_cpus_is_contention(other: float, labels: tuple[str, ...]) -> None:
+    assert assess_conditions(spec(), None, rows(cores=4, other=other)).labels == labels
+
+
+def test_the_reason_of_contention_has_the_figures() -> None:
+    found = assess_conditions(spec(), None, rows(cores=2, own=1.0, other=0.9)).contended
+    assert found is not None
+    assert found.reason == "other processes used 0.9 of 2 CPUs on average"
+    assert found.figures["other_cpus"] == pytest.approx(0.9)
+    assert found.figures["peak_other_cpus"] == pytest.approx(0.9)
+
+
+def test_a_burst_shows_in_the_peak_and_not_in_the_label() -> None:
+    quiet = list(rows(100, cores=2, own=1.0))
+    for row in quiet:
+        if row.get("kind") == "machine" and row["elapsed_seconds"] > 50:
+            row["busy_seconds"] += 1.0
+    assert assess_conditions(spec(), None, quiet).labels == ()
+    for row in quiet:
+        if row.get("kind") == "machine" and row["elapsed_seconds"] > 60:
+            row["busy_seconds"] += 30.0
+    found = assess_conditions(spec(), None, quiet).contended
+    assert found is not None
+    assert found.figures["peak_other_cpus"] == pytest.approx(30.0)
+
+
+def test_the_client_of_a_short_run_is_no_contention() -> None:
+    short = [row | {"busy_seconds": 0.6, "own_seconds": 0.3, "elapsed_seconds": 0.4} for row in list(rows(1))[1:2]]
+    assert assess_conditions(spec(), None, short).labels == ()
+
+
+def test_stolen_time_is_contention_by_the_hypervisor() -> None:
+    stolen = [row | {"steal_seconds": row["elapsed_seconds"]} for row in rows() if row.get("kind")]
+    found = assess_conditions(spec(), None, stolen)
+    assert found.phrase == "contended: the hypervisor gave 1 of 4 CPUs to others on average"
+
+
+def test_throttling_is_a_quota_that_limits() -> None:
+    throttled = list(rows(quota=1.5))
+    throttled[-1] |= {"throttled_periods": 12, "throttled_seconds": 3.25}
+    found = assess_conditions(spec(), None, throttled)
+    assert found.phrase == "quota-limited: a quota of 1.5 CPUs paused it 12 times, for 3.2 s together"
+    assert found.labels == ("quota_limited",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "facts", "reason"),
+    [
+        ({"share_machine": True}, {"lock": "shared"}, "--share-machine"),
+        ({}, {"lock": "unavailable", "lock_reason": "/tmp/x: denied"}, "no lock of this machine (/tmp/x: denied)"),
+    ],
+)
+def test_a_run_without_the_lock_is_shared(changes: dict[str, Any], facts: dict[str, Any], reason: str) -> None:
+    found = assess_conditions(spec(**changes), None, rows(**facts))
+    assert found.labels == ("shared",)
+    assert found.shared == Condition("shared", reason)
+
+
+def test_of_several_machines_the_worst_counts() -> None:
+    both = [row | {"worker": 0} for row in rows(cores=4, other=1.0)]
+    both += [row | {"worker": 1} for row in rows(cores=4, other=3.0)]
+    found = assess_conditions(spec(engine="kubernetes"), None, both).contended
+    assert found is not None
+    assert found.figures["other_cpus"] == pytest.approx(3.0)
+
+
+def test_documents_hold_all_of_it() -> None:
+    found = assess_conditions(spec(workers=8, share_machine=True), None, rows(other=2.0))
+    assert found.labels == ("crowded", "contended", "shared")
+    assert Conditions.from_dict(found.to_dict()) == found
+    assert list(found.to_dict()) == ["measured", "labels", *LABELS]
+    for bad in ({}, {"crowded": 3}, dict.fromkeys(LABELS, 3)):
+        with pytest.raises((KeyError, TypeError)):
+            Conditions.from_dict(bad)
+
+
+def test_a_spec_and_its_document_give_the_same() -> None:
+    run_spec = spec(workers=8, share_machine=True)
+    assert assess_conditions(run_spec.to_dict(), None, rows()) == assess_conditions(run_spec, None, rows())
+
+
+def test_a_long_run_takes_no_more_memory() -> None:
+    def peak(seconds: int) -> int:
+        tracemalloc.start()
+        assess_conditions(spec(), None, rows(seconds))
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    peak(10)
+    assert peak(20_000) < 2 * peak(200)
+
+
+JSON = some.recursive(
+    some.none() | some.booleans() | some.floats() | some.integers() | some.text(max_size=5),
+    lambda inner: some.lists(inner, max_size=2) | some.dictionaries(some.text(max_size=5), inner, max_size=2),
+    max_leaves=4,
+)
+FIELDS = ("cores", "quota", "lock", "lock_reason", "elapsed_seconds", "busy_seconds", "own_seconds", "worker")
+ROWS = some.lists(
+    some.fixed_dictionaries(
+        {"kind": some.sampled_from(["machine", "gpu"]) | JSON}, optional=dict.fromkeys(FIELDS, JSON)
+    )
+)
+
+
+@given(ROWS)
+def test_any_rows_give_an_answer(samples: list[dict[str, Any]]) -> None:
+    found = assess_conditions(spec(), None, samples)
+    assert set(found.labels) <= set(LABELS)
+    assert Conditions.from_dict(found.to_dict()) == found

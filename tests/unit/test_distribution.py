@@ -1,0 +1,30 @@
+"""What belongs into a wheel and a source distribution. `make dist` checks real ones with the same function."""
+
+import pytest
+
+from tools.check_dist import expected_files, find_problems
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mlbench_cli/py.typed",
+        "providers/py.typed",
+        "templates/py.typed",
+        "task_images/py.typed",
+        "providers/prices.toml",
+        "mlbench_cli/results/analysis/published_allreduce.csv",
+        "templates/kubernetes/worker.sh",
+        "templates/kubernetes/job.yaml.j2",
+        "templates/cloudformation/network.yaml",
+        "task_images/digits_resnet/task.yaml",
+    ],
+)
+def test_files_that_the_program_reads_are_expected(name: str) -> None:
+    assert name in expected_files()
+
+
+def test_missing_and_foreign_files_are_problems() -> None:
+    assert find_problems({"a", "LICENSE"}, ["a"], ["LICENSE"]) == []
+    assert find_problems({"a"}, ["a", "b"], ["LICENSE"]) == ["LICENSE is missing", "b is missing"]
+    assert find_problems({"a", "tests/test_a.py"}, ["a"], []) == ["tests/test_a.py does not belong in it"]

@@ -1,0 +1,98 @@
+"""What surrounds the code agrees with it: workflows, hooks, pinned versions, the changelog."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from mlbench_cli import __version__
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+REQUIREMENTS = [
+    requirement
+    for entries in [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
+    for requirement in map(Requirement, entries)
+    if requirement.name != PROJECT["name"]
+]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_call_targets_of_make_and_nothing_else(path: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    jobs = yaml.safe_load(path.read_text())["jobs"].values()
+    commands = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+    assert commands
+    for command in commands:
+        match = re.fullmatch(r"make ([a-z0-9-]+)( [A-Z_]+=\S+)*", command)
+        assert match, command
+        assert re.search(rf"^{match[1]}:", makefile, re.MULTILINE), f"there is no target {match[1]}"
+
+
+def test_the_workflow_tests_every_python_that_the_project_names() -> None:
+    test = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())["jobs"]["test"]
+    named = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
+    assert test["strategy"]["matrix"]["python"] == named
+    assert PROJECT["requires-python"] == f">={named[0]}"
+
+
+def test_hooks_use_the_environment_and_fetch_nothing() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    assert [repository["repo"] for repository in hooks["repos"]] == ["local"]
+    assert all(hook["language"] == "system" for hook in hooks["repos"][0]["hooks"])
+
+
+@pytest.mark.parametrize("requirement", REQUIREMENTS, ids=str)
+def test_every_dependency_has_a_floor_and_a_cap(requirement: Requirement) -> None:
+    operators = {specifier.operator for specifier in requirement.specifier}
+    assert {">=", "<"} <= operators
+
+
+def test_pinned_versions_are_allowed_and_complete() -> None:
+    """`make lock` after a change of dependencies."""
+    lines = (ROOT / "requirements-ci.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.lstrip().startswith("#")]
+    versions = {canonicalize_name(pin.name): [item.version for item in pin.specifier] for pin in pins}
+    assert all(len(found) == 1 for found in versions.values())
+    unpinned = {"uv", "tensorflow-cpu"}  # of extras that CI does not install
+    for requirement in REQUIREMENTS:
+        name = canonicalize_name(requirement.name)
+        if name not in unpinned:
+            assert name in versions, f"{name} is not pinned: make lock"
+            assert requirement.specifier.contains(versions[name][0]), (
+                f"{name} is pinned at a version not allowed: make lock"
+            )
+
+
+def test_no_file_of_the_front_names_the_host_of_a_package_index() -> None:
+    names = ["Makefile", "pyproject.toml", "requirements-ci.txt", ".pre-commit-config.yaml", "README.md", ".ci/run"]
+    texts = {name: (ROOT / name).read_text() for name in names}
+    texts |= {path.name: path.read_text() for path in [*WORKFLOWS, *(ROOT / "docs").rglob("*.md")]}
+    hosts = re.compile(r"py" + r"pi\.org|pythonhosted|download\.pytorch|index-url (?!\"\$)", re.IGNORECASE)
+    assert not [name for name, text in texts.items() if hosts.search(text)]
+
+
+def test_the_changelog_has_this_version_and_what_is_unreleased() -> None:
+    titles = re.findall(r"^## \[([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert titles[0] == "Unreleased"
+    assert __version__ in titles
+
+
+@pytest.mark.parametrize("provider", ["gke", "eks"])
+def test_doctor_wants_the_version_that_the_project_does(provider: str) -> None:
+    text = (ROOT / "providers" / provider / "doctor.py").read_text("utf-8")
+    match = re.search(rf'library\(\w+, "([a-z0-9-]+)", "([0-9.]+)", "{provider}"\)', text)
+    assert match, "doctor does not ask for the library any more"
+    (floor,) = [
+        item.version
+        for requirement in REQUIREMENTS
+        if requirement.name == match[1]
+        for item in requirement.specifier
+        if item.operator == ">="
+    ]
+    assert match[2] == floor
