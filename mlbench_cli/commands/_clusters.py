@@ -5,8 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from mlbench_cli import console
+from mlbench_cli import clusters, console
 from mlbench_cli.model import Cluster
+from mlbench_cli.store import Store
 from mlbench_cli.times import timestamp
 from providers.base import Plan
 from providers.lifecycle import Step
@@ -56,6 +57,15 @@ class StepPrinter:
             self._line.close()
             self._line, self._topic = console.ProgressLine(), topic
         self._line.update(lambda width: console.fit_parts([(topic + because, 0), (elapsed, 0)], width))
+
+
+def delete_with_progress(store: Store, cluster: Cluster) -> str:
+    """Delete the cluster, with its steps on stderr. Returns a sentence that says what was done."""
+    with StepPrinter() as report:
+        certain = clusters.delete_cluster(store, cluster, report, console.warn)
+    if cluster.provider == "attached":
+        return f"The cluster {cluster.name} is forgotten; nothing on it was changed."
+    return f"The cluster {cluster.name} is deleted{'; nothing of it is left' if certain else ''}."
 
 
 def show_plan(cluster: Cluster, plan: Plan) -> None:

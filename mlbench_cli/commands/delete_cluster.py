@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import clusters, console
-from mlbench_cli.commands._clusters import Location, Project, StepPrinter
+from mlbench_cli.commands._clusters import Location, Project, delete_with_progress
 from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters, sealed
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model import Cluster
@@ -52,15 +52,6 @@ def delete_cluster(
         place = f", {cluster.location}" if cluster.location else ""
         console.confirm(f"Delete the cluster {name} ({cluster.provider}{place}) and everything on it?", yes=yes)
     _print(name, delete_with_progress(store, cluster), output)
-
-
-def delete_with_progress(store: Store, cluster: Cluster) -> str:
-    """Delete the cluster, with its steps on stderr. Returns a sentence that says what was done."""
-    with StepPrinter() as report:
-        certain = clusters.delete_cluster(store, cluster, report, console.warn)
-    if cluster.provider == "attached":
-        return f"The cluster {cluster.name} is forgotten; nothing on it was changed."
-    return f"The cluster {cluster.name} is deleted{'; nothing of it is left' if certain else ''}."
 
 
 def _print(name: str, sentence: str, output: Format) -> None:

@@ -8,9 +8,8 @@ import typer
 
 from mlbench_cli import clusters, console
 from mlbench_cli.cluster_details import ClusterDetails
-from mlbench_cli.commands._clusters import Location, Project, cluster_document
+from mlbench_cli.commands._clusters import Location, Project, cluster_document, delete_with_progress
 from mlbench_cli.commands._common import Format, Output, Yes
-from mlbench_cli.commands.delete_cluster import delete_with_progress
 from mlbench_cli.errors import CleanupError, MlbenchError
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store

@@ -16,10 +16,11 @@ from mlbench_cli import __version__
 from mlbench_cli.catalog import BACKENDS, BUDGET, Task, load_catalog, load_task, short
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
-from mlbench_cli.masking import is_secret_variable, refuse_secrets
+from mlbench_cli.masking import refuse_secrets
 from mlbench_cli.model import Cluster
-from mlbench_cli.runs.request import GIVEN_BY_ENGINE, KUBERNETES, OPTIONS, Request, clip, flag, parse_duration
-from mlbench_cli.spec import CUSTOM, MAX_TIMEOUT, OPEN, SEED, KubernetesOptions, RunSpec, check_name
+from mlbench_cli.runs.kubernetes_options import check_mount_point, require_folder, resolve_kubernetes
+from mlbench_cli.runs.request import KUBERNETES, OPTIONS, Request, clip, flag, parse_duration
+from mlbench_cli.spec import CUSTOM, MAX_TIMEOUT, OPEN, SEED, RunSpec, check_name
 from task_images.harness.cores import effective_cores
 
 MAX_LOCAL_RANKS = 64
@@ -27,11 +28,7 @@ MAX_REPEATS = 1000
 # The word in a cluster's record says that its figures mean nothing; this, in the run's, says why.
 FUNCTIONAL_ONLY = "all nodes of the cluster are containers on one machine"
 REGISTRY = "mlbench"  # where the catalogue's images are unless request or cluster say otherwise
-_QUANTITY = re.compile(r"\d+(?:\.\d+)?(?:[KMGTP]i|[kMGTP])?")
-_LABEL_KEY = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9./_-]*[A-Za-z0-9])?")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _BACKEND = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,39}")
-_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
 @dataclass(frozen=True)
@@ -69,10 +66,14 @@ def resolve(
     elif request.share_machine is not None:
         raise UsageError("--share-machine is about this machine; it has no meaning on other clusters.")
     if local:
-        request = replace(request, data_dir=_existing_folder(request.data_dir, "--data-dir"))
+        request = replace(request, data_dir=require_folder(request.data_dir, "--data-dir"))
     elif request.data_claim or request.data_dir:
-        request = replace(request, data_dir=_mount_point(request.data_dir or "/data"))
-    common = {**_program(request, cluster, tasks), **_placement(request), "kubernetes": _kubernetes(request, cluster)}
+        request = replace(request, data_dir=check_mount_point(request.data_dir or "/data"))
+    common = {
+        **_program(request, cluster, tasks),
+        **_placement(request),
+        "kubernetes": resolve_kubernetes(request, cluster),
+    }
     if local:
         _check_data(request, common, tasks)
         machine = machine or local_machine()
@@ -376,70 +377,6 @@ def _check_local(spec: RunSpec, machine: Machine) -> None:
         )
 
 
-def _refuse_cluster_options(request: Request) -> None:
-    for item in OPTIONS:
-        if item.metadata["panel"] == KUBERNETES and getattr(request, item.name) not in (None, (), {}):
-            raise UsageError(
-                f"{flag(item.name)} has no meaning on the local cluster.",
-                hint="Leave it out, or choose a cluster with --cluster.",
-            )
-
-
-def _cluster_kind(cluster: Cluster) -> str:
-    """Provider and machine type, such as "gke/n1-standard-4"; the provider alone if the type is not known."""
-    return "/".join(str(part) for part in (cluster.provider, cluster.details.get("machine_type")) if part)
-
-
-def _price(cluster: Cluster) -> dict[str, Any]:
-    """What the cluster was planned to cost, by the table of prices of that day: it stays with the run."""
-    plan = ClusterDetails.of(cluster).plan
-    if not plan:
-        return {}
-    return {
-        "per_hour": plan.get("price_per_hour"),
-        "currency": plan.get("currency"),
-        "source": plan.get("price_source"),
-        "table": plan.get("price_table"),
-    }
-
-
-def _devices(request: Request, cluster: Cluster) -> dict[str, str]:
-    """All of a machine's, such as network cards, for its only worker; workers that share one do without."""
-    if request.spread is False:
-        return {}
-    return {name: str(count) for name, count in ClusterDetails.of(cluster).devices_per_node.items()}
-
-
-def _kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
-    given: dict[str, Any] = {
-        "namespace": _label(request.namespace, "namespace"),
-        "memory": _quantity(request.memory, "memory"),
-        "shm": _quantity(request.shm, "shm"),
-        "pull_secret": _label(request.pull_secret, "pull_secret"),
-        "queue": _label(request.queue, "queue"),
-        "env_secret": _label(request.env_secret, "env_secret"),
-        "data_claim": _label(request.data_claim, "data_claim"),
-        "hold_seconds": None if request.hold is None else round(parse_duration(request.hold, "--hold")),
-        "collect": request.collect,
-        "template_dir": _existing_folder(request.template_dir, "--template-dir"),
-        "host_network": request.host_network,
-        "spread": request.spread,
-        "registry": None if request.registry is None else request.registry.rstrip("/"),
-    }
-    if request.collect not in (None, "rank0", "all"):
-        raise UsageError(f'--collect "{clip(request.collect)}" is neither rank0 nor all.')
-    for key in request.node_selector:
-        if not _LABEL_KEY.fullmatch(key):
-            raise UsageError(f'--node-selector: "{clip(key)}" is not the key of a label.')
-    return KubernetesOptions(
-        node_selector=dict(request.node_selector),
-        devices=_devices(request, cluster),
-        tolerations=tuple(_toleration(text) for text in request.toleration),
-        env=_environment(request.env),
-        **{key: value for key, value in given.items() if value is not None},
-    )
-
-
 def _check_data(request: Request, common: Mapping[str, Any], tasks: Mapping[str, Task] | None) -> None:
     """Refuse a task whose files are not in the data folder of this machine, unless it downloads them itself."""
     if common["task"] == CUSTOM or common["preset"] == OPEN:
@@ -458,58 +395,28 @@ def _check_data(request: Request, common: Mapping[str, Any], tasks: Mapping[str,
     )
 
 
-def _existing_folder(path: str | None, what: str) -> str | None:
-    """The folder's absolute path. Raises NotFoundError where there is none."""
-    if path is None:
-        return None
-    if "\0" in path or not Path(path).is_dir():
-        raise NotFoundError(f"{what}: there is no folder {clip(path)}.")
-    return os.path.abspath(path)
-
-
-def _mount_point(path: str) -> str:
-    """A folder inside the container: absolute, and none of those that the run's own volumes take."""
-    taken = ("/", "/dev", "/mlbench", "/proc", "/results", "/sys", "/tmp")
-    if not path.startswith("/") or os.path.normpath(path) in taken or path.startswith("/dev/"):
-        raise UsageError(
-            f'--data-dir "{clip(path)}" is no place for data in a container.', hint="Name an absolute path, as /data."
-        )
-    return os.path.normpath(path)
-
-
-def _label(text: str | None, name: str) -> str | None:
-    if text is not None and not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?", text):
-        raise UsageError(f'{flag(name)} "{clip(text)}" is not a Kubernetes name (a-z, 0-9 and "-").')
-    return text
-
-
-def _quantity(text: str | None, name: str) -> str | None:
-    if text is not None and not (text.isascii() and _QUANTITY.fullmatch(text)):
-        raise UsageError(f'{flag(name)} "{clip(text)}" is not a Kubernetes quantity.', hint="Write 512Mi, 8Gi or 8G.")
-    return text
-
-
-def _toleration(text: str) -> str:
-    """KEY[=VALUE][:EFFECT], checked."""
-    rest, colon, effect = text.rpartition(":")
-    key = (rest if colon else text).partition("=")[0]
-    if colon and effect not in _EFFECTS:
-        near = did_you_mean(effect, _EFFECTS)
-        raise UsageError(f'--toleration "{clip(text)}": the effect is one of {", ".join(_EFFECTS)}.{near}')
-    if not _LABEL_KEY.fullmatch(key):
-        raise UsageError(f'--toleration "{clip(text)}" is not of the form KEY[=VALUE][:EFFECT].')
-    return text
-
-
-def _environment(env: Mapping[str, str]) -> dict[str, str]:
-    for name in env:
-        if not _VARIABLE.fullmatch(name):
-            raise UsageError(f'--env: "{clip(name)}" is not the name of a variable.')
-        if name in GIVEN_BY_ENGINE or name.startswith("MLBENCH_"):
-            raise UsageError(f"--env: {name} is set by mlbench itself.")
-        if is_secret_variable(name):
+def _refuse_cluster_options(request: Request) -> None:
+    for item in OPTIONS:
+        if item.metadata["panel"] == KUBERNETES and getattr(request, item.name) not in (None, (), {}):
             raise UsageError(
-                f"--env: {name} looks like a secret, and what --env sets is kept with the results.",
-                hint="Put it into a Kubernetes secret and name that with --env-secret.",
+                f"{flag(item.name)} has no meaning on the local cluster.",
+                hint="Leave it out, or choose a cluster with --cluster.",
             )
-    return dict(env)
+
+
+def _cluster_kind(cluster: Cluster) -> str:
+    """Provider and machine type, such as "gke/n1-standard-4"; the provider alone if the type is not known."""
+    return "/".join(str(part) for part in (cluster.provider, ClusterDetails.of(cluster).machine_type) if part)
+
+
+def _price(cluster: Cluster) -> dict[str, Any]:
+    """What the cluster was planned to cost, by the table of prices of that day: it stays with the run."""
+    plan = ClusterDetails.of(cluster).plan
+    if not plan:
+        return {}
+    return {
+        "per_hour": plan.get("price_per_hour"),
+        "currency": plan.get("currency"),
+        "source": plan.get("price_source"),
+        "table": plan.get("price_table"),
+    }

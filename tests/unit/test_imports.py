@@ -61,7 +61,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("mlbench_cli.errors", "mlbench_cli.text", "mlbench_cli.terminal", "mlbench_cli.prompts"),
     ),
     "mlbench_cli.runs.request": ("mlbench_cli.errors", "mlbench_cli.catalog", "mlbench_cli.durations"),
-    "mlbench_cli.runs.launch": (*BASE, "mlbench_cli.masking", "mlbench_cli.runs.request", "mlbench_cli.__init__"),
+    "mlbench_cli.runs.kubernetes_options": (*BASE, "mlbench_cli.masking", "mlbench_cli.runs.request"),
+    "mlbench_cli.runs.launch": (
+        *(*BASE, "mlbench_cli.masking", "mlbench_cli.runs.request", "mlbench_cli.runs.kubernetes_options"),
+        "mlbench_cli.__init__",
+    ),
     "mlbench_cli.runs.wizard": (
         *(*BASE, "mlbench_cli.runs.request", "mlbench_cli.runs.launch", "mlbench_cli.console", "mlbench_cli.text"),
     ),

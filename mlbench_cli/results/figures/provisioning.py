@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlbench_cli import files
+from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model import Cluster
 from mlbench_cli.results.analysis.comparability import shorten
@@ -62,7 +63,8 @@ def to_csv(clusters: Sequence[Cluster]) -> str:
 
 
 def _lines(cluster: Cluster, phase: str) -> list[dict[str, Any]]:
-    entries = cluster.details.get("provisioning" if phase == "making" else "removal", [])
+    details = ClusterDetails.of(cluster)
+    entries = details.provisioning if phase == "making" else details.removal
     return [
         {
             "kind": entry["kind"],
@@ -167,11 +169,11 @@ def _title(cluster: Cluster, phase: str) -> str:
     whole = _seconds(max(moments)) if lines and None not in moments else None
     if phase == "removal":
         return f"Removal: {whole}" if whole else "Removal"
-    details = cluster.details
-    gpus = f" with {details['gpus_per_node']} × {details['gpu']} each" if details.get("gpu") else ""
-    machines = f"{details.get('nodes')} × {details['machine_type']}{gpus}" if details.get("machine_type") else ""
-    facts = [cluster.provider, details.get("location"), machines]
-    label = " (functional only)" if details.get("functional_only") else ""
+    details = ClusterDetails.of(cluster)
+    gpus = f" with {details.gpus_per_node} × {details.gpu} each" if details.gpu else ""
+    machines = f"{details.nodes} × {details.machine_type}{gpus}" if details.machine_type else ""
+    facts = [cluster.provider, details.location, machines]
+    label = " (functional only)" if details.functional_only else ""
     ready = f": ready after {whole}" if whole else ": not ready"
     return f"{cluster.name}{ready}\n{', '.join(str(fact) for fact in facts if fact)}{label}"
 

@@ -1,0 +1,120 @@
+"""The options of runs on Kubernetes: from a request and its cluster to `KubernetesOptions`.
+
+Pure, but for a look at whether a folder exists. What Kubernetes would refuse is refused here, with the option's name.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mlbench_cli.cluster_details import ClusterDetails
+from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
+from mlbench_cli.masking import is_secret_variable
+from mlbench_cli.model import Cluster
+from mlbench_cli.runs.request import GIVEN_BY_ENGINE, Request, clip, flag, parse_duration
+from mlbench_cli.spec import KubernetesOptions
+
+_QUANTITY = re.compile(r"\d+(?:\.\d+)?(?:[KMGTP]i|[kMGTP])?")
+_LABEL_KEY = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9./_-]*[A-Za-z0-9])?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+
+
+def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
+    """The checked options of a run on Kubernetes. Raises UsageError; NotFoundError if there is no template folder."""
+    given: dict[str, Any] = {
+        "namespace": _check_label(request.namespace, "namespace"),
+        "memory": _check_quantity(request.memory, "memory"),
+        "shm": _check_quantity(request.shm, "shm"),
+        "pull_secret": _check_label(request.pull_secret, "pull_secret"),
+        "queue": _check_label(request.queue, "queue"),
+        "env_secret": _check_label(request.env_secret, "env_secret"),
+        "data_claim": _check_label(request.data_claim, "data_claim"),
+        "hold_seconds": None if request.hold is None else round(parse_duration(request.hold, "--hold")),
+        "collect": request.collect,
+        "template_dir": require_folder(request.template_dir, "--template-dir"),
+        "host_network": request.host_network,
+        "spread": request.spread,
+        "registry": None if request.registry is None else request.registry.rstrip("/"),
+    }
+    if request.collect not in (None, "rank0", "all"):
+        raise UsageError(f'--collect "{clip(request.collect)}" is neither rank0 nor all.')
+    for key in request.node_selector:
+        if not _LABEL_KEY.fullmatch(key):
+            raise UsageError(f'--node-selector: "{clip(key)}" is not the key of a label.')
+    return KubernetesOptions(
+        node_selector=dict(request.node_selector),
+        devices=_list_devices(request, cluster),
+        tolerations=tuple(_check_toleration(text) for text in request.toleration),
+        env=_check_environment(request.env),
+        **{key: value for key, value in given.items() if value is not None},
+    )
+
+
+def require_folder(path: str | None, what: str) -> str | None:
+    """The folder's absolute path; None for None. Raises NotFoundError naming the option `what` if there is none."""
+    if path is None:
+        return None
+    if "\0" in path or not Path(path).is_dir():
+        raise NotFoundError(f"{what}: there is no folder {clip(path)}.")
+    return os.path.abspath(path)
+
+
+def check_mount_point(path: str) -> str:
+    """The normalized path of a folder inside the container.
+
+    Raises UsageError if it is not absolute, or is one that the run's own volumes take.
+    """
+    taken = ("/", "/dev", "/mlbench", "/proc", "/results", "/sys", "/tmp")
+    if not path.startswith("/") or os.path.normpath(path) in taken or path.startswith("/dev/"):
+        raise UsageError(
+            f'--data-dir "{clip(path)}" is no place for data in a container.', hint="Name an absolute path, as /data."
+        )
+    return os.path.normpath(path)
+
+
+def _list_devices(request: Request, cluster: Cluster) -> dict[str, str]:
+    """All devices of a machine, such as network cards, for its only worker; none for workers that share a machine."""
+    if request.spread is False:
+        return {}
+    return {name: str(count) for name, count in ClusterDetails.of(cluster).devices_per_node.items()}
+
+
+def _check_label(text: str | None, name: str) -> str | None:
+    if text is not None and not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?", text):
+        raise UsageError(f'{flag(name)} "{clip(text)}" is not a Kubernetes name (a-z, 0-9 and "-").')
+    return text
+
+
+def _check_quantity(text: str | None, name: str) -> str | None:
+    if text is not None and not (text.isascii() and _QUANTITY.fullmatch(text)):
+        raise UsageError(f'{flag(name)} "{clip(text)}" is not a Kubernetes quantity.', hint="Write 512Mi, 8Gi or 8G.")
+    return text
+
+
+def _check_toleration(text: str) -> str:
+    """The text of a toleration, KEY[=VALUE][:EFFECT]. Raises UsageError if it has another form."""
+    rest, colon, effect = text.rpartition(":")
+    key = (rest if colon else text).partition("=")[0]
+    if colon and effect not in _EFFECTS:
+        near = did_you_mean(effect, _EFFECTS)
+        raise UsageError(f'--toleration "{clip(text)}": the effect is one of {", ".join(_EFFECTS)}.{near}')
+    if not _LABEL_KEY.fullmatch(key):
+        raise UsageError(f'--toleration "{clip(text)}" is not of the form KEY[=VALUE][:EFFECT].')
+    return text
+
+
+def _check_environment(env: Mapping[str, str]) -> dict[str, str]:
+    for name in env:
+        if not _VARIABLE.fullmatch(name):
+            raise UsageError(f'--env: "{clip(name)}" is not the name of a variable.')
+        if name in GIVEN_BY_ENGINE or name.startswith("MLBENCH_"):
+            raise UsageError(f"--env: {name} is set by mlbench itself.")
+        if is_secret_variable(name):
+            raise UsageError(
+                f"--env: {name} looks like a secret, and what --env sets is kept with the results.",
+                hint="Put it into a Kubernetes secret and name that with --env-secret.",
+            )
+    return dict(env)
