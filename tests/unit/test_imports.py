@@ -64,13 +64,15 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.runs.kubernetes_options": (*BASE, "mlbench_cli.masking", "mlbench_cli.runs.request"),
     "mlbench_cli.runs.launch": (
         *(*BASE, "mlbench_cli.masking", "mlbench_cli.runs.request", "mlbench_cli.runs.kubernetes_options"),
-        "mlbench_cli.__init__",
+        *("mlbench_cli.__init__", "task_images.harness.cores"),
     ),
     "mlbench_cli.runs.wizard": (
         *(*BASE, "mlbench_cli.runs.request", "mlbench_cli.runs.launch", "mlbench_cli.console", "mlbench_cli.text"),
     ),
     "mlbench_cli.kube": (*BASE, "mlbench_cli.engines.base"),
-    "mlbench_cli.engines": (*BASE, "mlbench_cli.kube", "templates", "mlbench_cli.__init__"),
+    "mlbench_cli.engines": (
+        *(*BASE, "mlbench_cli.kube", "templates", "mlbench_cli.__init__", "task_images.harness.cores"),
+    ),
     "mlbench_cli.results": (*BASE, "mlbench_cli.provenance", "mlbench_cli.engines.base", "mlbench_cli.__init__"),
     "mlbench_cli.runs": (*BASE, "mlbench_cli.engines", "mlbench_cli.results", "mlbench_cli.__init__"),
     "mlbench_cli.commands": (
