@@ -92,7 +92,15 @@ class Request:
     toleration: tuple[str, ...] = _cluster_option("taint to tolerate", kind="texts", metavar="KEY[=VALUE][:EFFECT]")
     pull_secret: str | None = _cluster_option("name of the secret for pulling the image")
     queue: str | None = _cluster_option("name of the Kueue queue")
-    hold: str | None = _cluster_option("how long results wait to be fetched; default: 15m", metavar="DURATION")
+    keep: str | None = _cluster_option(
+        "how long the cluster keeps the results after the run, in a small pod of their own; default: 24h; 0: never",
+        metavar="DURATION",
+    )
+    keep_storage: str | None = _cluster_option("disk for the results that are kept, e.g. 50Gi; default: 10Gi")
+    hold: str | None = _cluster_option(
+        "how long a worker itself waits with its results if they cannot be kept elsewhere; default: 15m",
+        metavar="DURATION",
+    )
     collect: str | None = _cluster_option("workers whose output is kept: rank0 (default) or all")
     env: Mapping[str, str] = _cluster_option("environment variable of the ranks", kind="pairs", metavar="KEY=VALUE")
     env_secret: str | None = _cluster_option("secret of the namespace whose keys become variables of the ranks")
@@ -102,6 +110,16 @@ class Request:
     template_dir: str | None = _cluster_option("folder with templates that replace the built-in ones", metavar="DIR")
     host_network: bool | None = _cluster_option("use the network of the nodes", kind="switch")
     spread: bool | None = _cluster_option("one worker per node (default)", kind="switch")
+    share_nodes: bool | None = _cluster_option("also use nodes on which another run measures", kind="switch")
+    egress: bool | None = _cluster_option(
+        "let workers connect to the outside (default); without it to each other and to DNS only", kind="switch"
+    )
+    run_as_user: int | None = _cluster_option(
+        "user number in the containers; default: 10001; 0: root", kind="integer", metavar="UID"
+    )
+    writable_root: bool | None = _cluster_option(
+        "let the command write everywhere in its container, not only to /tmp and its output folder", kind="switch"
+    )
     registry: str | None = _cluster_option("prefix of the catalogue's images, e.g. ghcr.io/me", metavar="PREFIX")
 
 
