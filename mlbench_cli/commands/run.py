@@ -189,10 +189,9 @@ def _print_submissions(submissions: list[Submission], output: Format) -> None:
         documents = [{"run": item.spec.name, "documents": list(item.documents)} for item in submissions]
         console.out_json({"submissions": documents})
         return
-    import yaml
+    import templates
 
-    documents = [dict(document) for item in submissions for document in item.documents]
-    console.out(yaml.safe_dump_all(documents, sort_keys=False, explicit_start=True, width=1000).rstrip())
+    console.out(templates.dump(document for item in submissions for document in item.documents).rstrip())
 
 
 def _warn(specs: tuple[RunSpec, ...], cluster: Cluster) -> None:
@@ -272,6 +271,7 @@ def _start_all(runs: list[Run], engine: Engine, store: Store) -> None:
             _forget(runs[number + 1 :], store)  # this one stays: it may have left something
             raise
         console.note(f"Run started with name {item.name}")
+        _announce_keeping(item)
 
 
 def _submit(item: Run, engine: Engine, store: Store, *, detach: bool) -> None:
@@ -311,6 +311,18 @@ def _announce(item: Run, engine: Engine) -> None:
     if item.spec.functional_only:
         console.note(f"Its result is functional, not a performance measurement: {item.spec.functional_only}.")
     console.note(f"Ctrl-C {interrupt}. It is stopped after {console.duration(item.spec.timeout)}.")
+    _announce_keeping(item)
+
+
+def _announce_keeping(item: Run) -> None:
+    """Until when the results can be fetched, of a run that a cluster executes."""
+    options = item.spec.kubernetes
+    if item.spec.engine != "kubernetes":
+        return
+    if options.keep_seconds:
+        console.note(f"The cluster keeps its results for {console.duration(options.keep_seconds)} after its end.")
+    else:
+        console.note(f"Its workers hold its results for {console.duration(options.hold_seconds)} after its end.")
 
 
 def _stop(item: Run, engine: Engine, store: Store, later: list[Run], stopped: BaseException) -> Stopped:

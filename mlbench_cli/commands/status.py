@@ -14,7 +14,7 @@ from mlbench_cli.commands._repeats import repeats_in, runs_named, show_repeats
 from mlbench_cli.commands._report import Reporter, format_eta, in_words
 from mlbench_cli.durations import parse_since
 from mlbench_cli.engines.base import Engine
-from mlbench_cli.errors import UsageError, did_you_mean
+from mlbench_cli.errors import MlbenchError, UsageError, did_you_mean
 from mlbench_cli.model import Outcome, Run, RunRow, RunState
 from mlbench_cli.runs.finished import read_finished
 from mlbench_cli.runs.snapshot import (
@@ -137,9 +137,20 @@ def _snapshot(row: RunRow, store: Store, watch: bool) -> dict[str, Any]:
     if watch:
         with Reporter(row.run) as report:
             supervise.watch(row.run, engine, report)
-    document = finished_snapshot(row) or live_snapshot(row, engine)
+    if (document := finished_snapshot(row)) is None:
+        document = live_snapshot(row, engine)
+        document["kept_until"] = _kept_until(row.run, engine) if document["state"] == ENDED else None
     document["ranks"] = [_with_timestamps(rank) for rank in document["ranks"]]
     return document
+
+
+def _kept_until(run: Run, engine: Engine) -> str | None:
+    """Until when the cluster keeps the results, RFC 3339; None if it does not, or does not say."""
+    try:
+        until = engine.kept_until(run)
+    except MlbenchError:
+        return None
+    return None if until is None else timestamp(until)
 
 
 def _with_timestamps(rank: dict[str, Any]) -> dict[str, Any]:
@@ -247,6 +258,7 @@ def _show_one(run: Run, document: dict[str, Any], metric: str | None, verbose: b
         ("Progress", _progress(document["progress"])),
         ("Goal", _goal(document["goal"])),
         ("Label", _label(document["functional_only"])),
+        ("Kept", f"on the cluster until {document['kept_until']}" if document.get("kept_until") else None),
         ("Folder", document["folder"]),
     ]
     console.out("\n".join(f"{title + ':':<10}{console.clean(text)}" for title, text in facts if text))

@@ -218,6 +218,10 @@ class KubernetesEngine:
             results = keeper.read(patience=0) if keeper else None
         return results.until if results else None
 
+    def discover(self, namespace: str | None = None) -> "list[FoundRun | UnreadableRun]":
+        """All runs in the namespace, oldest first, whoever started them."""
+        return discover_runs(self._access, namespace)
+
     def active_runs(self, namespace: str | None = None) -> tuple[str, ...]:
         """Names of the runs that were released and have not ended: their workers have nodes, or wait for some."""
         with self._access.client() as api:

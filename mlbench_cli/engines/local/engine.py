@@ -240,6 +240,10 @@ class LocalEngine:
             _sweep(run.folder)
         return Fetched(files=0, bytes=0)
 
+    def kept_until(self, run: Run) -> float | None:
+        """None: the results are in the run's folder."""
+        return None
+
     def cancel(self, run: Run) -> None:
         watch = Watch(run)
         watch.look()
