@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mlbench_cli.engines.environment import contract_environment
 from mlbench_cli.engines.kubernetes.diagnosis.scheduling import quantity
 from mlbench_cli.errors import UsageError
 from mlbench_cli.isolation import CODE_VARIABLES
@@ -204,18 +205,7 @@ def _environment(spec: RunSpec) -> dict[str, str]:
         **_threads(spec),
         **options.env,
         **(INSTALLED_CODE_ONLY if spec.runs_task_program else {}),
-        "MASTER_ADDR": f"{spec.name}-0.{spec.name}",
-        "MASTER_PORT": str(_port(spec)),
-        "WORLD_SIZE": str(spec.world_size),
-        "LOCAL_WORLD_SIZE": str(spec.processes_per_worker),
-        "MLBENCH_RUN_ID": spec.name,
-        "MLBENCH_BACKEND": spec.backend,
-        "MLBENCH_HOSTS": _hosts(spec),
-        "MLBENCH_DEVICE": spec.device,
-        "MLBENCH_GOAL": spec.goal,
-        "MLBENCH_DATA_DIR": spec.data_dir or "",
-        "MLBENCH_SEED": str(spec.seed),
-        "MLBENCH_PARAMETERS": canonical_json(spec.parameters).decode(),
+        **contract_environment(spec, _hosts(spec), f"{spec.name}-0.{spec.name}", str(_port(spec))),
         # Read by worker.sh only.
         "MLBENCH_WORK_DIR": WORK_DIR,
         "MLBENCH_WORKERS": str(spec.workers),
