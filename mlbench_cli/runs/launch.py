@@ -419,7 +419,7 @@ def _kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
         "env_secret": _label(request.env_secret, "env_secret"),
         "data_claim": _label(request.data_claim, "data_claim"),
         "hold_seconds": None if request.hold is None else round(parse_duration(request.hold, "--hold")),
-        "keep_seconds": None if request.keep is None else _keep_seconds(request.keep),
+        "keep_seconds": None if request.keep is None else round(parse_duration(request.keep, "--keep")),
         "keep_storage": _quantity(request.keep_storage, "keep_storage"),
         "collect": request.collect,
         "template_dir": _existing_folder(request.template_dir, "--template-dir"),
@@ -461,13 +461,6 @@ def _check_data(request: Request, common: Mapping[str, Any], tasks: Mapping[str,
         hint=f"--data-dir FOLDER, or run without them: {task.files.instead}",
         details={"missing": missing},
     )
-
-
-def _keep_seconds(text: str) -> int:
-    seconds = round(parse_duration(text, "--keep"))
-    if seconds > MAX_TIMEOUT:
-        raise UsageError(f"--keep {clip(text)}: the most is 30 days.")
-    return seconds
 
 
 def _existing_folder(path: str | None, what: str) -> str | None:

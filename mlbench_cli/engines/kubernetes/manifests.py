@@ -11,7 +11,7 @@ from mlbench_cli.engines.environment import contract_environment
 from mlbench_cli.engines.kubernetes.diagnosis.scheduling import quantity
 from mlbench_cli.errors import UsageError
 from mlbench_cli.isolation import CODE_VARIABLES
-from mlbench_cli.spec import KubernetesOptions, RunSpec, canonical_json
+from mlbench_cli.spec import MAX_TIMEOUT, KubernetesOptions, RunSpec, canonical_json
 
 RUN_LABEL = "mlbench/run"
 HASH_LABEL = "mlbench/spec-hash"
@@ -182,6 +182,8 @@ def _check(spec: RunSpec) -> None:
             f"--keep-storage {options.keep_storage}: it must be above {KEEPER_SPARE_BYTES >> 20} MiB.",
             hint="For example --keep-storage 10Gi; --keep 0 does without a keeper.",
         )
+    if not 0 <= options.keep_seconds <= MAX_TIMEOUT:
+        raise UsageError(f"--keep: {options.keep_seconds} seconds; the most is 30 days.")
     if not 0 <= options.run_as_user < 2**31:
         raise UsageError(f"--run-as-user {options.run_as_user}: the number must be from 0 to {2**31 - 1}.")
     if len(canonical_json(spec.to_dict())) > ANNOTATION_BYTES:
