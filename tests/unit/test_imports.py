@@ -15,7 +15,7 @@ PACKAGES = ("mlbench_cli", "providers", "templates", "task_images")
 BASE = (
     *("mlbench_cli.errors", "mlbench_cli.model", "mlbench_cli.goals", "mlbench_cli.times", "mlbench_cli.files"),
     *("mlbench_cli.settings", "mlbench_cli.spec", "mlbench_cli.catalog", "mlbench_cli.store", "mlbench_cli.run_folder"),
-    *("mlbench_cli.extras", "mlbench_cli.isolation", "task_images.contract"),
+    *("mlbench_cli.extras", "mlbench_cli.isolation", "task_images.contract", "task_images.harness.cores"),
 )
 # The longest prefix counts. A part may import itself and what is named here.
 ALLOWED: dict[str, tuple[str, ...]] = {
