@@ -151,6 +151,21 @@ class RunSpec:
 
         return hashlib.sha256(canonical_json(self.to_dict())).hexdigest()[:16]
 
+    @property
+    def content_hash(self) -> str:
+        """As `hash`, of what the run computes: two runs with the same content hash repeat each other exactly."""
+        import hashlib
+
+        return hashlib.sha256(canonical_json(self.content())).hexdigest()[:16]
+
+    def content(self) -> dict[str, Any]:
+        """The spec without its name and without what is only known about its cluster, as plain JSON values."""
+        return {
+            key: value
+            for key, value in json.loads(canonical_json(self.to_dict())).items()
+            if key not in ("name", "price", "functional_only")
+        }
+
     def to_dict(self) -> dict[str, Any]:
         return {"spec_version": SPEC_VERSION, **asdict(self)}
 

@@ -7,7 +7,7 @@ is how it is found. Every writing method is one transaction: after a kill it has
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,22 +16,44 @@ from typing import Any
 
 from mlbench_cli import settings
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
-from mlbench_cli.model import LOCAL, Cluster, Outcome, Run, RunRow, RunState
+from mlbench_cli.model import LOCAL, Cluster, Experiment, Member, Outcome, Run, RunRow, RunState
 from mlbench_cli.spec import RunSpec
 from mlbench_cli.times import now
 
-SCHEMA_VERSION = 1
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS clusters (
-  name TEXT PRIMARY KEY, provider TEXT NOT NULL, created TEXT NOT NULL, state TEXT NOT NULL, details TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS journal (
-  id INTEGER PRIMARY KEY, cluster TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL,
-  action TEXT NOT NULL, time REAL NOT NULL, details TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS runs (
-  id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, cluster TEXT NOT NULL, created TEXT NOT NULL,
-  state TEXT NOT NULL, outcome TEXT, spec TEXT NOT NULL, folder TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS choices (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-"""
+# --- schema ---------------------------------------------------------------------------------------------------------
+
+
+def _create_tables(db: sqlite3.Connection) -> None:
+    db.execute(
+        "CREATE TABLE clusters (name TEXT PRIMARY KEY, provider TEXT NOT NULL, created TEXT NOT NULL, "
+        "state TEXT NOT NULL, details TEXT NOT NULL)"
+    )
+    db.execute(
+        "CREATE TABLE journal (id INTEGER PRIMARY KEY, cluster TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, "
+        "action TEXT NOT NULL, time REAL NOT NULL, details TEXT NOT NULL)"
+    )
+    db.execute(
+        "CREATE TABLE runs (id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, cluster TEXT NOT NULL, "
+        "created TEXT NOT NULL, state TEXT NOT NULL, outcome TEXT, spec TEXT NOT NULL, folder TEXT NOT NULL)"
+    )
+    db.execute("CREATE TABLE choices (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
+
+
+def _add_experiments(db: sqlite3.Connection) -> None:
+    db.execute(
+        "CREATE TABLE experiments (id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, created TEXT NOT NULL, "
+        "request TEXT NOT NULL, require_goal INTEGER NOT NULL, parallel INTEGER NOT NULL)"
+    )
+    db.execute(
+        "CREATE TABLE members (experiment TEXT NOT NULL, number INTEGER NOT NULL, run TEXT NOT NULL UNIQUE, "
+        "content_hash TEXT NOT NULL, point TEXT NOT NULL, PRIMARY KEY (experiment, number))"
+    )
+
+
+# Step N brings a store from schema N to schema N + 1. A new store takes all steps, so every store of a version has the
+# same schema. A step is never changed once it has been released: append another one.
+_MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_create_tables, _add_experiments)
+SCHEMA_VERSION = len(_MIGRATIONS)
 
 
 @dataclass(frozen=True)
@@ -59,11 +81,11 @@ class Store:
             self._db = sqlite3.connect(path, timeout=30, isolation_level=None)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
-            found = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if found > SCHEMA_VERSION:
+            if self._schema_version() > SCHEMA_VERSION:
+                found = self._schema_version()
                 raise UsageError(f"{path} was written by a newer mlbench (schema {found}).", hint="Upgrade mlbench.")
-            if found < SCHEMA_VERSION:
-                self._db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+            if self._schema_version() < SCHEMA_VERSION:
+                self._migrate()
         except sqlite3.Error as error:
             raise _trouble(path, error) from None
 
@@ -73,18 +95,64 @@ class Store:
         """Record a run before anything is started for it. Raises UsageError where the name is taken."""
         run_id = run_id or os.urandom(6).hex()
         run = Run(run_id, spec, self.folder / "runs" / run_id, created or now())
-        try:
-            with self._transaction() as db:
-                values = (run.id, run.name, spec.cluster, run.created, "created", None)
-                db.execute(
-                    "INSERT INTO runs VALUES (?,?,?,?,?,?,?,?)", (*values, _dump(spec.to_dict()), str(run.folder))
-                )
-        except sqlite3.IntegrityError:
-            raise UsageError(
-                f'There is already a run "{run.name}".',
-                hint=f"Choose another name, or: mlbench delete {run.name}",
-            ) from None
+        with self._transaction() as db:
+            _insert_run(db, run)
         return run
+
+    def record_experiment(self, experiment: Experiment, runs: Sequence[Run]) -> None:
+        """Record an experiment with its members, and those of their runs that are new: all of it or nothing.
+
+        An experiment of the same id is replaced. Raises UsageError if a name is taken by a run or an experiment.
+        """
+        with self._transaction() as db:
+            for run in runs:
+                _insert_run(db, run)
+            taken = db.execute("SELECT id FROM experiments WHERE name = ?", (experiment.name,)).fetchone()
+            if taken is not None and taken[0] != experiment.id:
+                raise _name_taken("experiment", experiment.name)
+            if db.execute("SELECT 1 FROM runs WHERE name = ?", (experiment.name,)).fetchone():
+                raise _name_taken("run", experiment.name)
+            values = (experiment.id, experiment.name, experiment.created, _dump(experiment.request))
+            db.execute(
+                "INSERT OR REPLACE INTO experiments VALUES (?,?,?,?,?,?)",
+                (*values, experiment.require_goal, experiment.parallel),
+            )
+            db.execute("DELETE FROM members WHERE experiment = ?", (experiment.id,))
+            db.executemany(
+                "INSERT INTO members VALUES (?,?,?,?,?)",
+                [(experiment.id, item.index, item.run_id, item.content_hash, _dump(item.point))
+                 for item in experiment.members],
+            )  # fmt: skip
+
+    def find_experiment(self, name: str) -> Experiment | None:
+        """The experiment of that name; None without one."""
+        found = self._experiments("WHERE name = ?", name) if name.isascii() else []
+        return found[0] if found else None
+
+    def find_experiment_of(self, run: Run) -> Experiment | None:
+        """The experiment that the run is a member of; None for a run of its own."""
+        found = self._experiments("WHERE id = (SELECT experiment FROM members WHERE run = ?)", run.id)
+        return found[0] if found else None
+
+    def experiments(self) -> list[Experiment]:
+        """All experiments, oldest first."""
+        return self._experiments("ORDER BY created, rowid")
+
+    def _experiments(self, clause: str, *values: str) -> list[Experiment]:
+        rows = self._query(f"SELECT * FROM experiments {clause}", *values)
+        members: dict[str, list[Member]] = {}
+        where = "WHERE experiment = ?" if len(rows) == 1 else ""
+        ids = [row["id"] for row in rows] if len(rows) == 1 else []
+        for row in self._query(f"SELECT * FROM members {where} ORDER BY number", *ids) if rows else []:
+            member = Member(row["number"], row["run"], row["content_hash"], json.loads(row["point"]))
+            members.setdefault(row["experiment"], []).append(member)
+        return [
+            Experiment(
+                row["id"], row["name"], row["created"], json.loads(row["request"]),
+                tuple(members.get(row["id"], ())), bool(row["require_goal"]), row["parallel"],
+            )
+            for row in rows
+        ]  # fmt: skip
 
     def run(self, name: str, *, readable: bool = True) -> RunRow:
         """The run of that name. Raises NotFoundError with the nearest name; UsageError, if `readable`, for a run whose
@@ -125,8 +193,11 @@ class Store:
             db.execute("UPDATE runs SET state = ?, outcome = ? WHERE id = ?", (state, outcome, run.id))
 
     def forget_run(self, run: Run) -> None:
+        """Drop a run's record, and that of its experiment if it was the last member."""
         with self._transaction() as db:
             db.execute("DELETE FROM runs WHERE id = ?", (run.id,))
+            db.execute("DELETE FROM members WHERE run = ?", (run.id,))
+            db.execute("DELETE FROM experiments WHERE id NOT IN (SELECT experiment FROM members)")
 
     # --- clusters -----------------------------------------------------------------------------------------------
 
@@ -197,6 +268,21 @@ class Store:
     def close(self) -> None:
         self._db.close()
 
+    def _schema_version(self) -> int:
+        return int(self._db.execute("PRAGMA user_version").fetchone()[0])
+
+    def _migrate(self) -> None:
+        """Bring the store to this version's schema, in one transaction: another process sees it before or after."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            for step in _MIGRATIONS[self._schema_version() :]:  # another process may have been faster
+                step(self._db)
+            self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            self._db.execute("COMMIT")
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+
     def _query(self, statement: str, *values: str) -> list[sqlite3.Row]:
         try:
             cursor = self._db.execute(statement, values)
@@ -237,6 +323,28 @@ def _parse_spec(row: sqlite3.Row) -> tuple[RunSpec, str | None]:
     except ValueError as error:
         problem = f"its spec is not JSON: {error}"
     return RunSpec(row["name"], row["cluster"], "unknown", "unknown", "unknown", ("unknown",), "unknown", 1), problem
+
+
+def _insert_run(db: sqlite3.Connection, run: Run) -> None:
+    if db.execute("SELECT 1 FROM experiments WHERE name = ?", (run.name,)).fetchone():
+        raise _name_taken("experiment", run.name)
+    try:
+        db.execute(
+            "INSERT INTO runs VALUES (?,?,?,?,?,?,?,?)",
+            (
+                *(run.id, run.name, run.spec.cluster, run.created, RunState.CREATED, None),
+                *(_dump(run.spec.to_dict()), str(run.folder)),
+            ),
+        )
+    except sqlite3.IntegrityError:
+        raise _name_taken("run", run.name) from None
+
+
+def _name_taken(kind: str, name: str) -> UsageError:
+    return UsageError(
+        f'There is already {"a run" if kind == "run" else "an experiment"} "{name}".',
+        hint=f"Choose another name, or: mlbench delete {name}",
+    )
 
 
 def _dump(value: Any) -> str:
