@@ -3,7 +3,7 @@
 A new outcome, ending or phase is a line here. Nothing of the project but errors is imported.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -42,6 +42,11 @@ class Outcome(StrEnum):
         return self in _SUCCESSES
 
     @property
+    def is_resumable(self) -> bool:
+        """Whether the run was interrupted, so that going on with its experiment starts it once more."""
+        return self in _INTERRUPTED
+
+    @property
     def phrase(self) -> str:
         """The end of the sentence "the run ..."."""
         return _PHRASES[self]
@@ -60,6 +65,7 @@ class Outcome(StrEnum):
 
 
 _SUCCESSES = frozenset({Outcome.GOAL_REACHED, Outcome.GOAL_MISSED, Outcome.BUDGET_SPENT, Outcome.COMPLETED})
+_INTERRUPTED = frozenset({Outcome.CANCELLED, Outcome.NEVER_STARTED, Outcome.LOST})
 _FAILURE_CODES = {
     Outcome.NEVER_STARTED: NeverStartedError.exit_code,
     Outcome.DEADLINE: DeadlineError.exit_code,
@@ -230,6 +236,65 @@ class ClusterIdentity:
         """Whether both can be the same cluster: equal, except that an unknown account matches every account."""
         same = (self.provider, self.location, self.name) == (other.provider, other.location, other.name)
         return same and (self.account == other.account or not self.account or not other.account)
+
+
+class ExperimentState(StrEnum):
+    """How far an experiment is, derived from its members."""
+
+    PENDING = "pending"  # its queue has not started the first member yet
+    RUNNING = "running"
+    STOPPED = "stopped"  # members are left, and nothing starts them; the same command line goes on
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+    @property
+    def is_over(self) -> bool:
+        return self in (ExperimentState.COMPLETED, ExperimentState.FAILED)
+
+    @classmethod
+    def derive(cls, members: "Sequence[tuple[RunState, Outcome | None]]", *, is_queued: bool) -> "ExperimentState":
+        """The state that follows from the state and outcome of each member.
+
+        `is_queued` says whether a process is there that starts the members that are left.
+        """
+        states = {state for state, _ in members}
+        if RunState.RUNNING in states or (is_queued and states == {RunState.CREATED, RunState.FINISHED}):
+            return cls.RUNNING
+        if RunState.CREATED in states:
+            return cls.PENDING if is_queued else cls.STOPPED
+        if any(outcome is not None and outcome.is_resumable for _, outcome in members):
+            return cls.RUNNING if is_queued else cls.STOPPED
+        return cls.COMPLETED if all(outcome and outcome.is_success for _, outcome in members) else cls.FAILED
+
+
+@dataclass(frozen=True)
+class Member:
+    """A run as a part of an experiment. `content_hash`: RunSpec.content_hash.
+
+    `point` has the text of each matrix axis by its key ("backend", "set.batch_size"); empty without a matrix.
+    """
+
+    index: int
+    run_id: str
+    content_hash: str
+    point: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A request with sizes, repeats and a matrix, and the runs that it stands for.
+
+    `request` is a spec file's mapping of option names to values, as it was given. `require_goal` and `parallel` hold
+    for whoever waits for the experiment or goes on with it.
+    """
+
+    id: str
+    name: str
+    created: str  # RFC 3339
+    request: Mapping[str, Any]
+    members: tuple[Member, ...] = ()
+    require_goal: bool = False
+    parallel: int = 1
 
 
 @dataclass(frozen=True)

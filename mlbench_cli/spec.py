@@ -20,6 +20,7 @@ GOALS = ("full", "light")
 CUSTOM = "custom"  # the task and the preset of a run with a command of its own
 OPEN = "open"  # the preset of a command of one's own that is held to a task's goal
 SEED = 42
+KEEP_SECONDS = 86400
 
 
 def check_name(name: str, what: str = "run name") -> str:
@@ -55,7 +56,9 @@ class KubernetesOptions:
     tolerations: tuple[str, ...] = ()  # KEY[=VALUE][:EFFECT]
     pull_secret: str | None = None
     queue: str | None = None  # a Kueue local queue
-    hold_seconds: int = 900
+    hold_seconds: int = 900  # how long a worker holds its results if the keeper cannot take them
+    keep_seconds: int = KEEP_SECONDS  # how long the run's keeper has them after the run; 0: no keeper
+    keep_storage: str = "10Gi"  # disk of the keeper
     collect: str = "rank0"  # rank0 | all
     env: Mapping[str, str] = field(default_factory=dict)
     env_secret: str | None = None  # its keys become variables of the ranks
@@ -64,6 +67,10 @@ class KubernetesOptions:
     host_network: bool = False
     registry: str | None = None  # prefix of catalogue images
     spread: bool = True  # one worker per node
+    share_nodes: bool = False  # also nodes on which another run measures
+    egress: bool = True  # workers may connect to the outside; False: to each other and to DNS only
+    run_as_user: int = 10001  # 0 is root
+    writable_root: bool = False
     devices: Mapping[str, str] = field(default_factory=dict)  # besides GPUs, of each worker: resource and count
 
 
@@ -143,6 +150,21 @@ class RunSpec:
         import hashlib  # half of the time that this module takes to load
 
         return hashlib.sha256(canonical_json(self.to_dict())).hexdigest()[:16]
+
+    @property
+    def content_hash(self) -> str:
+        """As `hash`, of what the run computes: two runs with the same content hash repeat each other exactly."""
+        import hashlib
+
+        return hashlib.sha256(canonical_json(self.content())).hexdigest()[:16]
+
+    def content(self) -> dict[str, Any]:
+        """The spec without its name and without what is only known about its cluster, as plain JSON values."""
+        return {
+            key: value
+            for key, value in json.loads(canonical_json(self.to_dict())).items()
+            if key not in ("name", "price", "functional_only")
+        }
 
     def to_dict(self) -> dict[str, Any]:
         return {"spec_version": SPEC_VERSION, **asdict(self)}

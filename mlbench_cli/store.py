@@ -7,7 +7,7 @@ is how it is found. Every writing method is one transaction: after a kill it has
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ from typing import Any
 
 from mlbench_cli import settings
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
-from mlbench_cli.model import LOCAL, Cluster, ClusterIdentity, Outcome, Run, RunRow, RunState
+from mlbench_cli.model import LOCAL, Cluster, ClusterIdentity, Experiment, Member, Outcome, Run, RunRow, RunState
 from mlbench_cli.spec import RunSpec
 from mlbench_cli.times import now
 
@@ -37,6 +37,17 @@ def _create_tables(db: sqlite3.Connection) -> None:
         "created TEXT NOT NULL, state TEXT NOT NULL, outcome TEXT, spec TEXT NOT NULL, folder TEXT NOT NULL)"
     )
     db.execute("CREATE TABLE choices (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
+
+
+def _add_experiments(db: sqlite3.Connection) -> None:
+    db.execute(
+        "CREATE TABLE experiments (id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, created TEXT NOT NULL, "
+        "request TEXT NOT NULL, require_goal INTEGER NOT NULL, parallel INTEGER NOT NULL)"
+    )
+    db.execute(
+        "CREATE TABLE members (experiment TEXT NOT NULL, number INTEGER NOT NULL, run TEXT NOT NULL UNIQUE, "
+        "content_hash TEXT NOT NULL, point TEXT NOT NULL, PRIMARY KEY (experiment, number))"
+    )
 
 
 def _identify_clusters(db: sqlite3.Connection) -> None:
@@ -73,7 +84,7 @@ def _place_in_details(provider: str, details: Mapping[str, Any]) -> tuple[str, s
 
 # Step N brings a store from schema N to schema N + 1. A new store takes all steps, so every store of a version has the
 # same schema. A step is never changed once it has been released: append another one.
-_MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_create_tables, _identify_clusters)
+_MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_create_tables, _add_experiments, _identify_clusters)
 SCHEMA_VERSION = len(_MIGRATIONS)
 
 
@@ -116,18 +127,64 @@ class Store:
         """Record a run before anything is started for it. Raises UsageError where the name is taken."""
         run_id = run_id or os.urandom(6).hex()
         run = Run(run_id, spec, self.folder / "runs" / run_id, created or now())
-        try:
-            with self._transaction() as db:
-                values = (run.id, run.name, spec.cluster, run.created, "created", None)
-                db.execute(
-                    "INSERT INTO runs VALUES (?,?,?,?,?,?,?,?)", (*values, _dump(spec.to_dict()), str(run.folder))
-                )
-        except sqlite3.IntegrityError:
-            raise UsageError(
-                f'There is already a run "{run.name}".',
-                hint=f"Choose another name, or: mlbench delete {run.name}",
-            ) from None
+        with self._transaction() as db:
+            _insert_run(db, run)
         return run
+
+    def record_experiment(self, experiment: Experiment, runs: Sequence[Run]) -> None:
+        """Record an experiment with its members, and those of their runs that are new: all of it or nothing.
+
+        An experiment of the same id is replaced. Raises UsageError if a name is taken by a run or an experiment.
+        """
+        with self._transaction() as db:
+            for run in runs:
+                _insert_run(db, run)
+            taken = db.execute("SELECT id FROM experiments WHERE name = ?", (experiment.name,)).fetchone()
+            if taken is not None and taken[0] != experiment.id:
+                raise _name_taken("experiment", experiment.name)
+            if db.execute("SELECT 1 FROM runs WHERE name = ?", (experiment.name,)).fetchone():
+                raise _name_taken("run", experiment.name)
+            values = (experiment.id, experiment.name, experiment.created, _dump(experiment.request))
+            db.execute(
+                "INSERT OR REPLACE INTO experiments VALUES (?,?,?,?,?,?)",
+                (*values, experiment.require_goal, experiment.parallel),
+            )
+            db.execute("DELETE FROM members WHERE experiment = ?", (experiment.id,))
+            db.executemany(
+                "INSERT INTO members VALUES (?,?,?,?,?)",
+                [(experiment.id, item.index, item.run_id, item.content_hash, _dump(item.point))
+                 for item in experiment.members],
+            )  # fmt: skip
+
+    def find_experiment(self, name: str) -> Experiment | None:
+        """The experiment of that name; None without one."""
+        found = self._experiments("WHERE name = ?", name) if name.isascii() else []
+        return found[0] if found else None
+
+    def find_experiment_of(self, run: Run) -> Experiment | None:
+        """The experiment that the run is a member of; None for a run of its own."""
+        found = self._experiments("WHERE id = (SELECT experiment FROM members WHERE run = ?)", run.id)
+        return found[0] if found else None
+
+    def experiments(self) -> list[Experiment]:
+        """All experiments, oldest first."""
+        return self._experiments("ORDER BY created, rowid")
+
+    def _experiments(self, clause: str, *values: str) -> list[Experiment]:
+        rows = self._query(f"SELECT * FROM experiments {clause}", *values)
+        members: dict[str, list[Member]] = {}
+        where = "WHERE experiment = ?" if len(rows) == 1 else ""
+        ids = [row["id"] for row in rows] if len(rows) == 1 else []
+        for row in self._query(f"SELECT * FROM members {where} ORDER BY number", *ids) if rows else []:
+            member = Member(row["number"], row["run"], row["content_hash"], json.loads(row["point"]))
+            members.setdefault(row["experiment"], []).append(member)
+        return [
+            Experiment(
+                row["id"], row["name"], row["created"], json.loads(row["request"]),
+                tuple(members.get(row["id"], ())), bool(row["require_goal"]), row["parallel"],
+            )
+            for row in rows
+        ]  # fmt: skip
 
     def run(self, name: str, *, readable: bool = True) -> RunRow:
         """The run of that name. Raises NotFoundError with the nearest name; UsageError, if `readable`, for a run whose
@@ -168,8 +225,11 @@ class Store:
             db.execute("UPDATE runs SET state = ?, outcome = ? WHERE id = ?", (state, outcome, run.id))
 
     def forget_run(self, run: Run) -> None:
+        """Drop a run's record, and that of its experiment if it was the last member."""
         with self._transaction() as db:
             db.execute("DELETE FROM runs WHERE id = ?", (run.id,))
+            db.execute("DELETE FROM members WHERE run = ?", (run.id,))
+            db.execute("DELETE FROM experiments WHERE id NOT IN (SELECT experiment FROM members)")
 
     # --- clusters -----------------------------------------------------------------------------------------------
 
@@ -346,6 +406,28 @@ def _parse_spec(row: sqlite3.Row) -> tuple[RunSpec, str | None]:
 
 def _key(identity: ClusterIdentity) -> tuple[str, str, str, str]:
     return identity.provider, identity.account, identity.location, identity.name
+
+
+def _insert_run(db: sqlite3.Connection, run: Run) -> None:
+    if db.execute("SELECT 1 FROM experiments WHERE name = ?", (run.name,)).fetchone():
+        raise _name_taken("experiment", run.name)
+    try:
+        db.execute(
+            "INSERT INTO runs VALUES (?,?,?,?,?,?,?,?)",
+            (
+                *(run.id, run.name, run.spec.cluster, run.created, RunState.CREATED, None),
+                *(_dump(run.spec.to_dict()), str(run.folder)),
+            ),
+        )
+    except sqlite3.IntegrityError:
+        raise _name_taken("run", run.name) from None
+
+
+def _name_taken(kind: str, name: str) -> UsageError:
+    return UsageError(
+        f'There is already {"a run" if kind == "run" else "an experiment"} "{name}".',
+        hint=f"Choose another name, or: mlbench delete {name}",
+    )
 
 
 def _dump(value: Any) -> str:

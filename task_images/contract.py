@@ -14,7 +14,7 @@ MLBENCH_BACKEND                  communication backend: gloo, nccl, mpi, grpc (T
 MLBENCH_HOSTS                    comma list of the workers' host names, in the order of NODE_RANK
 MLBENCH_DEVICE                   cpu or gpu
 MLBENCH_GOAL                     full or light
-MLBENCH_OUTPUT_DIR               writable folder of this worker; what is in it at the end is collected
+MLBENCH_OUTPUT_DIR               writable folder of this process; what is in it at the end is collected
 MLBENCH_DATA_DIR                 folder with data sets, or empty
 MLBENCH_SEED                     integer seed of the run
 MLBENCH_PARAMETERS               JSON object: the task's resolved parameters

@@ -20,6 +20,9 @@ PANELS: dict[str, dict[str, Command]] = {
         "status": Command("mlbench_cli.commands.status", "status", "Show all runs, or the workers and metrics of one"),
         "logs": Command("mlbench_cli.commands.logs", "logs", "Print what the ranks of a run have written"),
         "wait": Command("mlbench_cli.commands.wait", "wait", "Wait for a run to end; the exit code is the run's"),
+        "discover": Command(
+            "mlbench_cli.commands.discover", "discover", "Record the runs of a cluster that another machine started"
+        ),
         "cancel": Command("mlbench_cli.commands.cancel", "cancel", "Stop a run and keep what there is"),
         "delete": Command("mlbench_cli.commands.delete", "delete", "Remove a run and its results"),
     },

@@ -125,14 +125,9 @@ def with_defaults(request: "Request", cluster: Cluster) -> "Request":
 
 def engine_of(cluster: Cluster) -> "Engine":
     """The engine that executes runs on `cluster`."""
-    if cluster.provider == "local":
-        from mlbench_cli.engines.local.engine import LocalEngine
+    from mlbench_cli.runs.connect import connect_engine
 
-        return LocalEngine(finalizer="mlbench_cli.runs.finalize", report=console.note)
-    from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
-    from providers import registry
-
-    return KubernetesEngine(registry.load(cluster.provider).connect(cluster))
+    return connect_engine(cluster, report=console.note)
 
 
 def renderer_of(cluster: Cluster) -> "Engine":

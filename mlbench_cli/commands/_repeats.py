@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import results_of, sealed
-from mlbench_cli.errors import NotFoundError
 from mlbench_cli.model import Run, RunRow
+from mlbench_cli.runs.select import find
 from mlbench_cli.spec import common_name
 from mlbench_cli.store import Store
 
@@ -44,14 +44,12 @@ class Repeats:
 
 
 def runs_named(store: Store, name: str) -> list[Run]:
-    """The run of that name, or the repeats that have it in common. Raises NotFoundError where there are neither."""
-    try:
-        return [store.run(name).run]
-    except NotFoundError:
-        found = [row.run for row in store.runs() if common_name(row.run.name) == name]
-        if not found:
-            raise
-        return found
+    """The run of that name, the runs of that experiment, or the repeats that have the name in common.
+
+    Raises NotFoundError with the nearest name.
+    """
+    rows, _ = find(store, name)
+    return [row.run for row in rows]
 
 
 def repeats_in(rows: Iterable[RunRow]) -> list[Repeats]:

@@ -1,19 +1,23 @@
 """`mlbench download`: a run's archive as one file."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import RunName, engine_of_run
-from mlbench_cli.errors import CleanupError, UsageError
+from mlbench_cli.commands._common import engine_of_run
+from mlbench_cli.commands._selection import All, Names, NewerThan, OlderThan, States, Tasks, make_filter
+from mlbench_cli.errors import CleanupError, MlbenchError, UsageError
 from mlbench_cli.model import Run
+from mlbench_cli.queue_folder import read_queued
 from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.runs.finalize import finalize
 from mlbench_cli.runs.finished import read_finished
+from mlbench_cli.runs.select import select
 from mlbench_cli.store import Store
 
 FORMATS = ("text", "json")
@@ -26,7 +30,7 @@ class Kind(StrEnum):
 
 
 def download(
-    name: RunName,
+    names: Names = None,
     to: Annotated[
         Path | None, typer.Option("--to", metavar="PATH", help="file or folder to write to; default: results.zip")
     ] = None,
@@ -34,37 +38,76 @@ def download(
     output: Annotated[str, typer.Option("-o", metavar="[text|json]", help="text, or one JSON document")] = "text",
     kind: Annotated[Kind, typer.Option("--format", help="archive, or the zip of MLBench 3")] = Kind.archive,
     force: Annotated[bool, typer.Option("--force", help="replace the file if it exists")] = False,
+    all_runs: All = False,
+    states: States = None,
+    tasks: Tasks = None,
+    older_than: OlderThan = None,
+    newer_than: NewerThan = None,
 ) -> None:
-    """Write the results of a run that has ended to a zip file, which appears only when it is whole.
+    """Write the results of runs that have ended to zip files, each of which appears only when it is whole.
 
-    The archive is what mlbench verify and charts read; mlbench-v3 is for old scripts, and cannot be verified.
+    The archive is what mlbench verify and charts read; mlbench-v3 is for old scripts, and cannot be verified. Several
+    runs go to a folder, each as NAME.zip; with --all and filters those that have not ended are left out.
     """
-    target, as_json = _target(name, to, path, output)
+    target, as_json = _target(" ".join(names or ["NAME"]), to, path, output)
     store = Store()
-    run = store.run(name).run
-    if target.is_dir():
-        target = target / f"{name}.zip"
-    if target.exists() and not force:
-        raise UsageError(f"{target} exists.", hint="Add --force to replace it, or choose another file with --to.")
+    filter = make_filter(states, tasks, older_than, newer_than)
+    chosen = select(store, names or (), all_runs=all_runs, filter=filter)
+    targets = _targets([row.run for row in chosen.rows], target)
+    for _, file in targets:
+        if file.exists() and not force:
+            raise UsageError(f"{file} exists.", hint="Add --force to replace it, or choose another file with --to.")
+    problems: list[MlbenchError] = []
+    documents = []
+    for run, file in targets:
+        try:
+            documents.append(_download(run, file, kind, store, is_quiet=as_json))
+        except MlbenchError as error:
+            if len(targets) == 1:
+                raise
+            console.warn(f"{run.name}: {error.message}")
+            problems.append(error)
+    if as_json:
+        console.out_json({"runs": documents} if len(targets) != 1 else documents[0])
+    if problems:
+        raise max(problems, key=lambda error: error.exit_code)
+
+
+def _targets(runs: Sequence[Run], to: Path | None) -> list[tuple[Run, Path]]:
+    """The file of each run. Raises UsageError if several have only one."""
+    if len(runs) == 1:
+        path = to or DEFAULT_FILE
+        return [(run, path / f"{run.name}.zip" if path.is_dir() else path) for run in runs]
+    folder = to or Path()
+    if folder.suffix == ".zip" or (folder.exists() and not folder.is_dir()):
+        raise UsageError(f"{len(runs)} runs do not fit into one file {folder}.", hint="Name a folder with --to.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"The folder {folder} cannot be made: {error}.") from None
+    return [(run, folder / f"{run.name}.zip") for run in runs]
+
+
+def _download(run: Run, path: Path, kind: Kind, store: Store, *, is_quiet: bool) -> dict[str, Any]:
+    """Write a run's file; what there is to say of it in JSON, and unless `is_quiet` in words."""
     _complete(run, store)
     if kind is Kind.archive:
-        pack(run.folder, target)
+        pack(run.folder, path)
     else:
         from mlbench_cli.results.archive.mlbench_v3 import export_v3
 
         with Archive.open(run.folder) as archive:
-            export_v3(archive, target)
-    size = target.stat().st_size
-    if as_json:
-        console.out_json({"run": name, "file": str(target.absolute()), "format": kind.value, "bytes": size})
-        return
-    console.out(str(target))
-    console.note(console.size(size))
-    if kind is Kind.archive:
-        console.note(f"Next: mlbench verify {target}, mlbench charts FOLDER {target}")
+            export_v3(archive, path)
+    size = path.stat().st_size
+    if not is_quiet:
+        console.out(str(path))
+        console.note(console.size(size))
+        if kind is Kind.archive:
+            console.note(f"Next: mlbench verify {path}, mlbench charts FOLDER {path}")
+    return {"run": run.name, "file": str(path.absolute()), "format": kind.value, "bytes": size}
 
 
-def _target(name: str, to: Path | None, path: Path | None, output: str) -> tuple[Path, bool]:
+def _target(name: str, to: Path | None, path: Path | None, output: str) -> tuple[Path | None, bool]:
     """The file to write, and whether the answer is JSON. -o means the format, as everywhere; a path behind it is taken
     as the original's download took it. Raises UsageError if the words contradict each other."""
     if path is not None and str(path) in FORMATS:
@@ -79,13 +122,16 @@ def _target(name: str, to: Path | None, path: Path | None, output: str) -> tuple
     files = [file for file in (to, path, None if output in FORMATS else Path(output)) if file is not None]
     if len(files) > 1:
         raise UsageError(f"Two files are named: {files[0]} and {files[1]}.", hint=f"mlbench download {name} --to FILE")
-    return files[0] if files else DEFAULT_FILE, output == "json"
+    return files[0] if files else None, output == "json"
 
 
 def _complete(run: Run, store: Store) -> None:
     """Fetch what is still outside and seal the archive."""
     if read_finished(run) is not None:
         return
+    note = read_queued(run.folder)
+    if note is not None and not note.is_starting:
+        raise UsageError(f'The run "{run.name}" has not been started.', hint=f"mlbench wait {note.experiment}")
     console.note(f"Fetching and sealing the results of {run.name} ...")
     finished = finalize(run, engine_of_run(run, store), store, notice=console.note)
     if finished is None:

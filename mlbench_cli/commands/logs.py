@@ -2,19 +2,24 @@
 
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, BinaryIO
 
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import Format, Output, RunName, engine_of
+from mlbench_cli.commands._common import Format, Output, engine_of
 from mlbench_cli.commands._log_lines import LogEntry, LogReader, select_entries, without_event
+from mlbench_cli.commands._selection import All, Names, OlderThan, States, Tasks, make_filter
 from mlbench_cli.durations import parse_since
 from mlbench_cli.engines.base import LOG_GAP, Engine
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.model import Run
+from mlbench_cli.model import Experiment, Run
+from mlbench_cli.queue_folder import QueueFolder, read_queued
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.run_folder import RunFolder
+from mlbench_cli.runs.select import select
 from mlbench_cli.store import Store
 from mlbench_cli.times import MAX_SECONDS, timestamp
 from task_images import contract
@@ -24,7 +29,7 @@ _EVENT = contract.PREFIX.encode()
 
 
 def logs(
-    name: RunName,
+    names: Names = None,
     rank: Annotated[int | None, typer.Option("--rank", help="only this rank, without the prefix")] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="go on until the run ends; Ctrl-C ends only the following")
@@ -40,23 +45,64 @@ def logs(
         str | None,
         typer.Option("--since", metavar="TIME", help="only lines since then, e.g. 10m ago, or 2026-01-31T10:00:00Z"),
     ] = None,
+    queue: Annotated[
+        bool, typer.Option("--queue", help="what the queues of experiments have printed, instead of their runs")
+    ] = False,
+    all_runs: All = False,
+    states: States = None,
+    tasks: Tasks = None,
+    older_than: OlderThan = None,
     output: Output = Format.text,
 ) -> None:
-    """Print what the ranks of a run have written to their standard output and error.
+    """Print what the ranks of runs have written to their standard output and error.
 
-    With one rank and --raw the bytes are exactly those that the rank wrote. Several ranks are merged by time; the order
-    within a rank is always exact. Times are exact for lines that hold events. Other lines have the latest time that
-    the run's samples, one a second, leave possible; on clusters that of the event before them. In JSON, bytes that are
-    no UTF-8 are replaced.
+    Of an experiment, the logs of all runs that were started. With one rank and --raw the bytes are exactly those that
+    the rank wrote. Several ranks are merged by time; the order within a rank is always exact. Times are exact for lines
+    that hold events. Other lines have the latest time that the run's samples, one a second, leave possible; on clusters
+    that of the event before them. In JSON, bytes that are no UTF-8 are replaced.
     """
     if output is Format.json and follow:
         raise UsageError(
-            "A JSON document has an end, and --follow may have none.", hint=f"mlbench logs {name} --follow"
+            "A JSON document has an end, and --follow may have none.",
+            hint=f"mlbench logs {' '.join(names or ['NAME'])} --follow",
         )
     begin = None if since is None else parse_since(since)
     store = Store()
-    run = store.run(name).run
-    size = run.spec.world_size
+    chosen = select(store, names or (), all_runs=all_runs, filter=make_filter(states, tasks, older_than))
+    if queue:
+        _show_queues(chosen.experiments, store, output)
+        return
+    is_group = len(chosen.rows) != 1
+    documents = []
+    for row in chosen.rows:
+        if is_group and read_queued(row.run.folder) is not None and not follow:
+            continue  # it was not started
+        if is_group and output is Format.text:
+            sys.stdout.flush()
+            console.note(f"--- {row.run.name} ---")
+        style = Style(rank, follow, raw, timestamps, tail, begin)
+        documents.append(_show_run(row.run, store, style, output))
+    if output is Format.json:
+        console.out_json({"runs": documents} if is_group else documents[0])
+
+
+@dataclass(frozen=True)
+class Style:
+    """Which lines of a run are shown, and how; as the options of the command."""
+
+    rank: int | None
+    follow: bool
+    raw: bool
+    timestamps: bool
+    tail: int | None
+    begin: float | None
+
+
+def _show_run(run: Run, store: Store, style: Style, output: Format) -> dict[str, Any]:
+    """Print the log of a run; for JSON, its document."""
+    name, size = run.name, run.spec.world_size
+    rank, follow, raw, tail, begin = style.rank, style.follow, style.raw, style.tail, style.begin
+    timestamps = style.timestamps
     if rank is not None and not 0 <= rank < size:
         raise NotFoundError(f'The run "{name}" has no rank {rank}, only 0 to {size - 1}.', hint=f"mlbench logs {name}")
     if follow and rank is None and size > MAX_FOLLOWED:
@@ -72,8 +118,7 @@ def logs(
     if output is Format.json:
         entries = select_entries(reader.read_blocks(), raw=raw, since=begin, tail=tail)
         lines = [_document(entry, raw) for entry in entries]
-        console.out_json({"name": name, "lines": lines, "gaps": _gaps(run, engine)})
-        return
+        return {"name": name, "lines": lines, "gaps": _gaps(run, engine)}
     if len(ranks) == 1 and not timestamps and tail is None and begin is None:
         for text in reader.read_lines(ranks[0], follow):
             printer.write(ranks[0], text)
@@ -87,6 +132,20 @@ def logs(
             reader.follow(printer.write_new, printer.flush)
     for gap in _gaps(run, engine):
         console.warn(str(gap.get("summary")))
+    return {}
+
+
+def _show_queues(experiments: Sequence[Experiment], store: Store, output: Format) -> None:
+    if not experiments:
+        raise UsageError("--queue is about experiments.", hint="mlbench logs EXPERIMENT --queue")
+    lines = {item.name: QueueFolder.of(store.folder, item.id).read_log() for item in experiments}
+    if output is Format.json:
+        console.out_json({"queues": [{"experiment": name, "lines": found} for name, found in lines.items()]})
+        return
+    for name, found in lines.items():
+        console.out("\n".join(console.clean(line) for line in found)) if found else console.note(
+            f"{name} has had no queue of its own: it was attached to mlbench run."
+        )
 
 
 def _gaps(run: Run, engine: Engine | None) -> list[dict[str, Any]]:

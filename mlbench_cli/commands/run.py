@@ -1,7 +1,7 @@
-"""`mlbench run`: request -> specs -> recorded runs -> submitted and followed, one size after the other."""
+"""`mlbench run`: request -> experiment -> recorded runs -> submitted and followed, one after the other."""
 
 import inspect
-import shutil
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import Field, replace
 from pathlib import Path
@@ -24,35 +24,56 @@ from mlbench_cli.commands._common import (
     renderer_of,
     with_defaults,
 )
+from mlbench_cli.commands._members import follow_all, start_detached, wait_for_queue
 from mlbench_cli.commands._repeats import repeats_in
-from mlbench_cli.commands._report import Ended, Reporter, in_words, report_ended
+from mlbench_cli.commands._report import Ended, report_ended
 from mlbench_cli.engines.base import Engine, Submission
-from mlbench_cli.errors import MlbenchError, Stopped, UsageError, explain_stop
-from mlbench_cli.model import Cluster, Outcome, Run, RunState
+from mlbench_cli.errors import UsageError
+from mlbench_cli.files import write_atomically
+from mlbench_cli.model import Cluster, Experiment, Run
 from mlbench_cli.results.archive.documents import write_run_document
-from mlbench_cli.runs import launch
-from mlbench_cli.runs.request import OPTIONS, Request, equivalent_command, flag, merge, pairs, read_file
+from mlbench_cli.runs import launch, queue
+from mlbench_cli.runs.experiment import Candidate, MemberRow, Plan, absolute_paths, expand, make_plan, request_of
+from mlbench_cli.runs.finished import read_finished
+from mlbench_cli.runs.recording import record
+from mlbench_cli.runs.request import (
+    OPTIONS,
+    REPEATABLE,
+    Request,
+    equivalent_command,
+    flag,
+    format_file,
+    given_value,
+    merge,
+    read_file,
+    request_document,
+)
+from mlbench_cli.runs.select import members
 from mlbench_cli.spec import RunSpec
 from mlbench_cli.store import Store
-
-STOP_SECONDS = 1.0  # in which a stopped client waits for the end of a run that it cancels
+from mlbench_cli.times import now
 
 
 def run(
     context: typer.Context,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="name; the run with N workers is named NAME-N")
+        str | None, typer.Argument(metavar="[NAME]", help="the experiment; its run with N workers is named NAME-N")
     ] = None,
-    workers: Annotated[
-        list[int] | None, typer.Argument(metavar="[N]...", help="numbers of workers, e.g. 1 2 4")
+    workers: Annotated[list[int] | None, typer.Argument(metavar="[N]...", help="numbers of workers, as 1 2 4")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="YAML with these options; flags go first")] = None,
+    source: Annotated[
+        str | None, typer.Option("--from", metavar="ARCHIVE", help="repeat the run of an archive exactly")
     ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="YAML file with these options; flags take precedence")
+    save: Annotated[
+        Path | None, typer.Option("--save", metavar="FILE", help="also write the YAML file that asks for the same")
     ] = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="start and return at once; on local, runs are queued")
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="start the failed runs of an existing experiment once more")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be submitted, and exit")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="start and return at once; a process starts several in turn")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be submitted, and stop")] = False,
     require_goal: RequireGoal = False,
     logs: Annotated[bool, typer.Option("--logs", help="show the log lines of rank 0 while it runs")] = False,
     yes: Yes = False,
@@ -61,32 +82,56 @@ def run(
 ) -> int:
     """Run a task, or a command of your own, with one or several numbers of workers.
 
-    Asks on a terminal for what is missing. Several numbers run one after the other. The exit code is 0 if all went
-    well, else the highest one. Defaults of options: mlbench config.
+    Asks on a terminal for what is left open: which task, which backend. Several runs start one after the other. The
+    exit code is 0 if all went well, else the highest one.
+
+    The same command line again goes on with an experiment: finished runs are kept, interrupted ones are started once
+    more, a higher --repeat and further values of a matrix are added. NAME alone does so, too.
     """
     store = Store()
-    request, cluster = _complete(_request(name, workers, file, options), store, ask=not yes, is_dry=dry_run)
-    specs = launch.resolve(request, cluster)
+    request = _request(name, workers, file, options)
+    if source is not None:
+        from mlbench_cli.commands._again import repeat_of
+
+        request, cluster, candidates, document = repeat_of(source, request, store)
+    else:
+        request, cluster = _complete(_recall(request, store), store, ask=not yes, is_dry=dry_run)
+        candidates = expand(request, cluster)
+        document = request_document(absolute_paths(request))
     engine = renderer_of(cluster) if dry_run else engine_of(cluster)
-    submissions = [engine.render(spec) for spec in specs]
+    submissions = [engine.render(candidate.spec) for candidate in candidates]
+    if save is not None:
+        _save(request, save, source)
     if dry_run:
         _print_submissions(submissions, output)
         return 0
-    _warn(specs, cluster)
-    runs = _record(specs, store, ("mlbench", *context.obj))
-    if detach:
-        code = _start(runs, engine, store, output)
-    else:
-        ended = [_follow(runs, number, engine, store, require_goal, logs) for number in range(len(runs))]
-        names = {item.name for item in runs}
-        repeats = repeats_in(row for row in store.runs() if row.run.name in names) if request.repeat else []
-        report_ended(ended, output, repeats)
-        code = max(item.exit_code for item in ended)
-    console.note(f"The same again: {equivalent_command(request)}")
+    _warn(tuple(candidate.spec for candidate in candidates), cluster)
+    known = store.find_experiment(str(request.name))
+    experiment = Experiment(
+        id=known.id if known else os.urandom(6).hex(),
+        name=str(request.name),
+        created=known.created if known else now(),
+        request=document,
+        members=known.members if known else (),
+        require_goal=require_goal or bool(known and known.require_goal),
+        parallel=request.parallel or (known.parallel if known else 1),
+    )
+    with queue.hold(experiment, store) as held:
+        plan = _plan(experiment, candidates, store, retry_failed)
+        _explain_plan(plan, bool(known))
+        record(plan.experiment, plan.new, store, _document_writer(("mlbench", *context.obj)))
+        if detach:
+            code = start_detached(plan, engine, store, held, output)
+        else:
+            ended = _follow(plan, engine, store, held, logs)
+    if not detach:
+        code = _report(plan, ended, store, output)
+    if source is None:
+        console.note(f"The same again: {equivalent_command(request)}")
     return code
 
 
-# --- what is asked for ----------------------------------------------------------------------------------------------
+# --- the way of an experiment ---------------------------------------------------------------------------------------
 
 
 def _complete(request: Request, store: Store, *, ask: bool, is_dry: bool) -> tuple[Request, Cluster]:
@@ -95,7 +140,7 @@ def _complete(request: Request, store: Store, *, ask: bool, is_dry: bool) -> tup
     taken = () if is_dry else [row.run.name for row in store.runs()]
     missing = _missing(request)
     if request.name is not None:
-        launch.check_names(request if request.workers else replace(request, workers=(1,)), taken)
+        launch.check_names(request if request.workers else replace(request, workers=(1,)), taken if missing else ())
     if missing and not (ask and console.interactive()):
         reason = ", and there is no terminal to prompt on" if ask else ""
         raise UsageError(
@@ -123,9 +168,91 @@ def _missing(request: Request) -> list[str]:
         missing.append("name")
     if not request.workers:
         missing.append("number of workers")
-    if request.task is None and request.command is None:
+    in_matrix = {*request.matrix, *(key for entry in request.include for key in entry)}
+    if request.task is None and request.command is None and not in_matrix & {"task", "command"}:
         missing.append("task or command")
     return missing
+
+
+def _recall(request: Request, store: Store) -> Request:
+    """A request that says nothing of what to run, but names an experiment: what was asked for then, changed by it."""
+    if request.name is None or request.workers or request.task is not None or request.command is not None:
+        return request
+    experiment = store.find_experiment(request.name)
+    return request if experiment is None else merge(request_of(experiment), request)
+
+
+def _plan(experiment: Experiment, candidates: Sequence[Candidate], store: Store, retry_failed: bool) -> Plan:
+    rows = {row.run.id: row for row in members(store, experiment)}
+    existing = []
+    for member in experiment.members:
+        if (row := rows.get(member.run_id)) is not None:
+            finished = read_finished(row.run)
+            outcome = row.outcome if finished is None else finished.outcome
+            existing.append(MemberRow(member, row.run, outcome))
+
+    def make_run(spec: RunSpec) -> Run:
+        run_id = os.urandom(6).hex()
+        return Run(run_id, spec, store.folder / "runs" / run_id, now())
+
+    return make_plan(experiment, existing, candidates, make_run, retry_failed=retry_failed)
+
+
+def _document_writer(command_line: Sequence[str]) -> Callable[[Run], None]:
+    """Writes run.json with the provenance of the run, which is collected once for each program."""
+    from mlbench_cli.provenance import collect_provenance
+
+    known: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
+
+    def write(run: Run) -> None:
+        key = (run.spec.task, run.spec.argv)
+        if key not in known:
+            known[key] = collect_provenance(run.spec, command_line).to_dict()
+        write_run_document(run, known[key])
+
+    return write
+
+
+def _explain_plan(plan: Plan, is_known: bool) -> None:
+    if not is_known:
+        return
+    done = [finished for run in plan.done if (finished := read_finished(run)) is not None]
+    failed = [finished.run.name for finished in done if not finished.outcome.is_success]
+    console.note(
+        f'Going on with the experiment "{plan.experiment.name}": {len(done)} of {len(plan.runs)} runs have ended, '
+        f"{len(plan.left)} are left."
+    )
+    if failed:
+        console.note(f"Failed, and kept so without --retry-failed: {', '.join(failed)}.")
+
+
+def _follow(plan: Plan, engine: Engine, store: Store, held: queue.HeldQueue, logs: bool) -> list[Ended]:
+    require_goal = plan.experiment.require_goal
+    if plan.experiment.parallel > 1 and len(plan.left) > 1 and not engine.dies_with_client:
+        return wait_for_queue(plan, engine, store, held, require_goal=require_goal)
+    return follow_all(plan, engine, store, require_goal=require_goal, logs=logs)
+
+
+def _report(plan: Plan, ended: Sequence[Ended], store: Store, output: Format) -> int:
+    ids = {run.id for run in plan.runs}
+    has_repeats = len({run.spec.seed for run in plan.runs}) > 1
+    rows = [row for row in members(store, plan.experiment) if row.run.id in ids]
+    report_ended(ended, output, repeats_in(rows) if has_repeats else [])
+    return max((item.exit_code for item in ended), default=0)
+
+
+def _save(request: Request, path: Path, source: str | None) -> None:
+    """Write the spec file. Raises UsageError if another file is there already."""
+    if source is not None:
+        raise UsageError("--save writes a request, and --from repeats a frozen run.", hint="Leave out one of them.")
+    data = format_file(request).encode()
+    try:
+        if path.exists() and path.read_bytes() != data:
+            raise UsageError(f"{path} is there already.", hint="Choose another file, or remove it.")
+        write_atomically(path, data)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"The spec file {path} cannot be written: {error}.") from None
+    console.note(f"The same again: mlbench run -f {path}")
 
 
 # --- the options are Request's fields -------------------------------------------------------------------------------
@@ -134,7 +261,7 @@ def _missing(request: Request) -> list[str]:
 def _parameter(item: "Field[Any]") -> inspect.Parameter:
     """A field of Request as a parameter that Typer makes an option of."""
     facts = item.metadata
-    repeated = facts["kind"] in ("texts", "pairs")
+    repeated = facts["kind"] in REPEATABLE
     kind: Any = {"integer": int, "switch": bool}.get(facts["kind"], list[str] if repeated else str)
     long = f"{flag(item.name)}/{flag('no_' + item.name)}" if facts["kind"] == "switch" else flag(item.name)
     complete: dict[str, Callable[..., list[str]]] = {
@@ -167,10 +294,8 @@ run.__signature__ = _signature.replace(  # type: ignore[attr-defined]
 def _request(name: str | None, workers: list[int] | None, file: Path | None, options: dict[str, Any]) -> Request:
     values = {key: value for key, value in options.items() if value not in (None, [])}
     for item in OPTIONS:
-        if item.name in values and item.metadata["kind"] == "pairs":
-            values[item.name] = pairs(values[item.name], item.name)
-        elif item.name in values and item.metadata["kind"] == "texts":
-            values[item.name] = tuple(values[item.name])
+        if item.name in values:
+            values[item.name] = given_value(item.name, values[item.name])
     sizes = tuple(workers or ())
     if name is not None and name.isascii() and name.isdecimal():  # no name begins with a digit
         if file is None:
@@ -189,10 +314,9 @@ def _print_submissions(submissions: list[Submission], output: Format) -> None:
         documents = [{"run": item.spec.name, "documents": list(item.documents)} for item in submissions]
         console.out_json({"submissions": documents})
         return
-    import yaml
+    import templates
 
-    documents = [dict(document) for item in submissions for document in item.documents]
-    console.out(yaml.safe_dump_all(documents, sort_keys=False, explicit_start=True, width=1000).rstrip())
+    console.out(templates.dump(document for item in submissions for document in item.documents).rstrip())
 
 
 def _warn(specs: tuple[RunSpec, ...], cluster: Cluster) -> None:
@@ -203,146 +327,3 @@ def _warn(specs: tuple[RunSpec, ...], cluster: Cluster) -> None:
     if crowded:
         names = ", ".join(spec.name for spec in crowded)
         console.warn(f"{names}: more ranks than this machine's {cores} cores; their times say little about scaling.")
-
-
-def _record(specs: tuple[RunSpec, ...], store: Store, command_line: Sequence[str]) -> list[Run]:
-    """Record all runs, with their provenance in their folders, before the first one starts; all of them or none."""
-    from mlbench_cli.provenance import collect_provenance
-
-    provenance = collect_provenance(specs[0], command_line).to_dict()  # the same program for all
-    runs: list[Run] = []
-    try:
-        for spec in specs:
-            runs.append(store.record_run(spec))
-            write_run_document(runs[-1], provenance)
-    except BaseException:
-        _forget(runs, store)
-        raise
-    return runs
-
-
-def _forget(runs: list[Run], store: Store) -> None:
-    for item in runs:
-        store.forget_run(item)
-        shutil.rmtree(item.folder, ignore_errors=True)  # nothing of it has been started
-
-
-def _start(runs: list[Run], engine: Engine, store: Store, output: Format) -> int:
-    if engine.dies_with_client and (len(runs) > 1 or _waits_for_machine(runs[0])):
-        _start_in_turn(runs, store)
-    else:
-        _start_all(runs, engine, store)
-    if output == Format.json:
-        console.out_json({"runs": [{"name": item.name, "id": item.id, "folder": str(item.folder)} for item in runs]})
-    else:
-        console.out("\n".join(item.name for item in runs))
-    name = runs[0].name
-    console.note(
-        f"Next: mlbench status {name}, mlbench logs {name} --follow, mlbench wait {name}, mlbench cancel {name}"
-    )
-    return 0
-
-
-def _waits_for_machine(item: Run) -> bool:
-    """Whether a local run cannot start at once because another one has this machine; says which."""
-    from mlbench_cli.engines.local.machine_lock import find_holder
-
-    holder = None if item.spec.share_machine else find_holder()
-    if holder is not None:
-        console.note(f"{item.name} waits for this machine: {holder.phrase}.")
-    return holder is not None
-
-
-def _start_in_turn(runs: list[Run], store: Store) -> None:
-    from mlbench_cli.runs import queue as background
-
-    try:
-        background.start(runs)
-    except BaseException:
-        _forget(runs, store)  # nothing of them has been started
-        raise
-    console.note(f"Runs started with names {', '.join(item.name for item in runs)}: one after the other.")
-
-
-def _start_all(runs: list[Run], engine: Engine, store: Store) -> None:
-    for number, item in enumerate(runs):
-        try:
-            _submit(item, engine, store, detach=True)
-        except BaseException:
-            _forget(runs[number + 1 :], store)  # this one stays: it may have left something
-            raise
-        console.note(f"Run started with name {item.name}")
-
-
-def _submit(item: Run, engine: Engine, store: Store, *, detach: bool) -> None:
-    try:
-        engine.submit(item, engine.render(item.spec), detach=detach)
-    except MlbenchError:
-        console.note(
-            f"{item.name} stays recorded, with what there may be of it. To forget it: mlbench delete {item.name}"
-        )
-        raise
-    store.update_run(item, RunState.RUNNING)
-
-
-def _follow(runs: list[Run], number: int, engine: Engine, store: Store, require_goal: bool, logs: bool) -> Ended:
-    from mlbench_cli.runs import supervise
-
-    item, later = runs[number], runs[number + 1 :]
-    try:
-        _submit(item, engine, store, detach=False)
-        _announce(item, engine)
-        with Reporter(item, engine if logs else None) as report:
-            finished = supervise.follow(item, engine, store, report=report, notice=console.note)
-        if later:
-            console.note(finished.summary)
-    except (KeyboardInterrupt, Stopped) as stopped:
-        _forget(later, store)
-        raise _stop(item, engine, store, later, stopped) from None
-    except BaseException:
-        _forget(later, store)
-        raise
-    return Ended(finished, finished.exit_code(require_goal=require_goal))
-
-
-def _announce(item: Run, engine: Engine) -> None:
-    interrupt = "cancels it and keeps what there is" if engine.dies_with_client else "leaves it running"
-    console.note(f"Run started with name {item.name}: {in_words(item.spec)}.")
-    if item.spec.functional_only:
-        console.note(f"Its result is functional, not a performance measurement: {item.spec.functional_only}.")
-    console.note(f"Ctrl-C {interrupt}. It is stopped after {console.duration(item.spec.timeout)}.")
-
-
-def _stop(item: Run, engine: Engine, store: Store, later: list[Run], stopped: BaseException) -> Stopped:
-    """What is true of a run whose client was stopped: it had ended, it is cancelled with its client, or it goes on."""
-    from mlbench_cli.runs import supervise
-    from mlbench_cli.runs.finished import read_finished
-
-    never = f" Not started: {', '.join(run.name for run in later)}." if later else ""
-    if (finished := read_finished(item)) is not None:
-        return explain_stop(
-            stopped, f"{finished.summary} Its archive is complete.{never}", f"mlbench status {item.name}"
-        )
-    if not engine.dies_with_client:
-        return explain_stop(
-            stopped,
-            f'The run "{item.name}" goes on without this client.{never}',
-            f"mlbench wait {item.name}, mlbench status {item.name}, or mlbench cancel {item.name}",
-        )
-    console.note(f"Cancelling {item.name} ...")
-    finished = supervise.cancel(item, engine, store, seconds=STOP_SECONDS)
-    if finished is None:
-        return explain_stop(
-            stopped,
-            f'The run "{item.name}" is being cancelled; its archive follows.{never}',
-            f"mlbench status {item.name}",
-        )
-    if finished.outcome is not Outcome.CANCELLED:
-        return explain_stop(
-            stopped, f"{finished.summary} Its archive is complete.{never}", f"mlbench status {item.name}"
-        )
-    return explain_stop(
-        stopped,
-        f'The run "{item.name}" was cancelled; partial results are in {item.folder}.{never}',
-        f"mlbench logs {item.name}, or mlbench delete {item.name}",
-    )

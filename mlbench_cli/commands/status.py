@@ -1,7 +1,7 @@
 """`mlbench status`: what the runs do."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Annotated, Any
@@ -9,14 +9,17 @@ from typing import Annotated, Any
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import Format, Output, complete_clusters, complete_runs, complete_tasks, engine_of_run
-from mlbench_cli.commands._repeats import repeats_in, runs_named, show_repeats
+from mlbench_cli.commands._common import Format, Output, complete_clusters, complete_tasks, engine_of_run
+from mlbench_cli.commands._experiments import ExperimentStatus, experiment_status, is_queue_problem, show_experiment
+from mlbench_cli.commands._repeats import repeats_in, show_repeats
 from mlbench_cli.commands._report import Reporter, format_eta, in_words
+from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.durations import parse_since
 from mlbench_cli.engines.base import Engine
-from mlbench_cli.errors import UsageError, did_you_mean
+from mlbench_cli.errors import MlbenchError, UsageError, did_you_mean
 from mlbench_cli.model import Outcome, Run, RunRow, RunState
 from mlbench_cli.runs.finished import read_finished
+from mlbench_cli.runs.select import Selection, select
 from mlbench_cli.runs.snapshot import (
     ENDED,
     UNKNOWN,
@@ -58,9 +61,13 @@ class Choice:
 
 
 def status(
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME]", help="show this run with its workers", autocompletion=complete_runs),
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME]...",
+            help="show this run with its workers, this experiment with its runs, or several of them",
+            autocompletion=complete_names,
+        ),
     ] = None,
     metric: Annotated[str | None, typer.Option("--metric", "-m", help="show this metric, e.g. Prec@1 or loss")] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="follow the run; Ctrl-C only ends this")] = False,
@@ -97,36 +104,61 @@ def status(
         raise UsageError(
             f'There is no state "{state[:60]}".{did_you_mean(state, STATES)}', hint=f"One of {', '.join(STATES)}"
         )
-    if choice.is_filter and (name is not None or cluster is not None):
-        raise UsageError("--state, --task and --since choose among all runs.", hint="mlbench status --state running")
+    if choice.is_filter and cluster is not None:
+        raise UsageError("--state, --task and --since choose among runs.", hint="mlbench status --state running")
     store = Store()
     if cluster is not None:
         from mlbench_cli.commands._cluster_status import show_cluster
 
-        if name is not None or metric is not None or watch:
+        if names or metric is not None or watch:
             raise UsageError("--cluster shows a cluster; NAME, --metric and --watch are about a run.")
         show_cluster(store, cluster, output, cloud=cloud)
         return
     if cloud:
         raise UsageError("--cloud is about a cluster.", hint="mlbench status --cluster NAME --cloud")
-    if name is None:
+    if not names:
         if metric is not None or watch:
             raise UsageError("--metric and --watch are about one run.", hint="mlbench status NAME --watch")
         _show_all(store, choice, output)
         return
-    runs = runs_named(store, name)
-    if len(runs) > 1 or runs[0].name != name:
-        _show_repeats(store, name, runs, metric, watch, output)
+    chosen = select(store, names, readable=False)
+    is_one_run = len(chosen.rows) == 1 and not choice.is_filter
+    if is_one_run and (names == chosen.names or watch or metric is not None):
+        (row,) = select(store, chosen.names).rows
+        _show_run(row, store, metric, watch, verbose, output)
         return
-    (run,) = runs
-    row = store.run(name)
+    if metric is not None or watch:
+        raise UsageError(
+            f"--metric and --watch are about one run; these are {len(chosen.rows)}.",
+            hint=f"mlbench status {chosen.names[0]} --watch" if chosen.rows else "mlbench status",
+        )
+    _show_named(chosen, store, choice, verbose, output)
+
+
+def _show_run(row: RunRow, store: Store, metric: str | None, watch: bool, verbose: bool, output: Format) -> None:
     document = finished_snapshot(row) or _snapshot(row, store, watch)
     if metric is not None:
         document["metric"] = {"name": metric, "value": find_metric(document["metrics"], metric)}
     if output == Format.json:
         console.out_json(document)
     else:
-        _show_one(run, document, metric, verbose)
+        _show_one(row.run, document, metric, verbose)
+
+
+def _show_named(chosen: Selection, store: Store, choice: Choice, verbose: bool, output: Format) -> None:
+    """Experiments and runs that were named: each experiment in a few lines, then the table of all runs."""
+    engines = _engines(store)
+    newest_first = sorted(chosen.rows, key=lambda row: row.run.created, reverse=True)
+    states = choice.select(newest_first, engines) if choice.is_filter else list(read_states(chosen.rows, engines))
+    experiments = [] if choice.is_filter else chosen.experiments
+    known = [experiment_status(item, states, store, engines) for item in experiments]
+    if output == Format.text:
+        for item in known:
+            show_experiment(item, verbose)
+        if not states:
+            console.note("No run matches.\nNext: mlbench status")
+            return
+    _show_rows(states, output, known)
 
 
 def _snapshot(row: RunRow, store: Store, watch: bool) -> dict[str, Any]:
@@ -137,26 +169,26 @@ def _snapshot(row: RunRow, store: Store, watch: bool) -> dict[str, Any]:
     if watch:
         with Reporter(row.run) as report:
             supervise.watch(row.run, engine, report)
-    document = finished_snapshot(row) or live_snapshot(row, engine)
+    if (document := finished_snapshot(row)) is None:
+        document = live_snapshot(row, engine)
+        document["kept_until"] = _kept_until(row.run, engine) if document["state"] == ENDED else None
     document["ranks"] = [_with_timestamps(rank) for rank in document["ranks"]]
     return document
+
+
+def _kept_until(run: Run, engine: Engine) -> str | None:
+    """Until when the cluster keeps the results, RFC 3339; None if it does not, or does not say."""
+    try:
+        until = engine.kept_until(run)
+    except MlbenchError:
+        return None
+    return None if until is None else timestamp(until)
 
 
 def _with_timestamps(rank: dict[str, Any]) -> dict[str, Any]:
     """A worker's times as RFC 3339, as in an archive."""
     moments = {key: rank[key] for key in ("started", "finished") if isinstance(rank.get(key), int | float)}
     return {**rank, **{key: timestamp(moment) for key, moment in moments.items()}}
-
-
-def _show_repeats(store: Store, name: str, runs: list[Run], metric: str | None, watch: bool, output: Format) -> None:
-    if metric is not None or watch:
-        raise UsageError(
-            f"--metric and --watch are about one run; {name} has {len(runs)} repeats.",
-            hint=f"mlbench status {runs[0].name} --watch",
-        )
-    names = {run.name for run in runs}
-    rows = [row for row in store.runs() if row.run.name in names]
-    _show_rows(list(read_states(rows, _engines(store))), output)
 
 
 def _engines(store: Store) -> Callable[[Run], Engine]:
@@ -182,11 +214,13 @@ def _show_all(store: Store, choice: Choice, output: Format) -> None:
         console.note(f"{hidden} older runs are not shown: --limit 0 shows all.")
 
 
-def _show_rows(states: list[RunStatus], output: Format) -> None:
+def _show_rows(states: list[RunStatus], output: Format, experiments: Sequence[ExperimentStatus] = ()) -> None:
     repeats = repeats_in(status.row for status in states)
     if output == Format.json:
         runs = [{**status.to_dict(), **_figures(status.row.run)} for status in states]
-        console.out_json({"runs": runs, "repeats": [found.to_dict() for found in repeats]})
+        document = {"runs": runs, "repeats": [found.to_dict() for found in repeats]}
+        known = {"experiments": [item.to_dict() for item in experiments]} if experiments else {}
+        console.out_json({**document, **known})
         return
     if not states:
         console.note("There are no runs yet.\nNext: mlbench tasks, then mlbench run NAME 1 2 --task TASK")
@@ -198,7 +232,7 @@ def _show_rows(states: list[RunStatus], output: Format) -> None:
     )
     show_repeats(repeats)
     for status in states:
-        if status.problem:
+        if status.problem and not (experiments and is_queue_problem(status)):
             console.warn(f"{status.row.run.name}: {status.problem}")
     ended = [status.row.run.name for status in states if status.state == ENDED]
     if ended:
@@ -247,6 +281,7 @@ def _show_one(run: Run, document: dict[str, Any], metric: str | None, verbose: b
         ("Progress", _progress(document["progress"])),
         ("Goal", _goal(document["goal"])),
         ("Label", _label(document["functional_only"])),
+        ("Kept", f"on the cluster until {document['kept_until']}" if document.get("kept_until") else None),
         ("Folder", document["folder"]),
     ]
     console.out("\n".join(f"{title + ':':<10}{console.clean(text)}" for title, text in facts if text))

@@ -1,45 +1,75 @@
-"""`mlbench wait`: follow a run to its end."""
+"""`mlbench wait`: follow runs to their end."""
 
+import time
 from typing import Annotated
 
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import Format, Output, RequireGoal, RunName, engine_of_run
+from mlbench_cli.commands._common import Format, Output, RequireGoal, engine_of_run
 from mlbench_cli.commands._report import Ended, Reporter, report_ended
-from mlbench_cli.errors import Stopped, explain_stop
+from mlbench_cli.commands._selection import All, Names, NewerThan, OlderThan, States, Tasks, make_filter
+from mlbench_cli.errors import MlbenchError, Stopped, explain_stop
+from mlbench_cli.model import Run
 from mlbench_cli.runs import supervise
 from mlbench_cli.runs.finished import read_finished
 from mlbench_cli.runs.request import parse_duration
+from mlbench_cli.runs.select import select
 from mlbench_cli.store import Store
 
 
 def wait(
-    name: RunName,
+    names: Names = None,
     timeout: Annotated[
         str | None, typer.Option("--timeout", metavar="DURATION", help="maximum time to wait, e.g. 15m")
     ] = None,
     require_goal: RequireGoal = False,
+    all_runs: All = False,
+    states: States = None,
+    tasks: Tasks = None,
+    older_than: OlderThan = None,
+    newer_than: NewerThan = None,
     output: Output = Format.text,
 ) -> int:
-    """Wait for a run to end and print its result. The exit code is the run's; 124 where it has not ended in time.
+    """Wait for runs to end and print their results. The exit code is the highest of the runs; 124 if time is up.
 
-    The run has a deadline of its own. Ctrl-C ends only the waiting.
+    Every run has a deadline of its own. Ctrl-C ends only the waiting. A run that was started with --require-goal must
+    have reached its goal here, too.
     """
     seconds = None if timeout is None else parse_duration(timeout)
     store = Store()
-    run = store.run(name).run
+    chosen = select(store, names or (), all_runs=all_runs, filter=make_filter(states, tasks, older_than, newer_than))
+    if not chosen.rows:
+        console.note("There is no such run: nothing to wait for.")
+    deadline = None if seconds is None else time.monotonic() + seconds
+    ended: list[Ended] = []
+    problem: MlbenchError | None = None
+    for row in chosen.rows:
+        try:
+            ended.append(_wait_for(row.run, store, seconds, deadline, require_goal))
+        except MlbenchError as error:
+            problem = error if problem is None or error.exit_code > problem.exit_code else problem
+            if len(chosen.rows) > 1:
+                console.warn(error.message + (f" Next: {error.hint}" if error.hint else ""))
+    if problem is not None and not ended:
+        raise problem
+    report_ended(ended, output)
+    return max([item.exit_code for item in ended] + ([problem.exit_code] if problem else []), default=0)
+
+
+def _wait_for(run: Run, store: Store, seconds: float | None, deadline: float | None, require_goal: bool) -> Ended:
     if read_finished(run) is None:
         limit = f"this command waits at most {console.duration(seconds)}" if seconds else "this command waits as long"
-        console.note(f"{name} is stopped {console.duration(run.spec.timeout)} after its start; {limit}.")
+        console.note(f"{run.name} is stopped {console.duration(run.spec.timeout)} after its start; {limit}.")
+    left = None if deadline is None else max(0.0, deadline - time.monotonic())
     try:
         with Reporter(run) as report:
             engine = engine_of_run(run, store)
-            finished = supervise.follow(run, engine, store, timeout=seconds, report=report, notice=console.note)
+            finished = supervise.follow(run, engine, store, timeout=left, report=report, notice=console.note)
     except (KeyboardInterrupt, Stopped) as stopped:
         raise explain_stop(
-            stopped, f"Waiting for {name} was stopped; the run goes on.", f"mlbench wait {name}"
+            stopped, f"Waiting for {run.name} was stopped; the run goes on.", f"mlbench wait {run.name}"
         ) from None
-    ended = Ended(finished, finished.exit_code(require_goal=require_goal))
-    report_ended([ended], output)
-    return ended.exit_code
+    experiment = store.find_experiment_of(run)
+    must_reach = require_goal or bool(experiment and experiment.require_goal)
+    return Ended(finished, finished.exit_code(require_goal=must_reach))

@@ -84,6 +84,10 @@ class Engine(Protocol):
         """Bring what is still outside into `run.folder` (logs/, output/), verified; then release the held worker."""
         ...
 
+    def kept_until(self, run: Run) -> float | None:
+        """Until when results outside of the run's folder are kept, seconds since 1970; None for none, or unknown."""
+        ...
+
     def cancel(self, run: Run) -> None:
         """Stop the run and keep what there is. Stopped already: nothing to do."""
         ...

@@ -72,6 +72,9 @@ class FakeEngine:
             path.write_bytes(b"".join(lines))
         return self.fetched
 
+    def kept_until(self, run: Run) -> float | None:
+        return None
+
     def cancel(self, run: Run) -> None:
         self._record("cancel")
         last = self.observations[-1]

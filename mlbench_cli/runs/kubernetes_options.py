@@ -33,10 +33,16 @@ def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
         "env_secret": _check_label(request.env_secret, "env_secret"),
         "data_claim": _check_label(request.data_claim, "data_claim"),
         "hold_seconds": None if request.hold is None else round(parse_duration(request.hold, "--hold")),
+        "keep_seconds": None if request.keep is None else round(parse_duration(request.keep, "--keep")),
+        "keep_storage": _check_quantity(request.keep_storage, "keep_storage"),
         "collect": request.collect,
         "template_dir": require_folder(request.template_dir, "--template-dir"),
         "host_network": request.host_network,
         "spread": request.spread,
+        "share_nodes": request.share_nodes,
+        "egress": request.egress,
+        "run_as_user": request.run_as_user,
+        "writable_root": request.writable_root,
         "registry": None if request.registry is None else request.registry.rstrip("/"),
     }
     if request.collect not in (None, "rank0", "all"):

@@ -82,7 +82,7 @@ def resolve(
     specs = tuple(_spec(size, cluster, common) for size in sizes(request))
     for spec in specs:
         if machine and local:
-            _check_local(spec, machine)
+            check_local(spec, machine)
         elif spec.device == "gpu" and ClusterDetails.of(cluster).gpus_per_node == 0:
             raise UsageError(f'The cluster "{cluster.name}" has no GPUs.', hint="Leave out --gpu.")
     return specs
@@ -358,7 +358,7 @@ def _equal_cpus(sizes: Sequence[int], processes_per_worker: int, machine: Machin
     return float(share * processes_per_worker)
 
 
-def _check_local(spec: RunSpec, machine: Machine) -> None:
+def check_local(spec: RunSpec, machine: Machine) -> None:
     if spec.world_size > MAX_LOCAL_RANKS:
         raise UsageError(
             f"{spec.world_size} ranks on this machine of {machine.cores} cores: the local cluster takes "

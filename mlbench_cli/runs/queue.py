@@ -1,38 +1,141 @@
-"""What stays behind where several runs are started with --detach on this machine: they are to run one after the other,
-or they would share its cores and no time would mean anything. One process starts each when the one before has ended.
+"""The queue of an experiment: the process that starts its runs, one after the other or a few at a time.
 
-The runs themselves are detached: killed, this process leaves the one that runs alone; those after it never start.
+Attached, it is `mlbench run` itself; with --detach a process of its own that outlives its client. Either holds the
+lock of the experiment's queue as long as it lives (queue_folder). The runs themselves are detached in the latter case:
+killed, the queue leaves those that run alone, and those after them wait for somebody to go on.
 """
 
 import os
+import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
-from mlbench_cli.engines.local.engine import LocalEngine
-from mlbench_cli.engines.local.state import stand_in_line
-from mlbench_cli.errors import MlbenchError
+from mlbench_cli.engines.base import Engine
+from mlbench_cli.errors import DeadlineError, Interrupted, MlbenchError, Terminated, UsageError
 from mlbench_cli.isolation import ROOT, protected_path
-from mlbench_cli.model import Run, RunState
-from mlbench_cli.runs import supervise
+from mlbench_cli.model import Experiment, Run, RunState
+from mlbench_cli.queue_folder import QueueFolder, QueueState, clear_queued, pid_namespace, write_queued
 from mlbench_cli.store import Store
+from mlbench_cli.times import now
+
+STOP_SECONDS = 10.0  # in which a queue that is stopped should have ended
+_LAST_STEPS = 1.0  # in which a queue ends whose last run has ended
+_POLL = 0.05
+ALL_ENDED = "all its runs have ended"
 
 
-def start(runs: Sequence[Run]) -> None:
-    """Have `runs`, which are recorded, started one after the other by a process that outlives this one."""
-    log = runs[0].folder / ".state" / "background.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    words = [*_command(), *(run.id for run in runs)]
-    with open(log, "ab") as file:
-        process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+# --- starting one member --------------------------------------------------------------------------------------------
+
+
+def start_member(experiment: Experiment, run: Run, engine: Engine, store: Store, *, detach: bool) -> None:
+    """Hand a run to its engine. Raises what `Engine.submit` raises; the run stays recorded then."""
+    write_queued(run.folder, experiment.id, experiment.name, is_starting=True)
+    engine.submit(run, engine.render(run.spec), detach=detach)
+    store.update_run(run, RunState.RUNNING)
+    clear_queued(run.folder)
+
+
+# --- holding the queue ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class HeldQueue:
+    """The queue of an experiment, held by this process until the descriptor is closed or another process has it."""
+
+    folder: QueueFolder
+    descriptor: int
+    is_handed_over: bool = False
+
+
+@contextmanager
+def hold(experiment: Experiment, store: Store) -> Iterator[HeldQueue]:
+    """Be the queue of an experiment, and note why it ended. Raises UsageError if another process is."""
+    folder = QueueFolder.of(store.folder, experiment.id)
+    held = HeldQueue(folder, acquire(experiment, folder))
+    try:
+        folder.write_holder(os.getpid(), is_detached=False)
+        try:
+            yield held
+        except BaseException as error:
+            if not held.is_handed_over:
+                folder.write_end(_end_of(error))
+            raise
+        if not held.is_handed_over:
+            folder.write_end(ALL_ENDED)
+    finally:
+        if store.find_experiment(experiment.name) is None:  # refused before it was recorded
+            shutil.rmtree(folder.path, ignore_errors=True)
+        os.close(held.descriptor)
+
+
+def _end_of(error: BaseException) -> str:
+    if isinstance(error, Terminated):
+        return "it was stopped by SIGTERM"
+    if isinstance(error, KeyboardInterrupt | Interrupted):
+        return "Ctrl-C stopped it"
+    return error.message.rstrip(".") if isinstance(error, MlbenchError) else f"{type(error).__name__}: {error}"
+
+
+def acquire(experiment: Experiment, folder: QueueFolder) -> int:
+    """A descriptor that holds the queue's lock. Raises UsageError if another process holds it."""
+    deadline = time.monotonic() + _LAST_STEPS
+    descriptor = None
+    while folder.find_state() is not QueueState.UNKNOWN:
+        if (descriptor := folder.acquire()) is not None or time.monotonic() >= deadline:
+            break
+        time.sleep(_POLL)
+    if descriptor is None:
+        holder = folder.read_holder()
+        raise UsageError(
+            f'The experiment "{experiment.name}" is under way: {holder.phrase if holder else "another process"}.',
+            hint=f"mlbench wait {experiment.name}, mlbench status {experiment.name}, "
+            f"or: mlbench cancel {experiment.name}",
         )
-    assert process.stdin is not None
-    for run in runs:
-        stand_in_line(run, process.pid)
-    # It waits for this word: a client that is killed before has started nothing.
-    process.stdin.write(b"go\n")
-    process.stdin.close()
+    return descriptor
+
+
+# --- a process of its own -------------------------------------------------------------------------------------------
+
+
+def start(experiment: Experiment, runs: Sequence[Run], home: Path, held: HeldQueue) -> int:
+    """Have `runs`, which are recorded, started by a process that outlives this one; its number.
+
+    It takes over the lock. Raises MlbenchError with the end of its log if the process does not come up.
+    """
+    folder, lock = held.folder, held.descriptor
+    ready, said = os.pipe()
+    try:
+        with open(folder.log, "ab") as log:
+            arguments = [str(home), experiment.name, str(lock), str(said), *(run.id for run in runs)]
+            process = subprocess.Popen(
+                [*_command(), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=(lock, said),
+                cwd=os.getcwd(),
+            )
+        folder.write_holder(process.pid, is_detached=True)
+    finally:
+        os.close(said)
+    with os.fdopen(ready, "rb") as file:
+        if file.readline() == b"ok\n":
+            held.is_handed_over = True
+            return process.pid
+    last = folder.read_log()[-1:]
+    reason = f"{last[0].strip()[:300]}" if last else "it said nothing"
+    raise MlbenchError(
+        f'The queue of "{experiment.name}" could not be started: {reason}. Its runs are recorded, none was started.',
+        hint=f"mlbench logs {experiment.name} --queue, then the same command line again",
+    )
 
 
 def _command() -> list[str]:
@@ -46,20 +149,121 @@ def _command() -> list[str]:
     return [sys.executable, "-I", "-S", "-c", code, os.pathsep.join(protected_path())]
 
 
-def main(ids: Sequence[str]) -> None:
-    if sys.stdin.readline() != "go\n":
+def main(arguments: Sequence[str]) -> None:
+    """Entry point of the detached queue."""
+    home, name, lock, said, *ids = arguments
+    os.set_inheritable(int(lock), False)  # what it starts must not keep the lock
+    os.set_inheritable(int(said), False)
+    store = Store(Path(home))
+    experiment = store.find_experiment(name)
+    if experiment is None:
+        raise SystemExit(f'The experiment "{name}" was deleted.')
+    folder = QueueFolder.of(store.folder, experiment.id)
+    with os.fdopen(int(said), "wb") as ready:
+        ready.write(b"ok\n")
+    _log(f"queue of {name}: {len(ids)} runs, {experiment.parallel} at a time")
+    problems = _work(experiment, ids, Path(home))
+    store.close()
+    folder.write_end("; ".join(problems) if problems else ALL_ENDED)
+
+
+def _work(experiment: Experiment, ids: Iterable[str], home: Path) -> list[str]:
+    """Start the runs in their order, at most experiment.parallel at a time, and follow each to its end."""
+    waiting = list(ids)
+    problems: list[str] = []
+    guard = threading.Lock()
+
+    def work() -> None:
+        store = Store(home)
+        while True:
+            with guard:
+                if not waiting:
+                    break
+                run_id = waiting.pop(0)
+            problem = _run_one(experiment, run_id, store)
+            if problem:
+                problems.append(problem)
+        store.close()
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(experiment.parallel, len(waiting)) - 1)]
+    for thread in threads:
+        thread.start()
+    work()
+    for thread in threads:
+        thread.join()
+    return problems
+
+
+def _run_one(experiment: Experiment, run_id: str, store: Store) -> str | None:
+    """Start a run and follow it to its end; what went wrong, as a sentence without its stop."""
+    from mlbench_cli.runs import supervise
+    from mlbench_cli.runs.connect import connect_engine
+
+    row = store.find_run(run_id)  # it may have been deleted or cancelled in the meantime
+    if row is None or row.state is RunState.FINISHED:
+        return None
+    run = row.run
+    try:
+        engine = connect_engine(store.cluster(run.spec.cluster), _log)
+        if row.state is RunState.CREATED:
+            _log(f"{run.name}: starting")
+            start_member(experiment, run, engine, store, detach=True)
+        finished = supervise.follow(run, engine, store)
+    except MlbenchError as error:
+        _log(f"{run.name}: {error.message}")
+        return f"{run.name}: {error.message.rstrip('.')}"
+    _log(finished.summary)
+    return None
+
+
+def _log(text: str) -> None:
+    print(f"{now()} {text}", flush=True)
+
+
+# --- stopping it ----------------------------------------------------------------------------------------------------
+
+
+def stop(experiment: Experiment, home: Path, reason: str, notice: Callable[[str], None] | None = None) -> bool:
+    """End the queue of an experiment, so that nothing further is started; whether there was one.
+
+    What it has started goes on, unless it is an attached client, whose run ends with it. Raises UsageError if it is on
+    another machine, DeadlineError if it does not end in time.
+    """
+    folder = QueueFolder.of(home, experiment.id)
+    state = folder.find_state()
+    holder = folder.read_holder()
+    if state is QueueState.ENDED or holder is None:
+        return False
+    if state is QueueState.UNKNOWN or holder.pid_namespace != pid_namespace():
+        raise UsageError(
+            f'The queue of "{experiment.name}" is out of reach from here: {holder.phrase}.',
+            hint=f"Run on {holder.host}: mlbench cancel {experiment.name}",
+        )
+    if notice is not None:
+        notice(f"Stopping the {holder.phrase}; this command waits at most {STOP_SECONDS:g} s for its end.")
+    _terminate(holder.pid, folder)
+    deadline = time.monotonic() + STOP_SECONDS
+    while folder.find_state() is QueueState.ALIVE:
+        if time.monotonic() >= deadline:
+            raise DeadlineError(
+                f"The {holder.phrase} has not ended within {STOP_SECONDS:g} s.",
+                hint=f"mlbench cancel {experiment.name}",
+            )
+        time.sleep(_POLL)
+    folder.write_end(reason)
+    return True
+
+
+def _terminate(pid: int, folder: QueueFolder) -> None:
+    """Signal the holder of the lock, and no process that has got its number since."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
         return
-    store = Store()
-    engine = LocalEngine(report=lambda sentence: print(sentence, flush=True))
-    for run_id in ids:
-        # Looked up each time: it may have been deleted or cancelled meanwhile.
-        row = next((row for row in store.runs() if row.run.id == run_id), None)
-        if row is None or row.state == "finished":
-            continue
-        run = row.run
-        try:
-            engine.submit(run, engine.render(run.spec), detach=True)
-            store.update_run(run, RunState.RUNNING)
-            supervise.follow(run, engine, store)
-        except MlbenchError as error:
-            print(f"{run.name}: {error.message}", flush=True)
+    try:
+        if folder.find_state() is QueueState.ALIVE:  # then its holder is alive, and the handle is its own
+            signal.pidfd_send_signal(handle, signal.SIGTERM)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(handle)

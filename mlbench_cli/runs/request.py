@@ -5,6 +5,7 @@ the file reader its keys, and `equivalent_command` the line that does the same a
 decided in `launch`.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -13,17 +14,20 @@ from typing import Any
 from mlbench_cli.catalog import read_yaml, short
 from mlbench_cli.durations import parse_duration as parse_duration
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
+from mlbench_cli.runs.matrix import Matrix, format_axis, format_point, parse_axes, parse_point, value_text
 
 GENERAL = "What to run, and how"
 KUBERNETES = "On clusters (not on local)"
 
 
 def _option(help: str, *, kind: str = "text", letter: str = "", metavar: str = "", panel: str = GENERAL) -> Any:
-    """A field of Request. `kind` is text, integer, switch, texts (repeatable) or pairs (KEY=VALUE, repeatable)."""
+    """A field of Request. `kind` is text, integer, switch, or one that is repeatable: texts, pairs (KEY=VALUE), axes
+    (KEY=VALUE,VALUE) or points (KEY=VALUE,KEY=VALUE).
+    """
     metadata = {"help": help, "kind": kind, "letter": letter, "metavar": metavar, "panel": panel}
-    if kind == "pairs":
+    if kind in ("pairs", "axes"):
         return field(default_factory=dict, metadata=metadata)
-    return field(default=() if kind == "texts" else None, metadata=metadata)
+    return field(default=() if kind in ("texts", "points") else None, metadata=metadata)
 
 
 def _cluster_option(help: str, **more: str) -> Any:
@@ -73,6 +77,23 @@ class Request:
         kind="integer",
         metavar="TIMES",
     )
+    matrix: Mapping[str, tuple[Any, ...]] = _option(
+        "run once for every value of an option, e.g. backend=gloo,mpi or set.batch_size=32,64; several matrices give "
+        "all combinations",
+        kind="axes",
+        metavar="KEY=V1,V2",
+    )
+    include: tuple[Mapping[str, Any], ...] = _option(
+        "further point of the matrix, or further options for the points that have these values",
+        kind="points",
+        metavar="KEY=V,KEY=V",
+    )
+    exclude: tuple[Mapping[str, Any], ...] = _option(
+        "leave out the points of the matrix that have all these values", kind="points", metavar="KEY=V,KEY=V"
+    )
+    parallel: int | None = _option(
+        "number of runs at a time, on clusters; default: one after the other", kind="integer", metavar="N"
+    )
     data_dir: str | None = _option("folder with the data sets", metavar="DIR")
     timeout: str | None = _option(
         "maximum run time of a worker, e.g. 90s, 15m, 2h; on clusters also the maximum time that workers wait for "
@@ -92,7 +113,15 @@ class Request:
     toleration: tuple[str, ...] = _cluster_option("taint to tolerate", kind="texts", metavar="KEY[=VALUE][:EFFECT]")
     pull_secret: str | None = _cluster_option("name of the secret for pulling the image")
     queue: str | None = _cluster_option("name of the Kueue queue")
-    hold: str | None = _cluster_option("how long results wait to be fetched; default: 15m", metavar="DURATION")
+    keep: str | None = _cluster_option(
+        "how long the cluster keeps the results after the run, in a small pod of their own; default: 24h; 0: never",
+        metavar="DURATION",
+    )
+    keep_storage: str | None = _cluster_option("disk for the results that are kept, e.g. 50Gi; default: 10Gi")
+    hold: str | None = _cluster_option(
+        "how long a worker itself waits with its results if they cannot be kept elsewhere; default: 15m",
+        metavar="DURATION",
+    )
     collect: str | None = _cluster_option("workers whose output is kept: rank0 (default) or all")
     env: Mapping[str, str] = _cluster_option("environment variable of the ranks", kind="pairs", metavar="KEY=VALUE")
     env_secret: str | None = _cluster_option("secret of the namespace whose keys become variables of the ranks")
@@ -102,10 +131,25 @@ class Request:
     template_dir: str | None = _cluster_option("folder with templates that replace the built-in ones", metavar="DIR")
     host_network: bool | None = _cluster_option("use the network of the nodes", kind="switch")
     spread: bool | None = _cluster_option("one worker per node (default)", kind="switch")
+    share_nodes: bool | None = _cluster_option("also use nodes on which another run measures", kind="switch")
+    egress: bool | None = _cluster_option(
+        "let workers connect to the outside (default); without it to each other and to DNS only", kind="switch"
+    )
+    run_as_user: int | None = _cluster_option(
+        "user number in the containers; default: 10001; 0: root", kind="integer", metavar="UID"
+    )
+    writable_root: bool | None = _cluster_option(
+        "let the command write everywhere in its container, not only to /tmp and its output folder", kind="switch"
+    )
     registry: str | None = _cluster_option("prefix of the catalogue's images, e.g. ghcr.io/me", metavar="PREFIX")
 
 
 OPTIONS = tuple(item for item in fields(Request) if item.metadata)
+_KINDS: dict[str, str] = {item.name: item.metadata["kind"] for item in OPTIONS}
+REPEATABLE = ("texts", "pairs", "axes", "points")
+# What says which runs there are, or how they are started, and nothing about any one of them.
+OF_EXPERIMENT = ("repeat", "matrix", "include", "exclude", "parallel")
+_NO_AXES = (*OF_EXPERIMENT, "cluster")
 GIVEN_BY_ENGINE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -127,12 +171,24 @@ def pairs(entries: Sequence[str], name: str) -> dict[str, str]:
     return found
 
 
+def given_value(name: str, value: Any) -> Any:
+    """The value of an option as its flags give it: the texts of a repeatable one become its mapping or tuple."""
+    kind = _KINDS[name]
+    if kind == "pairs":
+        return pairs(value, name)
+    if kind == "axes":
+        return _checked_axes(parse_axes(value))
+    if kind == "points":
+        return tuple(_checked_point(parse_point(entry, flag(name))) for entry in value)
+    return tuple(value) if kind == "texts" else value
+
+
 def merge(base: Request, top: Request) -> Request:
     """`base` with everything that `top` says on top; mappings are joined key by key."""
     changes: dict[str, Any] = {}
     for item in fields(Request):
         below, above = getattr(base, item.name), getattr(top, item.name)
-        if item.metadata.get("kind") == "pairs":
+        if item.metadata.get("kind") in ("pairs", "axes"):
             changes[item.name] = {**below, **above}
         elif above not in (None, ()):
             changes[item.name] = above
@@ -160,6 +216,7 @@ def parse_file(text: str) -> Request:
         raise UsageError("The spec file is not a mapping of options to values.")
     known = {item.name: item.metadata.get("kind", "") for item in fields(Request)}
     values: dict[str, Any] = {}
+    data = _with_flat_matrix(data)
     for key, value in data.items():
         name = str(key).replace("-", "_")
         if name not in known:
@@ -196,11 +253,16 @@ def _file_value(key: str, name: str, kind: str, value: Any) -> Any:
         texts = value if isinstance(value, list) else [value]
         if all(isinstance(word, str) for word in texts):
             return tuple(texts)
+    if kind == "axes" and isinstance(value, dict):
+        return _checked_axes(value)
+    if kind == "points" and isinstance(value, list):
+        return tuple(_checked_point(entry) for entry in value)
     if kind == "pairs" and isinstance(value, dict) and all(isinstance(word, str) for word in value):
         return dict(value) if name == "set" else {word: _text(f"{key}.{word}", item) for word, item in value.items()}
     if kind in ("text", ""):
         return _text(key, value)
     wanted = {"integer": "a whole number", "switch": "true or false", "texts": "a list of texts"}
+    wanted["points"] = "a list of mappings of options to values"
     raise UsageError(f'"{key}" is {short(value)}, not {wanted.get(kind, "a mapping of names to values")}.')
 
 
@@ -228,18 +290,158 @@ def equivalent_command(request: Request) -> str:
         elif item.metadata["kind"] == "pairs":
             for key, entry in value.items():
                 words += [flag(item.name), f"{key}={entry_text(entry)}"]
-        elif item.metadata["kind"] == "texts":
-            for entry in value:
+        elif item.metadata["kind"] in ("texts", "points", "axes"):
+            for entry in _entries(item.metadata["kind"], value):
                 words += [flag(item.name), entry]
         elif value is not None:
             words += [flag(item.name), str(value)]
     return shlex.join(words)
 
 
+def _entries(kind: str, value: Any) -> list[str]:
+    if kind == "axes":
+        return [format_axis(key, values) for key, values in value.items()]
+    return [format_point(entry) for entry in value] if kind == "points" else list(value)
+
+
 def entry_text(value: Any) -> str:
     """A parameter's value as --set takes it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    return value_text(value)
+
+
+# --- spec files, written --------------------------------------------------------------------------------------------
+
+
+def request_document(request: Request) -> dict[str, Any]:
+    """The request as the mapping that a spec file holds: only what was given, in plain JSON values."""
+    document: dict[str, Any] = {}
+    for item in fields(Request):
+        value = getattr(request, item.name)
+        if value is None or value == () or value == {}:
+            continue
+        kind = item.metadata.get("kind")
+        if kind in ("axes", "points"):
+            continue
+        document[item.name.replace("_", "-")] = _plain(value)
+    matrix = _plain(request.matrix)
+    for name in ("include", "exclude"):
+        if getattr(request, name):
+            matrix[name] = _plain(getattr(request, name))
+    return {**document, "matrix": matrix} if matrix else document
+
+
+def format_file(request: Request) -> str:
+    """The text of a spec file that says the same: `parse_file` gives the request again."""
+    import yaml
+
+    return str(yaml.safe_dump(request_document(request), sort_keys=False, allow_unicode=True, width=100))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return ",".join(map(str, value))
-    return str(value)
+        return [_plain(entry) for entry in value]
+    return value
+
+
+# --- the matrix -----------------------------------------------------------------------------------------------------
+
+
+def _with_flat_matrix(data: dict[Any, Any]) -> dict[Any, Any]:
+    """`matrix` holds its lists `include` and `exclude` in a file; here they are options of their own."""
+    matrix = data.get("matrix")
+    if not isinstance(matrix, dict):
+        return data
+    flat = {key: value for key, value in data.items() if key not in ("matrix", "include", "exclude")}
+    flat["matrix"] = {key: value for key, value in matrix.items() if key not in ("include", "exclude")}
+    for name in ("include", "exclude"):
+        if name in data:
+            raise UsageError(f'"{name}" stands below "matrix".')
+        flat[name] = matrix.get(name)
+    return flat
+
+
+def matrix_of(request: Request) -> Matrix:
+    """The request's matrix. Raises UsageError if an axis is also given as an option of its own."""
+    for key in request.matrix:
+        name, _, entry = key.partition(".")
+        given = getattr(request, name)
+        if given not in (None, {}, ()) and (not entry or entry in given):
+            raise UsageError(
+                f"{flag(name)}{' ' + entry if entry else ''} is given by itself and by the matrix.",
+                hint="Give it once.",
+            )
+    return Matrix(request.matrix, request.include, request.exclude)
+
+
+def apply_point(request: Request, point: Mapping[str, Any]) -> Request:
+    """The request at one point of its matrix, without the matrix. Raises UsageError for a value of the wrong type."""
+    changes: dict[str, Any] = {"matrix": {}, "include": (), "exclude": (), "parallel": None}
+    for key, value in point.items():
+        name, _, entry = key.partition(".")
+        if _KINDS[name] == "pairs":
+            before = changes.get(name, getattr(request, name))
+            changes[name] = {**before, entry: value if name == "set" else _text(key, value)}
+        else:
+            changes[name] = _axis_value(key, name, value)
+    return replace(request, **changes)
+
+
+def _axis_value(key: str, name: str, value: Any) -> Any:
+    kind = _KINDS[name]
+    if kind == "integer" and isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,18}", value):
+        return int(value)
+    if kind == "switch" and value in ("true", "false"):
+        return value == "true"
+    return _file_value(key, name, kind, value)
+
+
+def _axis_key(key: Any) -> str:
+    """The key of an axis with the option's name as in Request. Raises UsageError for what can be none."""
+    option, dot, entry = str(key).partition(".")
+    name = option.replace("-", "_")
+    kind = _KINDS.get(name)
+    if kind not in ("text", "integer", "switch", "pairs") or name in _NO_AXES:
+        known = [axis for axis, kind in _KINDS.items() if kind != "texts" and axis not in _NO_AXES]
+        near = did_you_mean(name, known).replace("_", "-")
+        raise UsageError(f'"{clip(key)}" can be no key of a matrix.{near}', hint="An option, or set.KEY.")
+    if (kind == "pairs") != bool(dot and entry):
+        form = f"{name}.KEY" if kind == "pairs" else name
+        raise UsageError(f'"{clip(key)}" can be no key of a matrix: write {form}.')
+    return f"{name}.{entry}" if entry else name
+
+
+def _checked_axes(axes: Mapping[Any, Any]) -> dict[str, tuple[Any, ...]]:
+    checked: dict[str, tuple[Any, ...]] = {}
+    for key, values in axes.items():
+        name = _axis_key(key)
+        listed = list(values) if isinstance(values, list | tuple) else [values]
+        if not listed or name in checked:
+            raise UsageError(
+                f'The matrix has no values for "{clip(key)}".' if not listed else f'"{clip(key)}" is twice.'
+            )
+        checked[name] = tuple(_checked_scalar(name, value) for value in listed)
+        texts = [value_text(value) for value in checked[name]]
+        if len(set(texts)) < len(texts):
+            twice = next(text for text in texts if texts.count(text) > 1)
+            raise UsageError(f'The matrix has the value "{clip(twice)}" of "{clip(key)}" twice.')
+    return checked
+
+
+def _checked_point(entry: Any) -> dict[str, Any]:
+    if not isinstance(entry, Mapping) or not entry:
+        raise UsageError(f"{short(entry)} is no point of a matrix: it is not a mapping of options to values.")
+    checked = {_axis_key(key): value for key, value in entry.items()}
+    return {key: _checked_scalar(key, value) for key, value in checked.items()}
+
+
+def _checked_scalar(key: str, value: Any) -> Any:
+    """A value that a name can be made of: a text, a number, a switch; for set.KEY also a list of those."""
+    listed = value if key.startswith("set.") and isinstance(value, list | tuple) else [value]
+    for item in listed:
+        if not isinstance(item, str | int | float) or (isinstance(item, int) and abs(item) >= 2**63) or item == "":
+            raise UsageError(f'The matrix has {short(value)} for "{clip(key)}", not a text or a number.')
+        if isinstance(item, float) and item * 0 != 0:
+            raise UsageError(f'The matrix has {short(value)} for "{clip(key)}", which is no number.')
+    return tuple(value) if isinstance(value, list | tuple) else value

@@ -8,6 +8,7 @@ from mlbench_cli.engines.base import Engine
 from mlbench_cli.errors import MlbenchError, UnreachableError
 from mlbench_cli.goals import Goal, metric_names
 from mlbench_cli.model import Observation, Run, RunRow, RunState
+from mlbench_cli.queue_folder import QUEUE_ENDED, queued_observation, read_queued
 from mlbench_cli.runs.finished import FinishedRun, read_finished
 from mlbench_cli.times import parse_timestamp
 
@@ -45,14 +46,21 @@ def _read_state(row: RunRow, engine_of: Callable[[Run], Engine], unreachable: di
     try:
         if (finished := read_finished(row.run)) is not None:
             return RunStatus(row, str(RunState.FINISHED), str(finished.outcome))
-        observation = engine_of(row.run).look(row.run)
+        observation = _look(row.run, engine_of)
     except UnreachableError as error:
         unreachable[cluster] = error.message
         return RunStatus(row, str(row.state), None, error.message)
     except (MlbenchError, OSError, ValueError, KeyError) as error:
         return RunStatus(row, UNKNOWN, None, error.message if isinstance(error, MlbenchError) else str(error))
-    problem = next((found.summary for found in observation.findings if found.code == "unknown_from_here"), None)
+    codes = ("unknown_from_here", QUEUE_ENDED)
+    problem = next((found.summary for found in observation.findings if found.code in codes), None)
     return RunStatus(row, live_state(row, observation), None, problem)
+
+
+def _look(run: Run, engine_of: Callable[[Run], Engine]) -> Observation:
+    """The run as it is now. An engine knows nothing of a run that still waits in its queue, but for the local one."""
+    note = None if run.spec.engine == "local" else read_queued(run.folder)
+    return engine_of(run).look(run) if note is None or note.is_starting else queued_observation(run, note)
 
 
 def find_metric(metrics: Mapping[str, float], metric: str) -> float | None:
@@ -86,7 +94,7 @@ def live_snapshot(row: RunRow, engine: Engine) -> dict[str, Any]:
     from mlbench_cli.runs.progress import EventReader, ProgressTracker
 
     run = row.run
-    observation = engine.look(run)
+    observation = _look(run, lambda _: engine)
     tracker = ProgressTracker.of(run.spec)
     for event in EventReader(engine, run).poll():
         tracker.take(event)

@@ -8,8 +8,9 @@ from contextlib import closing
 from dataclasses import replace
 
 from mlbench_cli.engines.base import Engine
-from mlbench_cli.errors import DeadlineError, MlbenchError
+from mlbench_cli.errors import DeadlineError, MlbenchError, NeverStartedError
 from mlbench_cli.model import Finding, Observation, Run, RunState
+from mlbench_cli.queue_folder import QUEUE_ENDED, queued_observation, read_queued
 from mlbench_cli.runs.finalize import finalize
 from mlbench_cli.runs.finished import FinishedRun, read_finished
 from mlbench_cli.runs.progress import EventReader, Progress, ProgressTracker
@@ -17,6 +18,7 @@ from mlbench_cli.store import Store
 from mlbench_cli.times import parse_timestamp
 
 READ_SECONDS = 1.0  # between two reads of rank 0's log
+_QUEUE_POLL = 0.2
 CANCEL_SECONDS = 10.0  # in which a cancelled run should have ended
 
 Report = Callable[[Progress], None]
@@ -40,6 +42,7 @@ def follow(
     if (finished := read_finished(run)) is None:
         from mlbench_cli.results.archive import seal  # noqa: F401  (loaded while the run runs, not when it has ended)
 
+        timeout = _await_start(run, timeout)
         engine.resume(run)
         observation = _follow_to_end(run, engine, store, timeout, report)
         finished = finalize(run, engine, store, observation, notice=notice)
@@ -80,9 +83,11 @@ def _follow_to_end(run: Run, engine: Engine, store: Store, timeout: float | None
         if observation.ended:
             kept = tuple(finding for finding in permanent if finding.code not in _codes(observation))
             return replace(observation, findings=kept + observation.findings)
-        if not is_noted:
+        if not is_noted and read_queued(run.folder) is None:
             _record_running(run, store)
             is_noted = True
+        if (ended := _queue_ended(observation)) is not None:
+            raise NeverStartedError(ended.summary, hint=ended.hint)
         if not permanent and (permanent := _permanent_findings(observation)):
             engine.cancel(run)
         if timeout is not None and time.monotonic() - begun >= timeout:
@@ -125,6 +130,27 @@ def _permanent_findings(observation: Observation) -> tuple[Finding, ...]:
     if any(worker.started is not None for worker in observation.workers):
         return ()
     return tuple(finding for finding in observation.findings if finding.permanent)
+
+
+def _await_start(run: Run, timeout: float | None) -> float | None:
+    """Wait until the queue has handed the run to its engine, which does not know it before; the rest of the time.
+
+    The local engine knows of queues itself.
+    """
+    begun = time.monotonic()
+    while run.spec.engine != "local" and (note := read_queued(run.folder)) is not None and not note.is_starting:
+        observation = queued_observation(run, note)
+        if (ended := _queue_ended(observation)) is not None:
+            raise NeverStartedError(ended.summary, hint=ended.hint)
+        if timeout is not None and time.monotonic() - begun >= timeout:
+            raise _waiting_ended(run, observation, timeout)
+        time.sleep(_QUEUE_POLL)
+    return None if timeout is None else max(0.0, timeout - (time.monotonic() - begun))
+
+
+def _queue_ended(observation: Observation) -> Finding | None:
+    """Why the run will not be started, however long one waits: nobody starts the runs of its experiment any more."""
+    return next((finding for finding in observation.findings if finding.code == QUEUE_ENDED), None)
 
 
 def _cannot_observe(run: Run) -> MlbenchError:

@@ -1,9 +1,11 @@
 #!/bin/sh
 # Runs one worker's command: gives it the variables of the contract, packs its output folder when it has ended, and
-# where this worker is to hold its results, keeps the pod alive until they are fetched. POSIX sh with coreutils or
-# busybox; tar and sha256sum are needed for the output folder only.
+# hands archive and log over to the run's keeper, which has a pod of its own. If there is no keeper, or it cannot be
+# reached, a worker whose results are collected keeps its pod alive until they are fetched. POSIX sh with coreutils or
+# busybox; tar and sha256sum are needed for the output folder only, mkfifo, tee and Python for the keeper only.
 #
-# In $work: output/ (MLBENCH_OUTPUT_DIR), resources.jsonl, then archive.tar and summary.json; a file "ack" ends the hold.
+# In $work: output/ (MLBENCH_OUTPUT_DIR), resources.jsonl, log, then archive.tar and summary.json; a file "ack" ends the
+# hold.
 set -u
 
 work=${MLBENCH_WORK_DIR:-/results}
@@ -11,12 +13,14 @@ termination_log=${MLBENCH_TERMINATION_LOG:-/dev/termination-log}
 index=${JOB_COMPLETION_INDEX:-0}
 patience=10 # seconds between TERM and KILL
 samples=300 # of resources that a worker which is not held tells at its end
+log_bytes=${MLBENCH_LOG_BYTES:-268435456} # of the log that are kept for the keeper; the node keeps some of the rest
+drain=5 # seconds in which the log is written to its end
+keeper_patience=${MLBENCH_KEEPER_PATIENCE:-35} # seconds in which an unreachable keeper is tried; DNS may say for 30 that it is not
 command=''
+logger=''
+python=''
 stopper=''
 terminated=''
-
-export NODE_RANK="$index" LOCAL_RANK=0 RANK=$((index * LOCAL_WORLD_SIZE)) MLBENCH_OUTPUT_DIR="$work/output"
-mkdir -p "$MLBENCH_OUTPUT_DIR"
 
 replace() { # TEXT PLACEHOLDER VALUE -> $replaced
   replaced='' rest=$1
@@ -28,6 +32,29 @@ replace() { # TEXT PLACEHOLDER VALUE -> $replaced
   done
   replaced=$replaced$rest
 }
+
+fill_in() { # ARGUMENTS... -> $@ of the caller by way of `eval`: with the placeholders of this rank replaced
+  filled='set --'
+  for argument in "$@"; do
+    replace "$argument" '{hosts}' "$MLBENCH_HOSTS"
+    replace "$replaced" '{rank}' "$RANK"
+    replace "$replaced" '{run_id}' "$MLBENCH_RUN_ID"
+    replace "$replaced" '{backend}' "$MLBENCH_BACKEND"
+    replace "$replaced" "'" "'\\''"
+    filled="$filled '$replaced'"
+  done
+}
+
+if [ "${MLBENCH_ENTRY:-worker}" = rank ]; then # one of several processes: started by torchrun, which knows its rank
+  unset MLBENCH_ENTRY
+  export MLBENCH_OUTPUT_DIR="$work/output/rank-$RANK"
+  mkdir -p "$MLBENCH_OUTPUT_DIR"
+  fill_in "$@"
+  eval "$filled"
+  exec "$@"
+fi
+export NODE_RANK="$index" LOCAL_RANK=0 RANK=$((index * LOCAL_WORLD_SIZE)) MLBENCH_OUTPUT_DIR="$work/output"
+mkdir -p "$MLBENCH_OUTPUT_DIR"
 
 signal_command() { # NAME; to the whole group where there is one
   kill -s "$1" -- "-$command" 2>/dev/null || kill -s "$1" "$command" 2>/dev/null
@@ -134,10 +161,38 @@ mind() { # beside the command: one line of resources a second, and the deadline
   done
 }
 
+find_python() { # -> $python, or nothing
+  for python in python3 python; do
+    command -v "$python" >/dev/null 2>&1 && "$python" -I -S -c 'import http.client' >/dev/null 2>&1 && return
+  done
+  python=''
+}
+
+open_log() { # -> $logger: copies standard input of the pipe $work/pipe to the container's log and to $work/log
+  rm -f "$work/pipe" "$work/copy" "$work/log"
+  [ -n "${MLBENCH_KEEPER:-}" ] && command -v tee >/dev/null 2>&1 || return
+  mkfifo "$work/pipe" "$work/copy" 2>/dev/null || return
+  { head -c "$log_bytes" >"$work/log"; cat >/dev/null; } <"$work/copy" 2>/dev/null &
+  copier=$!
+  tee "$work/copy" <"$work/pipe" &
+  logger=$!
+}
+
+close_log() { # when all of it is written; what somebody left behind may write later is not waited for
+  left=$((drain * 10))
+  while [ "$left" -gt 0 ] && kill -0 "$logger" 2>/dev/null; do
+    sleep 0.1 2>/dev/null || { sleep 1; left=$((left - 9)); }
+    left=$((left - 1))
+  done
+  kill "$logger" 2>/dev/null
+  wait "$logger" "$copier" 2>/dev/null
+}
+
 run() { # COMMAND... -> $code
   own=''
   command -v setsid >/dev/null 2>&1 && own=setsid
-  $own "$@" &
+  open_log
+  if [ -n "$logger" ]; then $own "$@" >"$work/pipe" 2>&1 & else $own "$@" & fi
   command=$!
   mind >/dev/null 2>&1 &
   minder=$!
@@ -151,6 +206,7 @@ run() { # COMMAND... -> $code
   kill "$minder" $stopper 2>/dev/null
   sample >>"$work/resources.jsonl"
   command=''
+  [ -z "$logger" ] || close_log
 }
 
 wait_for_end() { # a worker that has no command of its own: until the run is stopped, which is no failure
@@ -184,28 +240,59 @@ pack() { # -> $archive, JSON
   archive=$(printf '{"size":%d,"sha256":"%s"}' "$size" "${sum%% *}")
 }
 
-hold() {
+pack_log() { # -> $log $sampled, JSON: what the keeper takes beside the archive, or if there is none
+  log=null sampled=null
+  [ -n "$logger" ] && [ -r "$work/log" ] || return
+  sum=$(sha256sum <"$work/log") || return
+  size=$(wc -c <"$work/log")
+  truncated=false
+  [ "$size" -ge "$log_bytes" ] && truncated=true
+  log=$(printf '{"size":%d,"sha256":"%s","truncated":%s}' "$size" "${sum%% *}" "$truncated")
+  [ "$held" = true ] && return
+  sum=$(sha256sum <"$work/resources.jsonl") || return
+  size=$(wc -c <"$work/resources.jsonl")
+  sampled=$(printf '{"size":%d,"sha256":"%s"}' "$size" "${sum%% *}")
+}
+
+write_summary() { # HANDOVER: null, or why the keeper has not taken the results, or "kept"
+  summary=$(printf '{"worker":%d,"told_begin":true,"exit_code":%d,"reason":"%s","started":%s,"ended":%s,"memory_kills":%d,"held":%s,"archive":%s,"log":%s,"samples":%s,"handover":%s,"resources":%s}' \
+    "$index" "$code" "$reason" "$started" "$ended" "$kills" "$held" "$archive" "$log" "$sampled" "$1" "${resources:-null}")
+  printf '%s\n' "$summary" >"$work/summary.part" && mv "$work/summary.part" "$work/summary.json"
+  printf '%s' "$summary" >"$termination_log" 2>/dev/null
+}
+
+hand_over() { # SECONDS in which an unreachable keeper is tried -> 0 if the keeper has taken all
+  [ -n "${MLBENCH_KEEPER:-}" ] || return 1
+  if [ -z "$python" ]; then write_summary '"no_python"'; return 1; fi
+  if trouble=$("$python" -I -S "${MLBENCH_KEEPER_SCRIPT:-/mlbench/keeper.py}" send "$1" 2>/dev/null); then
+    write_summary '"kept"'
+    return
+  fi
+  write_summary "\"${trouble:-failed}\""
+  return 1
+}
+
+hold() { # until the results are fetched, or the keeper can be reached after all, or the time is up
   now
-  end=$((ms + MLBENCH_HOLD * 1000))
+  end=$((ms + MLBENCH_HOLD * 1000)) again=$((ms + 10000))
   while [ ! -e "$work/ack" ] && [ "$ms" -lt "$end" ]; do
     sleep 0.2 2>/dev/null || sleep 1
     now
+    if [ "$ms" -ge "$again" ] && [ -n "$python" ]; then
+      hand_over 0 && return
+      now
+      again=$((ms + 10000))
+    fi
   done
 }
 
-count=$#
-while [ "$count" -gt 0 ]; do
-  replace "$1" '{hosts}' "$MLBENCH_HOSTS"
-  replace "$replaced" '{rank}' "$RANK"
-  replace "$replaced" '{run_id}' "$MLBENCH_RUN_ID"
-  replace "$replaced" '{backend}' "$MLBENCH_BACKEND"
-  shift
-  set -- "$@" "$replaced"
-  count=$((count - 1))
-done
 if [ "$LOCAL_WORLD_SIZE" -gt 1 ]; then
+  export MLBENCH_ENTRY=rank
   set -- torchrun --nnodes "$MLBENCH_WORKERS" --node-rank "$NODE_RANK" --nproc-per-node "$LOCAL_WORLD_SIZE" \
-    --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" --no-python "$@"
+    --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" --no-python sh "$0" "$@"
+else
+  fill_in "$@"
+  eval "$filled"
 fi
 
 now
@@ -215,8 +302,9 @@ case $epoch_ms in
   *[!0-9]* | ??????????) epoch_ms=$(date +%s)000 ;;
   *) epoch_ms=${epoch_ms%??????} ;;
 esac
+started=$(printf '%d.%03d' $((epoch_ms / 1000)) $((epoch_ms % 1000)))
 # Who copies the log knows by this line that it has the beginning.
-printf '@mlbench-worker {"worker":%d,"began":%d.%03d}\n' "$index" $((epoch_ms / 1000)) $((epoch_ms % 1000))
+printf '@mlbench-worker {"worker":%d,"began":%s}\n' "$index" "$started"
 rm -f "$work/deadline" "$work/ack"
 : >"$work/resources.jsonl"
 if [ "$MLBENCH_RUN_ON_ALL" = 1 ] || [ "$index" = 0 ]; then run "$@"; else wait_for_end; fi
@@ -232,14 +320,17 @@ if [ "$MLBENCH_COLLECT" = all ] || [ "$index" = 0 ]; then
   pack
   [ "$archive" != null ] && held=true
 fi
+pack_log
 resources=$(tail -n 1 "$work/resources.jsonl" 2>/dev/null)
 [ "$held" = true ] || tell_samples
 memory_kills
-summary=$(printf '{"worker":%d,"told_begin":true,"exit_code":%d,"reason":"%s","ended":%s,"memory_kills":%d,"held":%s,"archive":%s,"resources":%s}' \
-  "$index" "$code" "$reason" "$ended" "$kills" "$held" "$archive" "${resources:-null}")
-printf '%s\n' "$summary" >"$work/summary.part" && mv "$work/summary.part" "$work/summary.json"
-printf '%s' "$summary" >"$termination_log" 2>/dev/null
+write_summary null
 # The client takes these lines out of the log again, wherever in a line they stand.
 printf '@mlbench-worker %s\n' "$summary"
-[ "$held" = true ] && hold
+[ -z "${MLBENCH_KEEPER:-}" ] || find_python
+if [ "$held" = true ]; then
+  hand_over "$keeper_patience" || hold
+elif [ "$log" != null ]; then
+  hand_over "$keeper_patience"
+fi
 exit "$code"

@@ -42,7 +42,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["logs", "demo-1", "--rank", "1"], 4, "only 0 to 0"),
     (["logs", "demo-1", "--rank", "-1"], 4, "only 0 to 0"),
     (["logs", "demo-1", "--rank", "x"], 2, "'x' is not a valid int"),
-    (["logs"], 2, "Missing argument 'NAME'"),
+    (["logs"], 2, "No run is named"),
     (["wait", "nope"], 4, 'no run "nope"'),
     (["wait", "demo-1", "--timeout", "soon"], 2, "is no duration"),
     (["cancel", "nope"], 4, 'no run "nope"'),

@@ -3,15 +3,14 @@
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mlbench_cli.app import run
-from mlbench_cli.engines.local.state import stand_in_line
 from mlbench_cli.errors import UsageError
+from mlbench_cli.queue_folder import QueueFolder, write_queued
 from mlbench_cli.store import Store
 from tests.contract.local_runs import Lab, until
 
@@ -37,10 +36,17 @@ def begun() -> list[str]:
     return Path("told").read_text().splitlines() if Path("told").exists() else []
 
 
-def background(name: str) -> int:
-    """The process that will start a run."""
-    note = Store().run(name).run.folder / ".state" / "in_line.json"
-    return int(json.loads(note.read_text())["pid"])
+def background(experiment: str = "x") -> int:
+    """The process that starts the runs of an experiment."""
+    found = Store().find_experiment(experiment)
+    assert found is not None
+    holder = QueueFolder.of(Store().folder, found.id).read_holder()
+    assert holder is not None
+    return holder.pid
+
+
+def has_ended(pid: int) -> bool:
+    return not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def start(capsys: Captured) -> None:
@@ -64,8 +70,8 @@ def test_they_run_one_after_the_other(capsys: Captured) -> None:
         assert until(lambda size=size: len(begun()) > size)  # type: ignore[misc]
     Path("go-3").touch()
     assert run(["wait", "x-3"]) == 0
-    pid = background("x-1")
-    until(lambda: not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_bytes())
+    until(lambda: has_ended(background()))
+    assert status(capsys, "x")["experiments"][0]["state"] == "completed"
 
 
 def test_one_that_waits_can_be_cancelled_or_deleted(capsys: Captured) -> None:
@@ -73,27 +79,66 @@ def test_one_that_waits_can_be_cancelled_or_deleted(capsys: Captured) -> None:
     assert run(["cancel", "x-2"]) == 0
     assert status(capsys, "x-2")["outcome"] == "cancelled"
     assert run(["delete", "x-3", "--yes"]) == 0
-    pid = background("x-1")
     Path("go-1").touch()
     assert run(["wait", "x-1"]) == 0
-    until(lambda: not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_bytes())
+    until(lambda: has_ended(background()))
     assert begun() == ["1 begins"]
     assert {row.run.name: row.outcome for row in Store().runs()} == {"x-1": "completed", "x-2": "cancelled"}
 
 
-def test_without_the_process_that_starts_them_the_rest_never_starts(capsys: Captured) -> None:
+def test_a_killed_queue_is_noticed_at_once_and_the_same_command_goes_on(capsys: Captured) -> None:
     start(capsys)
-    os.kill(background("x-1"), signal.SIGKILL)
+    os.kill(background(), signal.SIGKILL)
+    until(lambda: has_ended(background()))
+    assert run(["wait", "x-2"]) == 6  # what the queue has started does not keep its lock
     Path("go-1").touch()
     assert run(["wait", "x-1"]) == 0  # it is detached
-    note = Store().run("x-2").run
-    created = time.time() - 120  # a run that was recorded just now may still be on its way
-    db = Store()._db
-    moment = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(created))
-    db.execute("UPDATE runs SET created = ? WHERE id = ?", (moment, note.id))
+    capsys.readouterr()
     assert run(["wait", "x-2"]) == 6
-    assert "was not started" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert 'the queue of the experiment "x" ended; its process' in err
+    assert "mlbench run x" in err
+    found = status(capsys, "x")["experiments"][0]
+    assert (found["state"], found["progress"]) == ("stopped", {"finished": 1, "failed": 0, "total": 3})
+    assert "was killed" in found["queue"]["text"]
+    assert run(["status", "x"]) == 0
+    assert "stopped, 1 of 3 runs finished" in capsys.readouterr().out
+    Path("go-2").touch()
+    Path("go-3").touch()
+    assert run(["run", "x"]) == 0
+    assert begun() == ["1 begins", "2 begins", "3 begins"]
+    assert {row.run.name: row.outcome for row in Store().runs()} == dict.fromkeys(["x-1", "x-2", "x-3"], "completed")
+
+
+def test_an_experiment_is_cancelled_as_a_whole_and_resumed(capsys: Captured) -> None:
+    start(capsys)
+    assert run(["run", "x"]) == 2
+    assert "is under way" in capsys.readouterr().err
+    assert run(["cancel", "x"]) == 0
+    out, _ = capsys.readouterr()
+    assert "x-2 was not started." in out
+    assert has_ended(background())
+    assert status(capsys, "x")["experiments"][0]["queue"]["text"] == "ended: mlbench cancel stopped it"
     assert begun() == ["1 begins"]
+    for size in (1, 2, 3):
+        Path(f"go-{size}").touch()
+    assert run(["run", "x", "--detach"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["x-1-try2", "x-2", "x-3"]
+    assert run(["wait", "x"]) == 0
+    assert begun() == ["1 begins", "1 begins", "2 begins", "3 begins"]
+    assert run(["logs", "x", "--queue"]) == 0
+    assert "x-3: starting" in capsys.readouterr().out
+    assert run(["delete", "x", "--yes"]) == 0
+    assert [row.run.name for row in Store().runs()] == ["x-1"]  # the first attempt is no member any more
+
+
+def test_the_queue_is_not_shadowed_by_modules_of_the_current_folder(capsys: Captured) -> None:
+    for name in ("signal", "typing", "mlbench_cli"):
+        Path(f"{name}.py").write_text("raise SystemExit('shadowed')")
+    start(capsys)
+    for size in (1, 2, 3):
+        Path(f"go-{size}").touch()
+    assert run(["wait", "x"]) == 0
 
 
 def test_one_that_was_cancelled_is_not_started_after_all(home: Path) -> None:
@@ -101,7 +146,7 @@ def test_one_that_was_cancelled_is_not_started_after_all(home: Path) -> None:
     home.mkdir()
     lab = Lab(home)
     waiting = lab.record(["true"])
-    stand_in_line(waiting, os.getpid())
+    write_queued(waiting.folder, "none", "x")
     lab.engine.cancel(waiting)
     with pytest.raises(UsageError, match="was cancelled before it was started"):
         lab.engine.submit(waiting, lab.engine.render(waiting.spec), detach=True)

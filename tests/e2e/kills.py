@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlbench_cli.engines.kubernetes.engine import discover_runs
+from mlbench_cli.engines.kubernetes.engine import FoundRun, discover_runs
 from mlbench_cli.engines.kubernetes.manifests import FETCHED_ANNOTATION
 from mlbench_cli.kube.objects import object_path
 from mlbench_cli.model import Run
@@ -70,7 +70,8 @@ def survive(runs: Runs, folder: Path, event: str, number: int, elsewhere: bool) 
     run = Run("id", spec, folder / ("second" if elsewhere else "first"), now())
     runs.started.append(run)
     engine = cluster.engine
-    if spec not in discover_runs(cluster.access):
+    found = discover_runs(cluster.access)
+    if spec not in [item.spec for item in found if isinstance(item, FoundRun)]:
         engine.submit(run, engine.render(spec))  # nothing had been started
     word = until(engine, run, has_ended).ended
     engine.fetch(run)

@@ -222,7 +222,7 @@ def test_lines_that_the_node_has_thrown_away_are_a_finding(runs: Runs, tmp_path:
     """While nobody follows, the log grows beyond what the kubelet keeps."""
     script = "echo first; sleep 8; seq 2000000; sleep 15; echo last"
     store = Store(tmp_path)
-    run = store.record_run(runs.cluster.spec("rotated-1", "sh", "-c", script, workers=1))
+    run = store.record_run(runs.cluster.spec("rotated-1", "sh", "-c", script, workers=1, options={"keep_seconds": 0}))
     runs.started.append(run)
     engine = runs.cluster.engine
     engine.submit(run, engine.render(run.spec))
@@ -264,7 +264,9 @@ def test_delete_refuses_results_that_nobody_has_fetched(runs: Runs, tmp_path: Pa
 
 
 def test_results_that_are_gone_are_said_to_be(runs: Runs, tmp_path: Path) -> None:
-    spec = runs.cluster.spec("gone-1", "sh", "-c", "echo told; sleep 1", workers=1, options={"hold_seconds": 0})
+    spec = runs.cluster.spec(
+        "gone-1", "sh", "-c", "echo told; sleep 1", workers=1, options={"hold_seconds": 0, "keep_seconds": 0}
+    )
     engine, run = runs.start(spec, tmp_path / "none")
     with runs.cluster.access.client() as api:
         while (

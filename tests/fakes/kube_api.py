@@ -78,6 +78,7 @@ class KubeApi:
         self.folders: dict[str, Path] = {}  # by the pod's name: what /results is there
         self.faults: list[Fault] = []
         self.requests: Counter[str] = Counter()
+        self.version = {"major": "1", "minor": "34"}
         self.compacted = 0  # watches from an older resource version get 410
         self.changed = threading.Condition()
         self.stopped = False
@@ -244,6 +245,8 @@ class _Handler(BaseHTTPRequestHandler):
             sort, _, token = self.headers.get("Authorization", "").partition(" ")
             if sort != "Bearer" or token not in self.api.tokens():
                 return self._status(401, "Unauthorized", "Unauthorized")
+        if path == "/version":
+            return self._json(200, self.api.version)
         if match := COLLECTION.fullmatch(path):
             return self._collection(match["kind"])
         if match := ITEM.fullmatch(path):

@@ -15,7 +15,8 @@ PACKAGES = ("mlbench_cli", "providers", "templates", "task_images")
 BASE = (
     *("mlbench_cli.errors", "mlbench_cli.model", "mlbench_cli.goals", "mlbench_cli.times", "mlbench_cli.files"),
     *("mlbench_cli.settings", "mlbench_cli.spec", "mlbench_cli.catalog", "mlbench_cli.store", "mlbench_cli.run_folder"),
-    *("mlbench_cli.extras", "mlbench_cli.isolation", "mlbench_cli.cluster_details", "task_images.contract"),
+    *("mlbench_cli.extras", "mlbench_cli.isolation", "mlbench_cli.queue_folder", "mlbench_cli.cluster_details"),
+    *("task_images.contract", "task_images.harness.cores"),
 )
 # The longest prefix counts. A part may import itself and what is named here.
 ALLOWED: dict[str, tuple[str, ...]] = {
@@ -60,19 +61,30 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.console": (
         *("mlbench_cli.errors", "mlbench_cli.text", "mlbench_cli.terminal", "mlbench_cli.prompts"),
     ),
-    "mlbench_cli.runs.request": ("mlbench_cli.errors", "mlbench_cli.catalog", "mlbench_cli.durations"),
+    "mlbench_cli.queue_folder": (
+        "mlbench_cli.files",
+        "mlbench_cli.model",
+        "mlbench_cli.run_folder",
+        "mlbench_cli.times",
+    ),
+    "mlbench_cli.runs.matrix": ("mlbench_cli.errors", "mlbench_cli.catalog", "mlbench_cli.spec"),
+    "mlbench_cli.runs.request": (
+        *("mlbench_cli.errors", "mlbench_cli.catalog", "mlbench_cli.durations", "mlbench_cli.runs.matrix"),
+    ),
+    "mlbench_cli.runs.experiment": (
+        *(*BASE, "mlbench_cli.runs.request", "mlbench_cli.runs.matrix", "mlbench_cli.runs.launch"),
+    ),
+    "mlbench_cli.runs.connect": (*BASE, "mlbench_cli.engines", "providers"),
     "mlbench_cli.runs.kubernetes_options": (*BASE, "mlbench_cli.masking", "mlbench_cli.runs.request"),
     "mlbench_cli.runs.launch": (
         *(*BASE, "mlbench_cli.masking", "mlbench_cli.runs.request", "mlbench_cli.runs.kubernetes_options"),
-        *("mlbench_cli.__init__", "task_images.harness.cores"),
+        "mlbench_cli.__init__",
     ),
     "mlbench_cli.runs.wizard": (
         *(*BASE, "mlbench_cli.runs.request", "mlbench_cli.runs.launch", "mlbench_cli.console", "mlbench_cli.text"),
     ),
     "mlbench_cli.kube": (*BASE, "mlbench_cli.engines.base"),
-    "mlbench_cli.engines": (
-        *(*BASE, "mlbench_cli.kube", "templates", "mlbench_cli.__init__", "task_images.harness.cores"),
-    ),
+    "mlbench_cli.engines": (*BASE, "mlbench_cli.kube", "templates", "mlbench_cli.__init__"),
     "mlbench_cli.results": (*BASE, "mlbench_cli.provenance", "mlbench_cli.engines.base", "mlbench_cli.__init__"),
     "mlbench_cli.runs": (*BASE, "mlbench_cli.engines", "mlbench_cli.results", "mlbench_cli.__init__"),
     "mlbench_cli.commands": (

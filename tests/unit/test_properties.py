@@ -81,12 +81,17 @@ def refused(call: Any, *arguments: Any) -> bool:
 file_keys = st.sampled_from(
     [item.name for item in fields(Request)] + ["num-cpus", "Task", "set ", "workres", "node-selector"]
 )
+axis_keys = (
+    st.sampled_from(["backend", "num-cpus", "seed", "gpu", "set.batch_size", "env.A", "task", "cluster"]) | texts
+)
 fitting = {
     "text": texts,
     "integer": st.integers(),
     "switch": st.booleans(),
     "texts": st.lists(texts, max_size=2),
     "pairs": st.dictionaries(texts, texts | st.integers(), max_size=2),
+    "axes": st.dictionaries(axis_keys, st.lists(texts | st.integers(), max_size=3), max_size=3),
+    "points": st.lists(st.dictionaries(axis_keys, texts | st.integers(), max_size=2), max_size=2),
 }
 right_keys = st.fixed_dictionaries(
     {"name": texts, "workers": st.lists(st.integers(), max_size=3)},

@@ -1,5 +1,6 @@
 """The store: what it remembers, for several clients, and across kills."""
 
+import json
 import os
 import signal
 import sqlite3
@@ -312,3 +313,26 @@ def test_files_are_written_whole(tmp_path: Path) -> None:
 def test_times_are_rfc_3339() -> None:
     assert timestamp(0) == "1970-01-01T00:00:00.000Z"
     assert timestamp(1.9996) == "1970-01-01T00:00:01.999Z"
+
+
+def test_a_store_of_the_first_schema_is_brought_up_to_date(tmp_path: Path) -> None:
+    db = sqlite3.connect(tmp_path / "mlbench.sqlite")
+    db.executescript(
+        "CREATE TABLE clusters (name TEXT PRIMARY KEY, provider TEXT NOT NULL, created TEXT NOT NULL, "
+        "state TEXT NOT NULL, details TEXT NOT NULL);"
+        "CREATE TABLE journal (id INTEGER PRIMARY KEY, cluster TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, "
+        "action TEXT NOT NULL, time REAL NOT NULL, details TEXT NOT NULL);"
+        "CREATE TABLE runs (id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, cluster TEXT NOT NULL, "
+        "created TEXT NOT NULL, state TEXT NOT NULL, outcome TEXT, spec TEXT NOT NULL, folder TEXT NOT NULL);"
+        "CREATE TABLE choices (key TEXT PRIMARY KEY, value TEXT NOT NULL); PRAGMA user_version=1;"
+    )
+    values = ("id", "a-1", "local", "2026-01-01T00:00:00.000Z", "created", None)
+    db.execute("INSERT INTO runs VALUES (?,?,?,?,?,?,?,?)", (*values, json.dumps(spec("a-1").to_dict()), "folder"))
+    db.commit()
+    db.close()
+    for _ in range(2):
+        store = Store(tmp_path)
+        assert store.run("a-1").run.id == "id"
+        assert store.experiments() == []
+        assert store.find_experiment_of(store.run("a-1").run) is None
+        store.close()

@@ -6,9 +6,9 @@ import heapq
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from mlbench_cli.engines.kubernetes.logs import Copying, LogFile, Position, position_file, read_position
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, has_ended, has_started, is_cut_off
@@ -19,6 +19,7 @@ FOLLOWED = 48  # logs that are followed as they are written, where there are mor
 THREADS = 64
 AGAIN_SECONDS = 0.3  # from the end of a stream to the next, and from look to look at a pod that has not started
 SWEEP_SECONDS = 30.0  # from look to look at a log that is not followed
+INSTALL_SECONDS = 60.0  # in which another process has copied what it can
 MOST_SECONDS = 5.0  # between tries
 DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO})
 
@@ -52,7 +53,8 @@ class LogCollector:
         self._changed = threading.Condition()
         self._closed = False
         self._leading = False
-        self._copying: set[Copying] = set()
+        self._copying: dict[Copying, int] = {}  # and of which worker
+        self._files = [threading.Lock() for _ in ranks]  # held while a worker's log is open
         self._due: list[tuple[float, int]] = []  # a heap: when to attend to which worker
         self._threads: list[threading.Thread] = []
         self.failure: ApiError | OSError | None = None
@@ -123,6 +125,25 @@ class LogCollector:
             for worker in workers:
                 if not self.complete(worker):
                     self._attend(worker, follow=False)
+        return True
+
+    def install(self, worker: int, part: Path, truncated: bool, summary: Mapping[str, Any]) -> bool:
+        """Take the file `part` for the worker's whole log. False if another process copies the logs of this run."""
+        lock, end = None, time.monotonic() + INSTALL_SECONDS
+        while not self._leading and (lock := self._lock()) is None:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(AGAIN_SECONDS)
+        with self._changed:
+            running = [copying for copying, number in self._copying.items() if number == worker]
+        for copying in running:
+            copying.stop()
+        with lock or nullcontext(), self._files[worker]:
+            with closing(LogFile(self._folder, worker, self._ranks[worker])) as log:
+                log.replace(part, truncated, dict(summary))
+                self._gaps.pop(worker, None)
+                self._take_in(worker, log.position)
+            self._complete.add(worker)
         return True
 
     def _lead(self) -> None:
@@ -203,12 +224,15 @@ class LogCollector:
         ended = has_ended(pod)
         if not has_started(pod) and not ended:
             return
-        with closing(LogFile(self._folder, worker, self._ranks[worker])) as log:
-            whole = self._copy(pod, log, follow and not ended)
-            self._take_in(worker, log.position)
-            if log.position.summary or (ended and whole):
-                log.finish()
-                self._complete.add(worker)
+        with self._files[worker]:
+            if worker in self._complete:
+                return
+            with closing(LogFile(self._folder, worker, self._ranks[worker])) as log:
+                whole = self._copy(pod, log, follow and not ended)
+                self._take_in(worker, log.position)
+                if log.position.summary or (ended and whole):
+                    log.finish()
+                    self._complete.add(worker)
 
     def _copy(self, pod: Pod, log: LogFile, follow: bool) -> bool:
         """Copy until the stream ends; False where it broke. Raises ApiError for what is not a mere break."""
@@ -218,7 +242,7 @@ class LogCollector:
         with self._changed:
             if self._closed:
                 return False
-            self._copying.add(copying)
+            self._copying[copying] = log.worker
         try:
             log.start(pod["metadata"]["uid"])
             copying.run(pod["metadata"]["name"], log, follow)
@@ -238,13 +262,16 @@ class LogCollector:
             return is_cut_off(pod)
         finally:
             with self._changed:
-                self._copying.discard(copying)
+                self._copying.pop(copying, None)
 
     def _finish(self, worker: int) -> None:
         """There is no log, and there will be none."""
-        with closing(LogFile(self._folder, worker, self._ranks[worker])) as log:
-            log.finish()
-        self._complete.add(worker)
+        with self._files[worker]:
+            if worker in self._complete:
+                return
+            with closing(LogFile(self._folder, worker, self._ranks[worker])) as log:
+                log.finish()
+            self._complete.add(worker)
 
     def _fail(self, error: ApiError | OSError) -> None:
         with self._changed:

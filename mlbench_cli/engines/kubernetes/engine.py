@@ -3,11 +3,12 @@
 Everything is in the cluster or in the run's folder, nothing in this process: any client with access may go on.
 """
 
+import hashlib
 import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,18 +17,24 @@ from mlbench_cli.engines.kubernetes.collector import LogCollector
 from mlbench_cli.engines.kubernetes.ending import is_over, is_stopped, is_unreleased
 from mlbench_cli.engines.kubernetes.fetch import FetchError, acknowledge
 from mlbench_cli.engines.kubernetes.follower import Following
+from mlbench_cli.engines.kubernetes.keeper import Keeper
 from mlbench_cli.engines.kubernetes.logs import log_gap, position_file, read_position, tail
 from mlbench_cli.engines.kubernetes.manifests import (
+    CREATED_ANNOTATION,
     FETCHED_ANNOTATION,
+    ID_ANNOTATION,
     MANAGED_LABEL,
     RUN_LABEL,
     STOPPED_ANNOTATION,
+    file_name,
+    has_keeper,
+    is_keeper,
     manifests,
     spec_of,
 )
 from mlbench_cli.engines.kubernetes.observe import Looker, known_gaps, known_summaries
 from mlbench_cli.engines.kubernetes.results import Results, is_fetched, remove_folder
-from mlbench_cli.engines.kubernetes.submit import complete, submit
+from mlbench_cli.engines.kubernetes.submit import check_version, complete, submit
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, by_worker, has_ended, has_started, is_cut_off
 from mlbench_cli.errors import CleanupError, NotFoundError, UsageError
 from mlbench_cli.files import write_atomically
@@ -68,7 +75,8 @@ class KubernetesEngine:
         """Create the objects and release the Job; done in part before, only what is left."""
         save_manifests(run, submission)
         with self._access.client() as api:
-            submit(api, submission.documents)
+            check_version(api)
+            submit(api, submission.documents, {ID_ANNOTATION: run.id, CREATED_ANNOTATION: run.created})
 
     # --- look -----------------------------------------------------------------------------------------------------
 
@@ -84,12 +92,12 @@ class KubernetesEngine:
         if (observation := RunFolder(run.folder).read_observation()) is not None:
             return observation
         with self._access.client() as api:
-            return self._look(run, Looker(api, self._namespace(run), run, _ranks(run)))
+            return self._look(run, self._looker(api, run))
 
     def watch(self, run: Run) -> Generator[Observation, None, None]:
         """The first observation is one look; whoever goes on follows the run, and copies its logs."""
         with self._access.client() as api:
-            looker = Looker(api, self._namespace(run), run, _ranks(run))
+            looker = self._looker(api, run)
             observation = RunFolder(run.folder).read_observation() or self._look(run, looker)
             yield observation
             if observation.ended:
@@ -200,7 +208,25 @@ class KubernetesEngine:
         word = seen.ended if seen and seen.ended else "cancelled"
         with self._access.client() as api, self._following(run) as following:
             stop = partial(self._stop, api, run, word)
-            return Results(self._access, api, self._namespace(run), run, following, stop).fetch()
+            keeper = self._keeper(api, run)
+            return Results(self._access, api, self._namespace(run), run, following, keeper, stop).fetch()
+
+    def kept_until(self, run: Run) -> float | None:
+        """Until when the cluster keeps the results of an ended run (seconds since 1970); None if it has none."""
+        with self._access.client() as api:
+            keeper = self._keeper(api, run)
+            results = keeper.read(patience=0) if keeper else None
+        return results.until if results else None
+
+    def discover(self, namespace: str | None = None) -> "list[FoundRun | UnreadableRun]":
+        """All runs in the namespace, oldest first, whoever started them."""
+        return discover_runs(self._access, namespace)
+
+    def active_runs(self, namespace: str | None = None) -> tuple[str, ...]:
+        """Names of the runs that were released and have not ended: their workers have nodes, or wait for some."""
+        with self._access.client() as api:
+            jobs = _run_jobs(api, namespace or self._access.namespace)
+        return tuple(job["metadata"]["name"] for job in jobs if not is_over(job) and not job["spec"].get("suspend"))
 
     def cancel(self, run: Run) -> None:
         """Stop the workers in order: each has time to pack what it has, and it can still be fetched."""
@@ -251,6 +277,12 @@ class KubernetesEngine:
 
     # --- plumbing -------------------------------------------------------------------------------------------------
 
+    def _looker(self, api: Api, run: Run) -> Looker:
+        return Looker(api, self._namespace(run), run, _ranks(run), self._keeper(api, run))
+
+    def _keeper(self, api: Api, run: Run) -> Keeper | None:
+        return Keeper(self._access, api, self._namespace(run), run.name) if has_keeper(run.spec) else None
+
     def _namespace(self, run: Run) -> str:
         return run.spec.kubernetes.namespace or self._access.namespace
 
@@ -274,12 +306,48 @@ class KubernetesEngine:
                 following.close()
 
 
-def discover_runs(access: Access, namespace: str | None = None) -> list[RunSpec]:
-    """The specs of all runs in the namespace, oldest first, from what their Jobs say."""
+@dataclass(frozen=True)
+class FoundRun:
+    """A run as its Job describes it. `id` and `created` (RFC 3339) are the same on every machine."""
+
+    id: str
+    created: str
+    spec: RunSpec
+    is_fetched: bool
+
+
+@dataclass(frozen=True)
+class UnreadableRun:
+    """A Job of mlbench's that cannot be read, by a newer version for example."""
+
+    name: str
+    reason: str
+
+
+def discover_runs(access: Access, namespace: str | None = None) -> list[FoundRun | UnreadableRun]:
+    """All runs in the namespace, oldest first, from what their Jobs say."""
     with access.client() as api:
-        path = collection_path("Job", namespace or access.namespace)
-        jobs = api.get(path, labelSelector=f"{MANAGED_LABEL}=mlbench").get("items", [])
-    return [spec_of(job) for job in sorted(jobs, key=lambda job: str(job["metadata"].get("creationTimestamp")))]
+        return [_found_run(job) for job in _run_jobs(api, namespace or access.namespace)]
+
+
+def _run_jobs(api: Api, namespace: str) -> list[dict[str, Any]]:
+    """The Jobs of runs, without those of their keepers, oldest first."""
+    jobs = api.get(collection_path("Job", namespace), labelSelector=f"{MANAGED_LABEL}=mlbench").get("items", [])
+    runs = [job for job in jobs if not is_keeper(job)]
+    return sorted(runs, key=lambda job: str(job["metadata"].get("creationTimestamp")))
+
+
+def _found_run(job: dict[str, Any]) -> FoundRun | UnreadableRun:
+    metadata = job["metadata"]
+    annotations = metadata.get("annotations") or {}
+    try:
+        spec = spec_of(job)
+    except UsageError as error:
+        return UnreadableRun(str(metadata["name"]), error.message)
+    created = annotations.get(CREATED_ANNOTATION) or str(metadata.get("creationTimestamp"))
+    # Applied by hand, or by an older version: an id that every machine makes of the same facts.
+    made = hashlib.sha256(str(metadata.get("uid")).encode()).hexdigest()[:12]
+    return FoundRun(annotations.get(ID_ANNOTATION) or made, created, spec, FETCHED_ANNOTATION in annotations)
 
 
 def save_manifests(run: Run, submission: Submission) -> None:
@@ -289,7 +357,7 @@ def save_manifests(run: Run, submission: Submission) -> None:
     folder = run.folder / "manifests"
     folder.mkdir(parents=True, exist_ok=True)
     for document in submission.documents:
-        write_atomically(folder / f"{document['kind'].lower()}.yaml", templates.dump([document]).encode())
+        write_atomically(folder / file_name(document), templates.dump([document]).encode())
 
 
 def _ranks(run: Run) -> list[int]:

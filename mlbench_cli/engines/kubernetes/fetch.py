@@ -9,7 +9,7 @@ import os
 import shutil
 import tarfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from mlbench_cli.kube.api import ApiError
 from mlbench_cli.kube.execute import ExecBroken, execute
 
 WORK_DIR = "/results"
+ARCHIVE = f"{WORK_DIR}/archive.tar"  # in a worker's pod
 BLOCK = 1 << 20  # what dd counts in; a cut chunk goes on behind the last whole block
 CHUNK_BLOCKS = 64
 PATIENCE_SECONDS = 90.0  # without a single block
@@ -62,17 +63,17 @@ def read_summary(access: Access, namespace: str, pod: str) -> dict[str, Any] | N
     return summary if isinstance(summary, dict) else None
 
 
-def download(access: Access, namespace: str, pod: str, what: Held, part: Path) -> None:
-    """Bring the archive into the file `part`, which may hold a beginning of it. On disk and verified when this returns.
+def download(access: Access, namespace: str, pod: str, what: Held, part: Path, path: str = ARCHIVE) -> None:
+    """Bring the pod's file `path` into `part`, which may hold a beginning of it; on disk and verified at the return.
 
-    Raises FetchError, or ApiError where the container has ended.
+    Raises FetchError, or ApiError if the container has ended.
     """
     part.parent.mkdir(parents=True, exist_ok=True)
     _check_room(part, what.size)
     for attempt in (1, 2):
         with ThreadPoolExecutor(1) as pool:
             digest = _Digest(part, pool)
-            _receive(access, namespace, pod, what.size, part, digest)
+            _receive(access, namespace, pod, path, what.size, part, digest)
             right = digest.hexdigest() == what.sha256
         if right:
             with open(part, "rb") as file:
@@ -83,7 +84,7 @@ def download(access: Access, namespace: str, pod: str, what: Held, part: Path) -
             break
     raise FetchError(
         f"The results of the pod {pod} arrived damaged twice: their SHA-256 is not {what.sha256[:16]}….",
-        hint="Fetch them again; the worker still holds them.",
+        hint="Fetch them again; they are still in the cluster.",
     )
 
 
@@ -103,10 +104,11 @@ def acknowledge(access: Access, namespace: str, pod: str) -> None:
     raise FetchError(f"The worker in the pod {pod} could not be told that its results are fetched: {trouble}")
 
 
-def unpack(part: Path, output: Path, resources: Path) -> tuple[int, int]:
-    """Replace the folder `output` and the file `resources` by what the archive holds; on disk when this returns.
+def unpack(part: Path, outputs: Path, ranks: Sequence[int], resources: Path) -> tuple[int, int]:
+    """Replace `outputs`/rank-N of each of the worker's `ranks`, and the file `resources`, by what the archive holds.
 
-    Returns the number of files and of bytes. What could escape the folder, or is no file, is left out.
+    On disk when this returns. What is in no rank's own folder belongs to the first rank. What could escape the folder,
+    or is no file, is left out. Returns the number of files and of bytes.
     """
     fresh = part.with_suffix(".unpacked")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -114,17 +116,33 @@ def unpack(part: Path, output: Path, resources: Path) -> tuple[int, int]:
     with tarfile.open(part, "r:") as archive:
         archive.extractall(fresh, filter=_harmless)
     files, size = _sync(fresh)
-    (fresh / "output").mkdir(exist_ok=True)
+    outputs.mkdir(exist_ok=True)
     if (fresh / "resources.jsonl").exists():
         os.replace(fresh / "resources.jsonl", resources)
         files -= 1
-    if output.exists():
-        shutil.rmtree(output)
-    output.parent.mkdir(exist_ok=True)
-    os.replace(fresh / "output", output)
-    _sync_folder(output.parent)
+    for rank, folder in _split_output(fresh / "output", ranks).items():
+        target = outputs / f"rank-{rank}"
+        if target.exists():
+            shutil.rmtree(target)
+        os.replace(folder, target)
+    _sync_folder(outputs)
     shutil.rmtree(fresh, ignore_errors=True)
     return files, size
+
+
+def _split_output(output: Path, ranks: Sequence[int]) -> dict[int, Path]:
+    """The folder of each rank in a worker's output folder; of a worker with one rank that is the folder itself."""
+    output.mkdir(exist_ok=True)
+    if len(ranks) == 1:
+        return {ranks[0]: output}
+    own = {rank: output / f"rank-{rank}" for rank in ranks}
+    for folder in own.values():
+        folder.mkdir(exist_ok=True)
+    first = own[ranks[0]]
+    for path in output.iterdir():
+        if path not in own.values() and not (first / path.name).exists():
+            os.replace(path, first / path.name)
+    return own
 
 
 class _Digest:
@@ -155,7 +173,7 @@ class _Digest:
                 self._done += len(piece)
 
 
-def _receive(access: Access, namespace: str, pod: str, size: int, part: Path, digest: _Digest) -> None:
+def _receive(access: Access, namespace: str, pod: str, path: str, size: int, part: Path, digest: _Digest) -> None:
     last_progress = time.monotonic()
     trouble = ""
     with open(part, "ab") as file:
@@ -171,7 +189,7 @@ def _receive(access: Access, namespace: str, pod: str, size: int, part: Path, di
             expected = min(CHUNK_BLOCKS * BLOCK, size - begun)
             command = [
                 "dd",
-                f"if={WORK_DIR}/archive.tar",
+                f"if={path}",
                 f"bs={BLOCK}",
                 f"skip={begun // BLOCK}",
                 f"count={CHUNK_BLOCKS}",
@@ -210,7 +228,7 @@ def _check_room(part: Path, size: int) -> None:
     if free < needed:
         raise FetchError(
             f"The results need {needed >> 20} MiB, and {part.parent} has {free >> 20} MiB free.",
-            hint="Make room, or set MLBENCH_HOME to another folder; the worker holds the results meanwhile.",
+            hint="Make room, or set MLBENCH_HOME to another folder; the results stay in the cluster for now.",
         )
 
 

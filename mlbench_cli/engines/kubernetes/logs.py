@@ -94,6 +94,17 @@ class LogFile:
         os.fsync(self._file.fileno())
         self.save()
 
+    def replace(self, part: Path, truncated: bool, summary: dict[str, Any]) -> None:
+        """Take the file `part` for the whole log, which is complete with it. On disk when this returns."""
+        size = part.stat().st_size
+        self._file.close()
+        os.replace(part, self.path)
+        self._file = open(self.path, "ab")  # noqa: SIM115
+        position = self.position
+        position.offset, position.begun, position.gaps = size, True, [size] if truncated else []
+        position.summary = summary or position.summary
+        self.finish()
+
     def start(self, pod: str) -> None:
         """Read from this pod from now on; another one than before has a log of its own, which is appended."""
         position = self.position
@@ -173,22 +184,32 @@ def position_file(folder: Path, rank: int) -> Path:
     return folder / ".state" / f"log-{rank}.json"
 
 
-def log_gap(gaps: Mapping[int, Sequence[int]], ranks: Sequence[int]) -> list[Finding]:
-    """The finding on the workers of whose logs lines are missing, if any; `ranks[i]` is the first rank of worker i."""
-    if not gaps:
+def log_gap(gaps: Mapping[int, Sequence[int]], ranks: Sequence[int], late: Sequence[int] = ()) -> list[Finding]:
+    """The finding on the workers of whose logs lines are missing, if any; `ranks[i]` is the first rank of worker i.
+
+    `gaps` are places where lines were lost, `late` the workers whose logs were not copied to their ends in time.
+    """
+    workers = sorted({*gaps, *late})
+    if not workers:
         return []
-    worker = min(gaps)
-    others = f" (And of {len(gaps) - 1} others.)" if len(gaps) > 1 else ""
-    places = {f"logs/rank-{ranks[number]}.log": list(gaps[number]) for number in sorted(gaps)[:GAPS_LISTED]}
+    worker = workers[0]
+    others = f" (And of {len(workers) - 1} others.)" if len(workers) > 1 else ""
+    lost = "the node no longer had them when they were asked for, or is gone"
+    why = lost if worker in gaps else "its end did not come in time"
+    places = {_log_name(ranks[number]): list(gaps[number]) for number in sorted(gaps)[:GAPS_LISTED]}
+    unfinished = [_log_name(ranks[number]) for number in late[:GAPS_LISTED]]
     return [
         Finding(
             LOG_GAP,
-            f"Lines of worker {worker} are missing in its log: the node no longer had them when they were asked for, "
-            f"or is gone.{others}",
+            f"Lines of worker {worker} are missing in its log: {why}.{others}",
             hint="A node keeps the last 10 MiB or so: follow a run that writes much (mlbench wait), or write less.",
-            evidence={"missing_before_byte": places},
+            evidence={"missing_before_byte": places, **({"unfinished": unfinished} if unfinished else {})},
         )
     ]
+
+
+def _log_name(rank: int) -> str:
+    return f"logs/rank-{rank}.log"
 
 
 def samples_file(folder: Path, rank: int) -> Path:

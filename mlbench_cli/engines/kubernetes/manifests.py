@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mlbench_cli.engines.environment import contract_environment
+from mlbench_cli.engines.kubernetes.diagnosis.scheduling import quantity
 from mlbench_cli.errors import UsageError
 from mlbench_cli.isolation import CODE_VARIABLES
-from mlbench_cli.spec import KubernetesOptions, RunSpec, canonical_json
+from mlbench_cli.spec import MAX_TIMEOUT, KubernetesOptions, RunSpec, canonical_json
 
 RUN_LABEL = "mlbench/run"
 HASH_LABEL = "mlbench/spec-hash"
@@ -17,7 +19,13 @@ MANAGED_LABEL = "app.kubernetes.io/managed-by"
 SPEC_ANNOTATION = "mlbench/spec"
 STOPPED_ANNOTATION = "mlbench/stopped"  # "WORD TIME": how the run ended, a word of Observation.ended
 FETCHED_ANNOTATION = "mlbench/fetched"
+ID_ANNOTATION = "mlbench/run-id"  # the run's id and time of recording, the same on every machine that knows it
+CREATED_ANNOTATION = "mlbench/run-created"
+ROLE_LABEL = "mlbench/role"
+WORKER, KEEPER = "worker", "keeper"
+TOKEN_ANNOTATION = "mlbench/run-uid"  # on the keeper's pod: the Job's uid, which workers know from a label of theirs
 
+HOST = "kubernetes.io/hostname"
 CONTAINER = "main"
 WORK_DIR = "/results"
 PORT = 29500
@@ -27,12 +35,17 @@ DEADLINE_MARGIN = 120
 NODE_LOSS_SECONDS = 30
 HOSTS_BYTES = 120_000  # one environment variable holds at most 128 KiB
 ANNOTATION_BYTES = 200_000
+KEEPER_PORT = 29600
+KEEPER_QUEUE_SECONDS = 7 * 86400  # that a keeper outlives a run whose queue may let it wait
+KEEPER_SPARE_BYTES = 64 << 20  # of its disk that the keeper leaves free, since the kubelet evicts whoever fills it
+# Only so that a worker is not the first to be evicted: it has its node for itself by anti-affinity.
+CPU_REQUEST, MEMORY_REQUEST = "500m", "512Mi"
 
 # The ranks of a catalogue task run the image's code, whatever its working directory and the home folder hold.
 INSTALLED_CODE_ONLY = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
 
 # In the order in which they are created. The Job comes first because the others are owned by it.
-TEMPLATES = ("job", "configmap", "service", "networkpolicy")
+TEMPLATES = ("job", "configmap", "service", "networkpolicy", "keeper")
 
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi|e[0-9]+)?")
 _TOLERATION = re.compile(
@@ -41,7 +54,7 @@ _TOLERATION = re.compile(
 
 
 def manifests(spec: RunSpec, namespace: str) -> tuple[dict[str, Any], ...]:
-    """Job, ConfigMap, Service and NetworkPolicy of the run. Raises UsageError for what a cluster would refuse."""
+    """Job, ConfigMap, Service, NetworkPolicy, keeper's Job. Raises UsageError for what a cluster would refuse."""
     import templates
 
     values = _values(spec, spec.kubernetes.namespace or namespace)
@@ -50,6 +63,7 @@ def manifests(spec: RunSpec, namespace: str) -> tuple[dict[str, Any], ...]:
         return tuple(
             document
             for kind in TEMPLATES
+            if kind != "keeper" or has_keeper(spec)
             for document in templates.documents(f"kubernetes/{kind}.yaml.j2", values, folder)
         )
     except templates.TemplateError as error:
@@ -66,6 +80,25 @@ def spec_of(job: Mapping[str, Any]) -> RunSpec:
     return RunSpec.from_dict(document)
 
 
+def has_keeper(spec: RunSpec) -> bool:
+    """Whether the run has a keeper, a pod that has its results after its workers have ended."""
+    return spec.kubernetes.keep_seconds > 0
+
+
+def keeper_name(run_name: str) -> str:
+    return f"{run_name}-{KEEPER}"
+
+
+def is_keeper(item: Mapping[str, Any]) -> bool:
+    """Whether a Job or pod is a run's keeper."""
+    return (item.get("metadata", {}).get("labels") or {}).get(ROLE_LABEL) == KEEPER
+
+
+def file_name(document: Mapping[str, Any]) -> str:
+    """Under which a document is kept in the archive's manifests/."""
+    return f"{KEEPER if is_keeper(document) else document['kind'].lower()}.yaml"
+
+
 def holders(spec: RunSpec) -> tuple[int, ...]:
     """The workers that hold their results: of those that run the command."""
     return tuple(range(spec.workers)) if spec.kubernetes.collect == "all" and spec.run_on_all else (0,)
@@ -80,19 +113,23 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, Any]:
     labels = {**selector, MANAGED_LABEL: "mlbench"}
     queue = {"kueue.x-k8s.io/queue-name": options.queue} if options.queue else {}
     hold = max(0, options.hold_seconds)
+    # Only a last resort: so long the workers may wait to be started, so long they may run, and so long one holds its
+    # results. Each of them keeps its own deadline.
+    deadline = 2 * math.ceil(spec.timeout) + hold + DEADLINE_MARGIN
+    keep = max(0, options.keep_seconds)
     return {
         "name": spec.name,
         "namespace": namespace,
         "labels": labels,
         "job_labels": {**labels, HASH_LABEL: spec.hash, **queue},
         "selector": selector,
+        "worker_labels": {**labels, ROLE_LABEL: WORKER},
+        "worker_selector": {**selector, ROLE_LABEL: WORKER},
         "annotations": {SPEC_ANNOTATION: canonical_json(spec.to_dict()).decode()},
         "workers": spec.workers,
         "run_on_all": spec.run_on_all,
-        # Only a last resort: so long the workers may wait to be started, so long they may run, and so long one holds
-        # its results. Each of them keeps its own deadline.
-        "active_deadline_seconds": 2 * math.ceil(spec.timeout) + hold + DEADLINE_MARGIN,
-        "ttl_seconds": TTL_SECONDS,
+        "active_deadline_seconds": deadline,
+        "ttl_seconds": max(TTL_SECONDS, keep + 86400),
         "grace_seconds": GRACE_SECONDS,
         "host_network": options.host_network,
         "pull_secret": options.pull_secret,
@@ -101,7 +138,10 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, Any]:
         "data_dir": spec.data_dir,
         "node_selector": dict(options.node_selector),
         "tolerations": _tolerations(spec),
-        "spread": options.spread,
+        "anti_affinity": _anti_affinity(spec, selector),
+        "pod_security": _pod_security(spec),
+        "read_only_root": not options.writable_root,
+        "egress": options.egress,
         "image": spec.image,
         "arguments": [_literal(argument) for argument in spec.argv],
         "environment": {key: _literal(value) for key, value in _environment(spec).items()},
@@ -109,6 +149,15 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, Any]:
         "limits": _limits(spec),
         "shm": options.shm,
         "worker_script": (templates.FOLDER / "kubernetes" / "worker.sh").read_text("utf-8"),
+        "keeper_script": (templates.FOLDER / "kubernetes" / "keeper.py").read_text("utf-8"),
+        "keeper_name": keeper_name(spec.name),
+        "keeper_labels": {**labels, ROLE_LABEL: KEEPER},
+        "keeper_port": KEEPER_PORT,
+        "keeper_deadline_seconds": deadline + keep + (KEEPER_QUEUE_SECONDS if options.queue else 0),
+        "keeper_tolerations": [_toleration(text, options) for text in options.tolerations],
+        "keeper_bytes": max(0, int(quantity(options.keep_storage)) - KEEPER_SPARE_BYTES),
+        "keep_seconds": keep,
+        "keep_storage": options.keep_storage,
     }
 
 
@@ -118,15 +167,25 @@ def _check(spec: RunSpec) -> None:
         raise UsageError("The run names no container image.", hint="Give one with --image.")
     if options.collect not in ("rank0", "all"):
         raise UsageError(f'"{options.collect}" is neither rank0 nor all.', hint="--collect rank0")
-    for flag, quantity in (("--memory", options.memory), ("--shm", options.shm)):
-        if quantity is not None and not _QUANTITY.fullmatch(quantity):
-            raise UsageError(f'{flag} "{quantity}" is not a quantity of Kubernetes.', hint=f"For example {flag} 8Gi.")
     foreign = [name for name in options.env if name in CODE_VARIABLES]
     if foreign and spec.runs_task_program:
         raise UsageError(
             f"--env {foreign[0]}: a task of the catalogue runs the code of its image and no other.",
             hint="Leave it out, or run a command of your own with --command.",
         )
+    quantities = (("--memory", options.memory), ("--shm", options.shm), ("--keep-storage", options.keep_storage))
+    for flag, amount in quantities:
+        if amount is not None and not _QUANTITY.fullmatch(amount):
+            raise UsageError(f'{flag} "{amount}" is not a quantity of Kubernetes.', hint=f"For example {flag} 8Gi.")
+    if has_keeper(spec) and quantity(options.keep_storage) <= KEEPER_SPARE_BYTES:
+        raise UsageError(
+            f"--keep-storage {options.keep_storage}: it must be above {KEEPER_SPARE_BYTES >> 20} MiB.",
+            hint="For example --keep-storage 10Gi; --keep 0 does without a keeper.",
+        )
+    if not 0 <= options.keep_seconds <= MAX_TIMEOUT:
+        raise UsageError(f"--keep: {options.keep_seconds} seconds; the most is 30 days.")
+    if not 0 <= options.run_as_user < 2**31:
+        raise UsageError(f"--run-as-user {options.run_as_user}: the number must be from 0 to {2**31 - 1}.")
     if len(canonical_json(spec.to_dict())) > ANNOTATION_BYTES:
         raise UsageError("The run's command, parameters and environment are too long to be kept in the cluster.")
     if len(_hosts(spec)) > HOSTS_BYTES:
@@ -148,18 +207,7 @@ def _environment(spec: RunSpec) -> dict[str, str]:
         **_threads(spec),
         **options.env,
         **(INSTALLED_CODE_ONLY if spec.runs_task_program else {}),
-        "MASTER_ADDR": f"{spec.name}-0.{spec.name}",
-        "MASTER_PORT": str(_port(spec)),
-        "WORLD_SIZE": str(spec.world_size),
-        "LOCAL_WORLD_SIZE": str(spec.processes_per_worker),
-        "MLBENCH_RUN_ID": spec.name,
-        "MLBENCH_BACKEND": spec.backend,
-        "MLBENCH_HOSTS": _hosts(spec),
-        "MLBENCH_DEVICE": spec.device,
-        "MLBENCH_GOAL": spec.goal,
-        "MLBENCH_DATA_DIR": spec.data_dir or "",
-        "MLBENCH_SEED": str(spec.seed),
-        "MLBENCH_PARAMETERS": canonical_json(spec.parameters).decode(),
+        **contract_environment(spec, _hosts(spec), f"{spec.name}-0.{spec.name}", str(_port(spec))),
         # Read by worker.sh only.
         "MLBENCH_WORK_DIR": WORK_DIR,
         "MLBENCH_WORKERS": str(spec.workers),
@@ -167,6 +215,7 @@ def _environment(spec: RunSpec) -> dict[str, str]:
         "MLBENCH_COLLECT": "all" if len(holders(spec)) > 1 else "rank0",
         "MLBENCH_HOLD": str(max(0, options.hold_seconds)),
         "MLBENCH_TIMEOUT": str(math.ceil(spec.timeout)),
+        **({"MLBENCH_KEEPER": f"{keeper_name(spec.name)}.{spec.name}:{KEEPER_PORT}"} if has_keeper(spec) else {}),
     }
 
 
@@ -187,8 +236,36 @@ def _port(spec: RunSpec) -> int:
 
 
 def _requests(spec: RunSpec) -> dict[str, str]:
-    cpu = {"cpu": f"{spec.cpus:g}"} if spec.cpus is not None else {}
-    return {**cpu, **({"memory": spec.kubernetes.memory} if spec.kubernetes.memory else {})}
+    return {
+        "cpu": CPU_REQUEST if spec.cpus is None else f"{spec.cpus:g}",
+        "memory": spec.kubernetes.memory or MEMORY_REQUEST,
+    }
+
+
+def _anti_affinity(spec: RunSpec, selector: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The term that keeps workers off nodes of this run's other workers, of other runs' workers, or of both.
+
+    One term at most: when a pod ends, the scheduler of Kubernetes 1.34 looks again at once only at waiting pods all of
+    whose terms match it, at others after five minutes.
+    """
+    options, workers = spec.kubernetes, {MANAGED_LABEL: "mlbench", ROLE_LABEL: WORKER}
+    if options.share_nodes:
+        term: dict[str, Any] = {"labelSelector": {"matchLabels": {**workers, **selector}}}
+        return [{"topologyKey": HOST, **term}] if options.spread else []
+    others = [{"key": RUN_LABEL, "operator": "NotIn", "values": [spec.name]}]
+    expressions = {} if options.spread else {"matchExpressions": others}
+    return [{"topologyKey": HOST, "namespaceSelector": {}, "labelSelector": {"matchLabels": workers, **expressions}}]
+
+
+def _pod_security(spec: RunSpec) -> dict[str, Any]:
+    user = spec.kubernetes.run_as_user
+    return {
+        "runAsNonRoot": user != 0,
+        "runAsUser": user,
+        "runAsGroup": user,
+        "fsGroup": user,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
 
 
 def _limits(spec: RunSpec) -> dict[str, str]:

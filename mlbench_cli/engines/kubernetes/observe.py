@@ -11,7 +11,8 @@ from mlbench_cli.engines.kubernetes.diagnosis.diagnose import diagnose
 from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts
 from mlbench_cli.engines.kubernetes.diagnosis.failures import deadline
 from mlbench_cli.engines.kubernetes.diagnosis.scheduling import AUTOSCALER
-from mlbench_cli.engines.kubernetes.ending import ended, is_stopped
+from mlbench_cli.engines.kubernetes.ending import ended, is_over, is_stopped
+from mlbench_cli.engines.kubernetes.keeper import Keeper
 from mlbench_cli.engines.kubernetes.logs import MARKER, last_lines, log_gap, position_file, read_position
 from mlbench_cli.engines.kubernetes.manifests import RUN_LABEL, holders
 from mlbench_cli.engines.kubernetes.workers import (
@@ -30,7 +31,7 @@ from mlbench_cli.engines.kubernetes.workers import (
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.kube.api import AccessDenied, Api, ApiError, ObjectNotFound
 from mlbench_cli.kube.objects import collection_path, object_path
-from mlbench_cli.kube.watch import list_pods
+from mlbench_cli.kube.watch import GONE, list_pods
 from mlbench_cli.model import Ending, Finding, Observation, Run, WorkerState
 
 CONFIRM_SECONDS = 15.0  # that a trouble must last before it is called permanent
@@ -44,8 +45,9 @@ TAIL_LINES = 40
 class Looker:
     """Looks at one run again and again. `ranks[i]` is the first rank of worker i."""
 
-    def __init__(self, api: Api, namespace: str, run: Run, ranks: Sequence[int]) -> None:
+    def __init__(self, api: Api, namespace: str, run: Run, ranks: Sequence[int], keeper: Keeper | None = None) -> None:
         self._api = api
+        self._keeper = keeper
         self._namespace = namespace
         self._run = run
         self._ranks = ranks
@@ -78,7 +80,9 @@ class Looker:
         return by_worker(list_pods(self._api, self._namespace, f"{RUN_LABEL}={self._run.name}"))
 
     def probe(self, pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -> dict[int, Summary]:
-        """The last words of running workers that may be holding their results: their logs' last lines."""
+        """The last words of running workers that may hold their results, from their logs' last lines; of workers whose
+        pods are gone, from the keeper.
+        """
         found = {}
         running = [
             worker
@@ -89,7 +93,23 @@ class Looker:
             summary = _spoken(self._tail(pods[worker], 1), worker)
             if summary is not None:
                 found[worker] = summary
-        return found
+        return found | self._kept_summaries(pods, summaries)
+
+    def _kept_summaries(self, pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -> dict[int, Summary]:
+        gone = [
+            worker
+            for worker in range(self._run.spec.workers)
+            if worker not in summaries and (worker not in pods or pods[worker].get(GONE))
+        ]
+        if not gone or not self._keeper or not self.job or not (is_over(self.job) or is_stopped(self.job)):
+            return {}
+        try:
+            results = self._keeper.read(patience=0)
+        except ApiError:
+            return {}  # the next look may get an answer
+        kept = results.workers if results else {}
+        known = {worker: kept[worker].summary for worker in gone if worker in kept}
+        return {worker: summary for worker, summary in known.items() if "exit_code" in summary}
 
     def observation(self, pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -> Observation:
         now, spec, job = time.time() + self._api.server_ahead, self._run.spec, self.job or {}

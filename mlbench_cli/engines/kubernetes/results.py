@@ -3,63 +3,97 @@
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mlbench_cli.engines.base import Fetched
 from mlbench_cli.engines.kubernetes.ending import active, will_be_stopped
-from mlbench_cli.engines.kubernetes.fetch import acknowledge, download, held, read_summary, unpack
+from mlbench_cli.engines.kubernetes.fetch import (
+    ARCHIVE,
+    FetchError,
+    Held,
+    acknowledge,
+    download,
+    held,
+    read_summary,
+    unpack,
+)
 from mlbench_cli.engines.kubernetes.follower import Following
+from mlbench_cli.engines.kubernetes.keeper import Keeper, KeptWorker, kept_file, why_gone
 from mlbench_cli.engines.kubernetes.logs import log_gap, position_file, read_position, samples_file
 from mlbench_cli.engines.kubernetes.manifests import FETCHED_ANNOTATION, GRACE_SECONDS, holders
-from mlbench_cli.engines.kubernetes.workers import Pod, Summary, has_ended, has_started
+from mlbench_cli.engines.kubernetes.workers import Pod, Summary, has_ended, has_started, last_words
 from mlbench_cli.files import write_atomically
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound
 from mlbench_cli.kube.objects import object_path
-from mlbench_cli.model import Run
+from mlbench_cli.model import Finding, Run
 from mlbench_cli.times import now
 
-AT_ONCE = 4  # workers fetched at the same time
+AT_ONCE = 4  # files fetched at the same time
 LOG_SECONDS = GRACE_SECONDS + 30.0  # in which stopped workers have ended, and their logs are here
+KEPT_LOG_SECONDS = 5.0  # for which a node is asked for a log that the keeper has, too
+HANDOVER_RATE = 2 << 20  # bytes a second that a worker hands over, at least
 FIRST_LIST_SECONDS = 60.0
 LOOK_SECONDS = 0.3
 
 
+@dataclass(frozen=True)
+class Source:
+    """Where a worker's archive is: a file of a pod. `what` is None if the worker has packed nothing."""
+
+    pod: str
+    path: str
+    what: Held | None
+
+
 class Results:
-    """The results of one run on their way home."""
+    """Fetches the results of one run. `keeper` is None if the run has none; `stop` stops workers that would wait."""
 
     def __init__(
-        self, access: Access, api: Api, namespace: str, run: Run, following: Following, stop: Callable[[], None]
+        self,
+        access: Access,
+        api: Api,
+        namespace: str,
+        run: Run,
+        following: Following,
+        keeper: Keeper | None,
+        stop: Callable[[], None],
     ) -> None:
         self._access = access
         self._api = api
         self._namespace = namespace
         self._run = run
         self._following = following
+        self._keeper = keeper
         self._stop = stop
         self._stopping = False
+        self._findings: list[Finding] = []
         self._ranks = [worker * run.spec.processes_per_worker for worker in range(run.spec.workers)]
         self._state = run.folder / ".state"
 
     def fetch(self) -> Fetched:
-        """Archives, then logs of what has ended, then acknowledge, then the logs of what was stopped by that."""
+        """Archives and what the keeper has of the logs, then let go of keeper and workers, then the other logs."""
         self._following.watch.wait(0, FIRST_LIST_SECONDS)
         self._stopping = self._stop_those_who_wait()
         with ThreadPoolExecutor(AT_ONCE) as pool:
             brought = list(pool.map(self._bring, holders(self._run.spec)))
+        self._take_kept_logs()
         self._release()
-        self._wait_for_logs()
+        late = self._wait_for_logs(LOG_SECONDS)
         self._write_resources()
         complete = all(item is not None for item in brought)
         found = [item for item in brought if item is not None]
-        findings = tuple(log_gap(self._following.collector.gaps, self._ranks))
-        return Fetched(sum(files for files, _ in found), sum(size for _, size in found), complete, findings)
+        gaps = log_gap(self._following.collector.gaps, self._ranks, late)
+        return Fetched(
+            sum(files for files, _ in found), sum(size for _, size in found), complete, (*self._findings, *gaps)
+        )
 
     def _stop_those_who_wait(self) -> bool:
-        """Stop the workers that would go on for ever, if nobody else does. True where workers are being stopped."""
+        """Stop the workers that would go on for ever, if nobody else does. True if workers are being stopped."""
         pods, summaries = self._following.pods(), self._following.summaries()
         only_waiting = not self._run.spec.run_on_all and 0 in summaries  # they end when worker 0 is let go
         if only_waiting or not active(pods, summaries):
@@ -68,55 +102,114 @@ class Results:
             self._stop()
         return True
 
+    # --- archives -------------------------------------------------------------------------------------------------
+
     def _bring(self, worker: int) -> tuple[int, int] | None:
-        """Files and bytes of one worker's output, in the run's folder; None where it is lost."""
+        """Files and bytes of one worker's output, in the run's folder; None if it is lost."""
         known = _read(self._fetched_file(worker))
         if known is not None:
             return int(known["files"]), int(known["bytes"])
-        pod, summary = self._await_summary(worker)
-        what = held(summary)
-        if pod is None or what is None:
-            return None if self._has_run(worker) else (0, 0)
-        rank = self._ranks[worker]
-        part = self._state / f"output-{rank}-{what.sha256[:16]}.tar"
-        try:
-            download(self._access, self._namespace, pod["metadata"]["name"], what, part)
-        except ApiError as error:
-            if error.status not in (400, 404):
-                raise
-            return None  # the container has ended: what it held is gone
-        files, size = unpack(part, self._run.folder / "output" / f"rank-{rank}", self._resources_file(worker))
+        for _ in range(2):  # a worker that held may hand over while it is being fetched from
+            source = self._find_source(worker)
+            if source is None or source.what is None:
+                return self._missing(worker)
+            part = self._state / f"output-{self._ranks[worker]}-{source.what.sha256[:16]}.tar"
+            try:
+                download(self._access, self._namespace, source.pod, source.what, part, source.path)
+            except ApiError as error:
+                if error.status not in (400, 404):
+                    raise
+                continue  # the container has ended
+            return self._unpack(worker, part)
+        return self._missing(worker)
+
+    def _unpack(self, worker: int, part: Path) -> tuple[int, int]:
+        processes = self._run.spec.processes_per_worker
+        ranks = range(worker * processes, (worker + 1) * processes)
+        files, size = unpack(part, self._run.folder / "output", ranks, self._resources_file(worker))
         write_atomically(self._fetched_file(worker), json.dumps({"files": files, "bytes": size}).encode())
         part.unlink()
         return files, size
+
+    def _find_source(self, worker: int) -> Source | None:
+        """Who has a worker's archive: the keeper, or the worker that holds it.
+
+        A worker that is being stopped, or hands over, is waited for.
+        """
+        end = time.monotonic() + GRACE_SECONDS
+        while True:
+            pod, looked = self._following.pods().get(worker), time.monotonic()
+            keeper = self._keeper.read(looked) if self._keeper else None
+            if keeper and worker in keeper.workers:
+                return self._kept_source(worker, pod, keeper.pod, keeper.workers[worker])
+            if pod is None or has_ended(pod):
+                return None
+            summary = self._last_word(worker, pod)
+            if summary is not None and not (keeper and _hands_over(summary, end)):
+                return Source(pod["metadata"]["name"], ARCHIVE, held(summary))
+            if summary is None and not self._following.collector.summary(worker):
+                if not self._stopping or not has_started(pod) or time.monotonic() > end:
+                    return None
+            elif summary is None and time.monotonic() > end:
+                return None  # it has spoken its last word, and cannot be reached
+            time.sleep(LOOK_SECONDS)
+
+    def _last_word(self, worker: int, pod: Pod) -> Summary | None:
+        """From the worker's own file if there is a keeper, since only that says whether it still hands over."""
+        known = None if self._keeper else self._following.collector.summary(worker)
+        if known is not None:
+            return known
+        try:
+            return read_summary(self._access, self._namespace, pod["metadata"]["name"])
+        except ApiError:
+            return None
+
+    def _kept_source(self, worker: int, pod: Pod | None, keeper: str, kept: KeptWorker) -> Source | None:
+        """The keeper's copy, if it is what the worker itself says that it packed."""
+        own = self._following.collector.summary(worker) or (last_words({worker: pod}, {}).get(worker) if pod else None)
+        said = held(own)
+        if said is not None and said != kept.archive:
+            self._findings.append(
+                Finding(
+                    "results_replaced",
+                    f"What the keeper has of worker {worker} is not what that worker packed; it was not taken.",
+                    hint="Who else can reach the run's pods? The archive holds the logs.",
+                    evidence={"worker": worker, "packed": said.sha256, "kept": kept.archive and kept.archive.sha256},
+                )
+            )
+            return None
+        return Source(keeper, kept_file(worker, "archive.tar"), kept.archive)
+
+    def _missing(self, worker: int) -> tuple[int, int] | None:
+        """(0, 0) for a worker that never ran, None for one whose output is lost; then a finding says why."""
+        if not self._has_run(worker):
+            return 0, 0
+        if self._keeper and not any(finding.code == "results_replaced" for finding in self._findings):
+            self._findings.append(self._loss(worker))
+        return None
+
+    def _loss(self, worker: int) -> Finding:
+        pod = self._following.pods().get(worker)
+        summary = self._following.collector.summary(worker) or {}
+        last = {**summary, **(last_words({worker: pod}, {}).get(worker, {}) if pod else {})}
+        handover = last.get("handover")
+        pods = self._keeper.pods() if self._keeper else []
+        if handover == "kept":
+            text = f"The keeper has lost what worker {worker} handed over: {why_gone(pods)}."
+        elif last:
+            text = f"Worker {worker} could not hand its output over ({handover or 'it was stopped'}), and has ended."
+        else:
+            text = f"Worker {worker} ended without packing its output."
+        evidence = {"worker": worker, "handover": handover, "keeper": [why_gone([item]) for item in pods]}
+        return Finding("results_lost", text, hint="The archive holds the logs. Run it again.", evidence=evidence)
 
     def _has_run(self, worker: int) -> bool:
         pod = self._following.pods().get(worker)
         log = read_position(position_file(self._run.folder, self._ranks[worker]))
         return (log is not None and bool(log.last)) or (pod is not None and has_started(pod))
 
-    def _await_summary(self, worker: int) -> tuple[Pod | None, Summary | None]:
-        """The running pod of a worker that holds its results. One that is just being stopped is waited for."""
-        end = time.monotonic() + GRACE_SECONDS
-        while True:
-            pod = self._following.pods().get(worker)
-            if pod is None or has_ended(pod) or time.monotonic() > end:
-                return None, None
-            summary = self._following.collector.summary(worker) or self._ask_summary(pod)
-            if summary is not None:
-                return pod, summary
-            if not self._stopping or not has_started(pod):
-                return None, None
-            time.sleep(LOOK_SECONDS)
-
-    def _ask_summary(self, pod: Pod) -> Summary | None:
-        try:
-            return read_summary(self._access, self._namespace, pod["metadata"]["name"])
-        except ApiError:
-            return None
-
     def _release(self) -> None:
-        """Say in the cluster that the results are fetched, then end the hold."""
+        """Say in the cluster that the results are fetched, then end the hold and the keeper."""
         path = object_path("Job", self._namespace, self._run.name)
         try:
             self._api.patch(path, {"metadata": {"annotations": {FETCHED_ANNOTATION: now()}}})
@@ -126,15 +219,64 @@ class Results:
             pod = self._following.pods().get(worker)
             if pod is not None and not has_ended(pod) and self._following.collector.summary(worker):
                 acknowledge(self._access, self._namespace, pod["metadata"]["name"])
+        if self._keeper:
+            self._keeper.release()
 
-    def _wait_for_logs(self) -> None:
-        end = time.monotonic() + LOG_SECONDS
+    # --- logs -----------------------------------------------------------------------------------------------------
+
+    def _take_kept_logs(self) -> None:
+        """The logs that the keeper has and the nodes have not, or not whole."""
+        results = self._keeper.read(time.monotonic()) if self._keeper else None
+        if results is None:
+            return
+        ours = {worker: item for worker, item in results.workers.items() if worker < len(self._ranks)}
+        kept = {worker: item.log for worker, item in ours.items() if item.log}
+        late = self._wait_for_logs(KEPT_LOG_SECONDS, kept)
+        # Copied or handed over, a whole log has the same bytes.
+        wanted = [worker for worker, item in kept.items() if worker in late or self._log_size(worker) < item.size]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for _ in pool.map(lambda worker: self._take_log(worker, results.pod, ours[worker]), wanted):
+                pass
+
+    def _log_size(self, worker: int) -> int:
+        try:
+            return (self._run.folder / "logs" / f"rank-{self._ranks[worker]}.log").stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def _take_log(self, worker: int, pod: str, kept: KeptWorker) -> None:
+        """One worker's log, and its samples of resources if there are none yet.
+
+        What the node gave stays if the keeper has gone. Raises FetchError.
+        """
+        try:
+            if kept.log:
+                part = self._state / f"log-{worker}-{kept.log.sha256[:16]}.part"
+                download(self._access, self._namespace, pod, kept.log, part, kept_file(worker, "log"))
+                if not self._following.collector.install(worker, part, kept.truncated, kept.summary):
+                    raise FetchError(
+                        f'Another client copies the logs of the run "{self._run.name}" into {self._run.folder}.',
+                        hint="Try again when it has ended; the results stay in the cluster for now.",
+                    )
+            if kept.samples and not self._resources_file(worker).exists():
+                part = self._state / f"samples-{worker}-{kept.samples.sha256[:16]}.part"
+                download(self._access, self._namespace, pod, kept.samples, part, kept_file(worker, "resources.jsonl"))
+                part.replace(self._resources_file(worker))
+        except ApiError as error:
+            if error.status not in (400, 404):
+                raise
+
+    def _wait_for_logs(self, seconds: float, workers: Collection[int] | None = None) -> list[int]:
+        """Wait until these logs are copied to their ends; all if None. Returns the workers whose logs are not."""
+        end = time.monotonic() + seconds
         collector = self._following.collector
-        while time.monotonic() < end:
+        workers = range(self._run.spec.workers) if workers is None else workers
+        while True:
             if collector.failure:
                 raise collector.failure
-            if all(collector.complete(worker) for worker in range(self._run.spec.workers)):
-                return
+            late = [worker for worker in workers if not collector.complete(worker)]
+            if not late or time.monotonic() >= end:
+                return late
             collector.wait(LOOK_SECONDS)
 
     def _write_resources(self) -> None:
@@ -153,6 +295,14 @@ class Results:
 
     def _resources_file(self, worker: int) -> Path:
         return self._state / f"resources-{worker}.jsonl"
+
+
+def _hands_over(summary: Summary, end: float) -> bool:
+    """Whether a worker is about to end because the keeper takes its results."""
+    if summary.get("handover") not in (None, "kept"):
+        return False
+    archive = held(summary)
+    return time.monotonic() < end + (archive.size if archive else 0) / HANDOVER_RATE
 
 
 def is_fetched(run: Run) -> bool:

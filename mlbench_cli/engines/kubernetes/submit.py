@@ -9,33 +9,57 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlbench_cli.engines.kubernetes.ending import is_unreleased
-from mlbench_cli.engines.kubernetes.manifests import HASH_LABEL, RUN_LABEL
+from mlbench_cli.engines.kubernetes.manifests import HASH_LABEL, RUN_LABEL, TOKEN_ANNOTATION, is_keeper
 from mlbench_cli.errors import UsageError
-from mlbench_cli.kube.api import Api, ObjectNotFound, Refused
+from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound, Refused
 from mlbench_cli.kube.objects import collection_path, object_path
 
 GOING_SECONDS = 90.0  # in which an object that is being deleted has gone
 LOOK_SECONDS = 0.5
+# podFailurePolicy with FailJob, successPolicy and podReplacementPolicy, all on without a feature gate.
+MIN_VERSION = (1, 31)
 
 Object = Mapping[str, Any]
 
 
-def submit(api: Api, documents: Sequence[Object]) -> dict[str, Any]:
+def submit(api: Api, documents: Sequence[Object], annotations: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Create or adopt the Job and all else, and release it. Returns the Job.
 
-    Raises UsageError where objects of another run have these names, ApiError where the cluster refuses.
+    `annotations` are added to the Job's. Raises UsageError if objects of another run have these names, ApiError if the
+    cluster refuses.
     """
-    job = _create_job(api, next(document for document in documents if document["kind"] == "Job"))
+    main = documents[0]
+    metadata = {**main["metadata"], "annotations": {**main["metadata"]["annotations"], **(annotations or {})}}
+    job = _create_job(api, {**main, "metadata": metadata})
     return complete(api, job, documents)
+
+
+def check_version(api: Api) -> None:
+    """Raise UsageError if the server is older than MIN_VERSION: it would drop fields that runs depend on, silently."""
+    try:
+        found = api.get("/version")
+    except ApiError as error:
+        if error.status in (401, 0):
+            raise
+        return  # a server that does not say
+    try:
+        version = int(found["major"]), int("".join(filter(str.isdigit, found["minor"])))
+    except (KeyError, TypeError, ValueError):
+        return  # no version that could be compared
+    if version < MIN_VERSION:
+        raise UsageError(
+            f"The cluster runs Kubernetes {version[0]}.{version[1]}; runs need {MIN_VERSION[0]}.{MIN_VERSION[1]}: "
+            "an older server ignores what ends a run when a worker fails.",
+            hint="Upgrade the cluster, or choose another one with --cluster.",
+        )
 
 
 def complete(api: Api, job: dict[str, Any], documents: Sequence[Object]) -> dict[str, Any]:
     """What is left to do once the Job is there."""
     if not is_unreleased(job) and not job["spec"].get("suspend"):
         return job
-    for document in documents:
-        if document["kind"] != "Job":
-            _create_owned(api, document, job)
+    for document in documents[1:]:
+        _create_owned(api, document, job)
     if not is_unreleased(job):
         return job
     metadata = job["metadata"]
@@ -94,11 +118,14 @@ def _create_owned(api: Api, document: Object, job: Object) -> None:
         "blockOwnerDeletion": False,
     }
     metadata = {**document["metadata"], "ownerReferences": [owner]}
+    document = {**document, "metadata": metadata}
+    if is_keeper(document):
+        document = _with_token(document, owner["uid"])
     kind, namespace, name = document["kind"], metadata["namespace"], metadata["name"]
     end = time.monotonic() + GOING_SECONDS
     while True:
         try:
-            api.create(collection_path(kind, namespace), {**document, "metadata": metadata})
+            api.create(collection_path(kind, namespace), document)
             return
         except Refused as error:
             if error.status != 409:
@@ -110,12 +137,12 @@ def _create_owned(api: Api, document: Object, job: Object) -> None:
         owners = {reference["uid"] for reference in found.get("ownerReferences") or ()}
         if owner["uid"] in owners:
             return
-        if (found.get("labels") or {}).get(RUN_LABEL) != name:
+        if (found.get("labels") or {}).get(RUN_LABEL) != metadata["labels"][RUN_LABEL]:
             raise UsageError(
                 f'The namespace has a {kind} "{name}" that is not mlbench\'s; it is not touched.',
                 hint="Choose another name for the run.",
             )
-        if not owners and "deletionTimestamp" not in found:
+        if not owners and "deletionTimestamp" not in found and not is_keeper(document):
             # Applied by hand from the printed manifests: from now on it belongs to the Job.
             api.patch(object_path(kind, namespace, name), {"metadata": {"ownerReferences": [owner]}})
             return
@@ -123,3 +150,12 @@ def _create_owned(api: Api, document: Object, job: Object) -> None:
             raise UsageError(f'The {kind} "{name}" of an earlier run is still there.', hint=f"mlbench delete {name}")
         api.delete(object_path(kind, namespace, name))
         time.sleep(LOOK_SECONDS)
+
+
+def _with_token(keeper: Object, uid: str) -> Object:
+    """The keeper's Job with the Job's uid, by which the workers prove that they are of this run."""
+    spec, template = keeper["spec"], keeper["spec"]["template"]
+    metadata = template["metadata"]
+    annotations = {**(metadata.get("annotations") or {}), TOKEN_ANNOTATION: uid}
+    template = {**template, "metadata": {**metadata, "annotations": annotations}}
+    return {**keeper, "spec": {**spec, "template": template}}

@@ -50,7 +50,7 @@ def worker_states(
     """The state of every worker. A summary, a worker's own last word, counts before its pod's status."""
     state_of = state_of or worker_state
     alone = (state_of(index, pods[index]) if index in pods else WorkerState(index) for index in range(workers))
-    states = [_told(state, summaries.get(state.rank)) for state in alone]
+    states = [_apply_summary(state, summaries.get(state.rank)) for state in alone]
     if not run_on_all and states[0].exit_code is not None:
         # The others only waited for worker 0, and end when it does.
         states[1:] = [_waited(state) for state in states[1:]]
@@ -72,6 +72,7 @@ def worker_state(index: int, pod: Pod) -> WorkerState:
         started=seconds(ended.get("startedAt") or running.get("startedAt")),
         finished=seconds(ended.get("finishedAt")) if ended or status.get("phase") == "Failed" else None,
         restarts=int(container.get("restartCount", 0)),
+        image_digest=_image_digest(container),
     )
 
 
@@ -188,6 +189,12 @@ def seconds(moment: str | None) -> float | None:
         return None
 
 
+def _image_digest(container: Mapping[str, Any]) -> str | None:
+    """The digest in what the kubelet reports: NAME@sha256:... after a pull, sha256:... of an image loaded by hand."""
+    digest = str(container.get("imageID") or "").rpartition("@")[2]
+    return digest.removeprefix("docker://") or None
+
+
 def _left(pod: Pod) -> Summary | None:
     message = terminated(pod).get("message")
     if not message or not message.startswith("{"):
@@ -214,17 +221,18 @@ def _phase(pod: Pod, container: Mapping[str, Any], ended: Mapping[str, Any]) -> 
     return "starting" if is_true(condition(pod, "PodScheduled")) else "pending"
 
 
-def _told(state: WorkerState, summary: Summary | None) -> WorkerState:
+def _apply_summary(state: WorkerState, summary: Summary | None) -> WorkerState:
     if not summary:
         return state
     from dataclasses import replace
 
     code = int(summary["exit_code"])
-    ended = summary.get("ended")
+    started, ended = summary.get("started"), summary.get("ended")
     return replace(
         state,
         phase="failed" if code else "succeeded",
         exit_code=code,
+        started=float(started) if state.started is None and isinstance(started, int | float) else state.started,
         finished=float(ended) if isinstance(ended, int | float) else state.finished,
         reason=None if summary.get("reason") == "exited" and not code else state.reason,
     )

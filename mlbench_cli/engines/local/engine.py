@@ -21,13 +21,14 @@ from typing import Any
 
 import mlbench_cli
 from mlbench_cli.engines.base import Cursor, Fetched, LogLine, Submission
+from mlbench_cli.engines.environment import contract_environment
 from mlbench_cli.engines.local import machine
 from mlbench_cli.engines.local.machine_lock import MachineLease, acquire_machine
 from mlbench_cli.engines.local.state import Watch, give_up, given_up, in_line, is_alive, observation, read_state, tail
 from mlbench_cli.engines.local.supervisor import AT_START, main
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model import Finding, Observation, Run
-from mlbench_cli.spec import RunSpec, canonical_json
+from mlbench_cli.spec import RunSpec
 
 POLL = 0.02  # seconds between two looks at the supervisor's state
 HEARTBEAT = 1.0  # seconds between two observations where nothing changes
@@ -65,18 +66,7 @@ class LocalEngine:
         if spec.backend in _INTERFACE_VARIABLES:
             defaults[_INTERFACE_VARIABLES[spec.backend]] = _INTERFACE
         environment = {
-            "WORLD_SIZE": str(spec.world_size),
-            "LOCAL_WORLD_SIZE": str(spec.processes_per_worker),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": AT_START,
-            "MLBENCH_RUN_ID": spec.name,
-            "MLBENCH_BACKEND": spec.backend,
-            "MLBENCH_HOSTS": _hosts(spec),
-            "MLBENCH_DEVICE": spec.device,
-            "MLBENCH_GOAL": spec.goal,
-            "MLBENCH_DATA_DIR": spec.data_dir or "",
-            "MLBENCH_SEED": str(spec.seed),
-            "MLBENCH_PARAMETERS": canonical_json(dict(spec.parameters)).decode(),
+            **contract_environment(spec, _hosts(spec), "127.0.0.1", AT_START),
             "PYTHONUNBUFFERED": "1",
         }
         if spec.cpus is not None:  # what the run's record says must be true, whatever the user's environment has
@@ -239,6 +229,10 @@ class LocalEngine:
         if watch.lost:
             _sweep(run.folder)
         return Fetched(files=0, bytes=0)
+
+    def kept_until(self, run: Run) -> float | None:
+        """None: the results are in the run's folder."""
+        return None
 
     def cancel(self, run: Run) -> None:
         watch = Watch(run)

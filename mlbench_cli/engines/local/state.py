@@ -13,6 +13,7 @@ from typing import Any
 from mlbench_cli.engines.local import diagnosis, machine
 from mlbench_cli.files import write_atomically
 from mlbench_cli.model import Ending, Finding, Observation, Run, WorkerState
+from mlbench_cli.queue_folder import QueueState, queued_observation, read_queued
 
 STARTING = 60.0  # seconds in which a recorded run may still be on its way to its supervisor
 ENDED = ("succeeded", "failed", "lost")
@@ -134,12 +135,15 @@ def is_alive(note: Mapping[str, Any]) -> bool:
 
 def starting(run: Run) -> bool:
     """Whether a run without a state may still get one."""
-    recent = time.time() - datetime.fromisoformat(run.created).timestamp() < STARTING
-    return not given_up(run) and (recent or in_line(run))
+    if given_up(run):
+        return False
+    if (note := read_queued(run.folder)) is not None:
+        return note.queue.find_state() is not QueueState.ENDED or _is_submitting(run)
+    return time.time() - datetime.fromisoformat(run.created).timestamp() < STARTING or _waits_for_machine(run)
 
 
 def stand_in_line(run: Run, pid: int) -> None:
-    """Note that process `pid` will start the run when its turn comes."""
+    """Note that process `pid` will start the run when the machine is free."""
     fields = machine.stat_fields(pid)
     note = {
         "pid": pid,
@@ -150,13 +154,33 @@ def stand_in_line(run: Run, pid: int) -> None:
     write_atomically(run.folder / ".state" / "in_line.json", json.dumps(note).encode())
 
 
-def in_line(run: Run) -> bool:
-    """Whether there is still a process that will start the run."""
+def _waits_for_machine(run: Run) -> bool:
+    """Whether there is still a process that will start the run when the machine is free."""
     try:
         note = json.loads((run.folder / ".state" / "in_line.json").read_bytes())
     except (OSError, ValueError):
         return False
     return is_alive(note)
+
+
+def _is_submitting(run: Run) -> bool:
+    """Whether a client, or the supervisor that it has started, is about to write the run's first state."""
+    try:
+        lock = os.open(run.folder / ".state" / "submit.lock", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def in_line(run: Run) -> bool:
+    """Whether the run waits: for the queue of its experiment, now or when somebody goes on, or for the machine."""
+    return read_queued(run.folder) is not None or _waits_for_machine(run)
 
 
 def give_up(run: Run) -> None:
@@ -169,11 +193,15 @@ def given_up(run: Run) -> bool:
 
 
 def observation(run: Run, watch: Watch) -> Observation:
+    if watch.state is None and read_queued(run.folder) is not None and not _is_submitting(run):
+        watch.look()  # the supervisor may have written it just before it let go of the lock
     if watch.state is None:
-        reason = "waits for the runs before it" if in_line(run) and not given_up(run) else None
+        reason = "waits for the runs before it" if not given_up(run) and _waits_for_machine(run) else None
         workers = tuple(WorkerState(rank, reason=reason) for rank in range(run.spec.world_size))
         if given_up(run):
             return Observation(time.time(), workers, (), Ending.CANCELLED)
+        if (note := read_queued(run.folder)) is not None:
+            return Observation(time.time(), workers) if _is_submitting(run) else queued_observation(run, note)
         if starting(run):
             return Observation(time.time(), workers)
         state: dict[str, Any] = {"name": run.name, "ended": "never_started"}

@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.engines.kubernetes.engine import KubernetesEngine, discover_runs
-from mlbench_cli.engines.kubernetes.manifests import FETCHED_ANNOTATION, HASH_LABEL, STOPPED_ANNOTATION
+from mlbench_cli.engines.kubernetes.engine import FoundRun, KubernetesEngine, UnreadableRun, discover_runs
+from mlbench_cli.engines.kubernetes.manifests import (
+    CREATED_ANNOTATION,
+    FETCHED_ANNOTATION,
+    HASH_LABEL,
+    ID_ANNOTATION,
+    STOPPED_ANNOTATION,
+    TOKEN_ANNOTATION,
+)
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.kube.api import ApiError
@@ -17,7 +24,9 @@ from mlbench_cli.run_folder import RunFolder
 from mlbench_cli.spec import KubernetesOptions, RunSpec
 from tests.fakes.kube_api import Fault, KubeApi
 
-KINDS = ("jobs", "configmaps", "services", "networkpolicies")
+KINDS = ("jobs", "configmaps", "services", "networkpolicies", "jobs")
+JOB = ("jobs", "r-2")
+NAMES = ("r-2", "r-2", "r-2", "r-2", "r-2-keeper")
 
 
 @pytest.fixture
@@ -66,38 +75,47 @@ def test_what_is_submitted_is_what_was_printed(server: KubeApi, tmp_path: Path) 
     run = a_run(tmp_path)
     submit(server, run)
     documents = KubernetesEngine(server.access).render(run.spec).documents
-    for kind, document in zip(KINDS, documents, strict=True):
-        stored = json.loads(json.dumps(server.objects[kind, "r-2"]))
+    uid = job_of(server)["metadata"]["uid"]
+    for kind, name, document in zip(KINDS, NAMES, documents, strict=True):
+        stored = json.loads(json.dumps(server.objects[kind, name]))
         for added in ("uid", "resourceVersion", "creationTimestamp"):
             del stored["metadata"][added]
-        if kind != "jobs":
+        if document is not documents[0]:
             (owner,) = stored["metadata"].pop("ownerReferences")
-            assert (owner["kind"], owner["uid"]) == ("Job", job_of(server)["metadata"]["uid"])
+            assert (owner["kind"], owner["uid"]) == ("Job", uid)
         else:
             assert stored["spec"].pop("suspend") is False
+            assert stored["metadata"]["annotations"].pop(ID_ANNOTATION) == run.id
+            assert stored["metadata"]["annotations"].pop(CREATED_ANNOTATION) == run.created
             document = {**document, "spec": {key: value for key, value in document["spec"].items() if key != "suspend"}}
+        if name == "r-2-keeper":
+            assert stored["spec"]["template"]["metadata"]["annotations"].pop(TOKEN_ANNOTATION) == uid
         assert stored == document
     assert sorted(path.name for path in (tmp_path / "manifests").iterdir()) == [
         "configmap.yaml",
         "job.yaml",
+        "keeper.yaml",
         "networkpolicy.yaml",
         "service.yaml",
     ]
 
 
-@pytest.mark.parametrize("step", range(5))
+@pytest.mark.parametrize("step", range(6))
 def test_a_client_that_dies_between_two_steps(server: KubeApi, tmp_path: Path, step: int) -> None:
     run = a_run(tmp_path)
-    requests = ["POST .*jobs", "POST .*configmaps", "POST .*services", "POST .*networkpolicies", "PATCH .*jobs"]
+    kinds = ["jobs", "configmaps", "services", "networkpolicies", "jobs"]
+    requests = [*(f"POST .*{kind}" for kind in kinds), "PATCH .*jobs"]
+    if step == 4:  # the second POST of a Job is the keeper's
+        server.faults.append(Fault("POST .*jobs", times=1))
     server.faults.append(Fault(requests[step], times=1000, status=403))
     with pytest.raises(ApiError):
         submit(server, run)
-    assert len(server.objects) == step if step < 4 else 4
-    assert all(item["spec"]["suspend"] for (kind, _), item in server.objects.items() if kind == "jobs")
+    assert len(server.objects) == step
+    assert all(item["spec"]["suspend"] for (kind, name), item in server.objects.items() if (kind, name) == JOB)
     server.faults.clear()
     submit(server, run)
     assert job_of(server)["spec"]["suspend"] is False
-    assert {kind for kind, _ in server.objects} == set(KINDS)
+    assert set(server.objects) == set(zip(KINDS, NAMES, strict=True))
     before = dict(server.objects)
     submit(server, run)
     assert server.objects == before
@@ -124,12 +142,12 @@ def test_another_run_of_that_name_is_refused(server: KubeApi, tmp_path: Path) ->
     assert "delete r-2" in str(caught.value.hint)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_foreign_objects_are_not_touched(server: KubeApi, tmp_path: Path, kind: str) -> None:
-    foreign = server.put(kind, {"metadata": {"name": "r-2"}})
+@pytest.mark.parametrize(("kind", "name"), list(zip(KINDS, NAMES, strict=True)))
+def test_foreign_objects_are_not_touched(server: KubeApi, tmp_path: Path, kind: str, name: str) -> None:
+    foreign = server.put(kind, {"metadata": {"name": name}})
     with pytest.raises(UsageError, match="not mlbench's"):
         submit(server, a_run(tmp_path))
-    assert server.objects[kind, "r-2"] == foreign
+    assert server.objects[kind, name] == foreign
 
 
 def test_objects_applied_by_hand_are_adopted(server: KubeApi, tmp_path: Path) -> None:
@@ -139,7 +157,11 @@ def test_objects_applied_by_hand_are_adopted(server: KubeApi, tmp_path: Path) ->
     submit(server, run)
     uid = job_of(server)["metadata"]["uid"]
     assert job_of(server)["spec"]["suspend"] is False
-    assert all(server.objects[kind, "r-2"]["metadata"]["ownerReferences"][0]["uid"] == uid for kind in KINDS[1:])
+    for key in list(zip(KINDS, NAMES, strict=True))[1:]:
+        assert server.objects[key]["metadata"]["ownerReferences"][0]["uid"] == uid
+    # Applied by hand, the keeper did not know the run's token.
+    template = server.objects["jobs", "r-2-keeper"]["spec"]["template"]
+    assert template["metadata"]["annotations"][TOKEN_ANNOTATION] == uid
 
 
 def test_a_queue_releases_the_job_itself(server: KubeApi, tmp_path: Path) -> None:
@@ -152,8 +174,52 @@ def test_other_machines_find_the_runs(server: KubeApi, tmp_path: Path) -> None:
     run = a_run(tmp_path, parameters={"x": [1, "é"]}, kubernetes=KubernetesOptions(env={"A": "b"}))
     submit(server, run)
     server.put("jobs", {"metadata": {"name": "foreign"}})
-    assert discover_runs(server.access) == [run.spec]
+    assert discover_runs(server.access) == [FoundRun(run.id, run.created, run.spec, False)]
     assert job_of(server)["metadata"]["labels"][HASH_LABEL] == run.spec.hash
+
+
+def test_a_run_that_this_version_cannot_read_is_named_and_hides_no_other(server: KubeApi, tmp_path: Path) -> None:
+    submit(server, a_run(tmp_path))
+    newer = {"mlbench/spec": json.dumps({**a_run(tmp_path).spec.to_dict(), "newfield": 1})}
+    labels = {"app.kubernetes.io/managed-by": "mlbench", "mlbench/run": "newer-1"}
+    server.put("jobs", {"metadata": {"name": "newer-1", "labels": labels, "annotations": newer}})
+    found = discover_runs(server.access)
+    assert [item.name for item in found if isinstance(item, UnreadableRun)] == ["newer-1"]
+    assert [item.spec.name for item in found if isinstance(item, FoundRun)] == ["r-2"]
+
+
+def test_runs_of_an_older_version_have_the_same_id_on_every_machine(server: KubeApi, tmp_path: Path) -> None:
+    submit(server, a_run(tmp_path))
+    annotations = job_of(server)["metadata"]["annotations"]
+    del annotations[ID_ANNOTATION], annotations[CREATED_ANNOTATION]
+    first, second = discover_runs(server.access), discover_runs(server.access)
+    assert first == second
+    assert isinstance(first[0], FoundRun)
+    assert first[0].created == job_of(server)["metadata"]["creationTimestamp"]
+
+
+@pytest.mark.parametrize(
+    ("minor", "refused"), [("30", True), ("30+", True), ("31", False), ("34", False), ("x", False)]
+)
+def test_an_old_cluster_is_refused_before_anything_is_made(
+    server: KubeApi, tmp_path: Path, minor: str, refused: bool
+) -> None:
+    server.version = {"major": "1", "minor": minor}
+    if refused:
+        with pytest.raises(UsageError, match=r"runs Kubernetes 1\.30; runs need 1\.31"):
+            submit(server, a_run(tmp_path))
+        assert not server.objects
+    else:
+        submit(server, a_run(tmp_path))
+
+
+def test_runs_that_use_nodes_are_named(server: KubeApi, tmp_path: Path) -> None:
+    engine = KubernetesEngine(server.access)
+    assert engine.active_runs() == ()
+    submit(server, a_run(tmp_path))
+    assert engine.active_runs() == ("r-2",)
+    server.put("jobs", {**job_of(server), "status": {"conditions": [{"type": "Complete", "status": "True"}]}})
+    assert engine.active_runs() == ()
 
 
 # --- look -----------------------------------------------------------------------------------------------------------

@@ -154,10 +154,19 @@ def test_unpack(tmp_path: Path) -> None:
     output, resources = tmp_path / "run/output/rank-0", tmp_path / "resources-0.jsonl"
     (tmp_path / "run").mkdir()
     for _ in range(2):  # a killed client does it again
-        assert unpack(part, output, resources) == (2, 8)
+        assert unpack(part, output.parent, [0], resources) == (2, 8)
         assert (output / "a/b.txt").read_bytes() == b"12345"
         assert resources.read_bytes() == b"{}\n"
         assert sorted(path.name for path in output.iterdir()) == [".hidden", "a"]
+
+
+def test_each_process_of_a_worker_has_an_output_folder_of_its_own(tmp_path: Path) -> None:
+    part = tar_of(tmp_path / "part.tar", ("output/rank-2/a", b"2"), ("output/rank-3/a", b"3"), ("output/of-both", b"x"))
+    (tmp_path / "output/rank-3").mkdir(parents=True)
+    (tmp_path / "output/rank-3/old").write_text("gone after this")
+    assert unpack(part, tmp_path / "output", [2, 3], tmp_path / "resources") == (3, 3)
+    found = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.glob("output/*/*")}
+    assert found == {"output/rank-2/a": "2", "output/rank-3/a": "3", "output/rank-2/of-both": "x"}
 
 
 def test_nothing_gets_out_of_the_folder(tmp_path: Path) -> None:
@@ -174,7 +183,7 @@ def test_nothing_gets_out_of_the_folder(tmp_path: Path) -> None:
     )
     home = tmp_path / "run"
     home.mkdir()
-    unpack(part, home / "output/rank-0", tmp_path / "resources")
+    unpack(part, home / "output", [0], tmp_path / "resources")
     found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if not path.is_dir())
     assert [name for name in found if "evil" in name] == ["run/output/rank-0/up/evil"] or not [
         name for name in found if "evil" in name

@@ -35,6 +35,7 @@ class Worker:
 
     def __init__(self, shell: list[str], folder: Path, *argv: str, **changes: str) -> None:
         self.folder = folder
+        folder.mkdir(exist_ok=True)
         environ = {
             "PATH": os.environ["PATH"],
             "JOB_COMPLETION_INDEX": "0",
@@ -176,15 +177,28 @@ def test_only_worker_0_runs_the_command(shell: list[str], tmp_path: Path) -> Non
     assert (code, output, summary["reason"]) == (0, "", "exited")
 
 
-def test_several_processes_are_torchruns_affair(shell: list[str], tmp_path: Path) -> None:
+def test_torchrun_starts_several_processes_each_with_its_own_rank_and_folder(shell: list[str], tmp_path: Path) -> None:
+    """A torchrun that starts one process of four: placeholders and folder are that process's, as on this machine."""
     tools = tmp_path / "bin"
     tools.mkdir()
-    (tools / "torchrun").write_text('#!/bin/sh\necho "$RANK: $*"\n')
+    script = 'echo "$RANK: $*"; while [ "$1" != --no-python ]; do shift; done; shift; RANK=6 LOCAL_RANK=2 exec "$@"'
+    (tools / "torchrun").write_text(f"#!/bin/sh\n{script}\n")
     (tools / "torchrun").chmod(0o755)
     path = f"{tools}:{os.environ['PATH']}"
-    _, output, _ = run(shell, tmp_path, "python", "x", LOCAL_WORLD_SIZE="4", JOB_COMPLETION_INDEX="1", PATH=path)
-    wanted = "--nnodes 2 --node-rank 1 --nproc-per-node 4 --master-addr r-0.r --master-port 29500 --no-python python x"
-    assert output == f"4: {wanted}\n"
+    command = ("sh", "-c", 'echo "$1"; echo "$RANK" > "$MLBENCH_OUTPUT_DIR/mine"', "_", "{rank} it's {backend}\n2")
+    _, output, summary = run(
+        shell,
+        tmp_path / "w",
+        *command,
+        LOCAL_WORLD_SIZE="4",
+        JOB_COMPLETION_INDEX="1",
+        MLBENCH_COLLECT="all",
+        PATH=path,
+    )
+    wanted = "--nnodes 2 --node-rank 1 --nproc-per-node 4 --master-addr r-0.r --master-port 29500 --no-python sh"
+    assert output.startswith(f"4: {wanted} {SCRIPT} sh -c ")
+    assert output.endswith("6 it's gloo\n2\n")
+    assert members(tmp_path / "w", summary)["output/rank-6/mine"] == b"6\n"
 
 
 def test_a_command_that_was_killed_for_memory_is_told_from_one_that_was_not(shell: list[str], tmp_path: Path) -> None:

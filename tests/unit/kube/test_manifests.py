@@ -63,11 +63,11 @@ FULL = a_spec(
 
 
 def rendered(spec: RunSpec) -> str:
-    """As `--dry-run` prints it, but for the worker's script, which has tests of its own."""
+    """As `--dry-run` prints it, but for the scripts, which have tests of their own."""
     documents = KubernetesEngine(Access("https://nowhere.invalid", "default")).render(spec).documents
-    script = (templates.FOLDER / "kubernetes/worker.sh").read_text()
-    assert documents[1]["data"] == {"worker.sh": script}
-    return templates.dump([documents[0], {**documents[1], "data": {"worker.sh": "..."}}, *documents[2:]])
+    scripts = documents[1]["data"]
+    assert scripts == {name: (templates.FOLDER / "kubernetes" / name).read_text() for name in scripts}
+    return templates.dump([documents[0], {**documents[1], "data": dict.fromkeys(scripts, "...")}, *documents[2:]])
 
 
 def pod_of(spec: RunSpec) -> dict[str, Any]:
@@ -90,9 +90,9 @@ def test_the_same_spec_gives_the_same_bytes_for_ever(name: str, spec: RunSpec) -
 @pytest.mark.parametrize("spec", [a_spec(), FULL])
 def test_the_clients_strict_models_take_the_objects(spec: RunSpec) -> None:
     client = pytest.importorskip("kubernetes.client")
-    models = [client.V1Job, client.V1ConfigMap, client.V1Service, client.V1NetworkPolicy]
+    models = [client.V1Job, client.V1ConfigMap, client.V1Service, client.V1NetworkPolicy, client.V1Job]
     documents = manifests(spec, "default")
-    assert [document["kind"] for document in documents] == ["Job", "ConfigMap", "Service", "NetworkPolicy"]
+    assert [document["kind"] for document in documents] == ["Job", "ConfigMap", "Service", "NetworkPolicy", "Job"]
     for model, document in zip(models, documents, strict=True):
         model.model_validate(document)
 
@@ -113,6 +113,83 @@ def test_restricted_pod_security_holds() -> None:
     assert "ports" not in container
 
 
+def keeper_of(spec: RunSpec) -> dict[str, Any]:
+    return manifests(spec, "default")[4]
+
+
+def test_the_keeper_is_a_small_pod_with_the_workers_image_that_has_no_rights() -> None:
+    keeper = keeper_of(FULL)
+    assert keeper["metadata"]["name"] == "demo-2-keeper"
+    pod = keeper["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["image"] == "example.com/image:1"
+    assert container["resources"] == {
+        "requests": {"cpu": "20m", "memory": "64Mi", "ephemeral-storage": "10Gi"},
+        "limits": {"memory": "512Mi", "ephemeral-storage": "10Gi"},
+    }
+    assert pod["securityContext"] == pod_of(FULL)["securityContext"]
+    assert container["securityContext"] == pod_of(a_spec())["containers"][0]["securityContext"]
+    assert pod["automountServiceAccountToken"] is False
+    assert not {"hostNetwork", "nodeSelector"} & set(pod)
+    assert {item["effect"] for item in pod["tolerations"] if "effect" in item} == {"NoSchedule"}
+
+
+def test_the_keepers_time_is_limited_by_the_cluster() -> None:
+    spec = a_spec(timeout=600.0, kubernetes=KubernetesOptions(keep_seconds=1000, hold_seconds=100))
+    job, keeper = manifests(spec, "default")[0]["spec"], keeper_of(spec)["spec"]
+    assert keeper["activeDeadlineSeconds"] == job["activeDeadlineSeconds"] + 1000
+    assert job["ttlSecondsAfterFinished"] > 1000
+    week = KubernetesOptions(keep_seconds=8 * 86400)
+    assert manifests(a_spec(kubernetes=week), "default")[0]["spec"]["ttlSecondsAfterFinished"] > 8 * 86400
+
+
+def test_a_run_without_a_keeper_has_no_trace_of_one() -> None:
+    documents = manifests(a_spec(kubernetes=KubernetesOptions(keep_seconds=0)), "default")
+    assert len(documents) == 4
+    assert list(documents[1]["data"]) == ["worker.sh"]
+    (container,) = documents[0]["spec"]["template"]["spec"]["containers"]
+    assert not [item for item in container["env"] if "KEEPER" in item["name"]]
+
+
+def test_workers_keep_off_nodes_that_they_would_share() -> None:
+    def terms(**options: Any) -> list[dict[str, Any]]:
+        affinity = pod_of(a_spec(kubernetes=KubernetesOptions(**options))).get("affinity", {})
+        found: list[dict[str, Any]] = affinity.get("podAntiAffinity", {}).get(
+            "requiredDuringSchedulingIgnoredDuringExecution", []
+        )
+        return found
+
+    workers = {"app.kubernetes.io/managed-by": "mlbench", "mlbench/role": "worker"}
+    (everybody,) = terms()
+    assert everybody["labelSelector"] == {"matchLabels": workers}
+    assert everybody["namespaceSelector"] == {}
+    (others,) = terms(spread=False)
+    different = {"key": "mlbench/run", "operator": "NotIn", "values": ["demo-2"]}
+    assert others["labelSelector"] == {"matchLabels": workers, "matchExpressions": [different]}
+    (own,) = terms(share_nodes=True)
+    # The keeper bears the run's label, too, and must not keep a worker from its node.
+    assert own["labelSelector"] == {"matchLabels": {**workers, "mlbench/run": "demo-2"}}
+    assert terms(spread=False, share_nodes=True) == []
+
+
+def test_who_may_connect_to_the_outside() -> None:
+    def policy(**options: Any) -> dict[str, Any]:
+        found: dict[str, Any] = manifests(a_spec(kubernetes=KubernetesOptions(**options)), "default")[3]["spec"]
+        return found
+
+    assert policy()["egress"] == [{}]
+    closed = policy(egress=False)["egress"]
+    assert [list(rule) for rule in closed] == [["to"], ["ports"]]
+    assert policy()["ingress"] == policy(egress=False)["ingress"]
+
+
+def test_images_that_need_another_user_or_a_writable_root_can_have_them() -> None:
+    pod = pod_of(a_spec(kubernetes=KubernetesOptions(run_as_user=0, writable_root=True)))
+    assert pod["securityContext"]["runAsNonRoot"] is False
+    assert (pod["securityContext"]["runAsUser"], pod["securityContext"]["fsGroup"]) == (0, 0)
+    assert pod["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is False
+
+
 def test_a_dead_rank_ends_the_run() -> None:
     job = manifests(a_spec(), "default")[0]["spec"]
     assert job["suspend"] is True
@@ -125,14 +202,14 @@ def test_a_dead_rank_ends_the_run() -> None:
 def test_what_kubernetes_would_replace_stays_as_it_was_written() -> None:
     (container,) = pod_of(a_spec(parameters={"x": "$(HOME)"}))["containers"]
     assert container["args"][-1] == "$$HOME and $$(date)"
-    environment = {item["name"]: item["value"] for item in container["env"]}
+    environment = {item["name"]: item.get("value") for item in container["env"]}
     assert environment["MLBENCH_PARAMETERS"] == '{"x":"$$(HOME)"}'
 
 
 def test_the_contract_is_not_overridden_and_nothing_is_said_twice() -> None:
     (container,) = pod_of(FULL)["containers"]
     names = [item["name"] for item in container["env"]]
-    environment = {item["name"]: item["value"] for item in container["env"]}
+    environment = {item["name"]: item.get("value") for item in container["env"]}
     assert len(names) == len(set(names))
     assert environment["MLBENCH_RUN_ID"] == "demo-2"
     assert environment["MLBENCH_HOSTS"] == "demo-2-0.demo-2,demo-2-1.demo-2,demo-2-2.demo-2"
@@ -142,7 +219,7 @@ def test_the_contract_is_not_overridden_and_nothing_is_said_twice() -> None:
 
 
 def test_gpus_only_when_asked() -> None:
-    assert "nvidia" not in rendered(a_spec())
+    assert "nvidia" not in templates.dump([manifests(a_spec(), "default")[0]])
     pod = pod_of(a_spec(device="gpu", gpus_per_worker=2))
     assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"
     assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
@@ -150,7 +227,7 @@ def test_gpus_only_when_asked() -> None:
 
 def test_no_limit_on_the_cpu() -> None:
     resources = pod_of(a_spec(cpus=1.5))["containers"][0]["resources"]
-    assert resources == {"requests": {"cpu": "1.5"}, "limits": {}}
+    assert resources == {"requests": {"cpu": "1.5", "memory": "512Mi"}, "limits": {}}
 
 
 def test_the_job_says_which_run_it_is() -> None:
@@ -187,6 +264,10 @@ def test_a_template_of_the_users_takes_the_place_of_ours(tmp_path: Path) -> None
         ({"image": None}, "no container image"),
         ({"kubernetes": KubernetesOptions(memory="much")}, "--memory"),
         ({"kubernetes": KubernetesOptions(shm="1 Gi")}, "--shm"),
+        ({"kubernetes": KubernetesOptions(keep_storage="10 GB")}, "--keep-storage"),
+        ({"kubernetes": KubernetesOptions(keep_storage="64Mi")}, "--keep-storage 64Mi: it must be above 64 MiB"),
+        ({"kubernetes": KubernetesOptions(keep_seconds=31 * 86400)}, "the most is 30 days"),
+        ({"kubernetes": KubernetesOptions(run_as_user=-1)}, "--run-as-user"),
         ({"kubernetes": KubernetesOptions(tolerations=("a:b:c",))}, "toleration"),
         ({"kubernetes": KubernetesOptions(collect="some")}, "neither rank0 nor all"),
         ({"argv": ("x" * 300_000,)}, "too long"),

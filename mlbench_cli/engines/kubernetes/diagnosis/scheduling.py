@@ -16,6 +16,8 @@ _SUFFIXES = {"m": "0.001", "k": "1e3", "M": "1e6", "G": "1e9", "T": "1e12", "P":
     f"{letter}i": str(1024**power) for power, letter in enumerate("KMGTP", start=1)
 }
 _MISSING_CLAIM = re.compile(r"persistentvolumeclaim (\"[^\"]+\") not found")
+# Where every worker could have a node for itself, anti-affinity can only be that to other runs' workers.
+_ANTI_AFFINITY = re.compile(r"anti-affinity")
 _PREEMPTION = re.compile(r"\s*preemption: .*", re.DOTALL)
 
 
@@ -54,7 +56,17 @@ def unschedulable(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> list[Find
         ]
     if word == "TriggeredScaleUp":
         return [Finding("scaling_up", "The cluster is getting another node.", evidence=evidence)]
-    why = _never(facts) or (f"no pool of the cluster fits ({words})" if word == "NotTriggerScaleUp" else None)
+    why = _never(facts)
+    if why is None and _ANTI_AFFINITY.search(message):
+        return [
+            Finding(
+                "nodes_busy",
+                f"{len(blocked)} workers wait for nodes on which other runs measure.",
+                hint="They start when those runs have ended; see: mlbench status. --share-nodes does not wait.",
+                evidence=evidence,
+            )
+        ]
+    why = why or (f"no pool of the cluster fits ({words})" if word == "NotTriggerScaleUp" else None)
     driver = None if why else _driver(facts)
     if driver:
         hint = "Wait for the driver, or install the device plugin."
@@ -111,7 +123,7 @@ def _never(facts: Facts) -> str | None:
     workers = int(facts.job.get("spec", {}).get("parallelism") or 0)
     if not fitting:
         return f"not one of {len(usable)} nodes has all that each asks for"
-    if facts.template.get("affinity", {}).get("podAntiAffinity") and workers > len(fitting):
+    if _spreads(facts.template) and workers > len(fitting):
         return f"{workers} workers want a node each, and {len(fitting)} can take one (--no-spread lets them share)"
     return None
 
@@ -123,6 +135,13 @@ def _requests(template: Object) -> dict[str, Decimal]:
         for resource, amount in {**(resources.get("limits") or {}), **(resources.get("requests") or {})}.items():
             total[resource] = total.get(resource, Decimal(0)) + quantity(amount)
     return total
+
+
+def _spreads(template: Object) -> bool:
+    """Whether each worker wants a node for itself: not if its anti-affinity is to other runs' workers only."""
+    anti_affinity = template.get("affinity", {}).get("podAntiAffinity", {})
+    terms = anti_affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or ()
+    return any("matchExpressions" not in (term.get("labelSelector") or {}) for term in terms)
 
 
 def _allocatable(node: Object, resource: str) -> Decimal:

@@ -1,0 +1,59 @@
+"""Options and arguments that say which runs a command is about: names of runs and experiments, --all, filters."""
+
+import time
+from typing import Annotated
+
+import typer
+
+from mlbench_cli.durations import parse_duration, parse_since
+from mlbench_cli.runs.select import STATES, Filter
+from mlbench_cli.store import Store
+
+
+def complete_names(incomplete: str) -> list[str]:
+    """Names of runs and experiments, and those that repeats have in common, for the completion of shells."""
+    from mlbench_cli.spec import common_name
+
+    store = Store()
+    names = [experiment.name for experiment in store.experiments()]
+    for row in store.runs():
+        names += [row.run.name, common_name(row.run.name) or row.run.name]
+    return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
+
+
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[NAME]...", help="runs or experiments, as mlbench status shows them", autocompletion=complete_names
+    ),
+]
+All = Annotated[bool, typer.Option("--all", help="all runs")]
+States = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--state",
+        metavar="STATE",
+        help="only runs of this state or outcome, e.g. running or failed; repeatable",
+        autocompletion=lambda incomplete: [state for state in STATES if state.startswith(incomplete)],
+    ),
+]
+Tasks = Annotated[list[str] | None, typer.Option("--task", metavar="TASK", help="only runs of this task; repeatable")]
+OlderThan = Annotated[
+    str | None, typer.Option("--older-than", metavar="DURATION", help="only runs recorded longer ago, e.g. 7d")
+]
+NewerThan = Annotated[
+    str | None,
+    typer.Option("--since", metavar="TIME", help="only runs created since then, e.g. 2d, or 2026-01-31T10:00:00Z"),
+]
+
+
+def make_filter(
+    states: list[str] | None, tasks: list[str] | None, older_than: str | None, newer_than: str | None = None
+) -> Filter:
+    """The filter that the options mean. Raises UsageError that names a bad one."""
+    return Filter(
+        tuple(states or ()),
+        tuple(tasks or ()),
+        None if older_than is None else parse_duration(older_than, "--older-than"),
+        None if newer_than is None else max(0.0, time.time() - parse_since(newer_than)),
+    )

@@ -1,0 +1,146 @@
+"""A run's keeper from outside: what it has, until when, how it is let go.
+
+What runs inside its pod is templates/kubernetes/keeper.py.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlbench_cli.engines.kubernetes.fetch import WORK_DIR, Held
+from mlbench_cli.engines.kubernetes.manifests import KEEPER, ROLE_LABEL, RUN_LABEL, keeper_name
+from mlbench_cli.engines.kubernetes.workers import Pod, Summary, has_ended, reason, terminated
+from mlbench_cli.kube.access import Access
+from mlbench_cli.kube.api import Api, ApiError
+from mlbench_cli.kube.execute import execute
+from mlbench_cli.kube.objects import object_path
+from mlbench_cli.kube.watch import list_pods
+
+FRESH_SECONDS = 0.3  # for which an answer of the keeper is used again
+PATIENCE_SECONDS = 60.0  # in which a keeper that runs has answered
+PAUSE_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class KeptWorker:
+    """What the keeper has of one worker, as it verified when it came. `truncated`: the log's end is missing."""
+
+    summary: Summary
+    archive: Held | None = None
+    log: Held | None = None
+    samples: Held | None = None
+    truncated: bool = False
+
+
+@dataclass(frozen=True)
+class KeptResults:
+    """The keeper's index: `until` in seconds since 1970, None while nobody has handed over; the pod that has them."""
+
+    pod: str
+    until: float | None
+    workers: Mapping[int, KeptWorker]
+
+
+class Keeper:
+    """Asks the keeper of one run. Safe for several threads."""
+
+    def __init__(self, access: Access, api: Api, namespace: str, run_name: str) -> None:
+        self._access = access
+        self._api = api
+        self._namespace = namespace
+        self._run_name = run_name
+        self._lock = threading.Lock()
+        self._known: KeptResults | None = None
+        self._asked = float("-inf")
+
+    def read(self, after: float | None = None, patience: float = PATIENCE_SECONDS) -> KeptResults | None:
+        """The index, at most FRESH_SECONDS old, or read after that moment of the monotonic clock.
+
+        None if the keeper is gone, or has not started. Raises ApiError if it runs and does not answer for `patience`
+        seconds: then nothing is lost.
+        """
+        with self._lock:
+            if self._asked < (time.monotonic() - FRESH_SECONDS if after is None else after):
+                asked = time.monotonic()
+                self._known = self._read(asked + patience)
+                self._asked = asked
+            return self._known
+
+    def pods(self) -> list[Pod]:
+        """The keeper's pods, also those that have ended, oldest first."""
+        selector = f"{RUN_LABEL}={self._run_name},{ROLE_LABEL}={KEEPER}"
+        pods = list_pods(self._api, self._namespace, selector)
+        return sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+
+    def release(self) -> None:
+        """Remove the keeper and what it has."""
+        self._api.delete(object_path("Job", self._namespace, keeper_name(self._run_name)))
+
+    def _read(self, end: float) -> KeptResults | None:
+        while True:
+            pod = next((pod for pod in reversed(self.pods()) if _runs(pod)), None)
+            if pod is None:
+                return None
+            name = pod["metadata"]["name"]
+            try:
+                done = execute(self._access, self._namespace, name, ["cat", f"{WORK_DIR}/index.json"])
+                found = _parse(name, done.stdout) if done.code == 0 else None
+                trouble = ApiError(f"The keeper {name} does not say what it has: {done.stderr or 'no index'}")
+            except ApiError as error:
+                if error.status in (401, 403):
+                    raise
+                found, trouble = None, error
+            if found is not None:
+                return found
+            if time.monotonic() >= end:
+                raise trouble
+            time.sleep(PAUSE_SECONDS)
+
+
+def _runs(pod: Pod) -> bool:
+    return pod.get("status", {}).get("phase") == "Running" and not has_ended(pod)
+
+
+def kept_file(worker: int, name: str) -> str:
+    """Where the keeper has a worker's file."""
+    return f"{WORK_DIR}/{worker}/{name}"
+
+
+def why_gone(pods: Sequence[Pod]) -> str:
+    """How the last pod of a keeper ended, or why there is none, as the middle of a sentence."""
+    if not pods:
+        return "its pod is gone"
+    pod = pods[-1]
+    message = str(terminated(pod).get("message") or pod.get("status", {}).get("message") or "").strip()
+    if pod.get("status", {}).get("phase") == "Succeeded":
+        return message.rstrip(".") or "its time was up"
+    return f"{reason(pod) or pod.get('status', {}).get('phase') or 'unknown'}{': ' + message if message else ''}"
+
+
+def _parse(pod: str, data: bytes) -> KeptResults | None:
+    try:
+        document = json.loads(data)
+        workers = {int(number): _worker(entry) for number, entry in document["workers"].items()}
+        until = document["until"]
+        return KeptResults(pod, None if until is None else float(until), workers)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _worker(entry: Mapping[str, Any]) -> KeptWorker:
+    log = entry.get("log") or {}
+    summary = entry.get("summary")
+    return KeptWorker(
+        summary if isinstance(summary, dict) else {},
+        _held(entry.get("archive")),
+        _held(entry.get("log")),
+        _held(entry.get("samples")),
+        bool(log.get("truncated")),
+    )
+
+
+def _held(facts: Any) -> Held | None:
+    return Held(int(facts["size"]), str(facts["sha256"])) if isinstance(facts, dict) else None

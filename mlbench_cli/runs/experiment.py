@@ -1,0 +1,284 @@
+"""Experiments: which runs a request stands for, and what is left to do of an experiment that exists already.
+
+Request + Cluster -> candidates (one spec per point, size and repeat) -> plan (what is new, what is left). Pure.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mlbench_cli.catalog import Task
+from mlbench_cli.errors import UsageError
+from mlbench_cli.model import Cluster, Experiment, Member, Outcome, Run
+from mlbench_cli.runs import launch
+from mlbench_cli.runs.matrix import MAX_MEMBERS, point_suffix, point_text
+from mlbench_cli.runs.request import Request, apply_point, clip, matrix_of, parse_file
+from mlbench_cli.spec import NAME_LENGTH, RunSpec, check_name
+
+_ATTEMPT = re.compile(r"(.+)-try(\d+)")
+_MAX_SHOWN = 3  # differences in a message
+FROM = "from"  # in the request of an experiment: the id of the run that it repeats
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A run that a request asks for. `point`: the texts of the matrix point that it stands at."""
+
+    spec: RunSpec
+    point: Mapping[str, str]
+
+    @property
+    def content_hash(self) -> str:
+        return self.spec.content_hash
+
+
+# --- request -> candidates ------------------------------------------------------------------------------------------
+
+
+def expand(
+    request: Request,
+    cluster: Cluster,
+    machine: "launch.Machine | None" = None,
+    tasks: Mapping[str, Task] | None = None,
+) -> tuple[Candidate, ...]:
+    """The runs of a request in their order: every point and size once, then all again for each repeat.
+
+    Raises UsageError or NotFoundError, as `launch.resolve` does, if any of them cannot work.
+    """
+    if request.parallel is not None and not 1 <= request.parallel <= MAX_MEMBERS:
+        raise UsageError(f"--parallel {request.parallel}: the number must be from 1 to {MAX_MEMBERS}.")
+    if request.parallel not in (None, 1) and cluster.provider == "local":
+        raise UsageError(
+            "--parallel is for clusters: runs on this machine would share its cores, and no time would mean anything.",
+            hint="Leave it out, or choose a cluster with --cluster.",
+        )
+    points = matrix_of(request).points()
+    count = len(points) * max(1, len(request.workers)) * max(1, request.repeat or 1)
+    if count > MAX_MEMBERS:
+        raise UsageError(f"These are {count} runs; an experiment has at most {MAX_MEMBERS}.")
+    specs = [_resolve_point(request, point, cluster, machine, tasks) for point in points]
+    sizes = max(1, len(request.workers))
+    candidates = [
+        Candidate(spec, point_text(point))
+        for start in range(0, len(specs[0]), sizes)
+        for point, of_point in zip(points, specs, strict=True)
+        for spec in of_point[start : start + sizes]
+    ]
+    _refuse_duplicates(candidates)
+    return tuple(candidates)
+
+
+def _resolve_point(
+    request: Request,
+    point: Mapping[str, Any],
+    cluster: Cluster,
+    machine: "launch.Machine | None",
+    tasks: Mapping[str, Task] | None,
+) -> tuple[RunSpec, ...]:
+    if not point:
+        return launch.resolve(apply_point(request, {}), cluster, machine, tasks)
+    if request.name is not None:
+        check_name(request.name)
+        longest = max((len(size.name) for size in launch.sizes(request)), default=0)
+        suffix = point_suffix(point, NAME_LENGTH - longest - 1)
+        request = replace(request, name=f"{request.name}-{suffix}")
+    texts = ", ".join(f"{key}={clip(text)}" for key, text in point_text(point).items())
+    try:
+        return launch.resolve(apply_point(request, point), cluster, machine, tasks)
+    except UsageError as error:
+        raise UsageError(f"At {texts} of the matrix: {error.message}", hint=error.hint, details=error.details) from None
+
+
+def _refuse_duplicates(candidates: Sequence[Candidate]) -> None:
+    by_hash: dict[str, Candidate] = {}
+    by_name: dict[str, Candidate] = {}
+    for candidate in candidates:
+        same = by_hash.setdefault(candidate.content_hash, candidate)
+        if same is not candidate:
+            raise UsageError(
+                f"{same.spec.name} and {candidate.spec.name} would be the same run.",
+                hint="To run it several times: --repeat; with an axis of seeds give no --repeat.",
+            )
+        same = by_name.setdefault(candidate.spec.name, candidate)
+        if same is not candidate:
+            raise UsageError(f"Two points of the matrix would give runs of the same name, {candidate.spec.name}.")
+
+
+def request_of(experiment: Experiment) -> Request:
+    """The request of an experiment as it was given. Raises UsageError for one of a newer mlbench."""
+    import json
+
+    return parse_file(json.dumps({key: value for key, value in experiment.request.items() if key != FROM}))
+
+
+# --- candidates + experiment -> plan --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MemberRow:
+    """A member of an existing experiment, with its run. `outcome` is None for a run that is not complete."""
+
+    member: Member
+    run: Run
+    outcome: Outcome | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be recorded and started. `runs` are all that were asked for, in order; `new` those to record, `left`
+    those to start or to follow. The others have ended and stay as they are.
+    """
+
+    experiment: Experiment
+    runs: tuple[Run, ...]
+    new: tuple[Run, ...]
+    left: tuple[Run, ...]
+
+    @property
+    def done(self) -> tuple[Run, ...]:
+        """Successes, and failures that nobody wants to retry."""
+        ids = {run.id for run in self.left}
+        return tuple(run for run in self.runs if run.id not in ids)
+
+
+def make_plan(
+    experiment: Experiment,
+    existing: Sequence[MemberRow],
+    candidates: Sequence[Candidate],
+    make_run: Callable[[RunSpec], Run],
+    *,
+    retry_failed: bool = False,
+) -> Plan:
+    """What is left to do of `experiment`, whose members are `existing`, so that it has all `candidates`.
+
+    A member with the same content hash is that candidate, whatever its name. If it has ended it is left alone; if it
+    was interrupted, or with `retry_failed` if it failed, a further run of its own name takes its place. Raises
+    UsageError with the difference for a candidate that contradicts the members.
+    """
+    by_hash = {row.member.content_hash: row for row in existing}
+    members = {row.member.index: row.member for row in existing}
+    new: list[Run] = []
+    left: list[Run] = []
+    runs: list[Run] = []
+    for candidate in candidates:
+        row = by_hash.get(candidate.content_hash)
+        if row is None:
+            _refuse_contradiction(experiment, existing, candidate)
+            run = make_run(candidate.spec)
+            index = max(members, default=-1) + 1
+            members[index] = Member(index, run.id, candidate.content_hash, candidate.point)
+            new.append(run)
+        elif row.outcome is None:
+            run = row.run
+        elif row.outcome.is_resumable or (retry_failed and not row.outcome.is_success):
+            run = make_run(replace(row.run.spec, name=next_attempt(row.run.name)))
+            members[row.member.index] = replace(row.member, run_id=run.id)
+            new.append(run)
+        else:
+            runs.append(row.run)
+            continue
+        left.append(run)
+        runs.append(run)
+    ordered = tuple(members[index] for index in sorted(members))
+    return Plan(replace(experiment, members=ordered), tuple(runs), tuple(new), tuple(left))
+
+
+def next_attempt(name: str) -> str:
+    """The name of a further attempt: "x-2-try2" after "x-2", "x-2-try3" after that."""
+    found = _ATTEMPT.fullmatch(name)
+    base, number = (found[1], int(found[2]) + 1) if found else (name, 2)
+    suffix = f"-try{number}"
+    if len(base) + len(suffix) > NAME_LENGTH:
+        raise UsageError(
+            f'The name "{name}" leaves no room for "{suffix}".',
+            hint=f"mlbench delete {name} --yes, then the same command line again",
+        )
+    return base + suffix
+
+
+def _refuse_contradiction(experiment: Experiment, existing: Sequence[MemberRow], candidate: Candidate) -> None:
+    """Refuse a further run that differs from the members in more than size, seed and point of the matrix."""
+    if not existing:
+        return
+    keys = {key for row in existing for key in row.member.point}
+    if (not keys and candidate.point) or (keys and not candidate.point):
+        raise _contradiction(experiment, ["the matrix"])
+    peers = [row for row in existing if row.member.point == candidate.point]
+    ours = _comparable(candidate.spec.content(), set() if peers else _axis_fields(candidate.point, keys))
+    for row in peers or existing:
+        theirs = _comparable(row.run.spec.content(), set() if peers else _axis_fields(candidate.point, keys))
+        differences = find_differences(theirs, ours)
+        if differences:
+            raise _contradiction(experiment, differences)
+
+
+def _contradiction(experiment: Experiment, differences: Sequence[str]) -> UsageError:
+    shown = "; ".join(differences[:_MAX_SHOWN])
+    more = f"; and {len(differences) - _MAX_SHOWN} more" if len(differences) > _MAX_SHOWN else ""
+    return UsageError(
+        f'The experiment "{experiment.name}" exists and differs from this request: {shown}{more}.',
+        hint=f"Choose another name, ask for the same as before (mlbench run {experiment.name}), "
+        f"or: mlbench delete {experiment.name}",
+        details={"differences": list(differences)},
+    )
+
+
+def find_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """What differs between two specs as JSON values: 'backend was "gloo", now "mpi"'."""
+    found = []
+    for key in sorted({*before, *after}):
+        old, new = before.get(key), after.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found += [f"{key}.{text}" for text in find_differences(old, new)]
+        elif old != new:
+            found.append(f"{key} was {_show(old)}, now {_show(new)}")
+    return found
+
+
+def _show(value: Any) -> str:
+    return "not given" if value is None else clip(f'"{value}"' if isinstance(value, str) else str(value))
+
+
+def _comparable(content: dict[str, Any], ignored: set[str]) -> dict[str, Any]:
+    return {key: value for key, value in content.items() if key not in {"workers", "seed", *ignored}}
+
+
+# The fields of a spec that an option decides, if they are not called as the option.
+_DECIDES: Mapping[str, tuple[str, ...]] = {
+    "task": ("task", "argv", "parameters", "image", "preset", "backend"),
+    "preset": ("preset", "parameters"),
+    "set": ("parameters",),
+    "command": ("argv", "task", "preset"),
+    "backend": ("backend", "run_on_all"),
+    "custom_backend": ("backend", "run_on_all"),
+    "gpu": ("device", "gpus_per_worker", "processes_per_worker", "backend", "cpus"),
+    "light": ("goal",),
+    "budget": ("parameters",),
+    "num_cpus": ("cpus",),
+    "processes_per_worker": ("processes_per_worker", "cpus"),
+    "gpus_per_worker": ("gpus_per_worker", "processes_per_worker", "cpus"),
+}
+
+
+def _axis_fields(point: Mapping[str, str], keys: set[str]) -> set[str]:
+    """The fields of a spec that may differ between points of a matrix with these keys."""
+    names = {key.partition(".")[0] for key in {*point, *keys}}
+    known = set(RunSpec.__dataclass_fields__)
+    return {
+        field for name in names for field in _DECIDES.get(name, (name,) if name in known else ("kubernetes", "image"))
+    }
+
+
+# --- the request, compared ------------------------------------------------------------------------------------------
+
+
+def absolute_paths(request: Request) -> Request:
+    """The request with folders that do not depend on the current one, as it is recorded."""
+    changes = {
+        name: os.path.abspath(value)
+        for name in ("data_dir", "template_dir")
+        if (value := getattr(request, name)) and "\0" not in value
+    }
+    return replace(request, **changes)

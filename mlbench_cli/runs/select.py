@@ -1,0 +1,141 @@
+"""From names of runs and experiments, and filters, to the runs that a command is about."""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
+from mlbench_cli.model import Experiment, Outcome, RunRow, RunState
+from mlbench_cli.spec import common_name
+from mlbench_cli.store import Store
+from mlbench_cli.times import parse_timestamp
+
+PENDING = "pending"  # the same as created, as experiments say it
+STATES = (PENDING, *(str(state) for state in RunState), *(str(outcome) for outcome in Outcome))
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which runs to keep. `states` are states or outcomes; ages are in seconds since the run was recorded."""
+
+    states: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    older_than: float | None = None
+    newer_than: float | None = None
+
+    def __post_init__(self) -> None:
+        for state in self.states:
+            if state not in STATES:
+                raise UsageError(
+                    f'--state "{state[:60]}": there is no such state or outcome.{did_you_mean(state, STATES)}',
+                    hint=", ".join(STATES),
+                )
+
+    def __bool__(self) -> bool:
+        return bool(self.states or self.tasks or self.older_than is not None or self.newer_than is not None)
+
+    def keeps(self, row: RunRow, moment: float) -> bool:
+        """Whether a run is meant, at `moment` in seconds since 1970."""
+        if self.states and not {str(row.state), str(row.outcome)} & self._words():
+            return False
+        if self.tasks and row.run.spec.task not in self.tasks:
+            return False
+        if self.older_than is None and self.newer_than is None:
+            return True
+        age = moment - parse_timestamp(row.run.created)
+        is_old = self.older_than is None or age >= self.older_than
+        return is_old and (self.newer_than is None or age <= self.newer_than)
+
+    def _words(self) -> set[str]:
+        return {str(RunState.CREATED) if state == PENDING else state for state in self.states}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The runs that were named, each once, in the order of the names; and the experiments named as a whole."""
+
+    rows: tuple[RunRow, ...]
+    experiments: tuple[Experiment, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        return [row.run.name for row in self.rows]
+
+
+def select(
+    store: Store,
+    names: Sequence[str] = (),
+    *,
+    all_runs: bool = False,
+    filter: Filter | None = None,
+    readable: bool = True,
+) -> Selection:
+    """The runs of some names, or all, as far as they pass the filter.
+
+    A name is that of a run, of an experiment, or what repeats have in common. Raises NotFoundError with the nearest
+    name; UsageError if nothing says which runs are meant or, with `readable`, for a run that a newer mlbench wrote.
+    """
+    filter = filter or Filter()
+    if names and all_runs:
+        raise UsageError("--all means every run; leave out the names.", hint="Or leave out --all.")
+    if not names and not all_runs and not filter:
+        raise UsageError("No run is named.", hint="Name a run or an experiment (mlbench status), or: --all")
+    moment = time.time()
+    experiments: list[Experiment] = []
+    rows: dict[str, RunRow] = {}
+    if names:
+        for name in dict.fromkeys(names):
+            found, experiment = find(store, name)
+            rows |= {row.run.id: row for row in found}
+            experiments += [] if experiment is None else [experiment]
+    else:
+        rows = {row.run.id: row for row in store.runs()}
+        experiments = store.experiments() if all_runs and not filter else []
+    kept = [row for row in rows.values() if filter.keeps(row, moment)]
+    if readable:
+        kept = list(_readable(kept, skip=not names))
+    return Selection(tuple(kept), () if filter else tuple(experiments))
+
+
+def find(store: Store, name: str) -> tuple[list[RunRow], Experiment | None]:
+    """The runs that a name stands for, and the experiment if it names one. Raises NotFoundError with the nearest."""
+    try:
+        return [store.run(name, readable=False)], None
+    except NotFoundError:
+        pass
+    if (experiment := store.find_experiment(name)) is not None:
+        return members(store, experiment), experiment
+    rows = store.runs()
+    if family := [row for row in rows if common_name(row.run.name) == name]:
+        return family, None
+    known = [row.run.name for row in rows] + [item.name for item in store.experiments()]
+    families = [common for row in rows if (common := common_name(row.run.name))]
+    near = did_you_mean(name, list(dict.fromkeys([*known, *families])))
+    raise NotFoundError(f'There is no run "{name[:60]}" and no experiment of that name.{near}', hint="mlbench status")
+
+
+def members(store: Store, experiment: Experiment) -> list[RunRow]:
+    """The runs of an experiment, in its order."""
+    found = (store.find_run(member.run_id) for member in experiment.members)
+    return [row for row in found if row is not None]
+
+
+def one_run(store: Store, name: str) -> RunRow:
+    """The run of that name, or the only one of an experiment. Raises UsageError if there are several."""
+    rows, experiment = find(store, name)
+    (row,) = _readable(rows[:1], skip=False)
+    if len(rows) > 1:
+        kind = "experiment" if experiment else "name"
+        raise UsageError(f'The {kind} "{name}" stands for {len(rows)} runs.', hint=f"Name one of them: {row.run.name}")
+    return row
+
+
+def _readable(rows: Iterable[RunRow], *, skip: bool) -> Iterable[RunRow]:
+    for row in rows:
+        if row.problem and not skip:
+            raise UsageError(
+                f'The run "{row.run.name}" cannot be read: {row.problem}',
+                hint=f"Upgrade mlbench, or: mlbench delete {row.run.name}",
+            )
+        if not row.problem:
+            yield row

@@ -1,0 +1,106 @@
+"""Queues of experiments on clusters: what an engine does not know yet, several runs at a time, and who may stop it."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli.engines.fake import FakeEngine
+from mlbench_cli.errors import NeverStartedError, UsageError
+from mlbench_cli.model import Cluster, Ending, Experiment, Member, Observation, Run, RunState, WorkerState
+from mlbench_cli.queue_folder import QueueFolder, QueueState, read_queued
+from mlbench_cli.runs import connect, queue, supervise
+from mlbench_cli.runs.recording import record
+from mlbench_cli.runs.snapshot import read_states
+from mlbench_cli.spec import RunSpec
+from mlbench_cli.store import Store
+
+CREATED = "2026-01-01T00:00:00.000Z"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = Store(tmp_path)
+    store.record_cluster(Cluster("c", "attached"))
+    return store
+
+
+def experiment_of(store: Store, count: int, parallel: int = 1) -> tuple[Experiment, list[Run]]:
+    runs = []
+    for number in range(1, count + 1):
+        spec = RunSpec(f"x-{number}", "c", "kubernetes", "custom", "custom", ("true",), "gloo", 1, seed=number)
+        runs.append(Run(f"run{number}", spec, store.folder / "runs" / f"run{number}", CREATED))
+    members = tuple(Member(index, run.id, run.spec.content_hash) for index, run in enumerate(runs))
+    experiment = Experiment("e", "x", CREATED, {}, members, parallel=parallel)
+    record(experiment, runs, store)
+    return experiment, runs
+
+
+def test_a_run_that_waits_is_not_asked_of_its_cluster(store: Store) -> None:
+    experiment, (run,) = experiment_of(store, 1)
+    engine = FakeEngine()
+    with queue.hold(experiment, store):
+        (status,) = read_states(store.runs(), lambda _: engine)
+        assert (status.state, status.problem) == ("created", None)
+    (status,) = read_states(store.runs(), lambda _: engine)
+    assert "its runs have ended" in str(status.problem)
+    with pytest.raises(NeverStartedError, match="has not been started") as caught:
+        supervise.follow(run, engine, store)
+    assert "mlbench run x" in str(caught.value.hint)
+    assert engine.calls == []
+
+
+def test_only_one_process_is_the_queue(store: Store) -> None:
+    experiment, _ = experiment_of(store, 1)
+    folder = QueueFolder.of(store.folder, experiment.id)
+    assert folder.find_state() is QueueState.ENDED
+    with queue.hold(experiment, store):
+        assert folder.find_state() is QueueState.ALIVE
+        with pytest.raises(UsageError, match=f"process {os.getpid()}"), queue.hold(experiment, store):
+            pass
+    assert folder.find_state() is QueueState.ENDED
+    with pytest.raises(ValueError, match="boom"), queue.hold(experiment, store):
+        raise ValueError("boom")
+    assert folder.explain_end() == "ValueError: boom"
+
+
+def test_a_queue_on_another_machine_is_unknown_from_here(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment, _ = experiment_of(store, 1)
+    folder = QueueFolder.of(store.folder, experiment.id)
+    folder.path.mkdir()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("mlbench_cli.queue_folder.boot_id", lambda: "another")
+        far = os.uname_result(("Linux", "far", "", "", ""))
+        elsewhere.setattr("mlbench_cli.queue_folder.os.uname", lambda: far)
+        folder.write_holder(1, is_detached=True)
+    assert folder.find_state() is QueueState.UNKNOWN
+    with pytest.raises(UsageError, match="under way: queue, process 1 on far"), queue.hold(experiment, store):
+        pass
+    with pytest.raises(UsageError, match="out of reach from here"):
+        queue.stop(experiment, store.folder, "stopped")
+
+
+class Rendezvous(FakeEngine):
+    """An engine whose runs end once `count` of them have been submitted."""
+
+    barrier: threading.Barrier
+
+    def submit(self, run: Run, submission: object, *, detach: bool = False) -> None:
+        self.barrier.wait(timeout=30)
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_as_many_runs_at_a_time_as_were_asked_for(store: Store, monkeypatch: pytest.MonkeyPatch, parallel: int) -> None:
+    experiment, runs = experiment_of(store, 3, parallel)
+    barrier = threading.Barrier(parallel)
+
+    def connect_engine(cluster: Cluster, report: object) -> FakeEngine:
+        engine = Rendezvous([Observation(1.0, (WorkerState(0, "succeeded", exit_code=0),), ended=Ending.EXITED)])
+        engine.barrier = barrier
+        return engine
+
+    monkeypatch.setattr(connect, "connect_engine", connect_engine)
+    assert queue._work(experiment, [run.id for run in runs], store.folder) == []
+    assert {row.state for row in store.runs()} == {RunState.FINISHED}
+    assert [read_queued(run.folder) for run in runs] == [None] * 3

@@ -1,0 +1,137 @@
+"""Recording an experiment: all of it or nothing, whenever the client is killed."""
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.errors import UsageError
+from mlbench_cli.model import Experiment, Member, Run
+from mlbench_cli.queue_folder import read_queued
+from mlbench_cli.runs.recording import record
+from mlbench_cli.spec import RunSpec
+from mlbench_cli.store import Store
+
+CREATED = "2026-01-01T00:00:00.000Z"
+
+
+def run_of(home: Path, number: int, name: str = "demo") -> Run:
+    spec = RunSpec(f"{name}-{number}", "local", "local", "custom", "custom", ("true",), "gloo", number)
+    return Run(f"{name}{number}", spec, home / "runs" / f"{name}{number}", CREATED)
+
+
+def experiment_of(runs: list[Run], name: str = "demo", **more: Any) -> Experiment:
+    members = tuple(Member(index, run.id, run.spec.content_hash) for index, run in enumerate(runs))
+    return Experiment(f"id{name}", name, CREATED, {"name": name}, members, **more)
+
+
+def leftovers(home: Path) -> list[str]:
+    """Everything in the data folder that belongs to runs and experiments."""
+    return sorted(str(path.relative_to(home)) for name in ("runs", "experiments") for path in (home / name).glob("*"))
+
+
+def test_an_experiment_comes_back_as_it_was_recorded(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    runs = [run_of(tmp_path, 1), run_of(tmp_path, 2)]
+    experiment = experiment_of(runs, require_goal=True, parallel=3)
+    record(experiment, runs, store)
+    assert store.find_experiment("demo") == experiment
+    assert store.experiments() == [experiment]
+    assert store.find_experiment_of(runs[1]) == experiment
+    assert store.find_experiment("other") is None
+    for run in runs:
+        assert (run.folder / "run.json").is_file()
+        assert (note := read_queued(run.folder)) is not None
+        assert note.experiment == "demo"
+        assert note.queue.path.resolve() == tmp_path / "experiments" / "iddemo"
+    store.forget_run(runs[0])
+    found = store.find_experiment("demo")
+    assert found is not None
+    assert [member.run_id for member in found.members] == ["demo2"]
+    store.forget_run(runs[1])
+    assert store.find_experiment("demo") is None
+
+
+def test_names_of_runs_and_experiments_exclude_each_other(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    first = [run_of(tmp_path, 1)]
+    record(experiment_of(first), first, store)
+    before = leftovers(tmp_path)
+    twice = [Run("other", first[0].spec, tmp_path / "runs" / "other", CREATED)]
+    with pytest.raises(UsageError, match='already a run "demo-1"'):
+        record(experiment_of(twice, "again"), twice, store)
+    inner = [run_of(tmp_path, 1, "demo-1")]
+    with pytest.raises(UsageError, match='already a run "demo-1"'):
+        record(experiment_of(inner, "demo-1"), inner, store)
+    shadowed = [Run("third", run_of(tmp_path, 7, "x").spec, tmp_path / "runs" / "third", CREATED)]
+    record(experiment_of(shadowed, "x"), shadowed, store)
+    assert leftovers(tmp_path) == [*before, "runs/third"]
+    assert [item.name for item in store.experiments()] == ["demo", "x"]
+
+
+def test_a_kill_at_any_moment_leaves_all_or_nothing(tmp_path: Path) -> None:
+    """The client dies at its first, second, ... file operation or statement; the next one finds all or nothing."""
+    outcomes = set()
+    for moment in range(200):
+        home = tmp_path / str(moment)
+        home.mkdir()
+        Store(home).close()
+        if finished := record_and_die(home, moment):
+            break
+        store = Store(home)
+        runs = [row.run.name for row in store.runs()]
+        assert runs in ([], ["demo-1", "demo-2"])
+        outcomes.add(len(runs))
+        found = store.find_experiment("demo")
+        assert (found is not None) == bool(runs)
+        if found is not None:
+            assert [member.run_id for member in found.members] == ["demo1", "demo2"]
+            for row in store.runs():
+                assert (row.run.folder / "run.json").is_file()
+                assert read_queued(row.run.folder) is not None
+        # The next recording removes what the killed client has left without telling anybody.
+        other = [run_of(home, 1, "next")]
+        record(experiment_of(other, "next"), other, store)
+        assert leftovers(home) == sorted([*(f"runs/demo{number + 1}" for number in range(len(runs))), "runs/next1"])
+        store.close()
+    assert finished
+    assert outcomes == {0, 2}
+    assert moment > 20
+
+
+def record_and_die(home: Path, moment: int) -> bool:
+    """Record in a child that kills itself at the given operation; whether it came to its end before."""
+    child = os.fork()
+    if child == 0:
+        try:
+            store = Store(home)
+            runs = [run_of(home, 1), run_of(home, 2)]
+            die = countdown(moment)
+            events = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
+            sys.addaudithook(lambda event, arguments: die() if event in events else None)
+            store._db.set_trace_callback(lambda statement: die())
+            record(experiment_of(runs), runs, store)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(3)
+    _, status = os.waitpid(child, 0)
+    assert status == 0 or os.WTERMSIG(status) == signal.SIGKILL
+    return status == 0
+
+
+def countdown(moment: int) -> Callable[[], None]:
+    left = moment
+
+    def die() -> None:
+        nonlocal left
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+
+    return die
