@@ -135,7 +135,7 @@ def test_every_spelling_asks_for_json(flag: str, capsys: Captured) -> None:
 
 
 def test_json_behind_two_dashes_is_no_option(capsys: Captured) -> None:
-    assert run(["logs", "--", "-o", "json"]) == 2
+    assert run(["logs", "--", "-o", "json"]) == 4  # two names of runs
     assert capsys.readouterr().err.startswith("Error: ")
 
 
