@@ -57,15 +57,20 @@ def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
 
 
 @pytest.fixture
-def gke_world(google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GkeWorld:
+def gke_world(google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GkeWorld]:
     """An empty project, of which this process is a client."""
     for key, value in google.environment.items():
         monkeypatch.setenv(key, value)
     monkeypatch.delenv("GOOGLE_CLOUD_PROJECT", raising=False)
     monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    _forget_credentials()
+    yield google.reset()
+    _forget_credentials()  # or the next test of another provider would still be logged in
+
+
+def _forget_credentials() -> None:
     for cached in (api.client, api.credentials, api.token):
         cached.cache_clear()
-    return google.reset()
 
 
 @dataclass(frozen=True)

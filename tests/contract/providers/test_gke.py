@@ -299,7 +299,7 @@ def test_a_stock_out_leaves_a_healthy_cluster_to_try_again_on(mlbench: Any, worl
     assert mlbench(*CREATE, "--worker-zone", "europe-west1-c").code == 2  # a zone that the double does not know
     told = mlbench(*CREATE)
     assert told.code == 0
-    assert "has to be created again: GCE_STOCKOUT" in told.err
+    assert "has to be recreated: GCE_STOCKOUT" in told.err
 
 
 def test_a_quota_is_told_apart_from_a_stock_out(mlbench: Any, world: World) -> None:
