@@ -327,10 +327,10 @@ def test_two_clients_follow_one_run(runs: Runs, tmp_path: Path) -> None:
 
 def test_the_least_rights_are_enough(runs: Runs, tmp_path: Path) -> None:
     """A service account with the role that `attach-cluster` prints does a whole run, and may not look at nodes."""
-    from providers.attached import role
+    from providers.attached import role_manifests
 
     access, namespace = runs.cluster.access, runs.cluster.access.namespace
-    rules, binding = role(namespace)
+    rules, binding = role_manifests(namespace)
     binding["subjects"] = [{"kind": "ServiceAccount", "name": "least", "namespace": namespace}]
     rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
     accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"

@@ -24,7 +24,7 @@ from mlbench_cli.kube.api import ApiError
 from mlbench_cli.kube.execute import execute
 from mlbench_cli.kube.watch import PodWatch
 from mlbench_cli.store import Store
-from providers.attached import attached
+from providers.attached import new_attached_cluster
 from tests.fakes.certificates import certified, server_context
 from tests.fakes.kube_api import KubeApi
 from tests.fakes.silent import Silent
@@ -162,7 +162,7 @@ def test_an_exported_kubeconfig_gets_the_certificate_from_mlbench(
 ) -> None:
     monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
     world.write_plugin(world.answer("one", FAR))
-    Store().record_cluster(attached("mine", world.kubeconfig, None, None))
+    Store().record_cluster(new_attached_cluster("mine", world.kubeconfig, None, None))
     export("mine", file=tmp_path / "exported")
     with Access.from_kubeconfig(tmp_path / "exported").client() as api:
         api.get(PODS)
@@ -327,7 +327,7 @@ def test_attaching_in_a_pod_keeps_no_kubeconfig(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("KUBECONFIG", raising=False)
-    details = attached("x", None, None, None).details
+    details = new_attached_cluster("x", None, None, None).details
     assert details == {"kubeconfig": None, "context": None, "namespace": "n", "server": "https://[::1]:443"}
 
 
