@@ -50,7 +50,7 @@ def test_results(capsys: Captured, home: Path) -> None:
     assert all(Path(path).is_file() for path in document["files"])
     assert answer(capsys, "logs", "a-1")["lines"] == []
     document = answer(capsys, "delete", "a-1", "--yes")
-    assert (document["run"], document["deleted"]) == ("a-1", True)
+    assert [(item["run"], item["deleted"]) for item in document["runs"]] == [("a-1", True)]
     assert run(["delete", "a-1", "-yo", "json"]) == 4
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "not_found"
 
