@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlbench_cli.commands._report import to_go
+from mlbench_cli.commands._report import format_eta
 from mlbench_cli.engines.fake import FakeEngine
 from mlbench_cli.errors import NotFoundError
 from mlbench_cli.goals import Goal
@@ -98,14 +98,14 @@ def test_under_a_budget_the_budget_is_what_is_left() -> None:
     ("low", "high", "words"),
     [
         (None, None, None),
-        (40.0, 45.0, "40.0 s to go"),
-        (40.0, 180.0, "40.0 s to 3 min to go"),
-        (40.0, None, "40.0 s or more to go"),
-        (0.0, 0.0, "0 ms to go"),
+        (40.0, 45.0, "about 40 s left"),
+        (40.0, 180.0, "between 40 s and 3 min left"),
+        (40.0, None, "at least 40 s left"),
+        (0.0, 0.0, "almost done"),
     ],
 )
 def test_what_is_left_in_words(low: float | None, high: float | None, words: str | None) -> None:
-    assert to_go(low, high) == words
+    assert format_eta(low, high) == words
 
 
 def test_a_goal_may_come_from_the_task_itself() -> None:
