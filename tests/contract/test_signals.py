@@ -71,7 +71,7 @@ def end(process: "subprocess.Popen[str]") -> tuple[int, str]:
 @pytest.mark.parametrize(
     "place",
     [
-        "mlbench_cli.store:Store.record_run",
+        "mlbench_cli.store:Store.record_experiment",
         "mlbench_cli.engines.local.engine:LocalEngine.submit",
         "mlbench_cli.runs.progress:EventReader.poll",  # inside of a log's poll, where errors are passed over
         "mlbench_cli.engines.local.engine:LocalEngine.logs",

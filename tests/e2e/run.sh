@@ -39,5 +39,5 @@ fi
 sh task_images/build.sh allreduce digits_resnet
 [ $# -gt 0 ] || set -- tests/e2e/test_story.py tests/e2e/test_language.py tests/e2e/test_gke_story.py \
   tests/e2e/test_eks_story.py \
-  tests/e2e/test_charts.py::test_from_a_repository_to_a_removal_that_leaves_nothing
+  tests/e2e/test_helm_charts.py::test_from_a_repository_to_a_removal_that_leaves_nothing
 exec "$python" -m pytest -m cluster "$@"

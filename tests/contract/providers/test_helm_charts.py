@@ -275,7 +275,7 @@ def test_what_a_killed_helm_left_is_made_anew(place: Place) -> None:
     [secret] = [item for (kind, _, _), item in place.kube.objects.items() if kind == "secrets"]
     secret["metadata"]["labels"]["status"] = "pending-upgrade"
     _, told = place.create()
-    assert "has to be created again: an earlier helm was cut off" in told
+    assert "has to be recreated: an earlier helm was cut off" in told
     assert place.statuses == ["deployed"]
 
 
