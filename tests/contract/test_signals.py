@@ -118,7 +118,7 @@ def test_a_thread_that_nobody_can_stop_does_not_hold_up_the_end(home: Path) -> N
     program = PROGRAM.replace(
         "sys.argv = [", "import threading; threading.Thread(target=time.sleep, args=(600,)).start()\nsys.argv = ["
     )
-    argv = ["-c", program, "mlbench_cli.store:Store.runs", str(int(signal.SIGTERM)), "status"]
+    argv = ["-c", program, "mlbench_cli.store:Store.iterate_runs", str(int(signal.SIGTERM)), "status"]
     assert end(start(home, argv))[0] == 143
 
 
@@ -127,7 +127,7 @@ def test_a_call_that_blocks_on_with_the_signal_swallowed_is_cut_off(home: Path) 
         "def stuck(*a, **o):\n    try:\n        time.sleep(600)\n    except BaseException:\n        time.sleep(600)\n"
     )
     program = PROGRAM.replace("setattr(owner, name, intercept)", f"{stuck}setattr(owner, name, stuck)")
-    process = start(home, ["-c", program, "mlbench_cli.store:Store.runs", "15", "status"])
+    process = start(home, ["-c", program, "mlbench_cli.store:Store.iterate_runs", "15", "status"])
     time.sleep(2)
     process.send_signal(signal.SIGTERM)
     assert end(process)[0] == 143
