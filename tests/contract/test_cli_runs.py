@@ -320,8 +320,8 @@ def test_what_clusters_cost(home: Path, capsys: Captured) -> None:
     assert (shown["far-3"]["price_per_hour"], shown["far-3"]["expires"]) == (1.5, "2100-01-01T00:00:00.000Z")
     assert run(["list-clusters"]) == 0
     rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
-    assert rows["far-3"][1:6] == ["gke", "ready", "3", "1.50", "USD"]
-    assert rows["odd-1"][1:5] == ["eks", "failed", "-", "unknown"]
+    assert rows["far-3"][1:7] == ["gke", "-", "ready", "3", "1.50", "USD"]
+    assert rows["odd-1"][1:6] == ["eks", "-", "failed", "-", "unknown"]
     assert run(["set-cluster", "gcloud", "far-3"]) == 0
     assert answer(capsys, "list-clusters")["clusters"][1]["current"]
 
@@ -349,6 +349,6 @@ def test_a_dry_run_for_a_cluster_reaches_nothing(home: Path, capsys: Captured) -
     assert run(argv) == 0
     documents = list(yaml.safe_load_all(capsys.readouterr().out))
     jobs = [document for document in documents if document["kind"] == "Job"]
-    assert [job["metadata"]["name"] for job in jobs] == ["x-1", "x-2"]
+    assert [job["metadata"]["name"] for job in jobs] == ["x-1", "x-1-keeper", "x-2", "x-2-keeper"]
     assert f"mlbench/digits_resnet:{__version__}" in json.dumps(jobs[0])
     assert answer(capsys, "status")["runs"] == []
