@@ -96,7 +96,7 @@ def parse_command(words: list[str]) -> None:
     """Parse a command line as mlbench does, without running it. Raises the parser's error."""
     command: Any = typer.main.get_command(mlbench_cli.app.app)
     context = command.make_context("mlbench", [], resilient_parsing=True)
-    while hasattr(command, "get_command"):
+    while hasattr(command, "get_command") and words:
         name, *words = words
         command = command.get_command(context, name)
         assert command is not None, f"there is no command {name}"
