@@ -105,7 +105,7 @@ class RunSpec:
     timeout: float = 86400.0
     # Of the cluster, as planned when it was made: per_hour (None: unknown), currency, source. Empty: nobody planned it.
     price: Mapping[str, Any] = field(default_factory=dict)
-    functional_only: str | None = None  # why its figures are no measure of performance, where they are none
+    functional_only: str | None = None  # why its figures are not a performance measurement, if they are not
     # Provider and machine type, such as "gke/n1-standard-4", when the run was made; None: not known.
     cluster_kind: str | None = None
     kubernetes: KubernetesOptions = field(default_factory=KubernetesOptions)

@@ -4,6 +4,7 @@ Runs of tests do not queue for this machine: many of them run several at once, a
 """
 
 import os
+import tempfile
 
 from hypothesis import HealthCheck, settings
 
@@ -13,3 +14,5 @@ settings.register_profile(
 settings.load_profile("repeatable")
 
 os.environ.setdefault("MLBENCH_MACHINE_LOCK", "none")
+# A test that names no folder of its own must not write into the home of whoever runs the tests.
+os.environ["MLBENCH_HOME"] = tempfile.mkdtemp(prefix="mlbench-tests-")

@@ -57,7 +57,8 @@ def test_a_gate_that_fails_says_which_size_and_the_figures_are_kept(tmp_path: Pa
     written = {Path(line).name for line in capsys.readouterr().out.splitlines()}
     assert {"collectives_latency_fp32.png", "collectives_bandwidth_fp32.svg", "collectives.csv"} <= written
     table = (tmp_path / "figures" / "collectives.csv").read_text()
-    assert table.count("all_reduce,fp32,in_place,gloo,2 ranks,cpu,,,local,,no,") == 4
+    rows = [line for line in table.splitlines() if line.startswith("all_reduce,fp32,in_place,gloo,2 ranks,cpu,,")]
+    assert sum(",local,,no," in line for line in rows) == 4
     assert table.count(",yes,") == 14
 
     assert run(["compare", "gate-2", "gate-2"]) == 0

@@ -99,7 +99,7 @@ class Kind:
     ) -> tuple[str, str]:
         process = self.command(*words, home=home, more=more)
         try:
-            out, err = process.communicate(timeout=120)
+            out, err = process.communicate(timeout=600)
         finally:
             process.kill()
         assert process.returncode == code, err + out

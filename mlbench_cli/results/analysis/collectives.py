@@ -54,7 +54,7 @@ class Curve:
     machine: str
     label: str = ""
     published: bool = False
-    functional: bool = False  # its figures are no measure of performance
+    functional: bool = False  # its figures are not a performance measurement
 
 
 def read(archive: Archive) -> list[Curve]:

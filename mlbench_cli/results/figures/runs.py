@@ -283,7 +283,7 @@ def _panels(
 
 
 def _title(figure: "Figure", series: Series, title: str, x: float, y: float) -> None:
-    """The title, and in a colour of its own that data were synthetic, or figures no measure of performance."""
+    """The title, and in a colour of its own that data were synthetic, or figures not a performance measurement."""
     shown = figure.text(x, y, title, va="top", fontsize=13, fontweight="bold")
     for fact, words in (("synthetic", "SYNTHETIC DATA"), ("label", "FUNCTIONAL ONLY")):
         marked = [bool(group.facts[fact]) for group in series.groups]
