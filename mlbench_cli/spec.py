@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from typing import Any
 
 from mlbench_cli.errors import UsageError, did_you_mean
@@ -206,16 +207,15 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 def _checked(cls: type, data: dict[str, Any], prefix: str) -> dict[str, Any]:
     """The entries of `data` as arguments of dataclass `cls`; unknown keys, wrong types and missing ones are refused."""
-    known = {item.name: item for item in fields(cls) if item.name != "kubernetes"}
+    known = _field_types(cls)
     for key in data:
         if key not in known:
             raise UsageError(f'The run spec has an unknown key "{prefix}{key}".{did_you_mean(key, list(known))}')
     checked: dict[str, Any] = {}
-    for key, item in known.items():
+    for key, kind in known.items():
         if key not in data:
             continue
         value: Any = data[key]
-        kind = _type_name(item.type)
         fits = isinstance(value, _TYPES[kind]) and (kind == "bool" or not isinstance(value, bool))
         if not fits:
             raise UsageError(f'"{prefix}{key}" of the run spec is {value!r}, not of type {kind}.')
@@ -231,6 +231,12 @@ def _checked(cls: type, data: dict[str, Any], prefix: str) -> dict[str, Any]:
     if missing:
         raise UsageError(f'The run spec lacks "{prefix}{missing[0]}".')
     return checked
+
+
+@cache
+def _field_types(cls: type) -> dict[str, str]:
+    """Name to type of the dataclass's fields, worked out once: `status` reads many specs."""
+    return {item.name: _type_name(item.type) for item in fields(cls) if item.name != "kubernetes"}
 
 
 def _type_name(annotation: Any) -> str:

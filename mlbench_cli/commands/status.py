@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,7 +15,6 @@ from mlbench_cli.commands._repeats import repeats_in, show_repeats
 from mlbench_cli.commands._report import Reporter, format_eta, in_words
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.durations import parse_since
-from mlbench_cli.engines.base import Engine
 from mlbench_cli.errors import MlbenchError, UsageError, did_you_mean
 from mlbench_cli.model import Outcome, Run, RunRow, RunState
 from mlbench_cli.runs.finished import read_finished
@@ -31,6 +30,9 @@ from mlbench_cli.runs.snapshot import (
 )
 from mlbench_cli.store import Store
 from mlbench_cli.times import parse_timestamp, timestamp
+
+if TYPE_CHECKING:
+    from mlbench_cli.engines.base import Engine
 
 MAX_SHOWN = 50  # runs, unless --limit says otherwise
 STATES = (*RunState, ENDED, UNKNOWN, *Outcome)
@@ -49,7 +51,7 @@ class Choice:
     def is_filter(self) -> bool:
         return not (self.state is None and self.task is None and self.since is None)
 
-    def select(self, newest_first: Iterable[RunRow], engine_of: Callable[[Run], Engine]) -> list[RunStatus]:
+    def select(self, newest_first: Iterable[RunRow], engine_of: "Callable[[Run], Engine]") -> list[RunStatus]:
         """The states of the runs that match, oldest first."""
         begin = float("-inf") if self.since is None else self.since
         recent = takewhile(lambda row: parse_timestamp(row.run.created) >= begin, newest_first)
@@ -176,7 +178,7 @@ def _snapshot(row: RunRow, store: Store, watch: bool) -> dict[str, Any]:
     return document
 
 
-def _kept_until(run: Run, engine: Engine) -> str | None:
+def _kept_until(run: Run, engine: "Engine") -> str | None:
     """Until when the cluster keeps the results, RFC 3339; None if it does not, or does not say."""
     try:
         until = engine.kept_until(run)
@@ -191,11 +193,11 @@ def _with_timestamps(rank: dict[str, Any]) -> dict[str, Any]:
     return {**rank, **{key: timestamp(moment) for key, moment in moments.items()}}
 
 
-def _engines(store: Store) -> Callable[[Run], Engine]:
+def _engines(store: Store) -> "Callable[[Run], Engine]":
     """The engine of a run's cluster, made once for each cluster."""
     engines: dict[str, Engine] = {}
 
-    def find(run: Run) -> Engine:
+    def find(run: Run) -> "Engine":
         if run.spec.cluster not in engines:
             engines[run.spec.cluster] = engine_of_run(run, store)
         return engines[run.spec.cluster]

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mlbench_cli.engines.base import Engine
 from mlbench_cli.errors import MlbenchError, UnreachableError
 from mlbench_cli.goals import Goal, metric_names
 from mlbench_cli.model import Observation, Run, RunRow, RunState
 from mlbench_cli.queue_folder import QUEUE_ENDED, queued_observation, read_queued
 from mlbench_cli.runs.finished import FinishedRun, read_finished
 from mlbench_cli.times import parse_timestamp
+
+if TYPE_CHECKING:
+    from mlbench_cli.engines.base import Engine
 
 ENDED = "ended"  # the state of a run whose workers have ended and whose archive is not complete
 UNKNOWN = "unknown"  # its cluster, machine or folder gives no answer
@@ -29,13 +31,13 @@ class RunStatus:
         return {**describe_run(self.row), "state": self.state, "outcome": self.outcome, "problem": self.problem}
 
 
-def read_states(rows: Iterable[RunRow], engine_of: Callable[[Run], Engine]) -> Iterator[RunStatus]:
+def read_states(rows: Iterable[RunRow], engine_of: "Callable[[Run], Engine]") -> Iterator[RunStatus]:
     """The state of each run now, in turn. A run, folder or cluster that gives no answer affects only its own rows."""
     unreachable: dict[str, str] = {}
     return (_read_state(row, engine_of, unreachable) for row in rows)
 
 
-def _read_state(row: RunRow, engine_of: Callable[[Run], Engine], unreachable: dict[str, str]) -> RunStatus:
+def _read_state(row: RunRow, engine_of: "Callable[[Run], Engine]", unreachable: dict[str, str]) -> RunStatus:
     if row.problem:
         return RunStatus(row, UNKNOWN, None, row.problem)
     if row.state is RunState.FINISHED:
@@ -57,7 +59,7 @@ def _read_state(row: RunRow, engine_of: Callable[[Run], Engine], unreachable: di
     return RunStatus(row, live_state(row, observation), None, problem)
 
 
-def _look(run: Run, engine_of: Callable[[Run], Engine]) -> Observation:
+def _look(run: Run, engine_of: "Callable[[Run], Engine]") -> Observation:
     """The run as it is now. An engine knows nothing of a run that still waits in its queue, but for the local one."""
     note = None if run.spec.engine == "local" else read_queued(run.folder)
     return engine_of(run).look(run) if note is None or note.is_starting else queued_observation(run, note)
@@ -89,7 +91,7 @@ def finished_snapshot(row: RunRow) -> dict[str, Any] | None:
     }
 
 
-def live_snapshot(row: RunRow, engine: Engine) -> dict[str, Any]:
+def live_snapshot(row: RunRow, engine: "Engine") -> dict[str, Any]:
     """A run whose archive is not complete, as the engine sees it now and rank 0's events tell."""
     from mlbench_cli.runs.progress import EventReader, ProgressTracker
 
