@@ -26,6 +26,7 @@ Where a task has a goal, its parameters include `goal_full` and `goal_light`, th
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -40,6 +41,7 @@ from mlbench_cli.sizes import parse_sizes
 TYPES = ("int", "float", "str", "bool", "list", "sizes")
 TORCH_BACKENDS = ("gloo", "nccl", "mpi")
 BACKENDS = (*TORCH_BACKENDS, "grpc")  # TensorFlow's own; a task names those that it can use
+_TASK_NAME = re.compile(r"[A-Za-z0-9_]+")
 BUDGET = "budget_seconds"  # the parameter of tasks that can train for a given time
 
 
@@ -172,11 +174,9 @@ class TaskRules:
 
 
 def find_rules(task: str, preset: str) -> TaskRules | None:
-    """The rules of a task of this catalogue; None for one that it does not have."""
-    try:
-        return TaskRules.of(load_task(task), preset)
-    except MlbenchError:
-        return None
+    """The rules of a task of this catalogue; None for one that it does not have. Reads that task's file only."""
+    found = _load_one(task)
+    return None if found is None else TaskRules.of(found, preset)
 
 
 def load_task(name: str, tasks: Mapping[str, Task] | None = None) -> Task:
@@ -194,12 +194,27 @@ def load_task(name: str, tasks: Mapping[str, Task] | None = None) -> Task:
 @cache
 def load_catalog(root: Path | None = None) -> dict[str, Task]:
     """All tasks by name, ordered by number and name. `root` is the folder that holds the tasks' folders."""
-    if root is None:
-        from task_images import contract
-
-        root = Path(contract.__file__).parent
-    tasks = [parse_task(path.read_text("utf-8"), path) for path in sorted(root.glob("*/task.yaml"))]
+    folder = root or _tasks_folder()
+    tasks = [parse_task(path.read_text("utf-8"), path) for path in sorted(folder.glob("*/task.yaml"))]
     return {task.name: task for task in sorted(tasks, key=lambda task: (task.number, task.name))}
+
+
+@cache
+def _load_one(name: str) -> Task | None:
+    """One task of this catalogue, without parsing all others; None if it has none of that name, or a damaged one."""
+    path = _tasks_folder() / name / "task.yaml"
+    if not _TASK_NAME.fullmatch(name) or not path.is_file():
+        return None
+    try:
+        return parse_task(path.read_text("utf-8"), path)
+    except (MlbenchError, OSError, ValueError):
+        return None
+
+
+def _tasks_folder() -> Path:
+    from task_images import contract
+
+    return Path(contract.__file__).parent
 
 
 def parse_task(text: str, path: Path) -> Task:
