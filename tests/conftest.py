@@ -4,6 +4,7 @@ Runs of tests do not queue for this machine: many of them run several at once, a
 """
 
 import os
+import signal
 import tempfile
 
 from hypothesis import HealthCheck, settings
@@ -16,3 +17,7 @@ settings.load_profile("repeatable")
 os.environ.setdefault("MLBENCH_MACHINE_LOCK", "none")
 # A test that names no folder of its own must not write into the home of whoever runs the tests.
 os.environ["MLBENCH_HOME"] = tempfile.mkdtemp(prefix="mlbench-tests-")
+
+# A shell starts what stands before "&" with SIGINT ignored, and whatever the tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
