@@ -1,5 +1,6 @@
 """Writing files so that a reader, or a restart after a crash, sees the old content or the new one, never a part."""
 
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,3 +40,15 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def is_lock_held(path: Path) -> bool:
+    """Whether a process holds the lock of the file `path`, also one in another PID namespace. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.files import write_atomically
+from mlbench_cli.files import is_lock_held, write_atomically
 from mlbench_cli.model import Finding, Observation, Run, WorkerState
 from mlbench_cli.run_folder import STATE_FOLDER
 from mlbench_cli.times import now
@@ -94,16 +94,10 @@ class QueueFolder:
         if holder is not None and holder.boot_id != boot_id() and holder.host != os.uname().nodename:
             return QueueState.ENDED if holder.ended else QueueState.UNKNOWN
         try:
-            descriptor = os.open(self.lock, os.O_RDONLY)
+            is_held = is_lock_held(self.lock)
         except OSError:
-            return QueueState.ENDED
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return QueueState.ALIVE
-        finally:
-            os.close(descriptor)
-        return QueueState.ENDED
+            is_held = False
+        return QueueState.ALIVE if is_held else QueueState.ENDED
 
     def write_holder(self, pid: int, *, is_detached: bool, ended: str | None = None) -> None:
         """Note who holds the lock, and why it ended. Only for who holds it, or has just ended it."""

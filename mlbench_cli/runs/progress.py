@@ -10,7 +10,8 @@ from mlbench_cli.engines.base import Cursor, Engine
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.goals import Goal, is_finite_number
 from mlbench_cli.model import Observation, Run
-from mlbench_cli.spec import CUSTOM, RunSpec
+from mlbench_cli.results.archive.documents import asked_goal
+from mlbench_cli.spec import RunSpec
 from task_images import contract
 
 TREND = 4  # values of the goal's metric that its straight trend is drawn from; twice as many for a bent one
@@ -231,8 +232,4 @@ class ProgressTracker:
 
 def find_goal(spec: RunSpec) -> Goal | None:
     """The goal that a task of the catalogue has under this spec; None for a custom command or a task without one."""
-    threshold = spec.parameters.get(f"goal_{spec.goal}")
-    if spec.task == CUSTOM or not is_finite_number(threshold):
-        return None
-    rules = find_rules(spec.task, spec.preset)
-    return Goal(rules.goal.metric, rules.goal.comparison, threshold) if rules and rules.goal else None
+    return asked_goal(spec, find_rules(spec.task, spec.preset))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli.engines.local import diagnosis, machine
-from mlbench_cli.files import write_atomically
+from mlbench_cli.files import is_lock_held, write_atomically
 from mlbench_cli.model import Ending, Finding, Observation, Run, WorkerState
 from mlbench_cli.queue_folder import QueueState, queued_observation, read_queued
 
@@ -99,16 +99,10 @@ def find_liveness(folder: Path, state: Mapping[str, Any]) -> Liveness:
     if state["boot_id"] != machine.boot_id():
         return Liveness.DEAD if state.get("host") == os.uname().nodename else Liveness.UNKNOWN
     try:
-        lock = os.open(folder / ".state" / "supervisor.lock", os.O_RDONLY)
+        is_held = is_lock_held(folder / ".state" / "supervisor.lock")
     except OSError:
-        return Liveness.ALIVE if is_alive(state) else Liveness.DEAD
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return Liveness.ALIVE
-    finally:
-        os.close(lock)
-    return Liveness.DEAD
+        is_held = is_alive(state)
+    return Liveness.ALIVE if is_held else Liveness.DEAD
 
 
 def is_alive(note: Mapping[str, Any]) -> bool:
