@@ -37,6 +37,7 @@ RUN_GONE_SECONDS = 900.0  # without any worker's name in DNS, after which the ru
 DNS_SECONDS = 60.0
 FILES = {"archive": "archive.tar", "log": "log", "samples": "resources.jsonl"}
 MAX_SUMMARY = 1 << 16
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 LASTING = (400, 403, 404, 507)  # answers that another try would get again
 
 
@@ -219,21 +220,35 @@ def serve(environ: dict[str, str]) -> int:
         int(environ["MLBENCH_KEEPER_BYTES"]),
         float(environ["MLBENCH_KEEP"]),
     )
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(0))
+    # Before any thread starts: all of them block these signals, and the loop below takes them. A handler would run only
+    # between two steps of Python, so a slow name server would hold up the end of the pod.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     handler = type("KeeperHandler", (Handler,), {"shelf": shelf, "token": environ["MLBENCH_KEEPER_TOKEN"]})
     server = Server(("", int(environ.get("MLBENCH_KEEPER_PORT", PORT))), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    others_at, had_others = time.monotonic(), False
-    while True:
-        time.sleep(1.0 if shelf.keep_seconds < DNS_SECONDS else DNS_SECONDS)
+    pause = 1.0 if shelf.keep_seconds < DNS_SECONDS else DNS_SECONDS
+    run_is_gone = threading.Event()
+    threading.Thread(
+        target=watch_workers, args=(environ.get("MLBENCH_RUN_ID", ""), pause, run_is_gone), daemon=True
+    ).start()
+    while signal.sigtimedwait(STOP_SIGNALS, pause) is None:
         if shelf.is_over():
             return 0
-        if has_others(environ.get("MLBENCH_RUN_ID", "")):
-            others_at, had_others = time.monotonic(), True
-        gone = had_others and time.monotonic() > others_at + RUN_GONE_SECONDS
-        if gone and not shelf.index["workers"]:
+        if run_is_gone.is_set() and not shelf.index["workers"]:
             return 0  # the run is over, and nobody has handed anything over
+    return 0
+
+
+def watch_workers(service: str, pause: float, run_is_gone: threading.Event) -> None:
+    """Ask DNS every `pause` seconds; `run_is_gone` is set while the workers that were there have no name any more."""
+    last_seconds, had_others = time.monotonic(), False
+    while True:
+        time.sleep(pause)
+        if has_others(service):
+            last_seconds, had_others = time.monotonic(), True
+            run_is_gone.clear()
+        elif had_others and time.monotonic() > last_seconds + RUN_GONE_SECONDS:
+            run_is_gone.set()
 
 
 def has_others(service: str) -> bool:

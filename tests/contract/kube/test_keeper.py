@@ -168,6 +168,34 @@ def test_the_keeper_ends_at_once_when_it_is_stopped(keeper: Keeper) -> None:
     assert keeper.process.wait(30) == 0
 
 
+# Name lookups that never answer, and that a signal does not interrupt: a lock of C that is taken twice.
+SLOW_NAMES = """
+import ctypes, runpy, socket, sys
+def wait_for_ever(*_, **__):
+    print("asked", flush=True)
+    lock, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+    libc.pthread_mutex_lock(lock), libc.pthread_mutex_lock(lock)
+socket.getaddrinfo = wait_for_ever
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_the_keeper_ends_while_a_name_server_does_not_answer(keeper: Keeper) -> None:
+    argv = [sys.executable, "-I", "-S", "-c", SLOW_NAMES, str(SCRIPT), "serve"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        environ = {**keeper.environ, "MLBENCH_KEEPER_PORT": str(free.getsockname()[1]), "MLBENCH_KEEP": "30"}
+    with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "asked\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
 # --- worker.sh hands over -------------------------------------------------------------------------------------------
 
 
