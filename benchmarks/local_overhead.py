@@ -51,6 +51,7 @@ def in_process(home: Path) -> Callable[[int], None]:
 
 def command_line(home: Path) -> Callable[[int], None]:
     environment = {**os.environ, "MLBENCH_HOME": str(home)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # the first run compiles
 
     def run(number: int) -> None:
         words = [sys.executable, "-m", "mlbench_cli", "run", f"command-{number}", "1", "--command", "true", "--yes"]

@@ -86,6 +86,8 @@ def _place_in_details(provider: str, details: Mapping[str, Any]) -> tuple[str, s
 # same schema. A step is never changed once it has been released: append another one.
 _MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_create_tables, _add_experiments, _identify_clusters)
 SCHEMA_VERSION = len(_MIGRATIONS)
+_STATES: dict[str, RunState] = {str(state): state for state in RunState}
+_OUTCOMES: dict[str | None, Outcome] = {str(outcome): outcome for outcome in Outcome}
 
 
 @dataclass(frozen=True)
@@ -212,10 +214,20 @@ class Store:
         return [self._run_row(row) for row in self._query("SELECT * FROM runs ORDER BY created, rowid")]
 
     def iterate_runs(self) -> Iterator[RunRow]:
-        """All runs, newest first, each read when it is asked for: the first ones of many cost little."""
-        for found in self._query("SELECT id FROM runs ORDER BY created DESC, rowid DESC"):
-            for row in self._query("SELECT * FROM runs WHERE id = ?", found["id"]):
-                yield self._run_row(row)
+        """All runs, newest first, read in pages as they are asked for: the first ones of many cost little."""
+        before: tuple[str, int] | None = None
+        page = 64
+        while rows := self._query_page(before, page):
+            yield from map(self._run_row, rows)
+            before = rows[-1]["created"], rows[-1]["number"]
+            page = 1024
+
+    def _query_page(self, before: tuple[str, int] | None, size: int) -> list[sqlite3.Row]:
+        """The newest `size` runs, or those older than `before` (time of creation and row number)."""
+        older, values = ("WHERE (created, rowid) < (?, ?)", before) if before else ("", ())
+        newest = f"SELECT rowid FROM runs {older} ORDER BY created DESC, rowid DESC LIMIT {size}"
+        statement = "SELECT rowid AS number, * FROM runs WHERE rowid IN ({}) ORDER BY created DESC, rowid DESC"
+        return self._query(statement.format(newest), *values)
 
     def count_runs(self) -> int:
         return int(self._query("SELECT COUNT(*) AS count FROM runs")[0]["count"])
@@ -362,7 +374,7 @@ class Store:
             self._db.execute("ROLLBACK")
             raise
 
-    def _query(self, statement: str, *values: str) -> list[sqlite3.Row]:
+    def _query(self, statement: str, *values: str | int) -> list[sqlite3.Row]:
         try:
             cursor = self._db.execute(statement, values)
             cursor.row_factory = sqlite3.Row
@@ -388,8 +400,8 @@ class Store:
     def _run_row(self, row: sqlite3.Row) -> RunRow:
         spec, problem = _parse_spec(row)
         run = Run(row["id"], spec, Path(row["folder"]), row["created"])
-        state = RunState(row["state"]) if row["state"] in [*RunState] else RunState.CREATED
-        outcome = Outcome(row["outcome"]) if row["outcome"] in [*Outcome] else None
+        state = _STATES.get(row["state"], RunState.CREATED)
+        outcome = _OUTCOMES.get(row["outcome"])
         return RunRow(run, state, outcome, problem)
 
 

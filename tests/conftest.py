@@ -5,6 +5,7 @@ Runs of tests do not queue for this machine: many of them run several at once, a
 
 import os
 import signal
+import sys
 import tempfile
 
 from hypothesis import HealthCheck, settings
@@ -17,6 +18,10 @@ settings.load_profile("repeatable")
 os.environ.setdefault("MLBENCH_MACHINE_LOCK", "none")
 # A test that names no folder of its own must not write into the home of whoever runs the tests.
 os.environ["MLBENCH_HOME"] = tempfile.mkdtemp(prefix="mlbench-tests-")
+
+# The programs that tests start keep what they compile, or each of them would compile the whole tool again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A shell starts what stands before "&" with SIGINT ignored, and whatever the tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -336,3 +336,38 @@ def test_a_store_of_the_first_schema_is_brought_up_to_date(tmp_path: Path) -> No
         assert store.experiments() == []
         assert store.find_experiment_of(store.run("a-1").run) is None
         store.close()
+
+
+def test_experiments_stay_when_clusters_get_their_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlbench_cli import store as module
+
+    with monkeypatch.context() as older:  # a store of schema 2, with an experiment of two runs
+        older.setattr(module, "_MIGRATIONS", module._MIGRATIONS[:2])
+        older.setattr(module, "SCHEMA_VERSION", 2)
+        store = Store(tmp_path)
+        store.close()
+    db = sqlite3.connect(tmp_path / "mlbench.sqlite")
+    db.execute("INSERT INTO experiments VALUES ('x', 'exp', '2026-01-01T00:00:00.000Z', '{}', 0, 1)")
+    db.execute("INSERT INTO clusters VALUES ('e-2', 'eks', '2026', 'ready', '{\"region\": \"eu-west-1\"}')")
+    for number, name in enumerate(("exp-1", "exp-2")):
+        row = (f"r{number}", name, "e-2", "2026-01-01T00:00:00.000Z", "finished", "completed")
+        document = json.dumps(spec(name, "e-2").to_dict())
+        db.execute("INSERT INTO runs VALUES (?,?,?,?,?,?,?,?)", (*row, document, "folder"))
+        db.execute("INSERT INTO members VALUES ('x', ?, ?, 'hash', '{}')", (number, f"r{number}"))
+    db.commit()
+    assert db.execute("PRAGMA user_version").fetchone() == (2,)
+    db.close()
+    store = Store(tmp_path)
+    (experiment,) = store.experiments()
+    assert [member.run_id for member in experiment.members] == ["r0", "r1"]
+    assert store.cluster("e-2").identity.location == "eu-west-1"
+    assert store.run("exp-2").outcome == "completed"
+
+
+def test_all_runs_are_listed_newest_first_page_by_page(store: Store) -> None:
+    names = [store.record_run(spec(f"r-{number}")).name for number in range(150)]
+    listing = store.iterate_runs()
+    listed = [next(listing).run.name for _ in range(70)]
+    store.forget_run(store.run("r-149").run)  # listed already: the rest stays as it is
+    listed += [row.run.name for row in listing]
+    assert listed == names[::-1]
