@@ -48,7 +48,7 @@ def main(image: str) -> None:
         run = Run("id", spec, Path(folder, "run"), now())
         try:
             engine.submit(run, engine.render(spec))
-            with closing(engine.watch(run)) as observations:  # type: ignore[type-var]
+            with closing(engine.watch(run)) as observations:
                 if all(seen.ended is None for seen in observations):
                     raise SystemExit("the run did not end")
             with access.client() as api:

@@ -14,8 +14,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import _ranks
 import numpy as np
@@ -37,7 +38,7 @@ from task_images.harness.precision import Precision
 
 RANKS, BATCH, ROUNDS = 2, 64, 8
 IMAGES = 400  # in each of the six batch files
-SGD = {"lr": 0.02, "momentum": 0.9, "weight_decay": 1e-4, "nesterov": True}
+SGD: Mapping[str, Any] = {"lr": 0.02, "momentum": 0.9, "weight_decay": 1e-4, "nesterov": True}
 
 
 def main() -> None:
@@ -67,7 +68,7 @@ def compare(world: World) -> None:
         "bf16": task(world, "bf16"),
     }
     data = make_data(world, channels_last=False)
-    batches = iter([])
+    batches: Iterator[Batch] = iter([])
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(-1, ROUNDS):
         names = list(ways)[number % len(ways) :] + list(ways)[: number % len(ways)]
@@ -126,8 +127,8 @@ def original(world: World) -> Callable[[Batch], None]:
     def step(batch: Batch) -> None:
         images, targets = data.prepare(batch, training=True)
         optimizer.zero_grad()
-        cross_entropy(model(images), targets).backward()
-        gradients = [parameter.grad for parameter in model.parameters()]
+        cross_entropy(model(images), targets).backward()  # type: ignore[no-untyped-call]
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         flat = torch.cat([gradient.view(-1) for gradient in gradients])
         dist.all_reduce(flat)
         flat /= world.size
@@ -147,7 +148,7 @@ def ddp(world: World) -> Callable[[Batch], None]:
     def step(batch: Batch) -> None:
         images, targets = data.prepare(batch, training=True)
         optimizer.zero_grad()
-        cross_entropy(model(images), targets).backward()
+        cross_entropy(model(images), targets).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     return step
@@ -167,7 +168,7 @@ def task(world: World, precision: str) -> Callable[[Batch], None]:
         images, targets = data.prepare(batch, training=True)
         with mixed.autocast():
             loss = cross_entropy(model(images), targets)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         strategy.before_update(batch.size, batch.total)
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)

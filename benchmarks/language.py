@@ -75,7 +75,7 @@ def awd_pass(model: AwdLstm, words: Tensor, forward: Forward) -> None:
     model.train()
     model.zero_grad(set_to_none=False)
     raw, dropped, _ = forward(words[:-1], model.initial_state(words.shape[1]))
-    (model.score(dropped, words[1:]) + regularization(raw, dropped, 2.0, 1.0)).backward()
+    (model.score(dropped, words[1:]) + regularization(raw, dropped, 2.0, 1.0)).backward()  # type: ignore[no-untyped-call]
 
 
 def looped_forward(model: AwdLstm, words: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
@@ -87,9 +87,11 @@ def looped_forward(model: AwdLstm, words: Tensor, state: State) -> tuple[Tensor,
         assert isinstance(layer, WeightDroppedLstm)
         hidden, cell = (half[0] for half in state[index])
         outputs = []
-        recurrent = F.dropout(layer.weight_hh_l0, layer.share)
+        weights = dict(layer.named_parameters())
+        recurrent = F.dropout(weights["weight_hh_l0"], layer.share)
         for step in x:
-            gates = F.linear(step, layer.weight_ih_l0, layer.bias_ih_l0) + F.linear(hidden, recurrent, layer.bias_hh_l0)
+            gates = F.linear(step, weights["weight_ih_l0"], weights["bias_ih_l0"])
+            gates = gates + F.linear(hidden, recurrent, weights["bias_hh_l0"])
             i, f, g, o = gates.chunk(4, 1)
             cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
             hidden = o.sigmoid() * cell.tanh()
@@ -181,9 +183,9 @@ def full_size(device: torch.device) -> None:
     rate = multiplication_rate(device)
     words = torch.randint(4, 30_000, (71, 20), device=device)
     lstm = AwdLstm(33_278).to(device)
-    run = partial(awd_pass, lstm, words, lstm.forward)
-    describe("AWD-LSTM, 20 streams of 70", lstm, 70 * 20, run, rate, device)
-    del lstm, run
+    lstm_pass = partial(awd_pass, lstm, words, lstm.forward)
+    describe("AWD-LSTM, 20 streams of 70", lstm, 70 * 20, lstm_pass, rate, device)
+    del lstm, lstm_pass
     for name, make, vocabulary in (("GNMT", Gnmt, 32_320), ("Transformer", Transformer, 33_712)):
         model = make(vocabulary, padding=1).to(device).train()
         count, length = (8, 25) if device.type == "cpu" else (128, 50)
@@ -199,7 +201,7 @@ def translation_pass(model: TranslationModel, source: Tensor, target: Tensor) ->
     def run() -> None:
         model.zero_grad(set_to_none=True)
         scores = model.scores(model(source, lengths, target))
-        F.cross_entropy(scores.flatten(0, 1).float(), target.flatten(), label_smoothing=0.1).backward()
+        F.cross_entropy(scores.flatten(0, 1).float(), target.flatten(), label_smoothing=0.1).backward()  # type: ignore[no-untyped-call]
 
     return run
 

@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,11 @@ def _eks_making(aws: Any, folder: Path, log: list[str], every: int) -> Iterator[
         yield "eks", "making", WORDS[kind], len(cases), _left(cases)
 
 
+def order_once(kind: str, case: Any, number: int) -> None:
+    """Make every request of a kind that `case` sends fail once in the way named `kind`."""
+    case.order(kind, once_each=True)
+
+
 def _eks_removing(made: Any, folder: Path, log: list[str], every: int) -> Iterator[Row]:
     from tests.contract.providers.eks_world import Case, pattern, remove, together
 
@@ -162,7 +168,7 @@ def _eks_removing(made: Any, folder: Path, log: list[str], every: int) -> Iterat
             case.aws.calm(NAME)
             order(case, number)
             at = number * every if kind == "kill" else None
-            together([lambda case=case, at=at: case.started(lambda: remove(NAME, case.folder / "h"), kill_at=at)])
+            together([partial(case.started, partial(remove, NAME, case.folder / "h"), kill_at=at)])
             left += _left([case])
             case.aws.stop()
         return left
@@ -173,7 +179,7 @@ def _eks_removing(made: Any, folder: Path, log: list[str], every: int) -> Iterat
         count = len(set(log))
         yield (
             *("eks", "removing", WORDS[kind], count),
-            each(kind, 1, lambda case, number, kind=kind: case.order(kind, once_each=True)),
+            each(kind, 1, partial(order_once, kind)),
         )
     lines = list(dict.fromkeys(log))[::every]
 

@@ -23,8 +23,8 @@ RATE = 50_000  # lines in a second of the log's own time
 
 
 def main(count: int) -> None:
-    running = {"metadata": {"name": "r-0", "uid": "u", "labels": {}}, "spec": {}, "status": {"phase": "Running"}}
-    running["status"] |= {"containerStatuses": [{"name": "main", "state": {"running": {"startedAt": "x"}}}]}
+    running = {"metadata": {"name": "r-0", "uid": "u", "labels": {}}, "spec": {}, "status": {"phase": "Running",
+        "containerStatuses": [{"name": "main", "state": {"running": {"startedAt": "x"}}}]}}  # fmt: skip
     ended = {**running, "status": {"phase": "Succeeded", "containerStatuses": [
         {"name": "main", "state": {"terminated": {"exitCode": 0, "startedAt": "x"}}}]}}  # fmt: skip
     pods = {0: running}

@@ -17,6 +17,7 @@ machines. Wanted: backend / raw at most 1.2, and below gloo for small sizes.
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import _ranks
@@ -64,18 +65,19 @@ def compare() -> None:
 
     communicator = MPI.COMM_WORLD.Dup()
     group = dist.group.WORLD
+    assert group is not None
     gloo = dist.new_group(backend="gloo")
     waited_for = dist.AllreduceOptions()
     waited_for.asyncOp = False
     for elements, repeats in SIZES.items():
         array, tensor = np.ones(elements, np.float32), torch.ones(elements)
-        least = Least(lambda array=array: communicator.Allreduce(MPI.IN_PLACE, array))
+        raw = partial(communicator.Allreduce, MPI.IN_PLACE, array)
         ways: dict[str, Callable[[], object]] = {
-            "raw": lambda array=array: communicator.Allreduce(MPI.IN_PLACE, array),
-            "least": lambda tensor=tensor, least=least: least.allreduce([tensor], waited_for),
-            "backend": lambda tensor=tensor: group.allreduce([tensor], waited_for),
-            "torch": lambda tensor=tensor: dist.all_reduce(tensor),
-            "gloo": lambda tensor=tensor: dist.all_reduce(tensor, group=gloo),
+            "raw": raw,
+            "least": partial(Least(raw).allreduce, [tensor], waited_for),
+            "backend": partial(group.allreduce, [tensor], waited_for),
+            "torch": partial(dist.all_reduce, tensor),
+            "gloo": partial(dist.all_reduce, tensor, group=gloo),
         }
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(ROUNDS):

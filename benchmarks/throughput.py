@@ -68,7 +68,7 @@ def operations() -> float:
         model, images = imagenet_model(MODEL), torch.randn(1, 3, SIDE, SIDE)
     with FlopCounterMode(display=False) as counter:
         model(images).sum().backward()
-    return counter.get_total_flops()
+    return float(counter.get_total_flops())
 
 
 def peak(device: Device, kind: torch.dtype, rounds: int = 12) -> float:

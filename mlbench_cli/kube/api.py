@@ -32,6 +32,8 @@ TRANSIENT_STATUSES = frozenset({429, 500, 502, 503, 504})
 CLOCK_SECONDS = 5.0
 
 MERGE_PATCH = "application/merge-patch+json"
+# JSON to send: an object, or the operations of a JSON patch.
+Body = Mapping[str, Any] | list[dict[str, str]]
 
 
 class ApiError(MlbenchError):
@@ -140,7 +142,7 @@ class Api:
         path: str,
         *,
         params: Mapping[str, Any] | None = None,
-        body: Mapping[str, Any] | None = None,
+        body: Body | None = None,
         content_type: str = "application/json",
         retry_seconds: float = RETRY_SECONDS,
     ) -> dict[str, Any]:
@@ -208,7 +210,7 @@ class Api:
     # --- plumbing -------------------------------------------------------------------------------------------------
 
     def _send(
-        self, method: str, url: str, body: Mapping[str, Any] | None, content_type: str | None, read_seconds: float
+        self, method: str, url: str, body: Body | None, content_type: str | None, read_seconds: float
     ) -> "urllib3.BaseHTTPResponse":
         """One request, and one more with a renewed credential if the server refuses the first. The body is unread.
 

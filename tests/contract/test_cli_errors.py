@@ -10,6 +10,7 @@ import pytest
 
 from mlbench_cli import commands
 from mlbench_cli.app import run
+from mlbench_cli.model import Outcome, RunState
 from mlbench_cli.spec import RunSpec
 from mlbench_cli.store import Store
 
@@ -26,7 +27,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     store = Store(tmp_path / "home")
     for name in ("demo-1", "demo-2"):
         spec = RunSpec(name, "local", "local", "custom", "custom", ("true",), "gloo", 1)
-        store.update_run(store.record_run(spec), "finished", "failed")
+        store.update_run(store.record_run(spec), RunState.FINISHED, Outcome.FAILED)
     store.close()
     return tmp_path / "home"
 

@@ -78,10 +78,8 @@ def test_repeats_from_run_to_charts(capsys: Captured) -> None:
 
     assert run(["charts", "figures", "--run", "x-1", "--run", "x-2"]) == 0
     rows = list(csv.DictReader(Path("figures/summary.csv").read_text().splitlines()))
-    assert [(row["workers"], row["runs"], float(row["seconds_high"])) for row in rows] == [
-        ("1", "3", pytest.approx(40 + margin, rel=1e-4)),
-        ("2", "3", pytest.approx(40 + margin, rel=1e-4)),
-    ]
+    assert [(row["workers"], row["runs"]) for row in rows] == [("1", "3"), ("2", "3")]
+    assert [float(row["seconds_high"]) for row in rows] == pytest.approx([40 + margin] * 2, rel=1e-4)
 
 
 def test_repeats_that_failed_do_not_count_and_one_alone_has_no_interval(capsys: Captured) -> None:

@@ -168,7 +168,7 @@ def test_stale_descriptions_are_found(descriptions: dict[str, dict[str, str]], p
 
 def test_descriptions_may_stand_for_all_below_them_or_be_optional() -> None:
     descriptions = {"a.json": {"": "text", "x.*": "text", "w[].n": "text", "w": "text", "price": "optional: text"}}
-    document = {"x": {"1": {"2": 3}}, "w": [{"n": 1}]}
+    document: dict[str, object] = {"x": {"1": {"2": 3}}, "w": [{"n": 1}]}
     assert reference.find_stale({"a.json": document}, descriptions) == []
 
 

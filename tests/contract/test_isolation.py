@@ -59,7 +59,7 @@ def mlbench(*words: str, module: bool = False, **environment: str) -> subprocess
 
 
 def answer(*words: str, **environment: str) -> Any:
-    done = mlbench(*words, "-o", "json", **environment)
+    done = mlbench(*words, "-o", "json", module=False, **environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

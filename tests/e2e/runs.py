@@ -81,7 +81,7 @@ class Runs:
 
 def until(engine: KubernetesEngine, run: Run, wanted: Callable[[Observation], bool]) -> Observation:
     """The first observation that is `wanted`, or the last one."""
-    with closing(engine.watch(run)) as observations:  # type: ignore[type-var]
+    with closing(engine.watch(run)) as observations:
         for seen in observations:
             if wanted(seen):
                 break

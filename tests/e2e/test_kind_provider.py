@@ -82,7 +82,8 @@ def test_make_use_and_remove(tmp_path: Path) -> None:
         }
         assert ready == {f"{name}-control-plane": "True", f"{name}-worker": "True"}
         assert {node["status"]["allocatable"]["cpu"] for node in nodes} == {"1"}
-        for node in [f"{name}-worker"] if LOAD_IMAGE else ():
+        if LOAD_IMAGE:
+            node = f"{name}-worker"
             subprocess.run(["docker", "exec", node, "crictl", "inspecti", LOAD_IMAGE], check=True, capture_output=True)
         again = json.loads(_mlbench(tmp_path, *_create_words("mlbench-test", *load, "-o", "json")))  # adopted as it is
         assert again["cluster"]["details"]["provisioning"] == made["cluster"]["details"]["provisioning"]

@@ -68,7 +68,7 @@ def provoke(trouble: Trouble, name: str, runs: Runs, folder: Path) -> tuple[Obse
         meanwhile = trouble.meanwhile
         with (
             Asking(api, cluster.access.namespace, run, stages) as asking,
-            closing(engine.watch(run)) as observations,  # type: ignore[type-var]
+            closing(engine.watch(run)) as observations,
         ):
             for seen in observations:
                 if meanwhile and all_run(seen):

@@ -43,7 +43,7 @@ class AwsDouble(EksRules, ServiceRules):
         path = environ["PATH_INFO"]
         if path.startswith("/_double/"):
             with self.lock:
-                answer = self._control(path.removeprefix("/_double/"), environ)
+                answer: Answer | None = self._control(path.removeprefix("/_double/"), environ)
         elif path.startswith("/k8s/"):
             with self.lock:
                 answer = self.kube.answer(environ)

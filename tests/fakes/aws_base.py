@@ -18,7 +18,7 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 from tests.fakes.aws_answers import Answer, Refused
 
 # moto reads all of AWS' endpoints for each role that it looks at; the layer looks at roles itself.
-moto.eks.models.validate_role_arn = lambda arn: None
+setattr(moto.eks.models, "validate_role_arn", lambda arn: None)  # noqa: B010
 
 ACCOUNT = "123456789012"
 LOOKS = 1

@@ -78,9 +78,10 @@ class EksRules(Base):
             if eni.description == f"Amazon EKS {cluster.name}":
                 del ec2.enis[eni.id]
         self._eks(region).delete_cluster(cluster.name)
-        for table in (self.addons, self.entries):
-            for key in [key for key in table if key[:2] == (region, cluster.name)]:
-                del table[key]  # type: ignore[attr-defined]
+        for addon in [key for key in self.addons if key[:2] == (region, cluster.name)]:
+            del self.addons[addon]
+        for entry in [key for key in self.entries if key[:2] == (region, cluster.name)]:
+            del self.entries[entry]
         self.forget_kube(cluster.name)
 
     def _eks_DescribeClusterVersions(self, request: Request) -> Answer:

@@ -92,7 +92,8 @@ def upgrade(words: list[str], given: dict[str, str], values: dict[str, Any]) -> 
     newest = max((int(item["version"]) for item in api.releases(space, name)), default=0)
     if any(item["status"].startswith("pending") for item in api.releases(space, name)):
         fail("UPGRADE FAILED: another operation (install/upgrade/rollback) is in progress")
-    labels = dict([given["--labels"].split("=")], owner="helm", name=name, version=str(newest + 1))
+    label, _, value = given["--labels"].partition("=")
+    labels = {label: value, "owner": "helm", "name": name, "version": str(newest + 1)}
     secret = {"metadata": {"name": f"sh.helm.release.v1.{name}.v{newest + 1}", "labels": labels}}
     labels["status"] = "pending-install"
     api.ask("POST", secrets, secret)
@@ -116,8 +117,8 @@ def upgrade(words: list[str], given: dict[str, str], values: dict[str, Any]) -> 
         time.sleep(60 if trouble == "hang" else 1)
     if trouble == "deadline":
         become("failed")
-        pod = {"metadata": {"name": "web-0"}, "status": {"phase": "Pending"}}
-        pod["status"]["containerStatuses"] = [{"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no"}}}]
+        waiting = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no"}}}
+        pod = {"metadata": {"name": "web-0"}, "status": {"phase": "Pending", "containerStatuses": [waiting]}}
         api.ask("POST", f"/api/v1/namespaces/{space}/pods", pod)
         fail_loudly("context deadline exceeded")
     if trouble == "fail":

@@ -4,6 +4,8 @@ Each call is a process that acts on the world by rules of its own, as the real p
 the file. The programs import next to nothing, not even json, since tests start hundreds of them.
 """
 
+from __future__ import annotations
+
 import _json
 import fcntl
 import marshal
@@ -11,6 +13,40 @@ import os
 import signal
 import sys
 import time
+
+TYPE_CHECKING = False  # as typing's, which takes long to import
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any, TypedDict
+
+    class Volume(TypedDict):
+        """A Docker volume, as `docker volume inspect` describes it."""
+
+        Labels: dict[str, str]
+        CreatedAt: str
+
+    class Container(TypedDict, total=False):
+        """A node of a cluster (the last four keys) or another container."""
+
+        state: str
+        port: int
+        labels: dict[str, str]
+        cluster: str
+        files: dict[str, str]
+        images: list[str]
+        finished: bool
+
+    class State(TypedDict):
+        """What Docker has; `trouble` is what goes wrong and when, `log` every call."""
+
+        volumes: dict[str, Volume]
+        containers: dict[str, Container]
+        images: dict[str, str]
+        networks: dict[str, list[str]]
+        log: list[str]
+        trouble: dict[str, str]
+        store: str
+
 
 KUBECONFIG = """apiVersion: v1
 kind: Config
@@ -25,7 +61,7 @@ sys.path.insert(0, {folder!r})
 import kind_tools
 kind_tools.program()
 """
-EMPTY = {
+EMPTY: State = {
     "volumes": {},
     "containers": {},
     "images": {},
@@ -39,28 +75,29 @@ EMPTY = {
 class World:
     """The tests' side: a folder with both programs for the PATH, and the world to look at and to trouble."""
 
-    def __init__(self, folder) -> None:
+    def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "world"
         self.bin = folder / "bin"
         if not self.path.exists():
-            self.path.write_bytes(marshal.dumps(EMPTY))
+            self.path.write_bytes(marshal.dumps(dict(EMPTY)))
             self.bin.mkdir()
             for name in ("docker", "kind"):
                 (self.bin / name).write_text(PROGRAM.format(python=sys.executable, folder=os.path.dirname(__file__)))
                 (self.bin / name).chmod(0o755)
 
     @property
-    def state(self):
+    def state(self) -> State:
         with world(self.path) as state:
-            return state
+            pass
+        return state
 
-    def change(self, **values):
+    def change(self, **values: Any) -> None:
         with world(self.path) as state:
-            state.update(values)
+            state.update(values)  # type: ignore[typeddict-item]
 
     @property
-    def left(self):
+    def left(self) -> list[str]:
         """What there is but images and networks."""
         state = self.state
         return sorted([*state["volumes"], *state["containers"]])
@@ -69,18 +106,19 @@ class World:
 class world:
     """The state in a file, held alone while it is used."""
 
-    def __init__(self, path):
+    def __init__(self, path: str | Path) -> None:
         self.file = open(path, "r+b")  # noqa: SIM115
 
-    def __enter__(self):
+    def __enter__(self) -> State:
         fcntl.flock(self.file, fcntl.LOCK_EX)
-        self.state = marshal.load(self.file)
-        return self.state
+        state: State = marshal.load(self.file)
+        self.state = state
+        return state
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.file.seek(0)
         self.file.truncate()
-        marshal.dump(self.state, self.file)
+        marshal.dump(dict(self.state), self.file)
         self.file.close()
 
 
@@ -88,7 +126,7 @@ class Refused(Exception):
     pass
 
 
-def as_json(value):
+def as_json(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{as_json(key)}: {as_json(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
@@ -96,9 +134,10 @@ def as_json(value):
     return _json.encode_basestring_ascii(value) if isinstance(value, str) else str(value).lower()
 
 
-def options(argv, *flags):
+def options(argv: list[str], *flags: str) -> tuple[dict[str, list[str]], list[str]]:
     """The values of options, and the words that are left."""
-    found, rest, words = {}, [], list(argv)
+    found: dict[str, list[str]] = {}
+    rest, words = [], list(argv)
     while words:
         word = words.pop(0)
         if word in flags:
@@ -111,7 +150,7 @@ def options(argv, *flags):
 # --- docker ---------------------------------------------------------------------------------------------------------
 
 
-def docker_info(state, argv):
+def docker_info(state: State, argv: list[str]) -> str:
     if state["trouble"].get("docker") == "down":
         raise Refused(
             "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?"
@@ -121,7 +160,7 @@ def docker_info(state, argv):
     )
 
 
-def docker_volume(state, argv):
+def docker_volume(state: State, argv: list[str]) -> str:
     verb, argv = argv[0], argv[1:]
     given, rest = options(argv, "--label", "--filter", "--format")
     volumes = state["volumes"]
@@ -142,19 +181,19 @@ def docker_volume(state, argv):
     return as_json([volumes[name] for name in rest])
 
 
-def docker_ps(state, argv):
+def docker_ps(state: State, argv: list[str]) -> str:
     given, _ = options(argv, "--filter", "--format")
     cluster = given["--filter"][0].split("=", 2)[2]
     found = {name: item for name, item in state["containers"].items() if item.get("cluster") == cluster}
     return "\n".join(f"{name}\t{item['state']}" for name, item in found.items())
 
 
-def docker_container(state, argv):
+def docker_container(state: State, argv: list[str]) -> str:
     name = argv[1]
     if name not in state["containers"]:
         raise Refused(f"[]\nError: No such container: {name}")
     item = state["containers"][name]
-    networks = {network: {} for network, names in state["networks"].items() if name in names}
+    networks: dict[str, object] = {network: {} for network, names in state["networks"].items() if name in names}
     bindings = {"5000/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(item["port"])}]} if "port" in item else {}
     return as_json(
         [
@@ -168,7 +207,7 @@ def docker_container(state, argv):
     )
 
 
-def docker_run(state, argv):
+def docker_run(state: State, argv: list[str]) -> str:
     given, rest = options(argv, "--restart", "--publish", "--label", "--name")
     name, port = given["--name"][0], int(given["--publish"][0].split(":")[1])
     if name in state["containers"]:
@@ -180,7 +219,7 @@ def docker_run(state, argv):
     return name
 
 
-def docker_rm(state, argv):
+def docker_rm(state: State, argv: list[str]) -> str:
     _, rest = options(argv)
     for name in rest:
         state["containers"].pop(name, None)
@@ -190,7 +229,7 @@ def docker_rm(state, argv):
     return ""
 
 
-def docker_network(state, argv):
+def docker_network(state: State, argv: list[str]) -> str:
     _, network, name = argv
     if name in state["networks"][network]:
         raise Refused(f"endpoint with name {name} already exists in network {network}")
@@ -198,13 +237,13 @@ def docker_network(state, argv):
     return ""
 
 
-def docker_image(state, argv):
+def docker_image(state: State, argv: list[str]) -> str:
     if argv[1] not in state["images"]:
         raise Refused(f"[]\nError: No such image: {argv[1]}")
     return as_json([{"Id": state["images"][argv[1]], "Os": "linux", "Architecture": "amd64"}])
 
 
-def docker_save(state, argv):
+def docker_save(state: State, argv: list[str]) -> str:
     given, rest = options(argv, "--output", "--platform")
     if (state["store"] == "containerd") != ("--platform" in given):
         raise Refused("unable to create manifests file: NotFound: content digest sha256:00: not found")
@@ -213,7 +252,7 @@ def docker_save(state, argv):
     return ""
 
 
-def docker_exec(state, argv):
+def docker_exec(state: State, argv: list[str]) -> str:
     _, rest = options(argv)
     node = state["containers"].get(rest[0])
     if node is None:
@@ -246,11 +285,11 @@ def docker_exec(state, argv):
 # --- kind -----------------------------------------------------------------------------------------------------------
 
 
-def kind_version(state, argv):
+def kind_version(state: State, argv: list[str]) -> str:
     return "kind v0.30.0 go1.26 linux/amd64"
 
 
-def kind_create(path, argv):
+def kind_create(path: str, argv: list[str]) -> str:
     """Nodes appear one after the other, and the control plane is finished last; not one step, as with the real one."""
     given, _ = options(argv[1:], "--name", "--config", "--kubeconfig", "--image")
     name, config = given["--name"][0], sys.stdin.read()
@@ -284,13 +323,13 @@ def kind_create(path, argv):
     return ""
 
 
-def kind_remove(path, name):
+def kind_remove(path: str, name: str) -> None:
     with world(path) as state:
         for node in [node for node, item in state["containers"].items() if item.get("cluster") == name]:
             del state["containers"][node]
 
 
-def kind_delete(state, argv):
+def kind_delete(state: State, argv: list[str]) -> str:
     if state["trouble"].get("kind delete") == "fail":
         raise Refused("ERROR: failed to delete nodes: device or resource busy")
     given, _ = options(argv[1:], "--name", "--kubeconfig")
@@ -299,14 +338,14 @@ def kind_delete(state, argv):
     return ""
 
 
-def kind_get(state, argv):
+def kind_get(state: State, argv: list[str]) -> str:
     name = argv[argv.index("--name") + 1]
     if f"{name}-control-plane" not in state["containers"]:
         raise Refused(f'ERROR: could not locate any control plane nodes for cluster named "{name}"')
     return KUBECONFIG.format(name=name, port=6443)
 
 
-def kind_load(state, argv):
+def kind_load(state: State, argv: list[str]) -> str:
     given, rest = options(argv[1:], "--name", "--nodes")
     with open(rest[0]) as file:
         image = file.read()
@@ -316,7 +355,7 @@ def kind_load(state, argv):
     return ""
 
 
-def main(program, argv):
+def main(program: str, argv: list[str]) -> str:
     path = os.environ["KIND_WORLD"]
     with world(path) as state:
         number = len(state["log"])
@@ -332,7 +371,7 @@ def main(program, argv):
         return ""
     function = globals()[f"{program}_{argv[0]}"]
     if function is kind_create:
-        answer = kind_create(path, argv[1:])
+        answer: str = kind_create(path, argv[1:])
     else:
         with world(path) as state:
             answer = function(state, argv[1:])
@@ -341,7 +380,7 @@ def main(program, argv):
     return answer
 
 
-def program():
+def program() -> None:
     try:
         if answer := main(os.path.basename(sys.argv[0]), sys.argv[1:]):
             print(answer)

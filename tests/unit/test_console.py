@@ -202,8 +202,8 @@ def test_an_error_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_exception_tree_is_the_table_of_exit_codes() -> None:
     from mlbench_cli.commands import EXIT_CODES
 
-    kinds = [MlbenchError, *MlbenchError.__subclasses__(), *Stopped.__subclasses__()]
-    kinds = [kind for kind in kinds if kind.__module__ == "mlbench_cli.errors"]
+    declared: list[type[MlbenchError]] = [MlbenchError, *MlbenchError.__subclasses__()]
+    kinds = [kind for kind in [*declared, *Stopped.__subclasses__()] if kind.__module__ == "mlbench_cli.errors"]
     tree = {kind.exit_code: kind.code for kind in kinds}
     assert set(tree) | {0} == set(EXIT_CODES)
     assert len(tree) == len(set(tree.values())) == 13

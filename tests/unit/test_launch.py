@@ -9,6 +9,7 @@ import pytest
 
 from mlbench_cli import __version__
 from mlbench_cli.catalog import load_catalog
+from mlbench_cli.cluster_details import PlanRecord
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model import LOCAL, Cluster
 from mlbench_cli.runs.launch import Machine, check_names, local_machine, resolve
@@ -341,7 +342,7 @@ def test_refused_without_enough_gpus() -> None:
 
 
 def test_a_run_keeps_the_price_of_its_cluster_and_gets_its_network_cards() -> None:
-    plan = {
+    plan: PlanRecord = {
         "price_per_hour": None,
         "currency": "USD",
         "price_source": "a table",

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from mlbench_cli import console
 from mlbench_cli.catalog import TYPES, Parameter, load_catalog, parse_task, read_yaml
-from mlbench_cli.commands.logs import without_event
+from mlbench_cli.commands._log_lines import without_event
 from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.model import LOCAL, Cluster
 from mlbench_cli.runs import launch

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -138,13 +139,13 @@ WHOLE = Provenance("4.0.0", "3.12.1", ("mlbench",), CODE, SOURCE, {}, MACHINE)
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *(("mlbench", value) for value in (None, 4, [])),
-        *(("command_line", value) for value in (None, "mlbench", [1])),
+        *product(["mlbench"], [None, 4, []]),
+        *product(["command_line"], [None, "mlbench", [1]]),
         *(("code", value) for value in (1, {}, {"task": "x", "digest": "zz"}, {"task": 1, "digest": "0" * 64})),
-        *(("source", value) for value in ([], {}, {"commit": "HEAD", "modified": True, "untracked": False})),
+        *product(["source"], [[], {}, {"commit": "HEAD", "modified": True, "untracked": False}]),
         ("source", {"commit": "ab", "modified": 1, "untracked": False}),
-        *(("packages", value) for value in ([], {"torch": 2})),
-        *(("machine", value) for value in (3, {})),
+        *product(["packages"], [[], {"torch": 2}]),
+        *product(["machine"], [3, {}]),
         *(("machine", {**WHOLE.to_dict()["machine"], "cores": value}) for value in (True, -1, 1.5, "4")),
         *(("machine", {**WHOLE.to_dict()["machine"], "cpu_quota": value}) for value in (True, 0, "1", float("nan"))),
         ("machine", {**WHOLE.to_dict()["machine"], "gpus": "H100"}),

@@ -15,7 +15,7 @@ import pytest
 from mlbench_cli import settings
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.files import write_atomically
-from mlbench_cli.model import LOCAL, Cluster
+from mlbench_cli.model import LOCAL, Cluster, Outcome, RunState
 from mlbench_cli.spec import RunSpec
 from mlbench_cli.store import Store
 from mlbench_cli.times import timestamp
@@ -36,7 +36,7 @@ def store(tmp_path: Path) -> Store:
 def test_runs(store: Store) -> None:
     first = store.record_run(spec("a-1"))
     store.record_run(spec("b-1"))
-    store.update_run(first, "finished", "failed")
+    store.update_run(first, RunState.FINISHED, Outcome.FAILED)
     rows = store.runs()
     assert [(row.run.name, row.state, row.outcome) for row in rows] == [
         ("a-1", "finished", "failed"),

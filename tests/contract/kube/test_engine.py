@@ -298,7 +298,7 @@ def test_the_number_of_requests_does_not_grow_with_the_workers(server: KubeApi, 
         observations = KubernetesEngine(server.access).watch(run)
         next(observations)
         next(observations)
-        observations.close()  # type: ignore[attr-defined]
+        observations.close()
         counts.append(sum(server.requests.values()))
     assert counts[0] == counts[1]
 

@@ -20,6 +20,7 @@ from mlbench_cli.errors import (
 from mlbench_cli.store import Store
 from providers.eks import EksOptions, EksProvider
 from providers.eks.aws import Aws
+from providers.eks.network import Stack
 from tests.contract.providers.eks_world import REGION, become_for_a_test, forget, make, remove
 from tests.fakes.aws_server import AwsClient, AwsServer
 from tests.fakes.gke import World
@@ -270,7 +271,9 @@ def copied(aws: AwsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsClien
 def test_eks_the_name_is_a_foreign_clusters(copied: AwsClient, tmp_path: Path) -> None:
     """Its network may be made for it, since that has a name of its own; the cluster is refused and not touched."""
     host = make("host-0", tmp_path / "host", EksOptions(), 0)
-    network = EksProvider().resources(host)[0].network()
+    stack = EksProvider().resources(host)[0]
+    assert isinstance(stack, Stack)
+    network = stack.network()
     client = Aws(REGION)
     subnets = {"subnetIds": list(network.subnets.values())}
     client.call("eks", "create_cluster", name=NAME, roleArn=network.control_role, resourcesVpcConfig=subnets)

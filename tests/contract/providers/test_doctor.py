@@ -5,6 +5,7 @@ And clouds that take a request and never answer: every kind of call ends by itse
 
 import datetime
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from mlbench_cli.store import Store
 from providers.base import TransientError
 from providers.doctor import Checklist, check_clock, check_library
 from providers.eks import EksProvider
-from providers.gke import GkeProvider, api
+from providers.gke import GkeProvider
 from providers.lifecycle import down
 from tests.contract.providers.eks_world import REGION, forget
 from tests.fakes.aws_server import AwsServer
@@ -190,7 +191,7 @@ def test_google_that_never_answers_is_not_waited_for(
     elif what == "Compute Engine":
         monkeypatch.setenv("MLBENCH_COMPUTE_ENDPOINT", silent.url)
     else:
-        key = json.loads(Path(api.os.environ["GOOGLE_APPLICATION_CREDENTIALS"]).read_text())
+        key = json.loads(Path(os.environ["GOOGLE_APPLICATION_CREDENTIALS"]).read_text())
         (tmp_path / "key.json").write_text(json.dumps({**key, "token_uri": f"{silent.url}/token"}))
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
     told = command("create-cluster", "gke", "1", "never", "--yes")

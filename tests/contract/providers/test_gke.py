@@ -1,5 +1,6 @@
 """GKE through the unmodified SDK on servers that speak Google's protocols: nothing leaks, whatever goes wrong when."""
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -248,7 +249,7 @@ def test_an_error_at_any_request_leaks_nothing(google: Google, world: World, tmp
     _make(_cluster(), tmp_path / "calm")
     for number in range(len(world.log)):
         world = google.reset(trouble={number: trouble})
-        error = _error_of(lambda number=number: _make(_cluster(), tmp_path / f"home-{number}"))
+        error = _error_of(functools.partial(_make, _cluster(), tmp_path / f"home-{number}"))
         if trouble in PASSING:
             assert error is None
         else:

@@ -18,6 +18,10 @@ ROOT = Path(__file__).parents[3]
 SECONDS = 90.0
 
 
+Record = dict[str, Any]  # one event of a task, or its result
+Parameters = Record
+
+
 @dataclass(frozen=True)
 class Ended:
     """How one rank ended."""
@@ -26,12 +30,12 @@ class Ended:
     stdout: str
     stderr: str
 
-    def events(self, kind: str) -> list[dict[str, Any]]:
+    def events(self, kind: str) -> list[Record]:
         found = (parse_event(line) for line in self.stdout.splitlines())
         return [event for event in found if event and event["event"] == kind]
 
     @property
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Record:
         [only] = self.events("result")
         return only
 

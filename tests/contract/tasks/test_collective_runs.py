@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.catalog import load_task
-from tests.contract.tasks.ranks import Ended, RankServer
+from tests.contract.tasks.ranks import Ended, Parameters, RankServer
 from tests.contract.tasks.test_tiny_runs import check_times
 
 CHECKS = "tests.contract.tasks.collective_checks"
@@ -23,7 +23,7 @@ def run_task(
 
 
 def written(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "output-0" / "results" / "collectives.json").read_text())
+    return dict(json.loads((folder / "output-0" / "results" / "collectives.json").read_text()))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -61,7 +61,13 @@ def test_the_official_measurement(ranks: RankServer, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
 def test_all_collectives_in_both_places_and_all_types(ranks: RankServer, tmp_path: Path, backend: str) -> None:
-    changes = {"collectives": "all", "places": "all", "dtypes": "all", "sizes": "4B,100B:10KB:x10", "samples": 3}
+    changes: Parameters = {
+        "collectives": "all",
+        "places": "all",
+        "dtypes": "all",
+        "sizes": "4B,100B:10KB:x10",
+        "samples": 3,
+    }
     first, second = run_task(ranks, tmp_path, backend=backend, seconds_total=0.0, **changes)
     assert [(one.code, one.stderr) for one in (first, second)] == [(0, "")] * 2
     details, document = first.result["details"], written(tmp_path)
@@ -102,7 +108,12 @@ def test_a_wrong_sum_fails_the_run(ranks: RankServer, tmp_path: Path) -> None:
 
 
 def test_what_a_backend_lacks_is_named_and_the_rest_measured(ranks: RankServer, tmp_path: Path) -> None:
-    changes = {"collectives": "broadcast,reduce_scatter,ping_pong", "dtypes": "fp32", "sizes": "1KiB", "places": "all"}
+    changes: Parameters = {
+        "collectives": "broadcast,reduce_scatter,ping_pong",
+        "dtypes": "fp32",
+        "sizes": "1KiB",
+        "places": "all",
+    }
     parameters = load_task("allreduce").resolve("tiny", changes)
     faults = json.dumps({"_reduce_scatter_base": "refuse"})
     first, second = ranks.run(CHECKS, 2, tmp_path, parameters, MLBENCH_BACKEND="faulty", FAULTS=faults)
@@ -144,7 +155,7 @@ def test_what_cannot_be_measured_is_a_usage_error(
 
 
 def test_a_bandwidth_below_the_gate_fails_with_size_and_figure(ranks: RankServer, tmp_path: Path) -> None:
-    changes = {"collectives": "all_reduce,reduce", "dtypes": "fp32", "sizes": "1KiB:64KiB:x8"}
+    changes: Parameters = {"collectives": "all_reduce,reduce", "dtypes": "fp32", "sizes": "1KiB:64KiB:x8"}
     first, second = run_task(ranks, tmp_path, min_busbw_gbps=9000.0, **changes)
     assert [first.code, second.code] == [1, 1]
     peaks = {one["collective"]: one for one in first.result["details"]["series"]}
@@ -162,7 +173,7 @@ def test_a_bandwidth_below_the_gate_fails_with_size_and_figure(ranks: RankServer
 
 def test_the_time_budget_names_what_it_left_out(ranks: RankServer, tmp_path: Path) -> None:
     # So many samples of each size take longer than what the whole run has.
-    changes = {"seconds_total": 0.5, "seconds_per_size": 0.2, "samples": 100_000, "sizes": "8B:1MiB:x2"}
+    changes: Parameters = {"seconds_total": 0.5, "seconds_per_size": 0.2, "samples": 100_000, "sizes": "8B:1MiB:x2"}
     first, _ = run_task(ranks, tmp_path, collectives="all_reduce,reduce", dtypes="fp32", **changes)
     details = first.result["details"]
     for one in details["series"]:
@@ -175,7 +186,7 @@ def test_the_time_budget_names_what_it_left_out(ranks: RankServer, tmp_path: Pat
 
 
 def test_no_memory_for_a_size_leaves_it_out(ranks: RankServer, tmp_path: Path) -> None:
-    changes = {"dtypes": "fp32", "sizes": "8B,64B,512B,100000GiB", "seconds_total": 0.0}
+    changes: Parameters = {"dtypes": "fp32", "sizes": "8B,64B,512B,100000GiB", "seconds_total": 0.0}
     first, second = run_task(ranks, tmp_path, **changes)
     assert [(one.code, one.stderr) for one in (first, second)] == [(0, "")] * 2
     [one] = first.result["details"]["series"]
@@ -183,7 +194,7 @@ def test_no_memory_for_a_size_leaves_it_out(ranks: RankServer, tmp_path: Path) -
 
 
 def test_as_the_original_measured_it(ranks: RankServer, tmp_path: Path) -> None:
-    changes = {"max_exponent": 1.0, "count": 12, "samples": 5}
+    changes: Parameters = {"max_exponent": 1.0, "count": 12, "samples": 5}
     first, second = run_task(ranks, tmp_path, preset="legacy", **changes)
     sizes = [1, 1, 1, 1, 2, 2, 3, 4, 5, 6, 8, 10]
     rows = written(tmp_path)["rows"]
@@ -200,7 +211,7 @@ def test_as_the_original_measured_it(ranks: RankServer, tmp_path: Path) -> None:
 
 
 def test_the_original_had_no_halves_with_mpi(ranks: RankServer, tmp_path: Path) -> None:
-    changes = {"max_exponent": 1.0, "count": 2, "samples": 3}
+    changes: Parameters = {"max_exponent": 1.0, "count": 2, "samples": 3}
     first, _ = run_task(ranks, tmp_path, preset="legacy", backend="mpi", **changes)
     assert (first.code, first.stderr) == (0, "")
     assert {row["dtype"] for row in written(tmp_path)["rows"]} == {"fp32"}

@@ -3,6 +3,7 @@
 import json
 import os
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -72,7 +73,7 @@ def scattered_reductions() -> None:
         output = torch.empty(3, dtype=kind)
         dist.reduce_scatter_single(output, own(kind, length=3 * SIZE))
         same(output, total[3 * RANK : 3 * RANK + 3])
-        dist.reduce_scatter(output, list(own(kind, length=3 * SIZE).split(3)), dist.ReduceOp.AVG)
+        dist.reduce_scatter(output, list(torch.split(own(kind, length=3 * SIZE), 3)), dist.ReduceOp.AVG)
         same(output, (total.double() / SIZE).to(kind)[3 * RANK : 3 * RANK + 3])
 
 
@@ -122,6 +123,7 @@ def exchanges() -> None:
     dist.recv(got[1], left, tag=2)
     source = dist.recv(got[0], tag=1)
     for work in works:
+        assert work is not None
         work.wait()
     same(got[0], own(rank=left))
     same(got[1], own(torch.float16, left))
@@ -142,7 +144,7 @@ def in_place_and_strided() -> None:
     same(flat, torch.cat(ranks))
     buffer = own(length=5 * SIZE)
     dist.reduce_scatter_single(buffer[5 * RANK : 5 * RANK + 5], buffer)
-    same(buffer[5 * RANK : 5 * RANK + 5], sum(everyone(length=5 * SIZE))[5 * RANK : 5 * RANK + 5])
+    same(buffer[5 * RANK : 5 * RANK + 5], torch.stack(everyone(length=5 * SIZE)).sum(0)[5 * RANK : 5 * RANK + 5])
     sent = torch.tensor([RANK * 10 + other for other in range(SIZE)])
     dist.all_to_all_single(sent, sent)
     same(sent, torch.tensor([other * 10 + RANK for other in range(SIZE)]))
@@ -191,7 +193,7 @@ def meet_outside() -> None:
 
 
 def objects_and_order() -> None:
-    names = [None] * SIZE
+    names: list[Any] = [None] * SIZE
     dist.all_gather_object(names, {"rank": RANK, "pad": "x" * RANK})
     assert [name["rank"] for name in names] == list(range(SIZE))
     box = ["from zero" if RANK == 0 else None]
@@ -209,6 +211,7 @@ def objects_and_order() -> None:
         same(tensor, torch.full((50_000,), float(index * SIZE)))
     group = dist.new_group([1, 0])
     if RANK < 2:
+        assert isinstance(group, dist.ProcessGroup)
         tensor = own()
         dist.all_reduce(tensor, group=group)
         same(tensor, own(rank=0) + own(rank=1))

@@ -6,13 +6,19 @@ from typing import Any
 import pytest
 
 from mlbench_cli.catalog import load_task
-from tests.contract.tasks.ranks import Ended, RankServer
+from tests.contract.tasks.ranks import Ended, Parameters, RankServer
 from tests.contract.tasks.test_tiny_runs import check_times
 from tests.unit.tasks_image.cifar_files import binary_files, unpack
 
 TASK, DDP = "cifar10_resnet20", "cifar10_resnet20_ddp"
 # Two steps an epoch of the smallest model.
-SMALL = {"training_images": 64, "validation_images": 40, "batch_size": 16, "goal_full": 100.0, "goal_light": 100.0}
+SMALL: Parameters = {
+    "training_images": 64,
+    "validation_images": 40,
+    "batch_size": 16,
+    "goal_full": 100.0,
+    "goal_light": 100.0,
+}
 
 
 def run(
@@ -60,11 +66,12 @@ def test_ddp_and_mpi_follow_the_same_curve(ranks: RankServer, tmp_path: Path) ->
     """With uneven last batches: the second of two steps has 2 + 1 images."""
     same = SMALL | {"training_images": 35, "epochs": 4, "rate": 0.02, "nesterov": True, "scale_rate": False}
     plain = finished(run(ranks, tmp_path / "plain", **same, schedule="multistep", warmup_epochs=0))
-    for name, changes in {
+    variants: dict[str, Parameters] = {
         "ddp": {"task": DDP, "bucket_mb": 0.05},
         "mpi": {"environment": {"MLBENCH_BACKEND": "mpi"}},
         "plain memory": {"channels_last": False, "loaders": 0},
-    }.items():
+    }
+    for name, changes in variants.items():
         other = finished(run(ranks, tmp_path / name, **same | changes))
         assert losses(other) == pytest.approx(losses(plain), rel=1e-3), name
         if name == "ddp":
@@ -79,7 +86,13 @@ def test_curves_do_not_depend_on_the_number_of_ranks(ranks: RankServer, tmp_path
     the original and DDP do. So the model has group normalisation here, and the other half of the test sees the
     difference that batch normalisation makes.
     """
-    same = {"training_images": 69, "validation_images": 41, "epochs": 3, "rate": 0.01, "scale_rate": False}
+    same: Parameters = {
+        "training_images": 69,
+        "validation_images": 41,
+        "epochs": 3,
+        "rate": 0.01,
+        "scale_rate": False,
+    }
     same |= {"schedule": "multistep", "milestones": [2], "warmup_epochs": 0, "goal_full": 100.0, "goal_light": 100.0}
     curves: dict[tuple[str, int], list[float]] = {}
     for norm, size in (("group", 1), ("group", 2), ("group", 4), ("batch", 1), ("batch", 2)):

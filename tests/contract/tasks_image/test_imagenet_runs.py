@@ -6,13 +6,19 @@ from typing import Any
 import pytest
 
 from mlbench_cli.catalog import load_task
-from tests.contract.tasks.ranks import Ended, RankServer
+from tests.contract.tasks.ranks import Ended, Parameters, RankServer
 from tests.contract.tasks_image.test_cifar_runs import finished, losses
 from tests.unit.tasks_image.imagenet_files import PER_CLASS, write_folders
 
 TASK = "imagenet_resnet"
 # Two steps an epoch of the narrowest model.
-SMALL = {"training_images": 30, "validation_images": 12, "batch_size": 8, "width": 0.125, "goal_full": 100.0}
+SMALL: Parameters = {
+    "training_images": 30,
+    "validation_images": 12,
+    "batch_size": 8,
+    "width": 0.125,
+    "goal_full": 100.0,
+}
 
 
 def run(ranks: RankServer, folder: Path, size: int = 2, preset: str = "tiny", **changes: Any) -> list[Ended]:
@@ -62,7 +68,7 @@ def test_a_resumed_training_goes_on_as_if_nothing_had_happened(ranks: RankServer
 
 
 def test_fake_data_measure_throughput_and_nothing_else(ranks: RankServer, tmp_path: Path) -> None:
-    small = {
+    small: Parameters = {
         "model": "densenet121",
         "width": 0.125,
         "side": 32,

@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
     for part, number in (("training", 400), ("validation", 100)):
         images, labels = synthetic_images(number, 10, 28, 3, part, channels=1)
         for name, values in zip(FILES[part], (images[:, 0], labels), strict=True):
-            raw = idx(values)
+            raw = idx(np.asarray(values))
             if part == "training":
                 (tmp_path / f"{name}.gz").write_bytes(gzip.compress(raw))
             else:

@@ -22,7 +22,7 @@ from task_images.harness.report import Reporter
 from task_images.harness.seeds import seed_all
 from task_images.harness.translation.cache import Cache
 from task_images.harness.translation.sample import write_sample
-from task_images.harness.translation.training import TranslationTraining
+from task_images.harness.translation.training import TranslationTask, TranslationTraining
 from task_images.wikitext2_awd_lstm import train as awd_lstm
 from task_images.wikitext2_awd_lstm.data import Corpus
 from task_images.wmt16_gnmt import train as gnmt
@@ -31,9 +31,16 @@ from task_images.wmt16_gnmt.prepare import prepare
 from task_images.wmt17_transformer import train as transformer
 from task_images.wmt17_transformer.data import read_corpus as read_wmt17
 from task_images.wmt17_transformer.data import write_dictionary
+from tests.contract.tasks.ranks import Parameters
 
 STREAMS = 8  # of AWD-LSTM, all ranks together
-COMMON = {"report_every": 1, "checkpoint_every": 5, "epochs": 2, "goal_full": 100.0, "goal_light": 100.0}
+COMMON: Parameters = {
+    "report_every": 1,
+    "checkpoint_every": 5,
+    "epochs": 2,
+    "goal_full": 100.0,
+    "goal_light": 100.0,
+}
 
 
 def main() -> None:
@@ -136,7 +143,7 @@ def train_transformer(contract: Contract, world: World, texts: Path, resume: str
     return run(contract, world, transformer.make_task(parameters, contract, world, corpus))
 
 
-def run(contract: Contract, world: World, task: gnmt.TranslationTask) -> nn.Module:
+def run(contract: Contract, world: World, task: TranslationTask) -> nn.Module:
     goal = GoalWatch("BLEU-Score", ">=", 100.0, 100.0, "full")
     TranslationTraining(contract, world, Reporter(world, "sample", True), task, goal).run()
     return task.model

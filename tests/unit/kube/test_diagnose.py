@@ -73,7 +73,7 @@ def test_every_recording_is_in_the_table() -> None:
 
 
 def _rows() -> list[Any]:
-    marks = test_a_recorded_trouble_is_named.pytestmark
+    marks = vars(test_a_recorded_trouble_is_named)["pytestmark"]
     return [type("Row", (), {"args": row}) for row in marks[0].args[1]]
 
 

@@ -16,6 +16,7 @@ from providers.eks import EksOptions, EksProvider
 from providers.eks.aws import error_from_code, map_cloud_errors
 from providers.eks.control_plane import error_from_message
 from providers.eks.machines import GPU_MACHINES, choose_machine, equivalent_types, machine_of
+from providers.eks.nodes import LaunchTemplate
 
 ROOT = Path(__file__).parents[3]
 
@@ -313,7 +314,9 @@ def test_bottlerocket_brings_its_own_plugin() -> None:
     resources = {item.kind: item for item in provider.resources(cluster)}
     assert "GPU device plugin" not in resources
     assert resources["GPU devices"].find() is None
-    assert resources["launch template"].device == "/dev/xvdb"
+    template = resources["launch template"]
+    assert isinstance(template, LaunchTemplate)
+    assert template.device == "/dev/xvdb"
 
 
 def test_the_token_is_a_signed_question_for_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mlbench_cli.cluster_details import TimesRecord
 from mlbench_cli.errors import (
     CapacityError,
     CleanupError,
@@ -356,8 +357,11 @@ def test_what_was_stopped_keeps_its_times_and_its_reason(cloud: ToyCloud, store:
 
 def test_work_that_is_taken_up_again_goes_on_where_its_last_time_was(cloud: ToyCloud) -> None:
     network = Thing(cloud, "demo", "network")
-    earlier = {"kind": "thing", "name": "demo-plane", "adopted": False, "began": 50.0, "accepted": 51.0, "ready": None}
-    timeline = Timeline([network], [{**earlier, "waits": [{"reason": "it is making", "seconds": 49.5}]}])
+    earlier: TimesRecord = {
+        "kind": "thing", "name": "demo-plane", "adopted": False, "began": 50.0, "accepted": 51.0, "ready": None,
+        "waits": [{"reason": "it is making", "seconds": 49.5}],
+    }  # fmt: skip
+    timeline = Timeline([network], [earlier])
     timeline.of(network).record_time("began")
     assert 99.5 <= timeline.of(network).entry["began"] < 110
     assert [line["name"] for line in timeline.to_list()] == ["demo-plane", "demo-network"]

@@ -1,5 +1,6 @@
 """Accuracy after time, and commands of one's own that are held to a task's goal: what their archives say."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,12 @@ def test_the_last_value_must_have_been_reported(tmp_path: Path) -> None:
     assert archive.findings[0]["code"] == "goal_not_proved"
 
 
-OWN = {"task": "cifar10_resnet20", "preset": OPEN, "argv": ("python", "mine.py"), "parameters": GOALS}
+OWN: Mapping[str, Any] = {
+    "task": "cifar10_resnet20",
+    "preset": OPEN,
+    "argv": ("python", "mine.py"),
+    "parameters": GOALS,
+}
 
 
 def test_a_command_is_judged_by_the_metric_that_it_reports(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from matplotlib.lines import Line2D
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model import Run
@@ -106,14 +108,19 @@ def test_the_baseline_is_the_fewest_workers_that_succeeded(tmp_path: Path) -> No
     assert "ideal" in shown
 
 
+def heights(line: Line2D) -> list[float]:
+    """The y values of a drawn line."""
+    return [float(value) for value in np.asarray(line.get_ydata())]
+
+
 @pytest.mark.parametrize("counts", [(1, 2), (2, 3, 4), (1, 2, 4, 8, 16)])
 def test_the_ideal_line_is_seen_even_where_runs_get_slower(tmp_path: Path, counts: tuple[int, ...]) -> None:
     found = series(tmp_path, *({"workers": count, "seconds": 10.0 * count} for count in counts))
     (axes,) = next(figure for name, figure in figures(found) if name == "speedup").axes
     low, high = axes.get_ylim()
-    ideal, measured = (line.get_ydata() for line in axes.lines)
-    assert list(ideal) == [count / counts[0] for count in counts]
-    assert list(measured) == pytest.approx([counts[0] / count for count in counts])
+    ideal, measured = (heights(line) for line in axes.lines)
+    assert ideal == [count / counts[0] for count in counts]
+    assert measured == pytest.approx([counts[0] / count for count in counts])
     assert low < min(measured)
     assert max(ideal) < high
 
@@ -166,7 +173,7 @@ def test_accuracy_after_time_has_a_figure_and_no_speedup(tmp_path: Path) -> None
     )
     drawn_figures = dict(figures(found))
     (axes,) = drawn_figures["accuracy_after_time"].axes
-    assert list(axes.lines[0].get_ydata()) == [50.0, 80.5]
+    assert heights(axes.lines[0]) == [50.0, 80.5]
     assert len(axes.collections) == 1  # one interval, of the repeats
     assert axes.get_ylabel() == "Prec@1"
     assert "Accuracy after 60 s" in texts(found)["accuracy_after_time"]
@@ -321,7 +328,7 @@ def test_bars_of_phases_add_up_to_the_total(tmp_path: Path) -> None:
     found = series(tmp_path, {"workers": 1, "seconds": 90.0, "timings": timings(80.0)})
     for name, figure in figures(found):
         if name == "time_for_all_phases":
-            bars = [patch for container in figure.axes[0].containers for patch in container]  # type: ignore[attr-defined]
+            bars = [patch for container in figure.axes[0].containers for patch in container]
             assert sum(bar.get_height() for bar in bars) == pytest.approx(90.0)
             tops = sorted(bar.get_y() for bar in bars)
             assert tops == pytest.approx([bar.get_y() for bar in bars])

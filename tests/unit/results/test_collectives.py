@@ -66,7 +66,7 @@ def test_curves_are_read_from_folders_and_zips(tmp_path: Path) -> None:
     pack(folder, tmp_path / "run.zip")
     first, second = read(Archive.open(folder))
     assert (first.collective, first.dtype, first.place) == ("reduce", "fp16", "out_of_place")
-    assert first.points[0] == (4, 100.004, pytest.approx(4 / 100_004))
+    assert first.points[0] == pytest.approx((4, 100.004, 4 / 100_004))
     assert second.fit == {"alpha_us": 100.0, "algbw": 1.0, "off_mean": 0.07}
     assert second.facts["ranks"] == "2 ranks"
     assert "(local)" in second.machine

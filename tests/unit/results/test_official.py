@@ -125,7 +125,7 @@ def test_figures_that_measure_no_performance_are_said_to_be_functional(tmp_path:
     assert line == archive.result["official_line"]
     assert note == "The result is functional, not a performance measurement: all nodes are one machine."
     assert archive.result["label"] == {"word": "functional", "reason": "all nodes are one machine"}
-    assert find_problems(archive.path) == []
+    assert find_problems(Path(archive.path)) == []
 
 
 def test_wording_of_the_catalogue(tmp_path: Path) -> None:

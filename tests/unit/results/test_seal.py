@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -309,7 +310,7 @@ LINES = st.lists(
     codes=st.lists(st.sampled_from((0, 0, 1, None)), min_size=2, max_size=2),
 )
 def test_whatever_a_task_reports_the_archive_verifies(
-    tmp_path_factory: pytest.TempPathFactory, lines: list, ending: Ending, codes: list
+    tmp_path_factory: pytest.TempPathFactory, lines: list[tuple[str, Any]], ending: Ending, codes: list[int | None]
 ) -> None:
     log = []
     for kind, content in lines:

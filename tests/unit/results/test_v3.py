@@ -30,7 +30,7 @@ def old_zip(tmp_path: Path) -> Path:
 
 
 def read(zipped: ZipFile, name: str) -> list[dict[str, Any]]:
-    entries = json.loads(zipped.read(name))
+    entries = list(json.loads(zipped.read(name)))
     assert all(set(entry) == {"date", "value", "cumulative"} for entry in entries)
     return entries
 

@@ -4,6 +4,7 @@ import hashlib
 import io
 import tarfile
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from PIL import Image
@@ -34,7 +35,7 @@ def jpeg(image: Image.Image) -> bytes:
     return raw.getvalue()
 
 
-def pack(files: dict[str, bytes], mode: str = "w") -> bytes:
+def pack(files: dict[str, bytes], mode: Literal["w", "w:gz"] = "w") -> bytes:
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode=mode) as archive:
         for name, content in files.items():

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ def check(images: Cifar) -> None:
 
 @pytest.mark.parametrize("files", [binary_files, python_files])
 @pytest.mark.parametrize("below", ["", "cifar10"])
-def test_what_is_in_the_archive_is_read(tmp_path: Path, files, below: str) -> None:
+def test_what_is_in_the_archive_is_read(tmp_path: Path, files: Callable[[], dict[str, bytes]], below: str) -> None:
     unpack(files(), tmp_path / below)
     check(load(tmp_path, print))
 

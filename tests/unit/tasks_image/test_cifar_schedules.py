@@ -5,7 +5,8 @@ import math
 import pytest
 
 from mlbench_cli.catalog import load_task
-from task_images.cifar10_resnet20.task import Settings, make_schedule
+from task_images.cifar10_resnet20.schedule import make_schedule
+from task_images.cifar10_resnet20.task import Settings
 from task_images.cifar10_resnet20_ddp.task import Settings as DdpSettings
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.models.resnet import resnet

@@ -45,7 +45,9 @@ def test_the_stride_of_a_bottleneck_is_in_its_3x3_convolution() -> None:
     with torch.device("meta"):
         model = imagenet_model("resnet50")
     strided = [
-        item.kernel_size for item in model.blocks.modules() if isinstance(item, nn.Conv2d) and item.stride == (2, 2)
+        item.kernel_size
+        for item in model.get_submodule("blocks").modules()
+        if isinstance(item, nn.Conv2d) and item.stride == (2, 2)
     ]
     assert strided == [(3, 3), (1, 1)] * 3
     assert len(list(model.parameters())) == 161
@@ -68,8 +70,8 @@ def test_blocks_begin_as_the_identity_where_asked() -> None:
     images = torch.randn(2, 3, 32, 32)
     for zero in (True, False):
         model = imagenet_model("resnet18", 5, width=0.25, zero_init=zero)
-        stem = model.pool(model.stem(images))
-        assert torch.equal(model.blocks[0](stem), stem) is zero
+        stem = model.get_submodule("pool")(model.get_submodule("stem")(images))
+        assert torch.equal(model.get_submodule("blocks.0")(stem), stem) is zero
 
 
 def test_group_norm_sees_no_other_image_and_batch_norm_does() -> None:

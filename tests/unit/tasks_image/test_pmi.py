@@ -59,7 +59,7 @@ class Library:
 
 
 def test_ranks_find_each_others_values_after_a_barrier() -> None:
-    store = dist.HashStore()
+    store = dist.HashStore()  # type: ignore[attr-defined]
     managers = [Manager(store, rank, 2) for rank in range(2)]
     store.set("job", "name-of-the-job")
     for rank in range(2):

@@ -41,11 +41,14 @@ class Block(nn.Module):
         self.linear = nn.Linear(width, width + 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x).relu()
+        return torch.relu(self.linear(x))
+
+
+CompiledModel = Callable[[int, int], tuple[nn.Module, list[str]]]
 
 
 @pytest.fixture
-def compiled() -> Iterator[Callable[[int, int], tuple[nn.Module, list[str]]]]:
+def compiled() -> Iterator[CompiledModel]:
     """A model of compiled blocks (first and last width), and what has been compiled so far. The compilations are real,
     by a compiler that takes the code as it is."""
     torch._dynamo.reset()
@@ -56,9 +59,10 @@ def compiled() -> Iterator[Callable[[int, int], tuple[nn.Module, list[str]]]]:
         return graph.forward
 
     def make(first: int, last: int) -> tuple[nn.Module, list[str]]:
-        model = nn.Sequential(nn.Sequential(*(Block(width) for width in range(first, last))))
+        blocks = nn.Sequential(*(Block(width) for width in range(first, last)))
+        model = nn.Sequential(blocks)
         SpeedOptions(False, "blocks", "fp32", 0).apply(model)
-        for block in model[0]:
+        for block in blocks:
             block.compile(backend=compiler)
         return model, seen
 
@@ -66,14 +70,14 @@ def compiled() -> Iterator[Callable[[int, int], tuple[nn.Module, list[str]]]]:
     torch._dynamo.reset()
 
 
-def test_no_block_is_left_uncompiled_for_being_one_of_many(compiled) -> None:
+def test_no_block_is_left_uncompiled_for_being_one_of_many(compiled: CompiledModel) -> None:
     """More of them than torch's own limit."""
     model, seen = compiled(2, 13)
     model(torch.ones(2, 2))
     assert len(seen) == 11
 
 
-def test_odd_batches_and_validation_compile_nothing_anew(compiled) -> None:
+def test_odd_batches_and_validation_compile_nothing_more(compiled: CompiledModel) -> None:
     """Three batches an epoch, the last of which is smaller, then validation."""
     model, seen = compiled(4, 7)
     world = open_world(Contract({"OMP_NUM_THREADS": "1"}))
@@ -90,7 +94,7 @@ def test_channels_last_and_the_list_for_the_result() -> None:
     model = resnet(8)
     options = SpeedOptions(True, "no", "fp16", 3)
     options.apply(model)
-    assert model.stem[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert model.get_parameter("stem.0.weight").is_contiguous(memory_format=torch.channels_last)
     facts = options.facts(options.make_precision(CPU))
     # fp16 is for GPUs: what was used is said, not what was asked for.
     assert facts == {

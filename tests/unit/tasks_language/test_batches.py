@@ -80,12 +80,13 @@ def test_fp16_is_for_gpus() -> None:
 
 def make_pairs(count: int, seed: int = 0) -> Pairs:
     random = np.random.default_rng(seed)
-    sides = []
-    for _ in range(2):
+
+    def side() -> Side:
         lengths = random.integers(1, 40, count)
         starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-        sides.append(Side(random.integers(4, 90, lengths.sum()), starts, lengths))
-    return Pairs(*sides)
+        return Side(random.integers(4, 90, lengths.sum()), starts, lengths)
+
+    return Pairs(side(), side())
 
 
 PAIRS = make_pairs(997)

@@ -75,10 +75,10 @@ def test_a_wide_beam_finds_what_trying_everything_finds(power: float, coverage: 
 
 def narrow(toy: Toy, number: int, limit: int, search: Search) -> Hypothesis:
     """A beam search of one sentence in plain Python."""
-    live = [((START, START), 0.0)]
+    live: list[tuple[tuple[int, ...], float]] = [((START, START), 0.0)]
     finished: list[Hypothesis] = []
     for length in range(1, limit + 1):
-        candidates = []
+        candidates: list[tuple[float, tuple[int, ...]]] = []
         for words, total in live:
             logs = toy.scores[number, words[-2], words[-1]].log_softmax(0)
             for word in range(VOCABULARY):

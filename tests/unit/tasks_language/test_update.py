@@ -54,7 +54,7 @@ def test_the_norm_is_clipped_after_the_mean(world: World) -> None:
     for passes in (1, 3):
         model, update = make(world, Precision("fp32", CPU), clip=2.0)
         before = model.weight.detach().clone()
-        for part in X.split(3 // passes):
+        for part in torch.split(X, 3 // passes):
             update.backward(model(part).sum())
         update.apply(1.0, terms=3)
         steps.append(before - model.weight.detach())
