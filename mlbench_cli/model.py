@@ -14,6 +14,9 @@ from mlbench_cli.errors import CleanupError, DeadlineError, NeverStartedError, T
 if TYPE_CHECKING:
     from mlbench_cli.spec import RunSpec
 
+# A JSON document that has a published schema, or that goes out as it is.
+JsonObject = dict[str, Any]  # words: ok
+
 
 class RunState(StrEnum):
     """How far the store knows a run to be. `outcome` is set with FINISHED."""

@@ -1,22 +1,20 @@
 """What several commands share: options, and the engine of a run."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.errors import UsageError
 from mlbench_cli.model import Cluster, Run
 from mlbench_cli.run_folder import RunFolder
 from mlbench_cli.store import Store
 
 if TYPE_CHECKING:
     from mlbench_cli.engines.base import Engine
-    from mlbench_cli.runs.request import Request
 
 
 class Format(StrEnum):
@@ -80,44 +78,6 @@ RunName = Annotated[
         autocompletion=complete_runs,
     ),
 ]
-
-
-# --- clusters -------------------------------------------------------------------------------------------------------
-
-
-def default_cluster(store: Store) -> Cluster:
-    """The cluster of commands that name none: by MLBENCH_CLUSTER, by the config file, by set-cluster, else local."""
-    from mlbench_cli.config import find_default
-
-    default = find_default("cluster")
-    if default is None:
-        return store.current_cluster
-    try:
-        return store.cluster(default.value)
-    except NotFoundError as error:
-        raise NotFoundError(
-            f"{default.origin}: {error.message}", hint="mlbench config, or mlbench list-clusters"
-        ) from None
-
-
-def with_defaults(request: "Request", cluster: Cluster) -> "Request":
-    """The request with what environment and config file say of options that it leaves open, as far as they concern
-    the cluster: the data folder is one of this machine, registry and namespace are for clusters without their own."""
-    from mlbench_cli.config import find_default
-
-    is_local = cluster.provider == "local"
-    open_keys = [key for key in ("data-dir",) if is_local]
-    open_keys += [key for key in ("registry", "namespace") if not is_local and not cluster.details.get(key)]
-    changes: dict[str, Any] = {}
-    for key in (*open_keys, "timeout"):
-        name = key.replace("-", "_")
-        if getattr(request, name) is None and (default := find_default(key)) is not None:
-            if key == "data-dir" and not Path(default.value).is_dir():
-                raise NotFoundError(
-                    f"{default.origin}: there is no folder {default.value}.", hint="mlbench config, or --data-dir DIR"
-                )
-            changes[name] = default.value
-    return replace(request, **changes)
 
 
 # --- engines --------------------------------------------------------------------------------------------------------

@@ -1,77 +1,14 @@
-"""Repeats of a run (`mlbench run --repeat`): found by their names, told as mean and interval."""
+"""How repeats of a run (`mlbench run --repeat`) are shown: mean and interval."""
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import results_of, sealed
-from mlbench_cli.model import Run, RunRow
-from mlbench_cli.runs.select import find
-from mlbench_cli.spec import common_name
-from mlbench_cli.store import Store
+from mlbench_cli.runs.repeats import Repeats
 
 if TYPE_CHECKING:
-    from mlbench_cli.results.analysis.series import Point
     from mlbench_cli.results.analysis.statistics import Estimate
-
-
-@dataclass(frozen=True)
-class Repeats:
-    """The finished repeats of one size. `point` has its estimates; `total` counts those that have not finished, too."""
-
-    name: str
-    total: int
-    metric: str
-    point: "Point"
-
-    def to_dict(self) -> dict[str, Any]:
-        counted, left_out = ([run.name for run in runs] for runs in (self.point.good, self.point.bad))
-        metric = {"name": self.metric, **self.point.value.to_dict()} if self.point.value else None
-        return {
-            "name": self.name,
-            "workers": self.point.workers,
-            "repeats": self.total,
-            "counted": counted,
-            "left_out": left_out,
-            "seconds": self.point.seconds.to_dict() if self.point.good else None,
-            "metric": metric if self.point.good else None,
-            "samples_per_second": self.point.throughput.to_dict()
-            if self.point.good and self.point.throughput
-            else None,
-        }
-
-
-def runs_named(store: Store, name: str) -> list[Run]:
-    """The run of that name, the runs of that experiment, or the repeats that have the name in common.
-
-    Raises NotFoundError with the nearest name.
-    """
-    rows, _ = find(store, name)
-    return [row.run for row in rows]
-
-
-def repeats_in(rows: Iterable[RunRow]) -> list[Repeats]:
-    """Those of which at least two have results, in the order of the rows."""
-    families: dict[str, list[Run]] = {}
-    for row in rows:
-        if (name := common_name(row.run.name)) is not None:
-            families.setdefault(name, []).append(row.run)
-    families = {name: runs for name, runs in families.items() if sum(map(sealed, runs)) > 1}
-    if not families:
-        return []
-    return [found for name, runs in families.items() for found in _measured(name, runs)]
-
-
-def _measured(name: str, runs: Sequence[Run]) -> Iterable[Repeats]:
-    from mlbench_cli.results.analysis.series import collect
-    from mlbench_cli.results.archive.reader import Archive
-
-    archives = [Archive.open(results_of(run)) for run in runs if sealed(run)]
-    # One group and one point, unless somebody has given names of this form to runs that differ.
-    for group in collect(archives).groups:
-        yield from (Repeats(name, len(runs), group.metric, point) for point in group.points)
 
 
 def show_repeats(found: Sequence[Repeats]) -> None:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format
-from mlbench_cli.commands._repeats import Repeats, show_repeats
+from mlbench_cli.commands._repeats import show_repeats
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model import Outcome, Run
 from mlbench_cli.runs.finished import FinishedRun
+from mlbench_cli.runs.repeats import Repeats
 from mlbench_cli.spec import CUSTOM, RunSpec
 from task_images import contract
 

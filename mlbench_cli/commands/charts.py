@@ -8,9 +8,9 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters, complete_runs, results_of, sealed
-from mlbench_cli.commands._repeats import runs_named
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model import Run
+from mlbench_cli.runs.repeats import runs_named
 from mlbench_cli.store import Store
 
 

@@ -10,7 +10,7 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output, complete_runs, results_of
-from mlbench_cli.commands._repeats import in_figures, runs_named
+from mlbench_cli.commands._repeats import in_figures
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.results.analysis.comparability import WORDS, check_words
 from mlbench_cli.results.analysis.compare import Comparison
@@ -19,6 +19,7 @@ from mlbench_cli.results.analysis.gate import Direction, check_gate
 from mlbench_cli.results.analysis.statistics import Estimate
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import open_verified
+from mlbench_cli.runs.repeats import runs_named
 from mlbench_cli.store import Store
 
 

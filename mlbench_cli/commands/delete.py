@@ -1,20 +1,19 @@
 """`mlbench delete`: remove runs from the cluster, the disk and the store, in this order."""
 
-import shutil
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import Format, Output, Yes, engine_of
+from mlbench_cli.commands._common import Format, Output, Yes
 from mlbench_cli.commands._selection import All, Names, NewerThan, OlderThan, States, Tasks, make_filter
-from mlbench_cli.errors import CleanupError, MlbenchError, NotFoundError, UnreachableError, UsageError
-from mlbench_cli.model import Cluster, Experiment, Run, RunRow
-from mlbench_cli.queue_folder import QueueFolder, QueueState, read_queued
-from mlbench_cli.run_folder import RunFolder
+from mlbench_cli.errors import MlbenchError, UsageError
+from mlbench_cli.model import Experiment, Run, RunRow
+from mlbench_cli.queue_folder import QueueFolder, QueueState
 from mlbench_cli.runs import queue
 from mlbench_cli.runs.finished import read_finished
+from mlbench_cli.runs.removal import delete_run
 from mlbench_cli.runs.select import select
 from mlbench_cli.store import Store
 
@@ -52,7 +51,7 @@ def delete(
     problems: list[MlbenchError] = []
     for row in chosen.rows:
         try:
-            _delete(row.run, store, force)
+            delete_run(row.run, store, force=force, notice=console.note, warn=console.warn)
             deleted.append(row.run)
         except MlbenchError as error:
             if len(chosen.rows) == 1:
@@ -82,46 +81,3 @@ def _question(rows: Sequence[RunRow]) -> str:
         return f"Remove {run.name} and its results in {run.folder}?"
     names = ", ".join(row.run.name for row in rows[:5]) + (", ..." if len(rows) > 5 else "")
     return f"Remove {len(rows)} runs and their results ({names})?"
-
-
-def _delete(run: Run, store: Store, force: bool) -> None:
-    note = read_queued(run.folder)
-    experiment = store.find_experiment_of(run)
-    with RunFolder(run.folder).lock(notice=console.note):  # not while another command completes its archive
-        if note is None or note.is_starting or run.spec.engine == "local":
-            _delete_from_cluster(run, store, force)
-        _remove_folder(run)
-        store.forget_run(run)
-    if experiment is not None and store.find_experiment(experiment.name) is None:
-        shutil.rmtree(QueueFolder.of(store.folder, experiment.id).path, ignore_errors=True)
-
-
-def _delete_from_cluster(run: Run, store: Store, force: bool) -> None:
-    cluster = _cluster(run, store)
-    if cluster is None:
-        return
-    try:
-        engine_of(cluster).delete(run, force=force)
-    except UnreachableError as error:
-        if not force:
-            raise
-        console.warn(f"{error.message} What {run.name} has on {cluster.name} stays there until its time is up.")
-
-
-def _remove_folder(run: Run) -> None:
-    try:
-        shutil.rmtree(run.folder)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise CleanupError(
-            f"The folder {run.folder} cannot be removed: {error.strerror}.", hint=f"mlbench delete {run.name} --yes"
-        ) from None
-
-
-def _cluster(run: Run, store: Store) -> Cluster | None:
-    """The run's cluster; None if it was deleted, and everything on it."""
-    try:
-        return store.cluster(run.spec.cluster)
-    except NotFoundError:
-        return None

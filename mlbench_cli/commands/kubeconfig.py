@@ -11,10 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import Format, Output, complete_clusters, default_cluster
+from mlbench_cli.commands._common import Format, Output, complete_clusters
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model import Cluster
+from mlbench_cli.runs.defaults import default_cluster
 from mlbench_cli.store import Store
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}

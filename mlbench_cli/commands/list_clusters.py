@@ -7,8 +7,9 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.cluster_details import ClusterDetails
-from mlbench_cli.commands._common import Format, Output, default_cluster
+from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.model import Cluster
+from mlbench_cli.runs.defaults import default_cluster
 from mlbench_cli.store import Store
 from mlbench_cli.times import timestamp
 

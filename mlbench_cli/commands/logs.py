@@ -10,7 +10,6 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output, engine_of
-from mlbench_cli.commands._log_lines import LogEntry, LogReader, select_entries, without_event
 from mlbench_cli.commands._selection import All, Names, OlderThan, States, Tasks, make_filter
 from mlbench_cli.durations import parse_since
 from mlbench_cli.engines.base import LOG_GAP, Engine
@@ -19,6 +18,7 @@ from mlbench_cli.model import Experiment, Run
 from mlbench_cli.queue_folder import QueueFolder, read_queued
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.run_folder import RunFolder
+from mlbench_cli.runs.log_reader import LogEntry, LogReader, select_entries, without_event
 from mlbench_cli.runs.select import select
 from mlbench_cli.store import Store
 from mlbench_cli.times import MAX_SECONDS, timestamp

@@ -19,23 +19,21 @@ from mlbench_cli.commands._common import (
     complete_clusters,
     complete_presets,
     complete_tasks,
-    default_cluster,
     engine_of,
     renderer_of,
-    with_defaults,
 )
 from mlbench_cli.commands._members import follow_all, start_detached, wait_for_queue
-from mlbench_cli.commands._repeats import repeats_in
 from mlbench_cli.commands._report import Ended, report_ended
 from mlbench_cli.engines.base import Engine, Submission
 from mlbench_cli.errors import UsageError
 from mlbench_cli.files import write_atomically
-from mlbench_cli.model import Cluster, Experiment, Run
-from mlbench_cli.results.archive.documents import write_run_document
+from mlbench_cli.model import Cluster, Experiment
 from mlbench_cli.runs import launch, queue
-from mlbench_cli.runs.experiment import Candidate, MemberRow, Plan, absolute_paths, expand, make_plan, request_of
+from mlbench_cli.runs.defaults import default_cluster, with_defaults
+from mlbench_cli.runs.experiment import Plan, absolute_paths, expand, request_of
 from mlbench_cli.runs.finished import read_finished
 from mlbench_cli.runs.recording import record
+from mlbench_cli.runs.repeats import repeats_in
 from mlbench_cli.runs.request import (
     OPTIONS,
     REPEATABLE,
@@ -49,6 +47,7 @@ from mlbench_cli.runs.request import (
     request_document,
 )
 from mlbench_cli.runs.select import members
+from mlbench_cli.runs.start import document_writer, plan_experiment
 from mlbench_cli.spec import RunSpec
 from mlbench_cli.store import Store
 from mlbench_cli.times import now
@@ -117,9 +116,9 @@ def run(
         parallel=request.parallel or (known.parallel if known else 1),
     )
     with queue.hold(experiment, store) as held:
-        plan = _plan(experiment, candidates, store, retry_failed)
+        plan = plan_experiment(experiment, candidates, store, retry_failed=retry_failed)
         _explain_plan(plan, bool(known))
-        record(plan.experiment, plan.new, store, _document_writer(("mlbench", *context.obj)))
+        record(plan.experiment, plan.new, store, document_writer(("mlbench", *context.obj)))
         if detach:
             code = start_detached(plan, engine, store, held, output)
         else:
@@ -180,37 +179,6 @@ def _recall(request: Request, store: Store) -> Request:
         return request
     experiment = store.find_experiment(request.name)
     return request if experiment is None else merge(request_of(experiment), request)
-
-
-def _plan(experiment: Experiment, candidates: Sequence[Candidate], store: Store, retry_failed: bool) -> Plan:
-    rows = {row.run.id: row for row in members(store, experiment)}
-    existing = []
-    for member in experiment.members:
-        if (row := rows.get(member.run_id)) is not None:
-            finished = read_finished(row.run)
-            outcome = row.outcome if finished is None else finished.outcome
-            existing.append(MemberRow(member, row.run, outcome))
-
-    def make_run(spec: RunSpec) -> Run:
-        run_id = os.urandom(6).hex()
-        return Run(run_id, spec, store.folder / "runs" / run_id, now())
-
-    return make_plan(experiment, existing, candidates, make_run, retry_failed=retry_failed)
-
-
-def _document_writer(command_line: Sequence[str]) -> Callable[[Run], None]:
-    """Writes run.json with the provenance of the run, which is collected once for each program."""
-    from mlbench_cli.provenance import collect_provenance
-
-    known: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
-
-    def write(run: Run) -> None:
-        key = (run.spec.task, run.spec.argv)
-        if key not in known:
-            known[key] = collect_provenance(run.spec, command_line).to_dict()
-        write_run_document(run, known[key])
-
-    return write
 
 
 def _explain_plan(plan: Plan, is_known: bool) -> None:

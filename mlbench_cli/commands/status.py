@@ -10,26 +10,21 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output, complete_clusters, complete_tasks, engine_of_run
-from mlbench_cli.commands._experiments import ExperimentStatus, experiment_status, is_queue_problem, show_experiment
-from mlbench_cli.commands._repeats import repeats_in, show_repeats
+from mlbench_cli.commands._experiments import is_queue_problem, show_experiment
+from mlbench_cli.commands._repeats import show_repeats
 from mlbench_cli.commands._report import Reporter, format_eta, in_words
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.durations import parse_since
-from mlbench_cli.errors import MlbenchError, UsageError, did_you_mean
+from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.model import Outcome, Run, RunRow, RunState
+from mlbench_cli.runs.experiment_status import ExperimentStatus, experiment_status
 from mlbench_cli.runs.finished import read_finished
+from mlbench_cli.runs.repeats import repeats_in
 from mlbench_cli.runs.select import Selection, select
-from mlbench_cli.runs.snapshot import (
-    ENDED,
-    UNKNOWN,
-    RunStatus,
-    find_metric,
-    finished_snapshot,
-    live_snapshot,
-    read_states,
-)
+from mlbench_cli.runs.snapshot import ENDED, UNKNOWN, RunStatus, find_metric, read_states
+from mlbench_cli.runs.views import EngineCache, run_details, runs_document, summary_figures
 from mlbench_cli.store import Store
-from mlbench_cli.times import parse_timestamp, timestamp
+from mlbench_cli.times import parse_timestamp
 
 if TYPE_CHECKING:
     from mlbench_cli.engines.base import Engine
@@ -138,7 +133,9 @@ def status(
 
 
 def _show_run(row: RunRow, store: Store, metric: str | None, watch: bool, verbose: bool, output: Format) -> None:
-    document = finished_snapshot(row) or _snapshot(row, store, watch)
+    if watch and read_finished(row.run) is None:
+        _watch(row, store)
+    document = run_details(row, EngineCache(store, console.note))
     if metric is not None:
         document["metric"] = {"name": metric, "value": find_metric(document["metrics"], metric)}
     if output == Format.json:
@@ -149,7 +146,7 @@ def _show_run(row: RunRow, store: Store, metric: str | None, watch: bool, verbos
 
 def _show_named(chosen: Selection, store: Store, choice: Choice, verbose: bool, output: Format) -> None:
     """Experiments and runs that were named: each experiment in a few lines, then the table of all runs."""
-    engines = _engines(store)
+    engines = EngineCache(store, console.note)
     newest_first = sorted(chosen.rows, key=lambda row: row.run.created, reverse=True)
     states = choice.select(newest_first, engines) if choice.is_filter else list(read_states(chosen.rows, engines))
     experiments = [] if choice.is_filter else chosen.experiments
@@ -163,50 +160,15 @@ def _show_named(chosen: Selection, store: Store, choice: Choice, verbose: bool, 
     _show_rows(states, output, known)
 
 
-def _snapshot(row: RunRow, store: Store, watch: bool) -> dict[str, Any]:
-    """State of a run whose archive is not complete. Reads only: whoever waits for the run completes it."""
+def _watch(row: RunRow, store: Store) -> None:
     from mlbench_cli.runs import supervise
 
-    engine = engine_of_run(row.run, store)
-    if watch:
-        with Reporter(row.run) as report:
-            supervise.watch(row.run, engine, report)
-    if (document := finished_snapshot(row)) is None:
-        document = live_snapshot(row, engine)
-        document["kept_until"] = _kept_until(row.run, engine) if document["state"] == ENDED else None
-    document["ranks"] = [_with_timestamps(rank) for rank in document["ranks"]]
-    return document
-
-
-def _kept_until(run: Run, engine: "Engine") -> str | None:
-    """Until when the cluster keeps the results, RFC 3339; None if it does not, or does not say."""
-    try:
-        until = engine.kept_until(run)
-    except MlbenchError:
-        return None
-    return None if until is None else timestamp(until)
-
-
-def _with_timestamps(rank: dict[str, Any]) -> dict[str, Any]:
-    """A worker's times as RFC 3339, as in an archive."""
-    moments = {key: rank[key] for key in ("started", "finished") if isinstance(rank.get(key), int | float)}
-    return {**rank, **{key: timestamp(moment) for key, moment in moments.items()}}
-
-
-def _engines(store: Store) -> "Callable[[Run], Engine]":
-    """The engine of a run's cluster, made once for each cluster."""
-    engines: dict[str, Engine] = {}
-
-    def find(run: Run) -> "Engine":
-        if run.spec.cluster not in engines:
-            engines[run.spec.cluster] = engine_of_run(run, store)
-        return engines[run.spec.cluster]
-
-    return find
+    with Reporter(row.run) as report:
+        supervise.watch(row.run, engine_of_run(row.run, store), report)
 
 
 def _show_all(store: Store, choice: Choice, output: Format) -> None:
-    states = choice.select(store.iterate_runs(), _engines(store))
+    states = choice.select(store.iterate_runs(), EngineCache(store, console.note))
     if not states and choice.is_filter and output == Format.text:
         console.note("No run matches.\nNext: mlbench status")
         return
@@ -217,13 +179,10 @@ def _show_all(store: Store, choice: Choice, output: Format) -> None:
 
 
 def _show_rows(states: list[RunStatus], output: Format, experiments: Sequence[ExperimentStatus] = ()) -> None:
-    repeats = repeats_in(status.row for status in states)
     if output == Format.json:
-        runs = [{**status.to_dict(), **_figures(status.row.run)} for status in states]
-        document = {"runs": runs, "repeats": [found.to_dict() for found in repeats]}
-        known = {"experiments": [item.to_dict() for item in experiments]} if experiments else {}
-        console.out_json({**document, **known})
+        console.out_json(runs_document(states, experiments))
         return
+    repeats = repeats_in(status.row for status in states)
     if not states:
         console.note("There are no runs yet.\nNext: mlbench tasks, then mlbench run NAME 1 2 --task TASK")
         return
@@ -243,7 +202,7 @@ def _show_rows(states: list[RunStatus], output: Format, experiments: Sequence[Ex
 
 def _cells(status: RunStatus) -> list[object]:
     run, spec = status.row.run, status.row.run.spec
-    figures = _figures(run)
+    figures = summary_figures(run)
     return [
         run.name,
         spec.workers,
@@ -256,16 +215,6 @@ def _cells(status: RunStatus) -> list[object]:
         spec.cluster,
         console.ago(run.created),
     ]
-
-
-def _figures(run: Run) -> dict[str, Any]:
-    """`goal` of result.json and `seconds` that the task took (wall clock); None if the run has no results."""
-    finished = read_finished(run)
-    result = finished.result if finished else None
-    if result is None:
-        return {"goal": None, "seconds": None}
-    seconds = result.get("task_seconds")
-    return {"goal": result.get("goal"), "seconds": seconds.get("wall") if seconds else None}
 
 
 def _goal_cell(goal: dict[str, Any] | None) -> str | None:

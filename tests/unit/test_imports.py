@@ -86,7 +86,17 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.kube": (*BASE, "mlbench_cli.engines.base"),
     "mlbench_cli.engines": (*BASE, "mlbench_cli.kube", "templates", "mlbench_cli.__init__"),
     "mlbench_cli.results": (*BASE, "mlbench_cli.provenance", "mlbench_cli.engines.base", "mlbench_cli.__init__"),
+    "mlbench_cli.runs.start": (*BASE, "mlbench_cli.runs", "mlbench_cli.results", "mlbench_cli.provenance"),
+    "mlbench_cli.runs.defaults": (*BASE, "mlbench_cli.config", "mlbench_cli.runs.request"),
     "mlbench_cli.runs": (*BASE, "mlbench_cli.engines", "mlbench_cli.results", "mlbench_cli.__init__"),
+    "mlbench_cli.api": (
+        *(*BASE, "mlbench_cli.runs", "mlbench_cli.results", "mlbench_cli.engines.base", "mlbench_cli.clusters"),
+        *("mlbench_cli.durations", "mlbench_cli.__init__"),
+    ),
+    "mlbench_cli.server": (
+        *(*BASE, "mlbench_cli.api", "mlbench_cli.results", "mlbench_cli.runs.request", "mlbench_cli.masking"),
+        *("mlbench_cli.durations", "mlbench_cli.text", "mlbench_cli.__init__"),
+    ),
     "mlbench_cli.commands": (
         *("mlbench_cli", "providers", "templates", "task_images.contract", "task_images.harness.cores"),
     ),

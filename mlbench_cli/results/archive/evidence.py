@@ -23,7 +23,7 @@ def collect_evidence(run: Run, document: Mapping[str, Any], observation: Observa
     folder = RunFolder(run.folder)
     logs: dict[int, Callable[[], BinaryIO]] = {rank: partial(_open, path) for rank, path in folder.logs().items()}
     rules, provenance = _rules(document, run.spec), document.get("provenance") or {}
-    samples = partial(_read_samples, run.folder / run_folder.RESOURCES)
+    samples = partial(read_samples, run.folder / run_folder.RESOURCES)
     return Evidence(run.id, run.name, run.created, run.spec, rules, observation, provenance, samples, logs)
 
 
@@ -83,7 +83,7 @@ def _observation_of_first_edition(result: Mapping[str, Any]) -> Observation:
     return Observation(parse_timestamp(result["finished"]), workers, (), ended, result.get("first_failed"))
 
 
-def _read_samples(path: Path) -> Iterator[dict[str, Any]]:
+def read_samples(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of resources.jsonl as sealing writes them, also for a file that is not normalized yet."""
     if path.is_file():
         with open(path, "rb") as samples:

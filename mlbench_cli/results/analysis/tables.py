@@ -1,0 +1,229 @@
+"""Metrics and resource samples as tables of plain values, with ways into pandas, polars and Arrow."""
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from mlbench_cli.errors import UsageError
+from mlbench_cli.goals import is_finite_number
+from mlbench_cli.times import parse_timestamp, timestamp
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow
+
+Row = TypeVar("Row", bound="MetricPoint | ResourceSample")
+_SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+@dataclass(frozen=True)
+class MetricPoint:
+    """One value that a rank reported. `time` is in seconds since 1970; `seconds` are those of training, if known."""
+
+    run: str
+    workers: int
+    rank: int
+    time: float
+    name: str
+    value: float
+    epoch: float | None = None
+    step: float | None = None
+    seconds: float | None = None
+    unit: str | None = None
+
+    @classmethod
+    def parse(cls, run: str, workers: int, row: Mapping[str, Any]) -> "MetricPoint | None":
+        """A line of metrics.jsonl; None if it is malformed. The texts "nan", "inf" and "-inf" become numbers."""
+        value, unit = row.get("value"), row.get("unit")
+        number = float(value) if is_finite_number(value) else _SPECIAL.get(str(value))
+        moment = _moment(row.get("time"))
+        if number is None or moment is None or not isinstance(row.get("name"), str):
+            return None
+        rank = row.get("rank")
+        return cls(
+            run,
+            workers,
+            rank if isinstance(rank, int) else 0,
+            moment,
+            row["name"],
+            number,
+            _number(row.get("epoch")),
+            _number(row.get("step")),
+            _number(row.get("seconds")),
+            unit if isinstance(unit, str) else None,
+        )
+
+
+@dataclass(frozen=True)
+class ResourceSample:
+    """One sample of a rank's processes. Counters grow from the start of the run; `gpu_percent` is utilisation.
+
+    A value that the engine does not measure is None.
+    """
+
+    run: str
+    rank: int
+    time: float
+    cpu_seconds: float | None = None
+    rss_bytes: float | None = None
+    received_bytes: float | None = None
+    sent_bytes: float | None = None
+    read_bytes: float | None = None
+    write_bytes: float | None = None
+    gpu_percent: float | None = None
+    gpu_memory_bytes: float | None = None
+    gpu_watts: float | None = None
+
+    @classmethod
+    def parse(cls, run: str, row: Mapping[str, Any]) -> "ResourceSample | None":
+        """A line of resources.jsonl; None for one without rank or time."""
+        moment, rank = _moment(row.get("time")), row.get("rank")
+        if moment is None or not isinstance(rank, int):
+            return None
+        names = [item.name for item in fields(cls)][3:]
+        return cls(run, rank, moment, *(_number(row.get(name)) for name in names))
+
+
+class Table(Sequence[Row], Generic[Row]):
+    """Rows in the order of time."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._rows: list[Row] = sorted(rows, key=lambda row: row.time)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
+        return self._rows[index]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows)
+
+    def to_dicts(self) -> list[dict[str, str | float | None]]:
+        return [asdict(row) for row in self._rows]
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """One row per value; `time` is a UTC timestamp. Raises UsageError without pandas."""
+        pandas = _load("pandas")
+        frame = pandas.DataFrame(self.to_dicts())
+        if len(frame):
+            frame["time"] = pandas.to_datetime(frame["time"], unit="s", utc=True)
+        return frame
+
+    def to_polars(self) -> "polars.DataFrame":
+        """One row per value; `time` is a UTC timestamp. Raises UsageError without polars."""
+        polars = _load("polars")
+        frame = polars.DataFrame(self.to_dicts())
+        if not len(frame):
+            return frame
+        moments = polars.from_epoch((polars.col("time") * 1e6).cast(polars.Int64), "us").dt.replace_time_zone("UTC")
+        return frame.with_columns(moments.alias("time"))
+
+    def to_arrow(self) -> "pyarrow.Table":
+        """One row per value; `time` is in seconds since 1970. Raises UsageError without pyarrow."""
+        return _load("pyarrow").Table.from_pylist(self.to_dicts())
+
+
+class MetricTable(Table[MetricPoint]):
+    """Metrics of one or several runs, in the order of time."""
+
+    @property
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(point.name for point in self))
+
+    def select(
+        self,
+        names: Collection[str] | None = None,
+        *,
+        since: float | None = None,
+        summarize: int | None = None,
+        last: int | None = None,
+    ) -> "MetricTable":
+        """Points of these names, not before `since` (seconds since 1970), summarized and then cut per curve.
+
+        `summarize` N: at most N points of each run, name and rank, by `summarize_points`. `last` N: the last N of each.
+        0 and None mean no limit. Raises UsageError for a negative number.
+        """
+        for word, number in (("summarize", summarize), ("last", last)):
+            if number is not None and number < 0:
+                raise UsageError(f"{word} must be 0 or more, not {number}.")
+        kept = [
+            point for point in self if (names is None or point.name in names) and (since is None or point.time >= since)
+        ]
+        if not summarize and not last:
+            return MetricTable(kept)
+        chosen: list[MetricPoint] = []
+        for curve in _curves(kept).values():
+            points = summarize_points(curve, summarize) if summarize else curve
+            chosen += points[-last:] if last else points
+        return MetricTable(chosen)
+
+
+class ResourceTable(Table[ResourceSample]):
+    """Resource samples of one or several runs, in the order of time."""
+
+    @classmethod
+    def parse(cls, run: str, rows: Iterable[Mapping[str, Any]]) -> "ResourceTable":
+        return cls(sample for row in rows if (sample := ResourceSample.parse(run, row)) is not None)
+
+
+def summarize_points(curve: Sequence[MetricPoint], count: int) -> list[MetricPoint]:
+    """At most `count` points: means of groups of ceil(length / count), dated by the first of each group.
+
+    An incomplete last group is left out, and a curve that is short enough stays as it is: the rule of the original's
+    dashboard.
+    """
+    if len(curve) <= count:
+        return list(curve)
+    size = math.ceil(len(curve) / count)
+    groups = (curve[start : start + size] for start in range(0, len(curve) - size + 1, size))
+    return [_mean_point(group) for group in groups]
+
+
+def _mean_point(group: Sequence[MetricPoint]) -> MetricPoint:
+    first = group[0]
+    facts = {**asdict(first), "value": math.fsum(point.value for point in group) / len(group)}
+    return MetricPoint(**facts)
+
+
+def _curves(points: Iterable[MetricPoint]) -> dict[tuple[str, str, int], list[MetricPoint]]:
+    found: dict[tuple[str, str, int], list[MetricPoint]] = {}
+    for point in points:
+        found.setdefault((point.run, point.name, point.rank), []).append(point)
+    return found
+
+
+def _moment(value: Any) -> float | None:
+    """Seconds since 1970 of a time that is RFC 3339 in an archive and a number while the run is running."""
+    if is_finite_number(value):
+        return float(value)
+    try:
+        return parse_timestamp(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if is_finite_number(value) else None
+
+
+def _load(name: str) -> Any:
+    from importlib import import_module
+
+    try:
+        return import_module(name)
+    except ImportError:
+        raise UsageError(
+            f"This table needs the package {name}, which is not installed.", hint=f"pip install {name}"
+        ) from None
+
+
+def point_time(point: MetricPoint) -> str:
+    """The point's time as RFC 3339."""
+    return timestamp(point.time)

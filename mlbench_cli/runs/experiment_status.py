@@ -1,0 +1,130 @@
+"""How far an experiment is: its state, its queue, and its members. Reads only."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mlbench_cli.errors import MlbenchError
+from mlbench_cli.model import Experiment, ExperimentState, JsonObject, Outcome, Run, RunState
+from mlbench_cli.queue_folder import QueueFolder, QueueState, read_queued
+from mlbench_cli.runs.finished import read_finished
+from mlbench_cli.runs.snapshot import RunStatus, live_snapshot
+from mlbench_cli.store import Store
+
+if TYPE_CHECKING:
+    from mlbench_cli.engines.base import Engine
+
+MAX_LOG_LINES = 20
+
+
+@dataclass(frozen=True)
+class ExperimentStatus:
+    """An experiment now. `eta` is in seconds; None if nothing tells. `queue_text` says who starts its runs, or why
+    nobody does."""
+
+    experiment: Experiment
+    state: ExperimentState
+    finished: int
+    failed: int
+    total: int
+    queue: QueueState
+    queue_text: str | None
+    eta: float | None
+    log: Sequence[str]
+
+    @property
+    def name(self) -> str:
+        return self.experiment.name
+
+    def to_dict(self) -> JsonObject:
+        experiment = self.experiment
+        return {
+            "name": experiment.name,
+            "id": experiment.id,
+            "created": experiment.created,
+            "state": str(self.state),
+            "progress": {"finished": self.finished, "failed": self.failed, "total": self.total},
+            "eta_seconds": self.eta,
+            "queue": {"state": str(self.queue), "text": self.queue_text},
+            "require_goal": experiment.require_goal,
+            "parallel": experiment.parallel,
+            "request": experiment.request,
+            "members": [
+                {"index": item.index, "run": item.run_id, "content_hash": item.content_hash, "point": item.point}
+                for item in experiment.members
+            ],
+        }
+
+
+def experiment_status(
+    experiment: Experiment, states: Sequence[RunStatus], store: Store, engine_of: "Callable[[Run], Engine]"
+) -> ExperimentStatus:
+    """What is known of an experiment, whose members' states are among `states`. Reads only."""
+    by_id = {status.row.run.id: status for status in states}
+    own = [by_id[member.run_id] for member in experiment.members if member.run_id in by_id]
+    known = [(_state(status), None if status.outcome is None else Outcome(status.outcome)) for status in own]
+    folder = QueueFolder.of(store.folder, experiment.id)
+    queue = folder.find_state()
+    state = ExperimentState.derive(known, is_queued=queue is not QueueState.ENDED)
+    failed = sum(1 for _, outcome in known if outcome is not None and not outcome.is_success)
+    finished = sum(1 for state, _ in known if state is RunState.FINISHED)
+    return ExperimentStatus(
+        experiment,
+        state,
+        finished,
+        failed,
+        len(known),
+        queue,
+        _queue_text(folder, queue, state),
+        None if state.is_over else _eta(own, experiment, engine_of),
+        folder.read_log()[-MAX_LOG_LINES:],
+    )
+
+
+def _state(status: RunStatus) -> RunState:
+    if status.state == RunState.FINISHED:
+        return RunState.FINISHED
+    return RunState.CREATED if read_queued(status.row.run.folder) is not None else RunState.RUNNING
+
+
+def _queue_text(folder: QueueFolder, state: QueueState, experiment: ExperimentState) -> str | None:
+    holder = folder.read_holder()
+    if state is QueueState.ALIVE and holder is not None:
+        return holder.phrase
+    if state is QueueState.UNKNOWN and holder is not None:
+        return f"unknown from here: {holder.phrase}"
+    return f"ended: {folder.explain_end()}" if experiment is ExperimentState.STOPPED else None
+
+
+def _eta(own: Sequence[RunStatus], experiment: Experiment, engine_of: "Callable[[Run], Engine]") -> float | None:
+    """Seconds until the last member ends, by the mean of finished ones of the same size and point; None if a size has
+    none yet, or a run that is under way does not tell."""
+    points = {member.run_id: tuple(sorted(member.point.items())) for member in experiment.members}
+    spent: dict[Any, list[float]] = {}
+    for status in own:
+        finished = read_finished(status.row.run) if _state(status) is RunState.FINISHED else None
+        if finished is not None and finished.result and finished.outcome.is_success:
+            key = (points[status.row.run.id], status.row.run.spec.workers)
+            spent.setdefault(key, []).append(finished.result["wall_seconds"] or 0.0)
+    total = 0.0
+    for status in own:
+        state = _state(status)
+        if state is RunState.FINISHED:
+            continue
+        known = spent.get((points[status.row.run.id], status.row.run.spec.workers))
+        mean = sum(known) / len(known) if known else None
+        seconds = _left_of(status, mean, engine_of) if state is RunState.RUNNING else mean
+        if seconds is None:
+            return None
+        total += seconds
+    return total / max(1, experiment.parallel)
+
+
+def _left_of(status: RunStatus, mean: float | None, engine_of: "Callable[[Run], Engine]") -> float | None:
+    try:
+        progress: Mapping[str, Any] = live_snapshot(status.row, engine_of(status.row.run))["progress"]
+    except (MlbenchError, OSError, ValueError, KeyError):
+        return None
+    if progress["eta"] is not None:
+        return float(progress["eta_high"] or progress["eta"])
+    return None if mean is None else max(0.0, mean - progress["elapsed"])

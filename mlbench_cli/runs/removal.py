@@ -1,0 +1,67 @@
+"""Removing a run and all that it has left."""
+
+import shutil
+from collections.abc import Callable
+
+from mlbench_cli.errors import CleanupError, NotFoundError, UnreachableError
+from mlbench_cli.model import Cluster, Run
+from mlbench_cli.queue_folder import QueueFolder, read_queued
+from mlbench_cli.run_folder import RunFolder
+from mlbench_cli.runs.connect import connect_engine
+from mlbench_cli.store import Store
+
+
+def delete_run(
+    run: Run,
+    store: Store,
+    *,
+    force: bool = False,
+    notice: Callable[[str], None] | None = None,
+    warn: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Remove a run from its cluster, the disk and the store, in this order.
+
+    `force` stops it if it is running, and discards results that were not fetched. `notice` gets a sentence if another
+    command holds the run's folder, `warn` what stays behind. Raises what the engine raises, CleanupError for a folder
+    that cannot be removed.
+    """
+    note = read_queued(run.folder)
+    experiment = store.find_experiment_of(run)
+    with RunFolder(run.folder).lock(notice=notice):  # not while another command completes its archive
+        if note is None or note.is_starting or run.spec.engine == "local":
+            _delete_from_cluster(run, store, force, warn)
+        _remove_folder(run)
+        store.forget_run(run)
+    if experiment is not None and store.find_experiment(experiment.name) is None:
+        shutil.rmtree(QueueFolder.of(store.folder, experiment.id).path, ignore_errors=True)
+
+
+def _delete_from_cluster(run: Run, store: Store, force: bool, warn: Callable[[str], None]) -> None:
+    cluster = _cluster(run, store)
+    if cluster is None:
+        return
+    try:
+        connect_engine(cluster).delete(run, force=force)
+    except UnreachableError as error:
+        if not force:
+            raise
+        warn(f"{error.message} What {run.name} has on {cluster.name} stays there until its time is up.")
+
+
+def _remove_folder(run: Run) -> None:
+    try:
+        shutil.rmtree(run.folder)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise CleanupError(
+            f"The folder {run.folder} cannot be removed: {error.strerror}.", hint=f"mlbench delete {run.name} --yes"
+        ) from None
+
+
+def _cluster(run: Run, store: Store) -> Cluster | None:
+    """The run's cluster; None if it was deleted, and everything on it."""
+    try:
+        return store.cluster(run.spec.cluster)
+    except NotFoundError:
+        return None

@@ -1,0 +1,81 @@
+"""The documents of `status -o json`, which the REST API returns, too: a run in detail, or a list of runs."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from mlbench_cli.errors import MlbenchError
+from mlbench_cli.model import LOCAL, JsonObject, Run, RunRow
+from mlbench_cli.run_folder import RunFolder
+from mlbench_cli.runs.connect import connect_engine
+from mlbench_cli.runs.experiment_status import ExperimentStatus
+from mlbench_cli.runs.finished import read_finished
+from mlbench_cli.runs.repeats import repeats_in
+from mlbench_cli.runs.snapshot import ENDED, RunStatus, finished_snapshot, live_snapshot
+from mlbench_cli.store import Store
+from mlbench_cli.times import timestamp
+
+if TYPE_CHECKING:
+    from mlbench_cli.engines.base import Engine
+
+
+class EngineCache:
+    """The engine of a run's cluster, made once for each cluster.
+
+    For a sealed run the local one will do: all is in its folder, and no engine is asked.
+    """
+
+    def __init__(self, store: Store, report: Callable[[str], None] | None = None) -> None:
+        self._store = store
+        self._report = report
+        self._engines: dict[str, Engine] = {}
+
+    def __call__(self, run: Run) -> "Engine":
+        if RunFolder(run.folder).is_sealed:
+            return connect_engine(LOCAL, self._report)
+        if run.spec.cluster not in self._engines:
+            self._engines[run.spec.cluster] = connect_engine(self._store.cluster(run.spec.cluster), self._report)
+        return self._engines[run.spec.cluster]
+
+
+def runs_document(states: Sequence[RunStatus], experiments: Sequence[ExperimentStatus] = ()) -> JsonObject:
+    """The runs with their figures, repeats put together, and the experiments that were asked for by name."""
+    runs = [{**status.to_dict(), **summary_figures(status.row.run)} for status in states]
+    document = {"runs": runs, "repeats": [found.to_dict() for found in repeats_in(status.row for status in states)]}
+    known = {"experiments": [item.to_dict() for item in experiments]} if experiments else {}
+    return {**document, **known}
+
+
+def run_details(row: RunRow, engine_of: "Callable[[Run], Engine]") -> JsonObject:
+    """A run with its workers, metrics and findings: from its archive, or as its engine sees it now."""
+    document = finished_snapshot(row)
+    if document is None:
+        engine = engine_of(row.run)
+        document = live_snapshot(row, engine)
+        document["kept_until"] = _kept_until(row.run, engine) if document["state"] == ENDED else None
+        document["ranks"] = [_with_timestamps(rank) for rank in document["ranks"]]
+    return document
+
+
+def summary_figures(run: Run) -> JsonObject:
+    """`goal` of result.json and `seconds` that the task took (wall clock); None if the run has no results."""
+    finished = read_finished(run)
+    result = finished.result if finished else None
+    if result is None:
+        return {"goal": None, "seconds": None}
+    seconds = result.get("task_seconds")
+    return {"goal": result.get("goal"), "seconds": seconds.get("wall") if seconds else None}
+
+
+def _kept_until(run: Run, engine: "Engine") -> str | None:
+    """Until when the cluster keeps the results, RFC 3339; None if it does not, or does not say."""
+    try:
+        until = engine.kept_until(run)
+    except MlbenchError:
+        return None
+    return None if until is None else timestamp(until)
+
+
+def _with_timestamps(rank: JsonObject) -> JsonObject:
+    """A worker's times as RFC 3339, as in an archive."""
+    moments = {key: rank[key] for key in ("started", "finished") if isinstance(rank.get(key), int | float)}
+    return {**rank, **{key: timestamp(moment) for key, moment in moments.items()}}

@@ -1,0 +1,123 @@
+"""The Python API, with real runs on this machine."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli import api
+from mlbench_cli.api import Client
+from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.model import ExperimentState, Outcome
+
+PROGRAM = r"""
+import json, time
+for epoch in (1, 2, 3):
+    event = {"v": 1, "event": "metric", "rank": 0, "time": time.time(), "name": "loss", "value": 1 / epoch}
+    event["epoch"] = epoch
+    print("@mlbench", json.dumps(event), flush=True)
+    print("epoch", epoch, flush=True)
+"""
+PATIENCE = 120.0
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    with Client(tmp_path / "home") as found:
+        yield found
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> str:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return f"{sys.executable} {path}"
+
+
+def test_a_run_is_started_followed_and_read(client: Client, command: str) -> None:
+    experiment = client.run("demo", [1], command=command)
+    (run,) = experiment.runs()
+    last = list(run.follow(0.1))[-1]
+    assert last.observation.ended
+    finished = run.wait(PATIENCE)
+    assert (finished.outcome, run.outcome, experiment.state) == (
+        *(Outcome.COMPLETED, Outcome.COMPLETED),
+        ExperimentState.COMPLETED,
+    )
+    assert [point.value for point in run.metrics(["loss"])] == pytest.approx([1, 1 / 2, 1 / 3])
+    assert [point.epoch for point in run.metrics(last=1)] == [3]
+    assert [entry.text for entry in run.logs(0)] == [b"epoch 1\n", b"epoch 2\n", b"epoch 3\n"]
+    assert run.archive().result["outcome"] == "completed"
+    assert api.judge(run.folder).outcome is Outcome.COMPLETED
+    assert run.status()["outcome"] == "completed"
+    assert {sample.rank for sample in run.resources()} == {0}
+
+
+def test_a_running_run_has_metrics_logs_and_can_be_cancelled(client: Client, command: str) -> None:
+    experiment = client.run("long", 1, command=f"sh -c '{command}; sleep 600'")
+    (run,) = experiment.runs()
+    for _ in run.follow(0.1):
+        if len(run.metrics()) == 3:
+            break
+    assert not run.is_finished
+    assert run.is_running
+    assert [entry.text for entry in run.logs(0, tail=1)] == [b"epoch 3\n"]
+    assert run.cancel().outcome is Outcome.CANCELLED
+    experiment.cancel()
+
+
+def test_the_same_request_again_starts_nothing(client: Client, command: str) -> None:
+    first = client.run("demo", 1, command=command)
+    first.wait(PATIENCE)
+    again = client.run("demo", 1, command=command)
+    assert [run.run.id for run in again.runs()] == [run.run.id for run in first.runs()]
+
+
+def test_runs_are_found_newest_first_and_page_by_page(client: Client, command: str) -> None:
+    client.run("demo", 1, command=command, repeat=3).wait(PATIENCE)
+    names = [run.name for run in client.runs()]
+    assert sorted(names) == ["demo-1-r1", "demo-1-r2", "demo-1-r3"]
+    assert [run.name for run in client.runs(limit=1, offset=1)] == names[1:2]
+    assert client.runs(states=["failed"]) == []
+    assert [run.name for run in client.runs(contains="r2")] == ["demo-1-r2"]
+    assert len(client.status(client.runs())["runs"]) == 3
+
+
+def test_archives_are_compared_and_grouped(client: Client, command: str) -> None:
+    experiment = client.run("demo", 1, command=command, repeat=2)
+    experiment.wait(PATIENCE)
+    archives = experiment.archives()
+    assert len(api.series(archives).groups) == 1
+    assert api.compare(archives[:1], archives[1:]).a == "demo-1-r1"
+    assert [point.value for point in api.metrics_of(archives[0])] == pytest.approx([1, 1 / 2, 1 / 3])
+
+
+def test_a_download_is_the_archive_and_a_deleted_run_is_gone(client: Client, command: str, tmp_path: Path) -> None:
+    (run,) = client.run("demo", 1, command=command).runs()
+    run.wait(PATIENCE)
+    with api.open_archive(run.download(tmp_path / "demo.zip")) as archive:
+        assert archive.run["id"] == run.run.id
+    run.delete()
+    with pytest.raises(NotFoundError):
+        client.find_run("demo-1")
+    assert client.experiments() == []
+
+
+def test_what_does_not_exist_is_named(client: Client) -> None:
+    with pytest.raises(NotFoundError):
+        client.find_run_by_id("nobody")
+    with pytest.raises(NotFoundError):
+        client.find_experiment("nobody")
+    with pytest.raises(UsageError, match="no option"):
+        client.run("demo", 1, tsak="digits_resnet")
+    with pytest.raises(NotFoundError):
+        api.open_archive("/nowhere")
+
+
+def test_importing_the_api_loads_no_heavy_library() -> None:
+    code = "import sys, mlbench_cli.api; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    heavy = {"torch", "numpy", "pandas", "yaml", "jinja2", "typer", "rich", "kubernetes", "starlette", "matplotlib"}
+    assert not heavy & {name.split(".")[0] for name in loaded}
