@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from task_images.cifar10_resnet20.data import DEVIATION, FOLDERS, MEAN, TRAINING, VALIDATION, load
 from task_images.comm.allreduce import GradientAllReduce
+from task_images.comm.base import Placement
 from task_images.contract import Contract
 from task_images.harness.arrays import synthetic_images
 from task_images.harness.data import Batch
@@ -161,17 +162,16 @@ def task(world: World, precision: str) -> Callable[[Batch], None]:
         GradientAllReduce(),
         Precision(precision, world.device),
     )
-    optimizer = torch.optim.SGD(model.parameters(), **SGD, fused=True)
-    strategy.attach(world, model)
+    strategy.attach(Placement(world), model, lambda model: torch.optim.SGD(model.parameters(), **SGD, fused=True))
 
     def step(batch: Batch) -> None:
         images, targets = data.prepare(batch, training=True)
-        with mixed.autocast():
-            loss = cross_entropy(model(images), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        strategy.before_update(batch.size, batch.total)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=False)
+        strategy.begin(batch.size, batch.total)
+        with strategy.last_pass():
+            with mixed.autocast():
+                loss = cross_entropy(model(images), targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+        strategy.step(SGD["lr"])
 
     return step
 

@@ -119,9 +119,8 @@ def harness_cost(samples: int = 32_000, rounds: int = 5) -> float:
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)
         times["bare"].append(time.perf_counter() - begin)
-        model, optimizer = make_small()
         trainer = Trainer(
-            world, model, cross_entropy, optimizer, PerUpdate(Constant(0.1)), GradientAllReduce(), data,
+            world, make_small()[0], cross_entropy, make_optimizer, PerUpdate(Constant(0.1)), GradientAllReduce(), data,
             metrics=[], goal=None, report=Reporter(world, "numbers", synthetic=True), epochs=1,
         )  # fmt: skip
         with contextlib.redirect_stdout(io.StringIO()):
@@ -133,7 +132,11 @@ def harness_cost(samples: int = 32_000, rounds: int = 5) -> float:
 
 def make_small() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     model = torch.nn.Linear(4, 2)
-    return model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, nesterov=True, fused=True)
+    return model, make_optimizer(model)
+
+
+def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, nesterov=True, fused=True)
 
 
 if __name__ == "__main__":

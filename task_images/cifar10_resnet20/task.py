@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from task_images.cifar10_resnet20 import data as cifar
 from task_images.cifar10_resnet20.schedule import ScheduleSettings, make_schedule
-from task_images.comm.ddp import DdpAllReduce
+from task_images.comm.base import Strategy
 from task_images.contract import Contract
 from task_images.harness.classification import LongSettings, check_settings, train_classifier
 from task_images.harness.errors import TaskUsageError
@@ -34,8 +34,8 @@ def main(contract: Contract) -> None:
     train(contract, read_parameters(Settings, contract.parameters))
 
 
-def train(contract: Contract, settings: Settings, ddp: DdpAllReduce | None = None) -> None:
-    """One run. With `ddp` torch's own wrapper reduces the gradients, otherwise one flat buffer after the backward."""
+def train(contract: Contract, settings: Settings, strategy: Strategy | None = None) -> None:
+    """One run. `strategy` is how gradients travel; None: in one flat buffer after the backward pass."""
     _check(settings, contract.world_size)
     synthetic = settings.data == "synthetic"
     with opening(contract, "images like CIFAR-10, generated" if synthetic else "CIFAR-10", synthetic) as (
@@ -63,7 +63,7 @@ def train(contract: Contract, settings: Settings, ddp: DdpAllReduce | None = Non
                 channels_last=settings.channels_last,
             ),
             schedule=make_schedule(settings, world.size),
-            ddp=ddp,
+            strategy=strategy,
             name="cifar10_resnet20",
             identity={"depth": settings.depth, "version": settings.version, "norm": settings.norm},
             details={

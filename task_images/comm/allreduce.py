@@ -5,36 +5,33 @@ import time
 import torch
 from torch import Tensor, nn
 
-from task_images.harness.distributed import World
+from task_images.comm.base import Strategy, Traits
 
 
-class GradientAllReduce:
+class GradientAllReduce(Strategy):
     """Every rank's gradients become their weighted mean over all ranks, exact for unequal batches.
 
     by_layer     one collective per tensor instead of one flat buffer (per data type) for the whole model
     probe_every  every so many updates a barrier before the collective tells waiting for slow peers from transfer
                  (stats: probes, waiting_seconds, transfer_seconds, both sums over the probes); 0: never
 
-    Gradients are kept as views into the flat buffer, so packing costs nothing as long as the optimiser's gradients are
-    zeroed in place (`zero_grad(set_to_none=False)`); new tensors are copied in. A missing gradient counts as zeros.
+    Gradients are views into the flat buffer, so packing costs nothing as long as they stay there; new tensors are
+    copied in. A missing gradient counts as zeros.
     """
 
     def __init__(self, by_layer: bool = False, probe_every: int = 20) -> None:
         self._by_layer = by_layer
         self._probe_every = probe_every
-        self._stats = {"updates": 0.0, "messages": 0.0, "bytes": 0.0}
-        if probe_every:
-            self._stats.update(probes=0.0, waiting_seconds=0.0, transfer_seconds=0.0)
 
-    def attach(self, world: World, model: nn.Module) -> None:
-        self._world = world
+    def _connect(self) -> None:
+        if self._probe_every:
+            self._stats.update(probes=0.0, waiting_seconds=0.0, transfer_seconds=0.0)
         self._views: list[tuple[nn.Parameter, Tensor]] = []
         self._buffers: list[Tensor] = []
-        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if world.size == 1:
+        if self.place.size == 1:
             return
         groups: dict[object, list[nn.Parameter]] = {}
-        for index, parameter in enumerate(self._trained):
+        for index, parameter in enumerate(self._parameters):
             groups.setdefault(index if self._by_layer else (parameter.dtype, parameter.device), []).append(parameter)
         for group in groups.values():
             flat = torch.zeros(sum(item.numel() for item in group), dtype=group[0].dtype, device=group[0].device)
@@ -47,36 +44,24 @@ class GradientAllReduce:
                 self._views.append((parameter, view))
                 start += parameter.numel()
 
-    def before_update(self, weight: float, total: float | None = None) -> None:
-        self._stats["updates"] += 1
-        if self._world.size == 1:
-            self._scale_alone(weight, total)
+    def _reduce(self) -> None:
+        if self.place.size == 1:
+            self._scale_alone()
             return
-        if total is None:
-            total = self._world.sum([weight])[0]
+        world = self.place.world
         self._pack()
-        probe = self._probe_every and self._stats["updates"] % self._probe_every == 0
+        probe = self._probe_every and (self._stats["updates"] + 1) % self._probe_every == 0
         if probe:
             self._wait_for_peers()
         begin = time.perf_counter()
         for flat in self._buffers:
             # Before the sum, not after it: keeps half precision from overflowing.
-            flat.mul_(weight / total)
-            self._world.all_reduce(flat)
-            self._stats["messages"] += 1
-            self._stats["bytes"] += flat.numel() * flat.element_size()
+            flat.mul_(self._weight / self._total)
+            world.all_reduce(flat)
+            self._count(flat)
         if probe:
-            self._world.synchronize()
+            world.synchronize()
             self._stats["transfer_seconds"] += time.perf_counter() - begin
-
-    def after_update(self) -> None:
-        pass
-
-    def flush(self) -> None:
-        pass
-
-    def stats(self) -> dict[str, float]:
-        return dict(self._stats)
 
     def _pack(self) -> None:
         for parameter, view in self._views:
@@ -90,51 +75,30 @@ class GradientAllReduce:
             parameter.grad = view
 
     def _wait_for_peers(self) -> None:
-        self._world.synchronize()
+        world = self.place.world
+        world.synchronize()
         begin = time.perf_counter()
-        self._world.barrier()
+        world.barrier()
         self._stats["probes"] += 1
         self._stats["waiting_seconds"] += time.perf_counter() - begin
 
-    def _scale_alone(self, weight: float, total: float | None) -> None:
-        if total is None or total == weight:
-            return
-        for parameter in self._trained:
-            if parameter.grad is not None:
-                parameter.grad.mul_(weight / total)
 
-
-class WeightAllReduce:
+class WeightAllReduce(Strategy):
     """Every rank updates with its own gradients; then all weights are averaged, all ranks counting the same.
 
     For plain SGD with equal batches the same as GradientAllReduce; what the original logistic regression did.
     """
 
-    def __init__(self) -> None:
-        self._stats = {"updates": 0.0, "messages": 0.0, "bytes": 0.0}
+    traits = Traits(gradients_agree=False)
 
-    def attach(self, world: World, model: nn.Module) -> None:
-        self._world = world
-        self._parameters = [parameter.detach() for parameter in model.parameters() if parameter.requires_grad]
-
-    def before_update(self, weight: float, total: float | None = None) -> None:
-        pass
-
-    def after_update(self) -> None:
-        self._stats["updates"] += 1
-        if self._world.size == 1:
+    def _exchange(self, updated: bool) -> None:
+        if self.place.size == 1:
             return
-        flat = torch.cat([parameter.reshape(-1) for parameter in self._parameters]).div_(self._world.size)
-        self._world.all_reduce(flat)
-        self._stats["messages"] += 1
-        self._stats["bytes"] += flat.numel() * flat.element_size()
+        weights = [parameter.detach() for parameter in self._parameters]
+        flat = torch.cat([weight.reshape(-1) for weight in weights]).div_(self.place.size)
+        self.place.world.all_reduce(flat)
+        self._count(flat)
         start = 0
-        for parameter in self._parameters:
-            parameter.copy_(flat[start : start + parameter.numel()].view_as(parameter))
-            start += parameter.numel()
-
-    def flush(self) -> None:
-        pass
-
-    def stats(self) -> dict[str, float]:
-        return dict(self._stats)
+        for weight in weights:
+            weight.copy_(flat[start : start + weight.numel()].view_as(weight))
+            start += weight.numel()

@@ -1,41 +1,232 @@
-"""The interface of a communication strategy. A training loop calls it at four places and knows nothing else:
+"""The interface of a communication strategy: it owns what updates the model, and a training loop drives it like this.
 
-strategy.attach(world, model)             once, after the initial broadcast
-loss.backward()
-strategy.before_update(weight, total)     gradients are what the optimiser should see
-optimizer.step()
-strategy.after_update()                   parameters are what the next step should see
-strategy.flush()                          before validation and at the end: the replicas are equal again
+model = strategy.attach(Placement(world), model, make_optimizer, tracker=tracker)    # broadcast, optimiser, hooks
+for each update:
+    strategy.begin(weight, total, passes)        # before the first forward pass
+    for each pass but the last:  forward; loss.backward()
+    with strategy.last_pass():   forward; loss.backward()
+    strategy.step(rate, clip, scale)             # wait for what is due, unscale, clip, update, clear the gradients
+with strategy.consensus():                       # validation, checkpoints: all ranks have the same model
+    ...
+strategy.close()
 """
 
-from typing import Protocol
+import contextlib
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypedDict
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from task_images.harness.distributed import World
+from task_images.harness.precision import LossScale
+from task_images.harness.replicas import broadcast_state
+from task_images.harness.tracker import Tracker
+
+MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
 
-class Strategy(Protocol):
-    def attach(self, world: World, model: nn.Module) -> None:
-        """Make buffers for `model`, whose parameters are equal on all ranks and stay the same objects."""
-        ...
+@dataclass(frozen=True)
+class Placement:
+    """Who takes part. `world` holds the trainers only: its rank and size are what data, rates and batches count by.
 
-    def before_update(self, weight: float, total: float | None = None) -> None:
-        """Between backward and the optimiser. `weight` is how much this rank's gradients count (the number of samples
-        or tokens that they are the mean of), `total` the sum of all ranks' weights; None: not known here.
+    servers   global ranks of the parameter servers, which come after the trainers
+    """
 
-        With gradients that are sums instead of means: weight 1, and `total` the number of terms of all ranks.
+    world: World
+    servers: tuple[int, ...] = ()
+
+    @property
+    def rank(self) -> int:
+        return self.world.rank
+
+    @property
+    def size(self) -> int:
+        return self.world.size
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a training loop may rely on.
+
+    identical         all ranks have the same model after every update; otherwise only within `consensus`
+    gradients_agree   all ranks update with the same gradients, so that they agree on overflow without asking
+    barrier           `step` returns when the whole model is updated, so that gradients can be clipped by their norm
+    servers           number of parameter servers that it needs
+    """
+
+    identical: bool = True
+    gradients_agree: bool = True
+    barrier: bool = True
+    servers: int = 0
+
+
+class Applied(NamedTuple):
+    """What became of an update: False if the gradients were not finite and the model stayed as it was; the norm of the
+    gradients before clipping, None if nothing asked for it."""
+
+    updated: bool
+    norm: float | None
+
+
+class Profile(NamedTuple):
+    """What a plan is made from: seconds of the backward pass by parameter name, in the order in which gradients become
+    ready, and the cost of a message, alpha + beta x bytes, in seconds."""
+
+    backward_seconds: Mapping[str, float]
+    alpha: float
+    beta: float
+
+
+class StrategyState(TypedDict):
+    """What a checkpoint holds of a strategy. `method`: residuals and the like, by parameter name."""
+
+    model: Mapping[str, Any]
+    optimizer: Mapping[str, Any]
+    method: Mapping[str, Any]
+
+
+class Strategy:
+    """Base of all strategies: one model per rank, updated by an optimiser after the gradients have travelled.
+
+    Subclasses override the steps that begin with an underscore. The gradient of a rank counts `weight` of `total`.
+    """
+
+    traits = Traits()
+    optimizer: torch.optim.Optimizer
+    model: nn.Module  # as given to `attach`, without any wrapper
+    place: Placement
+
+    def attach(
+        self,
+        place: Placement,
+        model: nn.Module,
+        make_optimizer: MakeOptimizer,
+        profile: Profile | None = None,
+        tracker: Tracker | None = None,
+    ) -> nn.Module:
+        """Take over `model`, on its device: give every rank rank 0's parameters and buffers, make the optimiser, set
+        up buffers and hooks. Return the module to train, which may be a wrapper around `model`.
+
+        Collective. Times are booked in `tracker` as communication and optimizer.
         """
-        ...
+        self.place, self.model, self.profile, self._tracker = place, model, profile, tracker
+        self._weight = self._total = 1.0
+        self._stats = {"updates": 0.0, "messages": 0.0, "bytes": 0.0}
+        broadcast_state(place.world, model)
+        wrapped = self._prepare(model)
+        self.optimizer = make_optimizer(model)
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._connect()
+        return wrapped
 
-    def after_update(self) -> None:
-        """After the optimiser."""
-        ...
+    def begin(self, weight: float, total: float, passes: int = 1) -> None:
+        """Before the first forward pass of an update of `passes` passes.
 
-    def flush(self) -> None:
-        """Finish what is under way, so that all ranks have the same model."""
-        ...
+        `weight` is how much this rank's gradients count (the number of samples that they are the mean of), `total` the
+        sum of all ranks' weights. With gradients that are sums: weight 1, and `total` the number of all ranks' terms.
+        """
+        self._weight, self._total = weight, total
+
+    def last_pass(self) -> AbstractContextManager[object]:
+        """The context of forward and backward of an update's last pass: gradients may travel while it runs."""
+        return contextlib.nullcontext()
+
+    def step(self, rate: float, clip: float | None = None, scale: LossScale | None = None) -> Applied:
+        """Finish the update at learning rate `rate`.
+
+        clip    greatest norm of the gradients; infinity: only measure it
+        scale   factor on the loss, divided out; an overflow skips the update on all ranks and lowers it
+        """
+        with self._section("communication"):
+            self._reduce()
+        with self._section("optimizer"):
+            applied = self._apply(rate, clip, scale)
+        with self._section("communication"):
+            self._exchange(applied.updated)
+        self._stats["updates"] += 1
+        return applied
+
+    def consensus(self) -> AbstractContextManager[object]:
+        """The context of validation and checkpoints: nothing is under way, and all ranks have the same model."""
+        return contextlib.nullcontext()
+
+    def state_dict(self) -> StrategyState:
+        """What training needs to go on. Collective, within `consensus`; rank 0's is the one to keep."""
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "method": {}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave, which every rank has read."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
 
     def stats(self) -> dict[str, float]:
-        """What was sent by this rank since `attach`, for the result's details: updates, messages, bytes, ..."""
-        ...
+        """What this rank sent since `attach`, for the result's details: updates, messages, bytes, ..."""
+        return dict(self._stats)
+
+    def close(self) -> None:
+        """End threads and leave servers. Only after success."""
+
+    def _prepare(self, model: nn.Module) -> nn.Module:
+        """Wrap or change the model before its optimiser is made."""
+        return model
+
+    def _connect(self) -> None:
+        """Make buffers and hooks. The optimiser exists."""
+
+    def _reduce(self) -> None:
+        """Make the gradients the weighted mean of all ranks' gradients."""
+
+    def _exchange(self, updated: bool) -> None:
+        """After the optimiser: make the parameters what the next update should see."""
+
+    def _apply(self, rate: float, clip: float | None, scale: LossScale | None) -> Applied:
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        if scale is not None and scale.value != 1:
+            torch._foreach_mul_(gradients, 1 / scale.value)
+        norm = None
+        if clip is not None or scale is not None:
+            total = nn.utils.get_total_norm(gradients)
+            norm = float(total)
+            if clip is not None:
+                nn.utils.clip_grads_with_norm_(self._parameters, clip, total)
+        finite = norm is None or self._agree(math.isfinite(norm))
+        if scale is not None:
+            scale.observe(finite)
+        if finite:
+            set_rate(self.optimizer, rate)
+            self.optimizer.step()
+        # In place: gradients may be views of the buffers that are sent.
+        self.optimizer.zero_grad(set_to_none=False)
+        return Applied(finite, norm)
+
+    def _agree(self, finite: bool) -> bool:
+        """Whether the gradients of all ranks are finite."""
+        if self.traits.gradients_agree:
+            return finite
+        return self.place.world.max([0.0 if finite else 1.0])[0] == 0
+
+    def _scale_alone(self) -> None:
+        """What is left of the weighted mean on a single rank."""
+        if self._total == self._weight:
+            return
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(self._weight / self._total)
+
+    def _count(self, tensor: Tensor) -> None:
+        """Book one message."""
+        self._stats["messages"] += 1
+        self._stats["bytes"] += tensor.numel() * tensor.element_size()
+
+    def _section(self, name: str) -> AbstractContextManager[object]:
+        return contextlib.nullcontext() if self._tracker is None else self._tracker.section(name)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of all parameter groups."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate

@@ -72,7 +72,7 @@ def main(contract: Contract) -> None:
             world=world,
             model=model,
             loss=regularised(model, settings.l1, settings.l2),
-            optimizer=torch.optim.SGD(model.parameters(), lr=settings.rate, fused=True),
+            make_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=settings.rate, fused=True),
             schedule=make_schedule(settings, world.size),
             strategy=_strategy(settings),
             data=ArrayData(world, training, validation, settings.batch_size, contract.seed),

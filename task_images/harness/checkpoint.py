@@ -15,7 +15,7 @@ import torch
 from task_images.harness.distributed import World
 from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
 
-FORM = 1
+FORM = 2  # 2: the strategy's own state
 
 
 def save_checkpoint(world: World, path: Path, task: str, state: Mapping[str, Any]) -> None:

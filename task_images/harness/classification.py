@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from task_images.comm.allreduce import GradientAllReduce
-from task_images.comm.ddp import DdpAllReduce
+from task_images.comm.base import Strategy
 from task_images.harness.accumulation import count_parameters
 from task_images.harness.data import Data
 from task_images.harness.distributed import World
@@ -81,7 +81,7 @@ def train_classifier(
     loss: Loss = nn.functional.cross_entropy,
     measure: bool = False,
     groups: Callable[[nn.Module, float], Iterable[Any]] | None = None,
-    ddp: DdpAllReduce | None = None,
+    strategy: Strategy | None = None,
     name: str = "",
     identity: Mapping[str, Any] | None = None,
     details: Mapping[str, Any] | None = None,
@@ -92,7 +92,7 @@ def train_classifier(
     loss       of training; validation has the cross-entropy
     measure    no validation and no goal: throughput alone
     groups     (model, weight decay) -> parameter groups of the optimiser; None: all parameters alike
-    ddp        reduces the gradients during the backward pass; None: one flat buffer after it
+    strategy   how gradients travel; None: one flat buffer after the backward pass
     name       of the task in its checkpoints; identity: what must be the same for training to go on from one
     """
     model = model.to(world.device)
@@ -103,14 +103,14 @@ def train_classifier(
     if long:
         long.speed.apply(model)
         precision = long.speed.make_precision(world.device)
-        reduction = "during the backward pass" if ddp else "after the backward pass"
+        reduction = "during the backward pass" if strategy else "after the backward pass"
         facts["options"] = {**long.speed.facts(precision), "reduction": reduction}
     Trainer(
         world=world,
-        model=ddp.wrap(world, model) if ddp else model,
+        model=model,
         loss=loss,
         validation_loss=nn.functional.cross_entropy,
-        optimizer=torch.optim.SGD(
+        make_optimizer=lambda model: torch.optim.SGD(
             groups(model, settings.weight_decay) if groups else model.parameters(),
             lr=0.0,  # the schedule's, before every update
             momentum=settings.momentum,
@@ -119,7 +119,7 @@ def train_classifier(
             fused=True,
         ),
         schedule=schedule,
-        strategy=ddp or GradientAllReduce(),
+        strategy=strategy or GradientAllReduce(),
         data=data,
         metrics=[] if measure else [TopK(k) for k in (1, 5) if k <= classes],
         goal=None if measure else _goal(settings, world),
@@ -128,7 +128,6 @@ def train_classifier(
         precision=precision,
         resumption=_resumption(world, long, name, {**(identity or {}), **same}) if long else None,
         budget=settings.budget_seconds,
-        before_pass=ddp.before_pass if ddp else None,
         compiled=long is not None and long.compile != "no",
         details={**facts, **(details or {})},
     ).run()

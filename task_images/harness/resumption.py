@@ -4,16 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-
+from task_images.comm.base import Strategy
 from task_images.harness.checkpoint import load_checkpoint, save_checkpoint
 from task_images.harness.distributed import World
 from task_images.harness.schedules import Schedule
 
 NAME = "checkpoint.pt"
-OWN = {"form", "task", "model", "optimizer", "schedule", "epoch", "updates"}
+OWN = {"form", "task", "model", "optimizer", "method", "schedule", "epoch", "updates"}
 
 
 @dataclass(frozen=True)
@@ -41,34 +38,25 @@ class Resumption:
         if taken := OWN & set(self.facts):
             raise ValueError(f"a checkpoint has entries of its own called {', '.join(sorted(taken))}")
 
-    def restore(self, world: World, model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule) -> Progress:
+    def restore(self, world: World, strategy: Strategy, schedule: Schedule) -> Progress:
         """Set all to what `load` holds. Raises EnvironmentUnfitError or TaskUsageError where it does not fit."""
         if self.load is None:
             return Progress()
         state = load_checkpoint(world, self.load, self.task, self.facts)
-        _bare(model).load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        strategy.load_state_dict(state)
         for name, value in state["schedule"].items():
             setattr(schedule, name, value)
         return Progress(state["epoch"], state["updates"])
 
-    def store(
-        self, world: World, model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule, progress: Progress
-    ) -> None:
-        """Write `save`/checkpoint.pt, replacing the one before."""
+    def store(self, world: World, strategy: Strategy, schedule: Schedule, progress: Progress) -> None:
+        """Write `save`/checkpoint.pt, replacing the one before. Collective, within the strategy's consensus."""
         if self.save is None:
             return
         state = {
             **self.facts,
-            "model": _bare(model).state_dict(),
-            "optimizer": optimizer.state_dict(),
+            **strategy.state_dict(),
             "schedule": {name: value for name, value in vars(schedule).items() if isinstance(value, int | float)},
             "epoch": progress.epoch,
             "updates": progress.updates,
         }
         save_checkpoint(world, self.save / NAME, self.task, state)
-
-
-def _bare(model: nn.Module) -> nn.Module:
-    """The model itself, without DistributedDataParallel around it."""
-    return model.module if isinstance(model, DistributedDataParallel) else model

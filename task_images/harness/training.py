@@ -15,15 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from task_images.comm.base import Strategy
-from task_images.harness.accumulation import set_rate
-from task_images.harness.data import Batch, Data
+from task_images.comm.base import MakeOptimizer, Placement, Strategy
+from task_images.harness.data import Data
 from task_images.harness.distributed import World
 from task_images.harness.errors import DivergedError
 from task_images.harness.goals import GoalWatch
 from task_images.harness.metrics import Mean, Metric, TrainingLoss, collect
-from task_images.harness.precision import LossScale, Precision
-from task_images.harness.replicas import average_buffers, broadcast_state, check_identical
+from task_images.harness.precision import Precision
+from task_images.harness.replicas import average_buffers, check_identical
 from task_images.harness.report import Reporter
 from task_images.harness.resumption import Progress, Resumption
 from task_images.harness.schedules import Schedule
@@ -43,23 +42,22 @@ def _unchanged(outputs: Tensor) -> Tensor:
 class Trainer:
     """All that a training needs.
 
-    model       on world.device; broadcast from rank 0 before the first step
+    model       on world.device; the strategy broadcasts it from rank 0 before the first step
     loss        (outputs, targets) -> mean over the batch, a scalar; validation_loss: where validation has another
-    optimizer   its groups' rates are set before every update
+    make_optimizer  from the model; its groups' rates are set before every update
     metrics     of the validation set; among them the goal's, by name. None at all: no validation
     scores      from the model's outputs what the metrics want (probabilities from logits, say)
     goal        None: train all epochs
     precision   None: fp32
     budget      seconds after which training ends, validation included in them; it does not end at the goal then,
                 for what counts is how far it comes (accuracy after time); 0: train to the goal
-    before_pass called with every training batch before its forward pass
     compiled    whether the model has compiled parts: they serve training batches of the usual size only
     """
 
     world: World
     model: nn.Module
     loss: Loss
-    optimizer: torch.optim.Optimizer
+    make_optimizer: MakeOptimizer
     schedule: Schedule
     strategy: Strategy
     data: Data
@@ -72,7 +70,6 @@ class Trainer:
     precision: Precision | None = None
     resumption: Resumption | None = None
     budget: float = 0.0
-    before_pass: Callable[[Batch], None] | None = None
     compiled: bool = False
     details: dict[str, Any] = field(default_factory=dict)
 
@@ -80,9 +77,8 @@ class Trainer:
         """Train until the goal or the last epoch, and report the result. Raises DivergedError on NaN."""
         self.tracker = Tracker(self.world.synchronize if self.world.device.type == "cuda" else None)
         self._precision = self.precision or Precision("fp32", self.world.device)
+        self.model = self.strategy.attach(Placement(self.world), self.model, self.make_optimizer, tracker=self.tracker)
         self._earlier = self._resume()
-        broadcast_state(self.world, self.model)
-        self.strategy.attach(self.world, self.model)
         self.world.barrier()
         self.tracker.restart()
         curve: list[dict[str, float]] = []
@@ -92,9 +88,10 @@ class Trainer:
             begin = self.tracker.snapshot()
             training_loss = self._train(epoch)
             rate = self._rate(begin)
-            check_identical(self.world, self.model)
-            with self.tracker.section("validation"):
-                values = self._validate(epoch)
+            with self.strategy.consensus():
+                check_identical(self.world, self.model)
+                with self.tracker.section("validation"):
+                    values = self._validate(epoch)
             self.schedule.after_epoch(values.get("loss", training_loss))
             self._report_epoch(epoch, training_loss, rate, values)
             curve.append(
@@ -106,7 +103,8 @@ class Trainer:
                     **values,
                 }
             )
-            self._keep(epoch)
+            with self.strategy.consensus():
+                self._keep(epoch)
             if self.goal and self.goal.observe(values[self.goal.metric], epoch, self.tracker) and not self.budget:
                 break
             if self._is_over():
@@ -115,6 +113,7 @@ class Trainer:
         self.report.phase("finished")
         found = {"curve": curve, "throughput": self._throughput(curve), "communication": self.strategy.stats()}
         self.report.result(self.tracker, self.goal, {**self.details, **found}, spent)
+        self.strategy.close()
 
     def _train(self, epoch: int) -> float:
         """One epoch; returns the mean training loss over all ranks' samples."""
@@ -124,23 +123,19 @@ class Trainer:
         recent, whole, usual = TrainingLoss(), Mean("loss"), 0
         for step, batch in enumerate(tracker.waiting(self.data.training(epoch)), 1):
             usual = usual or batch.size
-            if self.before_pass:
-                self.before_pass(batch)
             with tracker.step(samples=batch.total):
+                self.strategy.begin(batch.size, batch.total)
                 with section("preprocessing"):
                     inputs, targets = self.data.prepare(batch, training=True)
-                with section("forward"), self._precision.autocast(), self._code(usual=batch.size == usual):
-                    outputs = self.model(inputs)
-                with section("loss"), self._precision.autocast():
-                    loss = self.loss(outputs, targets)
-                with section("backward"):
-                    (loss * self._precision.factor).backward()  # type: ignore[no-untyped-call]
-                with section("communication"):
-                    self.strategy.before_update(batch.size, batch.total * self._precision.factor)
-                with section("optimizer"):
-                    self._update()
-                with section("communication"):
-                    self.strategy.after_update()
+                with self.strategy.last_pass():
+                    with section("forward"), self._precision.autocast(), self._code(usual=batch.size == usual):
+                        outputs = self.model(inputs)
+                    with section("loss"), self._precision.autocast():
+                        loss = self.loss(outputs, targets)
+                    with section("backward"):
+                        (loss * self._precision.factor).backward()  # type: ignore[no-untyped-call]
+                rate = self.schedule.rate(self._earlier.updates + tracker.updates)
+                self.strategy.step(rate, scale=self._precision.scale)
                 with section("metrics"):
                     recent.add(loss, batch.size)
                     whole.add_mean(loss, batch.size)
@@ -150,22 +145,7 @@ class Trainer:
             self.report.step(step, self.data.steps, epoch=epoch, epochs=self.epochs)
             if step % LOSS_EVERY == 0 and self._is_over():
                 break
-        self.strategy.flush()
         return collect(self.world, [whole])["loss"]
-
-    def _update(self) -> None:
-        set_rate(self.optimizer, self.schedule.rate(self._earlier.updates + self.tracker.updates))
-        if self._precision.scale is None or self._survived(self._precision.scale):
-            self.optimizer.step()
-        # In place: the strategy keeps the gradients in one buffer.
-        self.optimizer.zero_grad(set_to_none=False)
-
-    def _survived(self, scale: LossScale) -> bool:
-        """Whether no gradient overflowed in fp16. All ranks have the same gradients here, so they agree."""
-        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        finite = bool(nn.utils.get_total_norm(gradients).isfinite())
-        scale.observe(finite)
-        return finite
 
     def _validate(self, epoch: int) -> dict[str, float]:
         """Loss and metrics over the whole validation set, each rank on its shard. Raises DivergedError on NaN."""
@@ -205,7 +185,7 @@ class Trainer:
     def _resume(self) -> Progress:
         if self.resumption is None:
             return Progress()
-        progress = self.resumption.restore(self.world, self.model, self.optimizer, self.schedule)
+        progress = self.resumption.restore(self.world, self.strategy, self.schedule)
         if progress.epoch:
             self.details["resumed"] = {"epoch": progress.epoch, "updates": progress.updates}
             self.report.say(f"going on after epoch {progress.epoch}")
@@ -214,7 +194,7 @@ class Trainer:
     def _keep(self, epoch: int) -> None:
         if self.resumption is not None:
             progress = Progress(epoch, self._earlier.updates + self.tracker.updates)
-            self.resumption.store(self.world, self.model, self.optimizer, self.schedule, progress)
+            self.resumption.store(self.world, self.strategy, self.schedule, progress)
 
     def _rate(self, begin: Snapshot) -> float:
         """Samples per second of all ranks since `begin`, by this rank's clock: steps and waiting for data."""

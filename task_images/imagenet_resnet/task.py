@@ -103,7 +103,7 @@ def main(contract: Contract) -> None:
             loss=partial(cross_entropy, label_smoothing=settings.label_smoothing),
             measure=settings.data == "fake",
             groups=None if settings.decay_all else without_decay_of_scales,
-            ddp=ddp,
+            strategy=ddp,
             name="imagenet_resnet",
             identity={
                 "network": settings.model,

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from task_images.comm.allreduce import GradientAllReduce
+from task_images.comm.base import Placement
 from task_images.contract import Contract
 from task_images.harness.accumulation import GradientUpdate, count_parameters
 from task_images.harness.checkpoint import load_checkpoint, save_checkpoint
@@ -20,7 +21,7 @@ from task_images.harness.metrics import Mean, Perplexity, TrainingLoss, collect
 from task_images.harness.parameters import read_parameters
 from task_images.harness.partition import shard
 from task_images.harness.precision import Precision
-from task_images.harness.replicas import broadcast_state, check_identical
+from task_images.harness.replicas import check_identical
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import LinearWarmup
 from task_images.harness.seeds import derive, seed_all
@@ -126,12 +127,9 @@ class Training:
         self.tracker = Tracker(world.synchronize if world.device.type == "cuda" else None)
         self.precision = Precision(p.precision, world.device)
         self.goal = GoalWatch("Perplexity", "<=", p.goal_full, p.goal_light, contract.goal)
-        broadcast_state(world, self.model)
-        optimizer = torch.optim.SGD(
-            self.model.parameters(), lr=p.learning_rate, weight_decay=p.weight_decay, fused=True
-        )
         self.strategy = GradientAllReduce()
-        self.update = GradientUpdate(world, self.model, optimizer, self.strategy, self.tracker, self.precision, p.clip)
+        self.strategy.attach(Placement(world), self.model, self._make_optimizer, tracker=self.tracker)
+        self.update = GradientUpdate(self.strategy, self.tracker, self.precision, p.clip)
         self.average = RunningAverage(self.model.parameters())
         self.warmup = LinearWarmup(
             p.learning_rate, p.learning_rate * math.sqrt(self.shares), p.warmup_epochs_per_rank * self.shares
@@ -151,9 +149,10 @@ class Training:
         while self.position.epoch <= self.p.epochs:
             epoch = self.tracker.epoch = self.position.epoch
             training_loss = self._train_epoch(epoch)
-            check_identical(self.world, self.model)
-            with self.tracker.section("validation"), self.average.applied():
-                values = self.evaluate(self.valid)
+            with self.strategy.consensus():
+                check_identical(self.world, self.model)
+                with self.tracker.section("validation"), self.average.applied():
+                    values = self.evaluate(self.valid)
             self._switch(values["loss"], epoch)
             self._report_epoch(epoch, training_loss, values)
             curve.append(
@@ -162,10 +161,16 @@ class Training:
             self.position.epoch, self.position.in_epoch = epoch + 1, 0
             if self.goal.observe(values["Perplexity"], epoch, self.tracker):
                 break
-        with self.average.applied():
+        with self.strategy.consensus(), self.average.applied():
             test = self.evaluate(self.test)
         self.report.phase("finished")
         self.report.result(self.tracker, self.goal, self._details(curve, test))
+        self.strategy.close()
+
+    def _make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            model.parameters(), lr=self.p.learning_rate, weight_decay=self.p.weight_decay, fused=True
+        )
 
     def _train_epoch(self, epoch: int) -> float:
         """One epoch, or the rest of it; returns the mean cross-entropy of the words trained on."""
@@ -199,25 +204,27 @@ class Training:
                     self.report.metric("train_loss", value, epoch=epoch, step=self.position.total)
             self.report.step(step, len(lengths), epoch=epoch, epochs=p.epochs)
             if p.checkpoint_every and self.position.total % p.checkpoint_every == 0:
-                self._save()
-        self.strategy.flush()
+                with self.strategy.consensus():
+                    self._save()
         return collect(self.world, [whole])["loss"]
 
     def _step(self, start: int, length: int, rate: float) -> Tensor:
         """One update on the words start ... start + length of every stream; returns this rank's mean cross-entropy."""
         section = self.tracker.section
         losses = []
+        self.update.begin(terms=self.shares, passes=len(self.groups))
         for group, words in enumerate(self.groups):
             # Masks depend on the group's place among all groups, not on the rank that happens to hold it.
             torch.manual_seed(derive(self.contract.seed, "dropout", self.position.total, self._first_group + group))
-            with section("forward"), self.precision.autocast():
-                raw, dropped, self.states[group] = self.model(words[start : start + length], self.states[group])
-            with section("loss"), self.precision.autocast():
-                entropy = self.model.score(dropped, words[start + 1 : start + 1 + length])
-                penalty = regularization(raw, dropped, self.p.activation_penalty, self.p.temporal_penalty)
-            self.update.backward(entropy + penalty)
+            with self.update.in_pass(last=group == len(self.groups) - 1):
+                with section("forward"), self.precision.autocast():
+                    raw, dropped, self.states[group] = self.model(words[start : start + length], self.states[group])
+                with section("loss"), self.precision.autocast():
+                    entropy = self.model.score(dropped, words[start + 1 : start + 1 + length])
+                    penalty = regularization(raw, dropped, self.p.activation_penalty, self.p.temporal_penalty)
+                self.update.backward(entropy + penalty)
             losses.append(entropy.detach())
-        self.update.apply(rate, terms=self.shares)
+        self.update.apply(rate)
         with section("optimizer"):
             self.average.update()
         return torch.stack(losses).mean()
@@ -267,7 +274,7 @@ class Training:
         """What a checkpoint must share with the run that goes on from it."""
         return {
             "vocabulary": len(self.model.embedding),
-            "model": [self.p.embedding, self.p.hidden, self.p.layers],
+            "network": [self.p.embedding, self.p.hidden, self.p.layers],
             "global_batch": self.words.shape[1],
             "seed": self.contract.seed,
         }
@@ -279,7 +286,7 @@ class Training:
         ]
         state = {
             **self._identity(),
-            "parameters": self.model.state_dict(),
+            **self.strategy.state_dict(),
             "average": self.average.state_dict(),
             "position": asdict(self.position),
             "switched": self.switched,
@@ -289,7 +296,7 @@ class Training:
 
     def _resume(self, path: Path) -> None:
         state = load_checkpoint(self.world, path, NAME, self._identity())
-        self.model.load_state_dict(state["parameters"])
+        self.strategy.load_state_dict(state)
         self.average.load_state_dict(state["average"])
         self.position = Position(**state["position"])
         self.switched = state["switched"]

@@ -136,7 +136,9 @@ def make_task(p: Parameters, contract: Contract, world: World, corpus: Corpus) -
     return TranslationTask(
         name=NAME,
         model=model,
-        optimizer=torch.optim.Adam(model.parameters(), lr=0.0, betas=(0.9, 0.999), eps=1e-8, fused=True),
+        make_optimizer=lambda model: torch.optim.Adam(
+            model.parameters(), lr=0.0, betas=(0.9, 0.999), eps=1e-8, fused=True
+        ),
         train=corpus.train,
         test=corpus.test,
         batches=batches,
@@ -159,5 +161,5 @@ def make_task(p: Parameters, contract: Contract, world: World, corpus: Corpus) -
         report_every=p.report_every,
         checkpoint_every=p.checkpoint_every,
         resume=p.resume,
-        identity={"vocabulary": vocabulary.size, "model": [p.width, p.layers], "global_batch": p.global_batch},
+        identity={"vocabulary": vocabulary.size, "network": [p.width, p.layers], "global_batch": p.global_batch},
     )

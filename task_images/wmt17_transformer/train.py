@@ -105,7 +105,9 @@ def make_task(p: Parameters, contract: Contract, world: World, corpus: Corpus) -
     return TranslationTask(
         name=NAME,
         model=model,
-        optimizer=torch.optim.Adam(model.parameters(), lr=0.0, betas=(0.9, 0.98), eps=1e-9, fused=True),
+        make_optimizer=lambda model: torch.optim.Adam(
+            model.parameters(), lr=0.0, betas=(0.9, 0.98), eps=1e-9, fused=True
+        ),
         train=corpus.train,
         test=corpus.test,
         batches=TokenBatches(corpus.train, passes, world.size, world.rank, contract.seed, p.reshuffle),
@@ -128,5 +130,9 @@ def make_task(p: Parameters, contract: Contract, world: World, corpus: Corpus) -
         report_every=p.report_every,
         checkpoint_every=p.checkpoint_every,
         resume=p.resume,
-        identity={"vocabulary": p.vocabulary, "model": list(asdict(size).values())[:4], "global_batch": p.global_batch},
+        identity={
+            "vocabulary": p.vocabulary,
+            "network": list(asdict(size).values())[:4],
+            "global_batch": p.global_batch,
+        },
     )

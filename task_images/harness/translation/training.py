@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from task_images.comm.allreduce import GradientAllReduce
+from task_images.comm.base import MakeOptimizer, Placement
 from task_images.contract import Contract
 from task_images.harness.accumulation import GradientUpdate, count_parameters
 from task_images.harness.checkpoint import load_checkpoint, save_checkpoint
@@ -22,7 +23,7 @@ from task_images.harness.goals import GoalWatch
 from task_images.harness.metrics import Mean, TrainingLoss, collect
 from task_images.harness.partition import Indices
 from task_images.harness.precision import LossScale, Precision
-from task_images.harness.replicas import broadcast_state, check_identical
+from task_images.harness.replicas import check_identical
 from task_images.harness.report import Reporter
 from task_images.harness.seeds import derive
 from task_images.harness.tracker import Tracker
@@ -68,7 +69,7 @@ class TranslationTask:
 
     name: str
     model: TranslationModel
-    optimizer: torch.optim.Optimizer
+    make_optimizer: MakeOptimizer
     train: Pairs
     test: Pairs
     batches: Batches
@@ -142,11 +143,9 @@ class TranslationTraining:
         self.contract, self.world, self.report, self.task, self.goal = contract, world, report, task, goal
         self.tracker = Tracker(world.synchronize if world.device.type == "cuda" else None)
         self.precision = Precision(task.precision, world.device, task.loss_scale)
-        broadcast_state(world, task.model)
         self.strategy = GradientAllReduce()
-        self.update = GradientUpdate(
-            world, task.model, task.optimizer, self.strategy, self.tracker, self.precision, task.clip
-        )
+        self.model = self.strategy.attach(Placement(world), task.model, task.make_optimizer, tracker=self.tracker)
+        self.update = GradientUpdate(self.strategy, self.tracker, self.precision, task.clip)
         self.position = Position()
         self.resumed: int | None = None
         self.latest: Validation | None = None
@@ -162,15 +161,17 @@ class TranslationTraining:
         while self.position.epoch <= task.epochs and not self.goal.reached:
             epoch = self.tracker.epoch = self.position.epoch
             for training_loss in self._train_epoch(epoch):
-                check_identical(self.world, task.model)
-                with self.tracker.section("validation"):
-                    self.latest = self._validate(epoch)
+                with self.strategy.consensus():
+                    check_identical(self.world, task.model)
+                    with self.tracker.section("validation"):
+                        self.latest = self._validate(epoch)
                 curve.append(self._report_validation(epoch, training_loss, self.latest))
                 if self.goal.observe(self.latest.bleu, epoch, self.tracker):
                     break
             self.position.epoch, self.position.in_epoch = epoch + 1, 0
         self.report.phase("finished")
         self.report.result(self.tracker, self.goal, self._details(curve))
+        self.strategy.close()
 
     def _train_epoch(self, epoch: int) -> Iterator[float]:
         """One epoch, or the rest of it. Pauses where a validation is due, with the loss per word since the last one."""
@@ -192,9 +193,9 @@ class TranslationTraining:
                     self.report.metric("train_loss", value, epoch=epoch, step=self.position.total)
             self.report.step(step, steps, epoch=epoch, epochs=task.epochs)
             if task.checkpoint_every and self.position.total % task.checkpoint_every == 0:
-                self._save()
+                with self.strategy.consensus():
+                    self._save()
             if step == steps or (step % between == 0 and steps - step >= between / 2):
-                self.strategy.flush()
                 yield collect(self.world, [whole])["loss"]
                 self._begin_training(epoch)
 
@@ -206,6 +207,8 @@ class TranslationTraining:
         """One update, or an attempt at it."""
         task, section = self.task, self.tracker.section
         total, words = torch.zeros((), device=self.world.device), 0
+        terms = {"tokens": update.tokens, "sentences": update.sentences, "own_sentences": max(1, update.own)}
+        self.update.begin(terms[task.divide_by], len(update.passes))
         for number, indices in enumerate(update.passes):
             with section("data_wait"):
                 batch = collate(task.train, indices, task.padding, task.search.start)
@@ -213,16 +216,16 @@ class TranslationTraining:
                 batch = self._moved(batch)
             # Masks depend on the pass's place among those of all ranks, not on the rank that happens to do it.
             torch.manual_seed(derive(self.contract.seed, "dropout", self.position.total, update.first + number))
-            with section("forward"), self.precision.autocast():
-                features = task.model(batch.source, batch.lengths, batch.target)
-            with section("loss"), self.precision.autocast():
-                loss = self._loss(features, batch.expected, task.label_smoothing)
-            self.update.backward(loss)
+            with self.update.in_pass(last=number == len(update.passes) - 1):
+                with section("forward"), self.precision.autocast():
+                    features = self.model(batch.source, batch.lengths, batch.target)
+                with section("loss"), self.precision.autocast():
+                    loss = self._loss(features, batch.expected, task.label_smoothing)
+                self.update.backward(loss)
             total += loss.detach()
             words += int(task.train.target.lengths[indices].sum())
-        terms = {"tokens": update.tokens, "sentences": update.sentences, "own_sentences": max(1, update.own)}
         rate = task.rate(self.position.total - self.position.skipped)
-        applied = self.update.apply(rate, terms[task.divide_by])
+        applied = self.update.apply(rate)
         self.position.skipped += not applied
         return Done(total, words, applied)
 
@@ -277,8 +280,7 @@ class TranslationTraining:
     def _save(self) -> None:
         state = {
             **self._identity(),
-            "parameters": self.task.model.state_dict(),
-            "optimizer": self.task.optimizer.state_dict(),
+            **self.strategy.state_dict(),
             "loss_scale": asdict(self.precision.scale) if self.precision.scale else None,
             "position": asdict(self.position),
         }
@@ -286,8 +288,7 @@ class TranslationTraining:
 
     def _resume(self, path: Path) -> None:
         state = load_checkpoint(self.world, path, self.task.name, self._identity())
-        self.task.model.load_state_dict(state["parameters"])
-        self.task.optimizer.load_state_dict(state["optimizer"])
+        self.strategy.load_state_dict(state)
         if self.precision.scale and state["loss_scale"]:
             self.precision.scale.value = state["loss_scale"]["value"]
             self.precision.scale.good = state["loss_scale"]["good"]

@@ -5,11 +5,13 @@ import torch
 from torch import nn
 
 from task_images.comm.allreduce import GradientAllReduce, WeightAllReduce
+from task_images.comm.base import Placement
 from task_images.contract import CATEGORIES, Contract
 from task_images.harness.distributed import World, open_world
 from task_images.harness.entry import run
 from task_images.harness.errors import DivergedError
 from task_images.harness.metrics import TrainingLoss
+from task_images.harness.precision import LossScale
 from task_images.harness.replicas import average_buffers, broadcast_state, check_identical
 from task_images.harness.tracker import Snapshot, gather_timings
 
@@ -23,61 +25,81 @@ def set_gradients(model: nn.Module, value: float) -> None:
         parameter.grad = torch.full_like(parameter, value + number)
 
 
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 1.0)
+
+
+def clear(model: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+
+
 def gradients_become_the_weighted_mean(world: World) -> None:
     # Ranks hold 1, 2 and 5 samples with gradients 10, 20, 30: mean (10 + 40 + 150) / 8 = 25, exactly.
     weight = [1, 2, 5][world.rank]
     for by_layer in (False, True):
-        for total in (8, None):
-            strategy, model = GradientAllReduce(by_layer=by_layer, probe_every=1), make_model()
-            broadcast_state(world, model)
-            strategy.attach(world, model)
-            for _ in range(2):  # the second time in the buffers of the first
-                set_gradients(model, 10.0 * (world.rank + 1))
-                strategy.before_update(weight, total)
-                for number, parameter in enumerate(model.parameters()):
-                    assert parameter.grad is not None
-                    assert torch.equal(parameter.grad, torch.full_like(parameter, 25.0 + number)), parameter.grad
-            stats = strategy.stats()
-            assert stats["messages"] == (10 if by_layer else 2), stats
-            assert stats["bytes"] == 2 * 4 * sum(parameter.numel() for parameter in model.parameters()), stats
-            assert stats["probes"] == 2, stats
+        strategy, model = GradientAllReduce(by_layer=by_layer, probe_every=1), make_model()
+        strategy.attach(Placement(world), model, make_optimizer)
+        for _ in range(2):  # the second time in the buffers of the first
+            clear(model)
+            strategy.begin(weight, 8)
+            set_gradients(model, 10.0 * (world.rank + 1))
+            strategy.step(1.0)
+            for number, parameter in enumerate(model.parameters()):
+                assert torch.equal(parameter, torch.full_like(parameter, -25.0 - number)), parameter
+        stats = strategy.stats()
+        assert stats["messages"] == (10 if by_layer else 2), stats
+        assert stats["bytes"] == 2 * 4 * sum(parameter.numel() for parameter in model.parameters()), stats
+        assert stats["probes"] == 2, stats
 
 
 def gradients_accumulate_in_the_buffer_without_copies(world: World) -> None:
     strategy, model = GradientAllReduce(), make_model()
-    broadcast_state(world, model)
-    strategy.attach(world, model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    strategy.attach(Placement(world), model, make_optimizer)
     places = [parameter.grad.data_ptr() for parameter in model.parameters() if parameter.grad is not None]
+    assert len(places) == 5
     for _ in range(3):
+        strategy.begin(5, 15)
         model(torch.randn(5, 3)).sum().backward()
-        strategy.before_update(5, 15)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=False)
+        strategy.step(0.1)
     assert places == [parameter.grad.data_ptr() for parameter in model.parameters() if parameter.grad is not None]
     check_identical(world, model)
 
 
 def a_missing_gradient_counts_as_zeros(world: World) -> None:
     strategy, model = GradientAllReduce(), nn.Linear(2, 1, bias=False)
-    broadcast_state(world, model)
-    strategy.attach(world, model)
+    strategy.attach(Placement(world), model, make_optimizer)
     for _ in range(2):  # the second time the buffers are no longer zero
+        clear(model)
+        strategy.begin(1, 3)
         model.weight.grad = torch.full((1, 2), 6.0) if world.rank == 1 else None
-        strategy.before_update(1, 3)
-        assert model.weight.grad is not None
-        assert model.weight.grad.tolist() == [[2.0, 2.0]]
+        strategy.step(1.0)
+        assert model.weight.tolist() == [[-2.0, -2.0]]
+
+
+def an_overflow_on_one_rank_leaves_all_models_alone(world: World) -> None:
+    for strategy in (GradientAllReduce(), WeightAllReduce()):
+        model, scale = make_model(), LossScale(8.0)
+        strategy.attach(Placement(world), model, make_optimizer)
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        strategy.begin(1, 3)
+        set_gradients(model, float("inf") if world.rank == 2 else 1.0)
+        assert not strategy.step(1.0, scale=scale).updated
+        assert scale.value == 4.0
+        for parameter, old in zip(model.parameters(), before, strict=True):
+            torch.testing.assert_close(parameter.detach(), old)
 
 
 def weights_become_their_mean(world: World) -> None:
     strategy, model = WeightAllReduce(), make_model()
-    strategy.attach(world, model)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(float(3 * world.rank))
-    strategy.before_update(1)
-    strategy.after_update()
-    assert all(bool((parameter == 3.0).all()) for parameter in model.parameters())
+    strategy.attach(Placement(world), model, make_optimizer)
+    clear(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 3.0 * world.rank)
+    strategy.begin(1, 3)
+    strategy.step(1.0)
+    assert all(bool((parameter == -3.0).all()) for parameter in model.parameters())
 
 
 def models_start_equal_and_differences_are_found(world: World) -> None:
@@ -136,6 +158,7 @@ CHECKS = [
     gradients_become_the_weighted_mean,
     gradients_accumulate_in_the_buffer_without_copies,
     a_missing_gradient_counts_as_zeros,
+    an_overflow_on_one_rank_leaves_all_models_alone,
     weights_become_their_mean,
     models_start_equal_and_differences_are_found,
     running_statistics_become_their_mean,

@@ -83,7 +83,7 @@ def test_odd_batches_and_validation_compile_nothing_more(compiled: CompiledModel
     world = open_world(Contract({"OMP_NUM_THREADS": "1"}))
     samples = (np.ones((19, 4), np.float32), np.arange(19) % 3)
     Trainer(
-        world, model, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.01),
+        world, model, nn.functional.cross_entropy, lambda model: torch.optim.SGD(model.parameters(), 0.01),
         PerUpdate(Constant(0.01)), GradientAllReduce(), ArrayData(world, samples, samples, 8, 1),
         metrics=[TopK(1)], goal=None, report=Reporter(world, "ones", synthetic=True), epochs=2, compiled=True,
     ).run()  # fmt: skip

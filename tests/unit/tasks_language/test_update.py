@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from task_images.comm.allreduce import GradientAllReduce
+from task_images.comm.base import Placement
 from task_images.contract import Contract
 from task_images.harness.accumulation import GradientUpdate
 from task_images.harness.checkpoint import load_checkpoint, save_checkpoint
@@ -31,8 +32,9 @@ def world() -> Iterator[World]:
 def make(world: World, precision: Precision, clip: float | None = None) -> tuple[nn.Linear, GradientUpdate]:
     torch.manual_seed(0)
     model = nn.Linear(4, 1, bias=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    return model, GradientUpdate(world, model, optimizer, GradientAllReduce(), Tracker(), precision, clip)
+    strategy, tracker = GradientAllReduce(), Tracker()
+    strategy.attach(Placement(world), model, lambda model: torch.optim.SGD(model.parameters(), lr=0.0), tracker=tracker)
+    return model, GradientUpdate(strategy, tracker, precision, clip)
 
 
 X = torch.arange(12.0).reshape(3, 4)
@@ -41,11 +43,13 @@ X = torch.arange(12.0).reshape(3, 4)
 def test_sums_of_passes_become_the_mean_over_all_terms(world: World) -> None:
     model, update = make(world, Precision("fp32", CPU))
     before = model.weight.detach().clone()
+    update.begin(terms=3, passes=2)
     update.backward(model(X[:1]).sum())
     update.backward(model(X[1:]).sum())
-    assert update.apply(0.5, terms=3)
+    assert update.apply(0.5)
     torch.testing.assert_close(model.weight.detach(), before - 0.5 * X.mean(0))
-    assert update.apply(0.5, terms=3)
+    update.begin(terms=3, passes=1)
+    assert update.apply(0.5)
     torch.testing.assert_close(model.weight.detach(), before - 0.5 * X.mean(0))  # gradients had been cleared
 
 
@@ -54,9 +58,10 @@ def test_the_norm_is_clipped_after_the_mean(world: World) -> None:
     for passes in (1, 3):
         model, update = make(world, Precision("fp32", CPU), clip=2.0)
         before = model.weight.detach().clone()
+        update.begin(3, passes)
         for part in torch.split(X, 3 // passes):
             update.backward(model(part).sum())
-        update.apply(1.0, terms=3)
+        update.apply(1.0)
         steps.append(before - model.weight.detach())
         assert float(steps[-1].norm()) == pytest.approx(2.0, abs=1e-4)
     torch.testing.assert_close(*steps)
@@ -67,24 +72,25 @@ def test_the_loss_scale_cancels_out_and_an_overflow_leaves_the_model_alone(world
     models = []
     for precision in (Precision("fp32", CPU), scaled):
         model, update = make(world, precision, clip=3.0)
+        update.begin(3, 1)
         update.backward(model(X).sum())
-        assert update.apply(0.5, terms=3)
+        assert update.apply(0.5)
         models.append(model.weight.detach().clone())
     torch.testing.assert_close(*models)
     assert scaled.factor == 2048.0  # grown, after a window of one
     update.backward(model(X * torch.inf).sum())
-    assert not update.apply(0.5, terms=3)
+    assert not update.apply(0.5)
     assert torch.equal(model.weight.detach(), models[1])
     assert (scaled.factor, update.skipped) == (1024.0, 1)
     update.backward(model(X).sum())
-    assert update.apply(0.5, terms=3)
+    assert update.apply(0.5)
 
 
 def test_without_a_loss_scale_an_overflow_is_the_end(world: World) -> None:
     model, update = make(world, Precision("fp32", CPU))
     update.backward(model(X * torch.nan).sum())
     with pytest.raises(DivergedError, match="norm of the gradient is nan"):
-        update.apply(0.5, terms=3)
+        update.apply(0.5)
 
 
 def test_a_checkpoint_is_replaced_only_as_a_whole(world: World, tmp_path: Path) -> None:
