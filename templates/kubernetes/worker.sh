@@ -138,6 +138,61 @@ network() { # -> $received $sent, bytes of all interfaces but the loopback
   done </proc/net/dev
 }
 
+machine_counters() { # -> $busy $stolen, hundredths of a second of all CPUs of the node; $cores
+  busy=0 stolen=0 cores=0
+  [ -r /proc/stat ] || return
+  # shellcheck disable=SC2034
+  while read -r name user nice system idle iowait irq softirq steal rest; do
+    case $name in
+      cpu) busy=$((user + nice + system + irq + softirq)) stolen=${steal:-0} ;;
+      cpu[0-9]*) cores=$((cores + 1)) ;;
+      *) break ;;
+    esac
+  done </proc/stat
+}
+
+throttling() { # -> $periods $paused_us: how often and how long the kernel paused this container for its CPU limit
+  periods=0 paused_us=0
+  file=/sys/fs/cgroup/cpu.stat
+  [ -r "$file" ] || file=/sys/fs/cgroup/cpu/cpu.stat
+  [ -r "$file" ] || return
+  while read -r key value; do
+    case $key in
+      nr_throttled) periods=$value ;;
+      throttled_usec) paused_us=$value ;;
+      throttled_time) paused_us=$((value / 1000)) ;;
+    esac
+  done <"$file"
+}
+
+begin_machine() { # what the counters of the node were before the command
+  machine_counters
+  throttling
+  cpu_time
+  busy_0=$busy stolen_0=$stolen periods_0=$periods paused_us_0=$paused_us cpu_us_0=${cpu_us:-0}
+}
+
+seconds() { # COUNT UNIT -> $value: COUNT divided by UNIT (a power of ten), at least 0
+  [ "$1" -ge 0 ] && value=$(printf "%d.%0$((${#2} - 1))d" $(($1 / $2)) $(($1 % $2))) || value=0.0
+}
+
+sample_machine() { # load of the node since begin_machine; what the fields are is said in engines/local/load.py
+  machine_counters
+  throttling
+  cpu_time
+  now
+  [ "$cores" -gt 0 ] && [ -n "$cpu_us" ] || return
+  stamp=$((epoch_ms + ms - began_ms))
+  line=$(printf '"time":%d.%03d,"kind":"machine","worker":%d,"cores":%d' $((stamp / 1000)) $((stamp % 1000)) "$index" "$cores")
+  seconds $((ms - began_ms)) 1000 && line=$line,\"elapsed_seconds\":$value
+  seconds $((busy - busy_0)) 100 && line=$line,\"busy_seconds\":$value
+  seconds $((cpu_us - cpu_us_0)) 1000000 && line=$line,\"own_seconds\":$value
+  seconds $((stolen - stolen_0)) 100 && line=$line,\"steal_seconds\":$value
+  seconds $((paused_us - paused_us_0)) 1000000 && line=$line,\"throttled_seconds\":$value
+  # One write: the minder may be killed between two.
+  printf '{%s,"throttled_periods":%d}\n' "$line" $((periods - periods_0))
+}
+
 sample() {
   now
   cpu_time
@@ -150,8 +205,11 @@ sample() {
   printf '{%s,"received_bytes":%d,"sent_bytes":%d}\n' "$line" "$received" "$sent"
 }
 
-mind() { # beside the command: one line of resources a second, and the deadline
+mind() { # beside the command: one line of resources a second, one of the node's load a minute, and the deadline
+  count=0
   while kill -0 "$command" 2>/dev/null; do
+    [ $((count % 60)) = 0 ] && sample_machine >>"$work/resources.jsonl"
+    count=$((count + 1))
     sample >>"$work/resources.jsonl"
     if [ $((ms - began_ms)) -ge $((MLBENCH_TIMEOUT * 1000)) ] && [ ! -e "$work/deadline" ]; then
       : >"$work/deadline"
@@ -192,6 +250,7 @@ run() { # COMMAND... -> $code
   own=''
   command -v setsid >/dev/null 2>&1 && own=setsid
   open_log
+  begin_machine
   if [ -n "$logger" ]; then $own "$@" >"$work/pipe" 2>&1 & else $own "$@" & fi
   command=$!
   mind >/dev/null 2>&1 &
@@ -204,6 +263,7 @@ run() { # COMMAND... -> $code
   [ -n "$own" ] && signal_command KILL # what it left behind
   # shellcheck disable=SC2086
   kill "$minder" $stopper 2>/dev/null
+  sample_machine >>"$work/resources.jsonl"
   sample >>"$work/resources.jsonl"
   command=''
   [ -z "$logger" ] || close_log
@@ -221,11 +281,25 @@ wait_for_end() { # a worker that has no command of its own: until the run is sto
   terminated=''
 }
 
-tell_samples() { # into the log, so that they come home without this worker being held: SAMPLES of them, evenly spread
-  count=$(wc -l <"$work/resources.jsonl") || return
+tell_sample() { # LINE
+  [ -z "$1" ] || printf '@mlbench-sample {"worker":%d,"sample":%s}\n' "$index" "$1"
+}
+
+tell_samples() { # into the log, so that they come home without this worker being held: SAMPLES of them, evenly spread, and
+  # the first and the last line of the node's load
+  count=0 first='' last=''
+  while read -r line; do
+    case $line in
+      *'"kind"'*) [ -n "$first" ] && last=$line || first=$line ;;
+      *) count=$((count + 1)) ;;
+    esac
+  done <"$work/resources.jsonl"
+  tell_sample "$first"
+  tell_sample "$last"
   every=$(((count + samples - 1) / samples)) number=0
   while read -r line; do
-    [ $((number % every)) = 0 ] && printf '@mlbench-sample {"worker":%d,"sample":%s}\n' "$index" "$line"
+    case $line in *'"kind"'*) continue ;; esac
+    [ $((number % every)) = 0 ] && tell_sample "$line"
     number=$((number + 1))
   done <"$work/resources.jsonl"
 }

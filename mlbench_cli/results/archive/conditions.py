@@ -1,7 +1,7 @@
 """Under which conditions a run's times were taken: whether it had its CPUs to itself, as far as that was measured.
 
 Pure: from the spec, the provenance and the samples in resources.jsonl. The rows of kind "machine" are described in
-engines/local/load.py. Labels:
+engines/local/load.py; on Kubernetes templates/kubernetes/worker.sh writes them, one meter for each worker. Labels:
 
     crowded        more ranks, or more CPUs for them, than the machine has usable cores
     contended      other processes (or other virtual machines) used more than MAX_OTHER_SHARE of the usable CPUs
@@ -90,11 +90,14 @@ def assess_conditions(
     spec: RunSpec | Mapping[str, Any],
     provenance: Mapping[str, Any] | None,
     samples: Iterable[Mapping[str, Any]],
+    is_alone: bool = True,
 ) -> Conditions:
     """The conditions of a run from its spec (as an object or as in run.json), its provenance and its resource samples.
 
     Samples are read once, in memory that does not grow with them. Rows that are malformed, or of another kind, are
-    skipped. Without rows of kind "machine" the number of cores comes from the provenance (`machine.cores`), if there.
+    skipped. `is_alone`: whether each worker of a cluster run has a node of its own; if not, what other processes of its
+    node used may be the run's own, and says nothing. Without rows of kind "machine" the number of cores comes from the
+    provenance (`machine.cores`), if there.
     """
     meters: dict[int, _Meter] = {}
     for row in samples:
@@ -106,7 +109,7 @@ def assess_conditions(
     local = _fact(spec, "engine", "local") == "local"
     return Conditions(
         crowded=_crowded(spec, _amount(facts.get("cores")) or _cores_of(provenance)) if local else None,
-        contended=_worst([_contended(meter) for meter in meters.values()], "other_cpus"),
+        contended=_worst([_contended(meter) for meter in meters.values() if local or is_alone], "other_cpus"),
         quota_limited=_worst([_quota_limited(meter) for meter in meters.values()], "throttled_seconds"),
         shared=_shared(spec, facts) if local else None,
         measured=bool(meters),

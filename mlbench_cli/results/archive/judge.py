@@ -96,7 +96,9 @@ def judge(evidence: Evidence, write_metric: Callable[[bytes], object] = lambda l
     result = _result(evidence, outcome, collector, goal, proven)
     division = find_division(spec, rules, result["synthetic"], has_other_code=bool(other_code))
     result["division"] = division.to_dict()
-    result["conditions"] = assess_conditions(spec, evidence.provenance, evidence.samples()).to_dict()
+    nodes = [worker.node for worker in evidence.observation.workers]
+    is_alone = not spec.functional_only and len(set(nodes)) == len(nodes)
+    result["conditions"] = assess_conditions(spec, evidence.provenance, evidence.samples(), is_alone).to_dict()
     result["started"] = None if started is None else timestamp(started)
     result["finished"] = timestamp(finished)
     result["wall_seconds"] = None if started is None else round(finished - started, 3)

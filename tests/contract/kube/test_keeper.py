@@ -170,9 +170,9 @@ def test_the_keeper_ends_at_once_when_it_is_stopped(keeper: Keeper) -> None:
 
 # Name lookups that never answer, and that a signal does not interrupt: a lock of C that is taken twice.
 SLOW_NAMES = """
-import ctypes, runpy, socket, sys
+import ctypes, os, runpy, socket, sys
 def wait_for_ever(*_, **__):
-    print("asked", flush=True)
+    os.write(1, b"asked\\n")
     lock, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
     libc.pthread_mutex_lock(lock), libc.pthread_mutex_lock(lock)
 socket.getaddrinfo = wait_for_ever

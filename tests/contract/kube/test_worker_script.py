@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import Mapping
@@ -105,7 +106,8 @@ def test_variables_placeholders_and_output(shell: list[str], tmp_path: Path) -> 
     assert files["output/a file"] == b"made\n"
     samples = [json.loads(line) for line in files["resources.jsonl"].splitlines()]
     assert samples[-1] == summary["resources"]
-    assert all(abs(sample["time"] - time.time()) < 300 and sample["rank"] == 0 for sample in samples)
+    assert all(abs(sample["time"] - time.time()) < 300 for sample in samples)
+    assert {sample.get("rank") for sample in samples if "kind" not in sample} == {0}
     assert abs(summary["ended"] - time.time()) < 300
 
 
@@ -209,7 +211,26 @@ def test_a_command_that_was_killed_for_memory_is_told_from_one_that_was_not(shel
 def test_a_worker_that_is_not_held_tells_its_samples(shell: list[str], tmp_path: Path) -> None:
     worker = Worker(shell, tmp_path, "printf", "no end", JOB_COMPLETION_INDEX="1")
     assert worker.end()[1] == "no end"
-    assert worker.samples == [json.loads(line) for line in (tmp_path / "resources.jsonl").read_text().splitlines()]
+    written = [json.loads(line) for line in (tmp_path / "resources.jsonl").read_text().splitlines()]
+    load = [sample for sample in written if "kind" in sample]
+    ends = [load[0], load[-1]] if len(load) > 1 else load  # the command may end before the first of them
+    assert worker.samples == [*ends, *(sample for sample in written if "kind" not in sample)]
+
+
+def test_a_worker_measures_what_others_use_of_its_node(shell: list[str], tmp_path: Path) -> None:
+    worker = Worker(shell, tmp_path, "sleep", "3")
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        worker.end()
+        other.kill()
+    written = [json.loads(line) for line in (tmp_path / "resources.jsonl").read_text().splitlines()]
+    last = [sample for sample in written if sample.get("kind") == "machine"][-1]
+    assert (last["worker"], last["cores"]) == (0, os.cpu_count())
+    assert last["elapsed_seconds"] >= 3
+    assert last["busy_seconds"] > 0
+    assert {name for name in last if name.endswith(("_seconds", "_periods"))} == {
+        *("elapsed_seconds", "busy_seconds", "own_seconds", "steal_seconds", "throttled_seconds", "throttled_periods")
+    }
+    assert 0 <= last["busy_seconds"] <= (last["elapsed_seconds"] + 1) * last["cores"]
 
 
 def test_of_many_samples_it_tells_some(shell: list[str], tmp_path: Path) -> None:
@@ -218,7 +239,7 @@ def test_of_many_samples_it_tells_some(shell: list[str], tmp_path: Path) -> None
     )
     worker = Worker(shell, tmp_path, "sh", "-c", many, JOB_COMPLETION_INDEX="1")
     worker.end()
-    assert 200 <= len(worker.samples) <= 300
-    times = [sample["time"] for sample in worker.samples[1:-1] if sample["time"] <= 1000]
+    assert 200 <= len(worker.samples) <= 302
+    times = [sample["time"] for sample in worker.samples[3:-1] if sample["time"] <= 1000]
     # Evenly spread, every fourth line; the worker's own samples are among the lines, and may be the fourth.
     assert max(later - earlier for earlier, later in pairwise(times)) <= 8

@@ -121,6 +121,12 @@ def test_of_several_machines_the_worst_counts() -> None:
     assert found.figures["other_cpus"] == pytest.approx(3.0)
 
 
+def test_workers_that_share_a_node_are_no_contention_of_others() -> None:
+    found = assess_conditions(spec(engine="kubernetes"), None, rows(cores=4, other=3.0), is_alone=False)
+    assert found.contended is None
+    assert found.measured
+
+
 def test_documents_hold_all_of_it() -> None:
     found = assess_conditions(spec(workers=8, share_machine=True), None, rows(other=2.0))
     assert found.labels == ("crowded", "contended", "shared")
