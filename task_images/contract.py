@@ -47,6 +47,9 @@ and further, by kind of event,
                  updates, samples, epochs: how much was trained
                  synthetic: true where the data were generated
                  data: name of the data
+                 data_identity: object with counts (object: part -> number of samples), digest ("sha256:HEX" of the
+                 decoded data, or null), official (true: the published data set; false; null: not known) and reason
+                 (one line, why they are not the official data; null if they are). Without it nothing is known
                  details: object with whatever else the task found
 
 A rank that reports nothing is still a valid rank. Exit codes pass through unchanged; by convention 64 is a usage

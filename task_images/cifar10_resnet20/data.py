@@ -16,13 +16,14 @@ import numpy as np
 
 from task_images.contract import Contract
 from task_images.harness.arrays import Bytes, Labels, synthetic_images
-from task_images.harness.datasets import Archive, Arrays, Say, cached_arrays, data_folder, fetch, writable_folder
+from task_images.harness.cache import Arrays, Say, cached_arrays, data_folder, writable_folder
+from task_images.harness.datasets import Archive, fetch
 from task_images.harness.errors import EnvironmentUnfitError
-from task_images.harness.report import Reporter
+from task_images.harness.identity import DataIdentity, compare_data, made_up
 
 CLASSES, CHANNELS, SIDE = 10, 3, 32
 PIXELS = CHANNELS * SIDE * SIDE
-OFFICIAL = (50_000, 10_000)
+OFFICIAL = {"training images": 50_000, "validation images": 10_000}
 # Per channel, of the training images, as the original benchmark has them.
 MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 
@@ -49,10 +50,15 @@ class Cifar(NamedTuple):
 
     training: tuple[Bytes, Labels]
     validation: tuple[Bytes, Labels]
+    digest: str | None = None  # of the decoded images and labels; None if they were generated
 
     @property
-    def is_official(self) -> bool:
-        return (len(self.training[1]), len(self.validation[1])) == OFFICIAL
+    def counts(self) -> dict[str, int]:
+        return {"training images": len(self.training[1]), "validation images": len(self.validation[1])}
+
+    @property
+    def identity(self) -> DataIdentity:
+        return made_up(self.counts) if self.digest is None else compare_data(self.counts, OFFICIAL, self.digest)
 
 
 class Wanted(Protocol):
@@ -66,15 +72,13 @@ class Wanted(Protocol):
     def validation_images(self) -> int: ...
 
 
-def choose(wanted: Wanted, contract: Contract, report: Reporter) -> Cifar:
+def load_images(wanted: Wanted, contract: Contract) -> Cifar:
     """The images that the parameters ask for. Raises what `load` raises."""
     if wanted.data == "synthetic":
         sizes = {"training": wanted.training_images, "validation": wanted.validation_images}
-        return Cifar(*(synthetic_images(size, CLASSES, SIDE, contract.seed, part) for part, size in sizes.items()))
-    images = load(data_folder(contract), print)
-    if not images.is_official:
-        report.say(f"{len(images.training[1])} and {len(images.validation[1])} images: not the official data set")
-    return images
+        parts = [synthetic_images(size, CLASSES, SIDE, contract.seed, part) for part, size in sizes.items()]
+        return Cifar(parts[0], parts[1])
+    return load(data_folder(contract), print)
 
 
 def load(folder: Path, say: Say, archives: tuple[Archive, Archive] = (BINARY, PYTHON)) -> Cifar:
@@ -82,20 +86,20 @@ def load(folder: Path, say: Say, archives: tuple[Archive, Archive] = (BINARY, PY
 
     Raises EnvironmentUnfitError naming the file that is damaged, DownloadError where there is none and none to be had.
     """
-    cache = writable_folder(folder)
 
     def build() -> Arrays:
         source = _find(folder, archives)
         if source is None:
+            cache = writable_folder(folder)
             say(f"{archives[0].name}: downloading {archives[0].bytes / 1e6:.0f} MB to {cache}")
             source = fetch(archives[0], cache, say)
         elif source.is_file():
             fetch(next(archive for archive in archives if archive.name == source.name), source.parent, say)
         return read(source)
 
-    arrays = cached_arrays(cache, "cifar10", FORM, lambda: _sources(folder, archives), build)
+    arrays, entry = cached_arrays(folder, "cifar10", FORM, lambda: _sources(folder, archives), build)
     training, validation = ((arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in ("training", "validation"))
-    return Cifar(training, validation)  # type: ignore[arg-type]
+    return Cifar(training, validation, entry.digest)  # type: ignore[arg-type]
 
 
 def read(source: Path) -> Arrays:

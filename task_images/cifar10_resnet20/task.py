@@ -42,7 +42,8 @@ def train(contract: Contract, settings: Settings, strategy: Strategy | None = No
         world,
         report,
     ):
-        images = cifar.choose(settings, contract, report)
+        images = cifar.load_images(settings, contract)
+        report.data_identity(images.identity)
         seed_all(contract.seed)
         train_classifier(
             world,
@@ -68,7 +69,6 @@ def train(contract: Contract, settings: Settings, strategy: Strategy | None = No
             identity={"depth": settings.depth, "version": settings.version, "norm": settings.norm},
             details={
                 "images": [len(images.training[1]), len(images.validation[1])],
-                "official_data": not synthetic and images.is_official,
             },
         )
 

@@ -44,7 +44,8 @@ def main(contract: Contract) -> None:
     report = Reporter(world, "images like CIFAR-10, generated" if synthetic else "CIFAR-10", synthetic)
     report.environment()
     report.phase("loading")
-    images = cifar.choose(settings, contract, report)
+    images = cifar.load_images(settings, contract)
+    report.data_identity(images.identity)
 
     from task_images.cifar10_resnet20_tensorflow.training import Training
 
@@ -54,7 +55,6 @@ def main(contract: Contract) -> None:
         {
             "global_batch": settings.batch_size * world.size,
             "images": [len(images.training[1]), len(images.validation[1])],
-            "official_data": not synthetic and images.is_official,
         }
     )
     world.close()

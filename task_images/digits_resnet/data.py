@@ -12,9 +12,12 @@ from torch import Tensor
 
 from task_images.harness.data import Prepare
 from task_images.harness.errors import EnvironmentUnfitError
+from task_images.harness.identity import DataIdentity, compare_data, digest_arrays
 from task_images.harness.seeds import numpy_generator
 
 FILE = "datasets/data/digits.csv.gz"
+OFFICIAL = {"images": 1797}
+DIGEST = "sha256:56e38d568bde388182522aae20690b6414f4b4ed307db0d5058f9d5af5d0a399"
 SIDE = 8
 CHANNELS = 3
 
@@ -40,6 +43,12 @@ def load_split(seed: int, validation_share: float) -> Split:
     mean, deviation = images[~held_out].mean(), images[~held_out].std()
     images = (images - mean) / deviation
     return Split((images[~held_out], labels[~held_out]), (images[held_out], labels[held_out]))
+
+
+def identify() -> DataIdentity:
+    """Whether these are the digits that scikit-learn brings."""
+    images, labels = _load()
+    return compare_data({"images": len(labels)}, OFFICIAL, digest_arrays(images, labels), DIGEST)
 
 
 def _load() -> tuple[Floats, Labels]:

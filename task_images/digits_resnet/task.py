@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from task_images.contract import Contract
-from task_images.digits_resnet.data import CHANNELS, as_channels, load_split, shifted
+from task_images.digits_resnet.data import CHANNELS, as_channels, identify, load_split, shifted
 from task_images.harness.classification import ClassifierSettings, check_settings, train_classifier
 from task_images.harness.data import ArrayData
 from task_images.harness.models.resnet import resnet
@@ -34,6 +34,7 @@ def main(contract: Contract) -> None:
     check_settings(settings)
     training, validation = load_split(contract.seed, settings.validation_share)
     with opening(contract, "scikit-learn digits") as (world, report):
+        report.data_identity(identify())
         seed_all(contract.seed)
         train_classifier(
             world,

@@ -1,14 +1,17 @@
 """epsilon from files, or something of its shape made on the spot."""
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
 
-from task_images.epsilon_logistic_regression.libsvm import Dense, load
+from task_images.epsilon_logistic_regression.libsvm import Dense, load_with_digest
 from task_images.harness.errors import EnvironmentUnfitError
+from task_images.harness.identity import DataIdentity, compare_data
 from task_images.harness.seeds import numpy_generator
 
 FEATURES = 2000
+OFFICIAL = {"training rows": 400_000, "validation rows": 100_000}
 TRAINING = "epsilon_normalized"
 VALIDATION = "epsilon_normalized.t"
 SOURCE = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary.html#epsilon"
@@ -44,9 +47,15 @@ def find_files(data_dir: str | None, features: int = FEATURES) -> tuple[Path, Pa
     return training, validation
 
 
-def read(files: tuple[Path, Path], features: int = FEATURES) -> tuple[Dense, Dense]:
-    """Training and validation set from the files."""
-    return load(files[0], features), load(files[1], features)
+def read(files: tuple[Path, Path], features: int = FEATURES) -> tuple[Dense, Dense, DataIdentity]:
+    """Training and validation set from the files, and whether they are the published ones."""
+    (training, first), (validation, second) = (load_with_digest(file, features) for file in files)
+    both = hashlib.sha256(f"{first}\n{second}\n".encode()).hexdigest()
+    return training, validation, compare_data(count_rows(training, validation), OFFICIAL, f"sha256:{both}")
+
+
+def count_rows(training: Dense, validation: Dense) -> dict[str, int]:
+    return {"training rows": len(training.labels), "validation rows": len(validation.labels)}
 
 
 def generate(rows: int, seed: int, part: str, features: int = FEATURES) -> Dense:

@@ -5,21 +5,17 @@ https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary.html
 """
 
 import bz2
-import fcntl
 import io
-import json
-import os
 import re
-import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from task_images.harness.cache import cached_folder
 from task_images.harness.errors import EnvironmentUnfitError
 
 Floats = npt.NDArray[np.float32]
@@ -40,75 +36,36 @@ class Dense(NamedTuple):
 
 
 def load(source: Path, features: int) -> Dense:
-    """The data set in the text file `source` (plain, or compressed if its name ends in .bz2).
+    """As `load_with_digest`, without the digest."""
+    return load_with_digest(source, features)[0]
 
-    The first caller converts it into a folder beside it (float32, 4 x features bytes a row); callers that come
-    meanwhile wait for it, later ones map it. A changed source is converted anew. Needs memory for one block of rows
-    and, for each million numbers, about 0.3 s, or 1.5 s from a compressed file.
-    Raises EnvironmentUnfitError naming line and column of what is wrong with the text.
+
+def load_with_digest(source: Path, features: int) -> tuple[Dense, str]:
+    """The data set, and its digest, in the text file `source` (plain, or compressed if its name ends in .bz2).
+
+    The first caller converts it into a cache entry beside it (float32, 4 x features bytes a row), or in mlbench's own
+    folder if that place is read-only; callers that come meanwhile wait for it, later ones map it. A changed source is
+    converted again. Needs memory for one block of rows and, for each million numbers, about 0.3 s, or 1.5 s from a
+    compressed file. Raises EnvironmentUnfitError naming line and column of what is wrong with the text.
     """
-    cache = source.with_name(source.name + ".cache")
-    try:
-        with _locked(source.with_name(source.name + ".lock")):
-            if not _is_current(cache, source, features):
-                _convert(source, cache, features)
-            return _map(cache, features)
-    except OSError as error:
-        if error.filename is None:
-            raise EnvironmentUnfitError(f"{source} cannot be read: {error}") from None
-        raise EnvironmentUnfitError(
-            f"{error.filename}: {error.strerror}",
-            f"The data folder {source.parent} must be writable, with room for it.",
-        ) from None
+
+    def build(place: Path) -> None:
+        _convert(source, place, features)
+
+    entry = cached_folder(source.parent, source.name, [FORMAT, features], lambda: [source], build)
+    rows = np.memmap(entry.folder / "rows.f32", np.float32, "r").reshape(-1, features)
+    return Dense(np.asarray(rows), np.fromfile(entry.folder / "labels.f32", np.float32)), entry.digest
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with open(path, "ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _is_current(cache: Path, source: Path, features: int) -> bool:
-    try:
-        facts = json.loads((cache / "facts.json").read_text())
-    except (FileNotFoundError, ValueError):
-        return False
-    return bool(facts.get("source") == _identity(source) and facts.get("features") == features)
-
-
-def _identity(source: Path) -> dict[str, int]:
-    status = source.stat()
-    return {"format": FORMAT, "bytes": status.st_size, "modified_ns": status.st_mtime_ns}
-
-
-def _convert(source: Path, cache: Path, features: int) -> None:
-    """Write the cache folder under another name and rename it when it is whole."""
-    partial = cache.with_name(f"{cache.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    identity = _identity(source)
+def _convert(source: Path, place: Path, features: int) -> None:
     count = 0
-    with open(partial / "rows.f32", "wb") as rows, open(partial / "labels.f32", "wb") as labels:
+    with open(place / "rows.f32", "wb") as rows, open(place / "labels.f32", "wb") as labels:
         for block in read_blocks(source, features):
             block.rows.tofile(rows)
             block.labels.tofile(labels)
             count += len(block.labels)
-        for file in (rows, labels):
-            file.flush()
-            os.fsync(file.fileno())
     if not count:
         raise EnvironmentUnfitError(f"{source} holds no sample")
-    facts = {"source": identity, "features": features, "rows": count}
-    (partial / "facts.json").write_text(json.dumps(facts))
-    shutil.rmtree(cache, ignore_errors=True)
-    partial.rename(cache)
-
-
-def _map(cache: Path, features: int) -> Dense:
-    rows = np.memmap(cache / "rows.f32", np.float32, "r").reshape(-1, features)
-    labels = np.fromfile(cache / "labels.f32", np.float32)
-    return Dense(np.asarray(rows), labels)
 
 
 def read_blocks(source: Path, features: int) -> Iterator[Dense]:

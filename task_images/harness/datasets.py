@@ -1,36 +1,22 @@
-"""Data sets on disk: official archives fetched once per machine, checked, converted once, and mapped by all its ranks.
+"""Official archives of data sets: fetched once per machine and checked. What they are converted to: harness.cache.
 
-    folder = data_folder(contract)
-    images = cached_arrays(folder, "cifar10", ...)          # the first rank builds, the others wait and map
-
-`build` calls `fetch` for what is missing. Everything is written under another name and renamed when it is whole, so a
-killed run leaves nothing that a later one could take for data. Standard library and numpy only.
+A download is written under another name and renamed when it is complete, so a killed run leaves nothing that a later
+one could take for data. Standard library only.
 """
 
 import errno
-import fcntl
 import hashlib
 import http.client
-import json
-import os
 import shutil
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from task_images.contract import EXIT_RETRYABLE, Contract
+from task_images.contract import EXIT_RETRYABLE
+from task_images.harness.cache import Say, as_task_error
 from task_images.harness.errors import EnvironmentUnfitError, TaskError
-
-Arrays = dict[str, npt.NDArray[np.generic]]
-Say = Callable[[str], None]
 
 TIMEOUT = 60.0
 ATTEMPTS = 5
@@ -52,27 +38,6 @@ class Archive:
     url: str
     bytes: int
     digest: str
-
-
-def data_folder(contract: Contract) -> Path:
-    """The run's data folder, or mlbench's own below $XDG_CACHE_HOME (~/.cache). Not necessarily there yet."""
-    if contract.data_dir:
-        return Path(contract.data_dir)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "mlbench", "datasets")
-
-
-def writable_folder(folder: Path) -> Path:
-    """`folder` itself, made if need be; where it cannot be written to, mlbench's own."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
-    except OSError:
-        pass
-    own = data_folder(Contract({}))
-    with as_task_error(own):
-        own.mkdir(parents=True, exist_ok=True)
-    return own
 
 
 def fetch(archive: Archive, folder: Path, say: Say) -> Path:
@@ -100,38 +65,6 @@ def fetch(archive: Archive, folder: Path, say: Say) -> Path:
         return fetch(archive, folder, say)
     partial.rename(path)
     return path
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file `path`; wait for whoever holds it. The lock goes with the process, however it ends."""
-    with as_task_error(path), open(path, "ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def cached_arrays(
-    folder: Path, name: str, form: int, sources: Callable[[], list[Path]], build: Callable[[], Arrays]
-) -> Arrays:
-    """The arrays that `build` makes, mapped read-only from `folder`/NAME.arrays; the first caller has them built.
-
-    They are built anew where `form` (a number that changes with `build`) or the files that `sources` finds are others
-    than then. Without sources, as after a download that was tidied away, what is stored is good.
-    """
-    target = folder / f"{name}.arrays"
-    with locked(folder / f"{name}.lock"), as_task_error(target):
-        stored = _stored_identity(target)
-        identity = {"form": form, "sources": [_identity(path) for path in sources()]}
-        if stored is None or stored["form"] != form or identity["sources"] not in ([], stored["sources"]):
-            arrays = build()
-            _store(target, {"form": form, "sources": [_identity(path) for path in sources()]}, arrays)
-        return {path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in sorted(target.glob("*.npy"))}
-
-
-def _identity(path: Path) -> list[Any]:
-    """What changes when the file does."""
-    status = path.stat()
-    return [path.name, status.st_size, status.st_mtime_ns]
 
 
 def _download(archive: Archive, partial: Path, say: Say) -> bool:
@@ -203,40 +136,6 @@ def check_space(folder: Path, missing: int, what: str) -> None:
             f"{folder} has {free / 1e6:.0f} MB free; {what} needs {missing / 1e6:.0f} MB more",
             "Make room, or choose another place with --data-dir.",
         )
-
-
-def _stored_identity(target: Path) -> dict[str, Any] | None:
-    try:
-        stored = json.loads((target / "identity.json").read_text())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return None
-    return stored if isinstance(stored, dict) and {"form", "sources"} <= set(stored) else None
-
-
-def _store(target: Path, identity: Mapping[str, Any], arrays: Arrays) -> None:
-    partial = target.with_name(f"{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    for name, array in arrays.items():
-        with open(partial / f"{name}.npy", "wb") as file:
-            np.save(file, array, allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
-    (partial / "identity.json").write_text(json.dumps(identity))
-    shutil.rmtree(target, ignore_errors=True)
-    partial.rename(target)
-
-
-@contextmanager
-def as_task_error(path: Path) -> Iterator[None]:
-    """What the file system refuses, said with the path and what can be done."""
-    try:
-        yield
-    except OSError as error:
-        raise EnvironmentUnfitError(
-            f"{error.filename or path}: {error.strerror or error}",
-            f"{path.parent} must be writable, with room for the data; --data-dir chooses another place.",
-        ) from None
 
 
 def _words(error: Exception) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from task_images.contract import emit
 from task_images.harness.environment import code_facts, machine_facts
 from task_images.harness.goals import GoalWatch
+from task_images.harness.identity import DataIdentity
 from task_images.harness.ranks import Ranks
 from task_images.harness.tracker import Snapshot, Tracker, gather_timings
 
@@ -22,6 +23,7 @@ class Reporter:
         self._world = world
         self._data = data
         self._synthetic = synthetic
+        self._identity = DataIdentity()
         self._last_step = 0.0
 
     def environment(self, **facts: Any) -> None:
@@ -39,6 +41,12 @@ class Reporter:
             **(code_facts() if self._world.is_first else {}),
             **facts,
         )
+
+    def data_identity(self, identity: DataIdentity) -> None:
+        """Set what the result says of the data; a line in the log if they are not the official ones."""
+        self._identity = identity
+        if identity.reason is not None and not self._synthetic:
+            self.say(f"data: {identity.reason}")
 
     def phase(self, phase: str, **fields: Any) -> None:
         """A phase begins, or goes on: epoch, epochs, step, steps, goal as in the contract. Rank 0 only."""
@@ -104,6 +112,7 @@ class Reporter:
                 epochs=end.epoch,
                 synthetic=self._synthetic,
                 data=self._data,
+                data_identity=self._identity.to_dict(),
                 details=details,
             )
 

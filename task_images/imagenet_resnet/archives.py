@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from task_images.harness.datasets import Archive, Say, as_task_error, check_archive, check_space
+from task_images.harness.cache import Say, as_task_error
+from task_images.harness.datasets import Archive, check_archive, check_space
 from task_images.harness.errors import EnvironmentUnfitError
 
 PAGE = "https://image-net.org/download-images"

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from task_images.harness.arrays import Bytes, ahead, synthetic_images
+from task_images.harness.cache import cached_folder
 from task_images.harness.data import Batch
-from task_images.harness.datasets import as_task_error, locked, writable_folder
 from task_images.harness.distributed import World
 from task_images.harness.images import Normalise
 from task_images.harness.partition import Partition, shard
@@ -25,6 +25,7 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _CHUNK = 8  # images that a thread decodes at a time
 _BLOCK = 256
 _QUALITY = 90
+_GENERATED = 1  # version of what `generate` makes
 
 
 class FileData:
@@ -156,18 +157,15 @@ def generate(folder: Path, classes: int, sizes: dict[str, int], side: int, seed:
     """
     from PIL import Image
 
-    cache = writable_folder(folder)
     name = f"imagenet-generated-{classes}x{sizes['train']}+{sizes['val']}-{side}-{seed}"
-    target, begun = cache / name, cache / f"{name}.partial"
-    with locked(cache / f"{name}.lock"), as_task_error(target):
-        if target.exists():
-            return target
+
+    def build(place: Path) -> None:
         for part, number in sizes.items():
             for start in range(0, number, _BLOCK):
                 block = synthetic_images(min(_BLOCK, number - start), classes, side, seed, f"{part}-{start}")
                 for index, (image, label) in enumerate(zip(*block, strict=True), start):
-                    path = begun / part / f"class-{label:04d}" / f"{index:06d}.jpeg"
+                    path = place / part / f"class-{label:04d}" / f"{index:06d}.jpeg"
                     path.parent.mkdir(parents=True, exist_ok=True)
                     Image.fromarray(image.transpose(1, 2, 0)).save(path, quality=_QUALITY)
-        begun.rename(target)
-    return target
+
+    return cached_folder(folder, name, _GENERATED, list, build).folder

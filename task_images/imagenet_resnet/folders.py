@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from task_images.harness.arrays import Labels
-from task_images.harness.datasets import Arrays, Say, cached_arrays, writable_folder
+from task_images.harness.cache import Arrays, Say, cached_arrays
 from task_images.harness.errors import EnvironmentUnfitError
+from task_images.harness.identity import DataIdentity, compare_data
 from task_images.imagenet_resnet.archives import OFFICIAL, PAGE, Official, unpack
 
 PARTS = ("train", "val")
 ENDINGS = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
-SIZES = (1_281_167, 50_000)  # of the official data set, with 1000 classes
+OFFICIAL_COUNTS = {"training images": 1_281_167, "validation images": 50_000, "classes": 1000}
 FORM = 1
 
 
@@ -46,10 +47,12 @@ class Part:
 class ImageFolders:
     training: Part
     validation: Part
+    digest: str  # of classes, labels and file names; the pixels are not read for it
 
     @property
-    def is_official(self) -> bool:
-        return (len(self.training), len(self.validation)) == SIZES and len(self.training.classes) == 1000
+    def identity(self) -> DataIdentity:
+        sizes = {"training images": len(self.training), "validation images": len(self.validation)}
+        return compare_data({**sizes, "classes": len(self.training.classes)}, OFFICIAL_COUNTS, self.digest)
 
 
 def load(folder: Path, classes: int, say: Say, official: Official = OFFICIAL) -> ImageFolders:
@@ -67,14 +70,14 @@ def load(folder: Path, classes: int, say: Say, official: Official = OFFICIAL) ->
     def sources() -> list[Path]:
         return [path for part in PARTS for path in (_class_folders(place / part) or official.files(place, part))]
 
-    arrays = cached_arrays(writable_folder(place), "imagenet", FORM, sources, build)
+    arrays, entry = cached_arrays(place, "imagenet", FORM, sources, build)
     names = os.fsdecode(arrays["classes"].tobytes()).split("\n")
     _check_count(place, names, classes)
-    parts = (
+    training, validation = (
         Part(place / part, names, *(arrays[f"{part}_{what}"] for what in ("labels", "names", "ends")))  # type: ignore[arg-type]
         for part in PARTS
     )
-    return ImageFolders(*parts)
+    return ImageFolders(training, validation, entry.digest)
 
 
 def _place(folder: Path, official: Official) -> Path:

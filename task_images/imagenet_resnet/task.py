@@ -10,10 +10,11 @@ from torch.nn.functional import cross_entropy
 
 from task_images.comm.ddp import DdpAllReduce
 from task_images.contract import Contract
+from task_images.harness.cache import data_folder
 from task_images.harness.classification import LongSettings, check_settings, train_classifier
-from task_images.harness.datasets import data_folder
 from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
+from task_images.harness.identity import made_up
 from task_images.harness.models.imagenet import MODELS, imagenet_model
 from task_images.harness.models.layers import NORMS
 from task_images.harness.opening import opening
@@ -121,14 +122,14 @@ def make_data(world: World, settings: Settings, report: Reporter) -> tuple[FileD
         data = FakeData(
             world, settings.batch_size, settings.steps, settings.classes, settings.side, seed, settings.channels_last
         )
+        report.data_identity(made_up({"training images": settings.batch_size * settings.steps}))
         return data, {"decoding": False}
     folder = data_folder(world.contract)
     if settings.data == "generated":
         sizes = {"train": settings.training_images, "val": settings.validation_images}
         folder = generate(folder, settings.classes, sizes, settings.shorter, seed)
     images = load(folder, settings.classes, print)
-    if settings.data == "imagenet" and not images.is_official:
-        report.say(f"{len(images.training)} and {len(images.validation)} images: not the official data set")
+    report.data_identity(images.identity if settings.data == "imagenet" else made_up(images.identity.counts))
     files = FileData(
         world,
         images,
@@ -144,7 +145,6 @@ def make_data(world: World, settings: Settings, report: Reporter) -> tuple[FileD
     return files, {
         "decoding": "draft" if settings.draft else "full",
         "images": [len(images.training), len(images.validation)],
-        "official_data": images.is_official,
     }
 
 

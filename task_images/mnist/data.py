@@ -13,11 +13,13 @@ import torch
 from torch.utils.data import TensorDataset
 
 from task_images.harness.arrays import Bytes, Labels
-from task_images.harness.datasets import Archive, Say, fetch, locked, writable_folder
+from task_images.harness.cache import Say, locked, writable_folder
+from task_images.harness.datasets import Archive, fetch
 from task_images.harness.errors import EnvironmentUnfitError
+from task_images.harness.identity import DataIdentity, compare_data, digest_arrays, made_up
 
 CLASSES, SIDE = 10, 28
-OFFICIAL = (60_000, 10_000)
+OFFICIAL = {"training images": 60_000, "validation images": 10_000}
 LOCK = "mnist.lock"
 MEAN, DEVIATION = 0.1307, 0.3081
 FILES = {
@@ -42,10 +44,14 @@ class Mnist(NamedTuple):
 
     training: tuple[Bytes, Labels]
     validation: tuple[Bytes, Labels]
+    generated: bool = False
 
     @property
-    def is_official(self) -> bool:
-        return (len(self.training[1]), len(self.validation[1])) == OFFICIAL
+    def identity(self) -> DataIdentity:
+        counts = {"training images": len(self.training[1]), "validation images": len(self.validation[1])}
+        if self.generated:
+            return made_up(counts)
+        return compare_data(counts, OFFICIAL, digest_arrays(*self.training, *self.validation))
 
 
 def load(folder: Path | str, part: str) -> TensorDataset:

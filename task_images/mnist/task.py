@@ -6,14 +6,13 @@ from torch.nn.functional import nll_loss
 
 from task_images.contract import Contract
 from task_images.harness.arrays import synthetic_images
+from task_images.harness.cache import data_folder
 from task_images.harness.classification import ClassifierSettings, check_settings, train_classifier
-from task_images.harness.datasets import data_folder
 from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.images import ImageData
 from task_images.harness.opening import opening
 from task_images.harness.parameters import read_parameters
-from task_images.harness.report import Reporter
 from task_images.harness.schedules import Constant, PerEpoch
 from task_images.harness.seeds import seed_all
 from task_images.mnist.data import CLASSES, DEVIATION, MEAN, SIDE, Mnist, read
@@ -47,7 +46,8 @@ def main(contract: Contract) -> None:
         )
     synthetic = settings.data == "synthetic"
     with opening(contract, "images like MNIST, generated" if synthetic else "MNIST", synthetic) as (world, report):
-        images = load_images(world, settings, report)
+        images = load_images(world, settings)
+        report.data_identity(images.identity)
         seed_all(contract.seed)
         model = Net()
         seed_all(contract.seed, world.rank)  # each rank drops out others
@@ -68,19 +68,14 @@ def main(contract: Contract) -> None:
             ),
             schedule=PerEpoch(Constant(settings.rate)),
             loss=nll_loss,
-            details={
-                "images": [len(images.training[1]), len(images.validation[1])],
-                "official_data": not synthetic and images.is_official,
-            },
+            details={"images": [len(images.training[1]), len(images.validation[1])]},
         )
 
 
-def load_images(world: World, settings: Settings, report: Reporter) -> Mnist:
+def load_images(world: World, settings: Settings) -> Mnist:
     if settings.data == "synthetic":
         sizes = {"training": settings.training_images, "validation": settings.validation_images}
         seed = world.contract.seed
-        return Mnist(*(synthetic_images(size, CLASSES, SIDE, seed, part, channels=1) for part, size in sizes.items()))
-    images = read(data_folder(world.contract), print)
-    if not images.is_official:
-        report.say(f"{len(images.training[1])} and {len(images.validation[1])} images: not the official data set")
-    return images
+        parts = [synthetic_images(size, CLASSES, SIDE, seed, part, channels=1) for part, size in sizes.items()]
+        return Mnist(parts[0], parts[1], generated=True)
+    return read(data_folder(world.contract), print)

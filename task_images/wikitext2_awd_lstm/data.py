@@ -11,14 +11,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from task_images.harness.cache import Arrays, cached_arrays
 from task_images.harness.errors import EnvironmentUnfitError
+from task_images.harness.identity import DataIdentity, compare_data
 
 SPLITS = ("train", "valid", "test")
 END = "<eos>"
 ARCHIVE = "wikitext-2-v1.zip"
+FORM = 1
+OFFICIAL = {"train words": 2_088_628, "valid words": 217_646, "test words": 245_569, "vocabulary": 33_278}
 
 
 @dataclass(frozen=True)
@@ -29,16 +35,38 @@ class Corpus:
     train: Tensor
     valid: Tensor
     test: Tensor
+    digest: str = ""
+
+    def identify(self) -> DataIdentity:
+        """Whether these are the published words: each line's end counts as one."""
+        counts = {f"{split} words": len(getattr(self, split)) for split in SPLITS}
+        return compare_data({**counts, "vocabulary": len(self.words)}, OFFICIAL, self.digest)
 
 
 def read_corpus(folder: Path) -> Corpus:
-    """The corpus in `folder`, as files, in `folder`/wikitext-2, or as the official zip. One pass, one line in memory.
+    """The corpus in `folder`, as files, in `folder`/wikitext-2, or as the official zip; tokenised once per machine.
 
     Raises EnvironmentUnfitError if a file is missing, is not UTF-8 or holds no words.
     """
-    numbers: dict[str, int] = {}
-    splits = {split: _encode(_lines(folder, split), numbers, split) for split in SPLITS}
-    return Corpus(list(numbers), **splits)
+
+    def build() -> Arrays:
+        numbers: dict[str, int] = {}
+        arrays: Arrays = {split: _encode(_lines(folder, split), numbers, split) for split in SPLITS}
+        return {**arrays, "words": np.frombuffer("\n".join(numbers).encode(), np.uint8)}
+
+    arrays, entry = cached_arrays(folder, "wikitext2", FORM, lambda: _sources(folder), build)
+    words = arrays["words"].tobytes().decode().split("\n")
+    train, valid, test = (torch.from_numpy(arrays[split].astype(np.int32)) for split in SPLITS)
+    return Corpus(words, train, valid, test, entry.digest)
+
+
+def _sources(folder: Path) -> list[Path]:
+    """The files that the words come from, as far as they exist."""
+    names = [f"wiki.{split}.tokens" for split in SPLITS]
+    found = [next((path for path in (folder / name, folder / "wikitext-2" / name) if path.is_file()), None)
+             for name in names]  # fmt: skip
+    files = [path for path in found if path is not None]
+    return files if len(files) == len(names) else [*files, *filter(Path.is_file, [folder / ARCHIVE])]
 
 
 def _lines(folder: Path, split: str) -> Iterator[bytes]:
@@ -63,7 +91,7 @@ def _lines(folder: Path, split: str) -> Iterator[bytes]:
         ) from None
 
 
-def _encode(lines: Iterable[bytes], numbers: dict[str, int], split: str) -> Tensor:
+def _encode(lines: Iterable[bytes], numbers: dict[str, int], split: str) -> npt.NDArray[np.int32]:
     ids = array("i")
     for count, line in enumerate(lines, start=1):
         try:
@@ -76,7 +104,7 @@ def _encode(lines: Iterable[bytes], numbers: dict[str, int], split: str) -> Tens
         ids.extend(numbers.setdefault(word, len(numbers)) for word in (*words, END))
     if len(ids) < 2:
         raise EnvironmentUnfitError(f"wiki.{split}.tokens holds no words.", hint="Fetch the file again.")
-    return torch.frombuffer(ids, dtype=torch.int32).clone()
+    return np.array(ids, np.int32)
 
 
 def streams(ids: Tensor, count: int) -> Tensor:

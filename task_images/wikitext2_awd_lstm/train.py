@@ -2,7 +2,7 @@
 
 import math
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from task_images.wikitext2_awd_lstm.model import AwdLstm, Dropout, State, regula
 from task_images.wikitext2_awd_lstm.sample import write_sample
 
 NAME = "wikitext2_awd_lstm"
+OWN_TEXT = "Python language reference (pydoc_data.topics)"
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,14 @@ def main(contract: Contract) -> None:
     parameters = read_parameters(Parameters, contract.parameters)
     world = open_world(contract)
     own_text = parameters.data == "python-topics"
-    report = Reporter(world, "Python language reference (pydoc_data.topics)" if own_text else "WikiText-2")
+    report = Reporter(world, OWN_TEXT if own_text else "WikiText-2")
     report.environment()
     report.phase("loading")
     corpus = load(parameters, contract)
+    identity = corpus.identify()
+    report.data_identity(
+        replace(identity, official=False, reason=f"another text: {OWN_TEXT}") if own_text else identity
+    )
     seed_all(contract.seed)
     Training(contract, world, report, parameters, corpus).run()
     world.close()

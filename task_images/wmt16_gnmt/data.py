@@ -9,16 +9,21 @@
 `prepare.py` makes them from raw text. Text is encoded once and kept in the cache.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from task_images.harness.cache import cached_folder
 from task_images.harness.errors import EnvironmentUnfitError
-from task_images.harness.translation.cache import Cache
-from task_images.harness.translation.pairs import Pairs, encode_text, lines, read_encoded, read_prepacked
+from task_images.harness.identity import DataIdentity, compare_data
+from task_images.harness.translation.pairs import Pairs, digest_pairs, encode_text, lines, read_encoded, read_prepacked
 from task_images.wmt16_gnmt.prepare import LANGUAGES, REFERENCE, TEST, TRAIN, VOCABULARY
 from task_images.wmt16_gnmt.text import Vocabulary, read_vocabulary
 
 FOLDER = "wmt16"
+FORM = 1
+# Training pairs after cleaning, before the limit of length (as the MLPerf reference logs them); newstest2014, complete.
+OFFICIAL = {"training pairs": 4_068_191, "test pairs": 3003}
 
 
 @dataclass(frozen=True)
@@ -31,9 +36,21 @@ class Corpus:
     texts: list[str]
     references: list[str]
     reference: str
+    read: Mapping[str, int]  # pairs before any was left out for its length
+    is_prepacked: bool
+
+    def identify(self) -> DataIdentity:
+        """Whether these are the published pairs. A prepacked file does not say how many were left out of it."""
+        digest = digest_pairs(self.train, self.test)
+        found = compare_data(
+            self.read, {"test pairs": OFFICIAL["test pairs"]} if self.is_prepacked else OFFICIAL, digest
+        )
+        if self.is_prepacked and found.official:
+            return replace(found, official=None, reason="a prepacked file does not say what was left out of it")
+        return found
 
 
-def read_corpus(folder: Path, cache: Cache, longest: int, longest_test: int) -> Corpus:
+def read_corpus(folder: Path, cache: Path, longest: int, longest_test: int) -> Corpus:
     """The corpus in `folder`; training pairs with more than `longest` numbers on a side, marks included, are left out.
 
     `longest_test` does the same to the test pairs; 0 leaves none out. Raises EnvironmentUnfitError naming the file that
@@ -45,6 +62,7 @@ def read_corpus(folder: Path, cache: Cache, longest: int, longest_test: int) -> 
     train.check(vocabulary.size, f"the training data in {folder}")
     test = _read_pairs(folder, cache, TEST, vocabulary, 0)
     test.check(vocabulary.size, f"the test data in {folder}")
+    read = {"training pairs": len(train) + sum(train.left_out.values()), "test pairs": len(test)}
     texts = [vocabulary.text(test.target.sentence(index)) for index in range(len(test))]
     references, reference = texts, "put together from the test pairs"
     if (folder / REFERENCE).is_file():
@@ -58,10 +76,13 @@ def read_corpus(folder: Path, cache: Cache, longest: int, longest_test: int) -> 
         texts = [text for text, keep in zip(texts, kept, strict=True) if keep]
         references = [text for text, keep in zip(references, kept, strict=True) if keep]
         test = test.within(longest_test)
-    return Corpus(vocabulary, _without_starts(train), _without_starts(test), texts, references, reference)
+    return Corpus(
+        vocabulary, _without_starts(train), _without_starts(test), texts, references, reference, read,
+        is_prepacked=(folder / f"{TRAIN}.bin").is_file(),
+    )  # fmt: skip
 
 
-def _read_pairs(folder: Path, cache: Cache, name: str, vocabulary: Vocabulary, longest: int) -> Pairs:
+def _read_pairs(folder: Path, cache: Path, name: str, vocabulary: Vocabulary, longest: int) -> Pairs:
     if (folder / f"{name}.bin").is_file():
         return read_prepacked(folder / f"{name}.bin", vocabulary.size)
     texts = (folder / f"{name}.{LANGUAGES[0]}", folder / f"{name}.{LANGUAGES[1]}")
@@ -75,7 +96,8 @@ def _read_pairs(folder: Path, cache: Cache, name: str, vocabulary: Vocabulary, l
     def build(place: Path) -> None:
         encode_text(texts, (vocabulary.encode, vocabulary.encode), place, vocabulary.size, longest)
 
-    return read_encoded(cache.folder(f"wmt16-{name}", [*texts, folder / VOCABULARY], longest, build))
+    entry = cached_folder(cache, f"wmt16-{name}-{longest}", FORM, lambda: [*texts, folder / VOCABULARY], build)
+    return read_encoded(entry.folder)
 
 
 def _without_starts(pairs: Pairs) -> Pairs:

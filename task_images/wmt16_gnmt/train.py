@@ -16,7 +16,6 @@ from task_images.harness.schedules import ExponentialWarmupMultiStep
 from task_images.harness.translation.batches import SentenceBatches
 from task_images.harness.translation.beam import Search
 from task_images.harness.translation.bleu import international_bleu, mean_of_batches
-from task_images.harness.translation.cache import Cache
 from task_images.harness.translation.extras import need
 from task_images.harness.translation.program import Source, train
 from task_images.harness.translation.sample import write_sample
@@ -76,13 +75,13 @@ def main(contract: Contract) -> None:
     need("sacrebleu", "sacremoses")
     p = read_parameters(Parameters, contract.parameters)
 
-    def read(folder: Path, cache: Cache) -> Corpus:
+    def read(folder: Path, cache: Path) -> Corpus:
         return read_corpus(folder, cache, p.longest, p.longest_test)
 
     def task(world: World, corpus: Corpus) -> TranslationTask:
         return make_task(p, contract, world, corpus)
 
-    train(contract, p, Source("WMT16", write_prepared_sample, read), task)
+    train(contract, p, Source("WMT16", write_prepared_sample, read, Corpus.identify), task)
 
 
 def write_prepared_sample(folder: Path, seed: int) -> Path:

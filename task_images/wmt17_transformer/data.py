@@ -10,16 +10,20 @@ In the data folder, or in its sub-folder wmt17:
 Plain text is encoded once and kept in the cache.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from task_images.harness.cache import cached_folder
 from task_images.harness.errors import EnvironmentUnfitError
-from task_images.harness.translation.cache import Cache
-from task_images.harness.translation.pairs import Pairs, encode_text, lines, read_encoded, read_indexed
+from task_images.harness.identity import DataIdentity, compare_data
+from task_images.harness.translation.pairs import Pairs, digest_pairs, encode_text, lines, read_encoded, read_indexed
 from task_images.wmt17_transformer.subtokens import Subtokens, make_dictionary, read_dictionary
 
 SOURCE, TARGET = "en", "de"
 FOLDER = "wmt17"
+FORM = 1
+OFFICIAL = {"test pairs": 3003}  # newstest2014, complete; the number of training pairs was never published
 
 
 @dataclass(frozen=True)
@@ -29,9 +33,17 @@ class Corpus:
     test: Pairs
     references: list[str]
     reference: str
+    read: Mapping[str, int]  # pairs before any was left out for its length
+
+    def identify(self) -> DataIdentity:
+        """Whether the test pairs are the published ones; of the training pairs nobody can tell."""
+        found = compare_data(self.read, OFFICIAL, digest_pairs(self.train, self.test))
+        if found.official:
+            return replace(found, official=None, reason="the published number of training pairs is not known")
+        return found
 
 
-def read_corpus(folder: Path, cache: Cache, vocabulary: int, longest: int, longest_test: int) -> Corpus:
+def read_corpus(folder: Path, cache: Path, vocabulary: int, longest: int, longest_test: int) -> Corpus:
     """The corpus in `folder`; pairs with more than `longest` subtokens on a side are left out of training.
 
     `longest_test` does the same to the test pairs; 0 leaves none out. Raises EnvironmentUnfitError naming the file that
@@ -43,6 +55,7 @@ def read_corpus(folder: Path, cache: Cache, vocabulary: int, longest: int, longe
     train.check(vocabulary, f"the training data in {folder}")
     test = _read_pairs(folder, cache, "test", subtokens, 0)
     test.check(vocabulary, f"the test data in {folder}")
+    read = {"training pairs": len(train) + sum(train.left_out.values()), "test pairs": len(test)}
     decoded = [subtokens.decode(test.target.sentence(index)) for index in range(len(test))]
     texts, reference = decoded, "decoded from the test pairs"
     if (folder / f"test.{TARGET}").is_file():
@@ -53,10 +66,10 @@ def read_corpus(folder: Path, cache: Cache, vocabulary: int, longest: int, longe
         kept = [max(pair) <= longest_test for pair in zip(test.source.lengths, test.target.lengths, strict=True)]
         texts = [text for text, keep in zip(texts, kept, strict=True) if keep]
         test = test.within(longest_test)
-    return Corpus(subtokens, train, test, texts, reference)
+    return Corpus(subtokens, train, test, texts, reference, read)
 
 
-def _read_pairs(folder: Path, cache: Cache, name: str, subtokens: Subtokens, longest: int) -> Pairs:
+def _read_pairs(folder: Path, cache: Path, name: str, subtokens: Subtokens, longest: int) -> Pairs:
     prefixes = [folder / f"{name}.{SOURCE}-{TARGET}.{language}" for language in (SOURCE, TARGET)]
     if prefixes[0].with_name(f"{prefixes[0].name}.idx").is_file():
         return Pairs(read_indexed(prefixes[0]), read_indexed(prefixes[1]))
@@ -71,7 +84,8 @@ def _read_pairs(folder: Path, cache: Cache, name: str, subtokens: Subtokens, lon
         encode_text(texts, (subtokens.encode, subtokens.encode), place, subtokens.size, longest)
 
     inputs = [*texts, folder / f"dict.{SOURCE}.txt"]
-    return read_encoded(cache.folder(f"wmt17-{name}", inputs, (subtokens.size, longest), build))
+    key = [FORM, subtokens.size]
+    return read_encoded(cached_folder(cache, f"wmt17-{name}-{longest}", key, lambda: inputs, build).folder)
 
 
 def write_dictionary(folder: Path, size: int) -> None:

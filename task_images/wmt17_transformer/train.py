@@ -16,7 +16,6 @@ from task_images.harness.schedules import WarmupInverseSqrt
 from task_images.harness.translation.batches import TokenBatches
 from task_images.harness.translation.beam import Search
 from task_images.harness.translation.bleu import mean_of_batches, split_punctuation, tokenized_bleu
-from task_images.harness.translation.cache import Cache
 from task_images.harness.translation.extras import need
 from task_images.harness.translation.program import Source, train
 from task_images.harness.translation.sample import write_sample
@@ -75,13 +74,13 @@ def main(contract: Contract) -> None:
         write_dictionary(folder, p.vocabulary - 1)
         return folder
 
-    def read(folder: Path, cache: Cache) -> Corpus:
+    def read(folder: Path, cache: Path) -> Corpus:
         return read_corpus(folder, cache, p.vocabulary, p.longest, p.longest_test)
 
     def task(world: World, corpus: Corpus) -> TranslationTask:
         return make_task(p, contract, world, corpus)
 
-    train(contract, p, Source("WMT17", write, read), task)
+    train(contract, p, Source("WMT17", write, read, Corpus.identify), task)
 
 
 def make_task(p: Parameters, contract: Contract, world: World, corpus: Corpus) -> TranslationTask:

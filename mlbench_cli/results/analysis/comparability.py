@@ -146,7 +146,7 @@ def key_of(archive: Archive) -> ComparisonKey:
         goal=goal["wording"] if goal else nothing,
         metric=goal["metric"] if goal else nothing,
         budget=nothing if result["budget_seconds"] is None else f"{result['budget_seconds']:g}",
-        data=result["data"] if result["data"] else nothing,
+        data=_data_text(result) or nothing,
         synthetic="synthetic data" if result["synthetic"] else nothing,
         division=None if whole_run else (result.get("division") or {}).get("word") or "none",
         measure="whole run" if whole_run else "",
@@ -252,6 +252,16 @@ def _parameter_differences(a: Mapping[str, str], b: Mapping[str, str]) -> Iterat
     for name in sorted({*a, *b}):
         if a.get(name) != b.get(name):
             yield Difference("parameters", f"values of {name}", a.get(name, "none"), b.get(name, "none"))
+
+
+def _data_text(result: Mapping[str, Any]) -> str:
+    """Name of the data; with a part of their digest if they are not known to be the official ones."""
+    name, identity = str(result["data"] or ""), _mapping(result.get("data_identity"))
+    if result["synthetic"] or not identity or identity.get("official"):
+        return name
+    word = "not the official data" if identity.get("official") is False else "not known to be official"
+    digest = str(identity.get("digest") or "").removeprefix("sha256:")[:8]
+    return f"{name} ({word}{f', {digest}' if digest else ''})"
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

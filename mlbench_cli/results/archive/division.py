@@ -8,7 +8,8 @@ open    The task's data and goal, by any model and any training: another preset,
         the validation set that it is measured on, may not be changed; what a command of one's own measures it on is its
         author's word. Results of this division compare ways to train.
 
-A run has no division if it has no goal of a task, if a threshold was changed, or if its data were made up.
+A run has no division if it has no goal of a task, if a threshold was changed, or if its data were made up, a part of
+the official data, or other data. The closed division needs official data: data of which nobody can tell are open.
 """
 
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mlbench_cli.catalog import BUDGET, TaskRules
+from mlbench_cli.results.archive.events import DataIdentityDocument
 from mlbench_cli.spec import CUSTOM, OPEN, RunSpec
 
 _THRESHOLDS = ("goal_full", "goal_light")
@@ -32,10 +34,18 @@ class Division:
         return asdict(self)
 
 
-def find_division(spec: RunSpec, rules: TaskRules | None, synthetic: bool, *, has_other_code: bool = False) -> Division:
+def find_division(
+    spec: RunSpec,
+    rules: TaskRules | None,
+    synthetic: bool,
+    data: DataIdentityDocument | None,
+    *,
+    has_other_code: bool = False,
+) -> Division:
     """The division of a run under `spec` of a task with `rules`.
 
-    `synthetic` says that its data were generated, `has_other_code` that its ranks ran another version of the task.
+    `synthetic` says that its data were generated, `data` which data they were (None: the task did not report it), and
+    `has_other_code` that its ranks ran another version of the task.
     """
     if spec.task == CUSTOM:
         return Division(None, "a command without a task's goal")
@@ -47,9 +57,14 @@ def find_division(spec: RunSpec, rules: TaskRules | None, synthetic: bool, *, ha
         return Division(None, f"the goal was changed: {', '.join(changes)}")
     if synthetic:
         return Division(None, "the data are synthetic")
+    if data is not None and data["official"] is False:
+        return Division(None, data["reason"] or "not the official data")
     if spec.preset == OPEN:
         return Division("open", "a command of one's own")
     changes = list(_changes(spec, rules)) + (["another version of the task's code"] if has_other_code else [])
+    if data is None or data["official"] is None:
+        reason = data["reason"] if data else None
+        changes.append(f"data not known to be official{f' ({reason})' if reason else ''}")
     return Division("open", ", ".join(changes)) if changes else Division("closed")
 
 

@@ -12,7 +12,7 @@ from mlbench_cli.catalog import TaskRules, find_rules
 from mlbench_cli.errors import UsageError
 from mlbench_cli.goals import Goal, is_finite_number
 from mlbench_cli.model import Finding, Observation, Run, WorkerState
-from mlbench_cli.results.archive.events import plain
+from mlbench_cli.results.archive.events import DataIdentityDocument, plain
 from mlbench_cli.results.archive.layout import format_document
 from mlbench_cli.results.archive.official import goal_wording
 from mlbench_cli.run_folder import RUN, RunFolder
@@ -114,6 +114,7 @@ class ResultDocument(TypedDict):
     epochs: float | None
     synthetic: bool
     data: str | None
+    data_identity: DataIdentityDocument | None  # None: the task reported none
     label: dict[str, str | None]
     division: dict[str, str | None]
     conditions: dict[str, Any]  # Conditions.to_dict

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypedDict
 
 from mlbench_cli.goals import KINDS, Goal, is_finite_number
 from mlbench_cli.results.archive.layout import parse_document
@@ -40,6 +40,18 @@ def _read_whole_lines(log: BinaryIO) -> Iterator[bytes]:
         rest = data[end:] if len(data) - end <= MAX_LINE_BYTES else b""
     if rest:
         yield rest
+
+
+class DataIdentityDocument(TypedDict):
+    """Which data a run trained on: number of samples by part, digest of the decoded data, whether they are official.
+
+    `official` is None if the task cannot tell; `reason` says why they are not, or not known to be, official.
+    """
+
+    counts: dict[str, float]
+    digest: str | None
+    official: bool | None
+    reason: str | None
 
 
 class EventCollector:
@@ -201,6 +213,7 @@ def parse_result(event: Mapping[str, Any]) -> dict[str, Any] | None:
         "epochs": _amount(event.get("epochs")),
         "synthetic": event.get("synthetic") is True,
         "data": one_line(event["data"]) if isinstance(event.get("data"), str) else None,
+        "data_identity": _parse_data_identity(event.get("data_identity")),
         "details": plain(details) if isinstance(details, dict) else {},
     }
 
@@ -226,6 +239,24 @@ def one_line(text: str, limit: int = 200) -> str:
 
 def _amount(value: Any) -> Any:
     return value if is_finite_number(value) and value >= 0 else None
+
+
+def _parse_data_identity(document: Any) -> DataIdentityDocument | None:
+    """What the task reported of its data; None if it reported nothing, or no object."""
+    if not isinstance(document, dict):
+        return None
+    counts, official = document.get("counts"), document.get("official")
+    digest, reason = document.get("digest"), document.get("reason")
+    return {
+        "counts": {
+            one_line(str(part), 60): number
+            for part, number in (counts.items() if isinstance(counts, dict) else ())
+            if is_finite_number(number) and number >= 0
+        },
+        "digest": one_line(digest, 100) if isinstance(digest, str) else None,
+        "official": official if isinstance(official, bool) else None,
+        "reason": one_line(reason) if isinstance(reason, str) else None,
+    }
 
 
 def _parse_goal(document: Any) -> dict[str, Any] | None:

@@ -94,7 +94,7 @@ def judge(evidence: Evidence, write_metric: Callable[[bytes], object] = lambda l
     other_code = _find_other_code(evidence, collector)
     findings = (*observation.findings, *differing, *unproven, *other_code)
     result = _result(evidence, outcome, collector, goal, proven)
-    division = find_division(spec, rules, result["synthetic"], has_other_code=bool(other_code))
+    division = find_division(spec, rules, result["synthetic"], result["data_identity"], has_other_code=bool(other_code))
     result["division"] = division.to_dict()
     nodes = [worker.node for worker in evidence.observation.workers]
     is_alone = not spec.functional_only and len(set(nodes)) == len(nodes)
@@ -254,6 +254,7 @@ def _result(
         "epochs": facts.get("epochs"),
         "synthetic": synthetic,
         "data": facts.get("data"),
+        "data_identity": facts.get("data_identity"),
         "label": label_of(spec.functional_only),
         "division": {},
         "conditions": {},

@@ -15,7 +15,7 @@ from mlbench_cli import files
 from mlbench_cli.errors import UsageError
 from mlbench_cli.goals import is_finite_number
 from mlbench_cli.results.archive import layout
-from mlbench_cli.results.archive.official import official_text
+from mlbench_cli.results.archive.official import legacy_official_text
 from mlbench_cli.results.archive.reader import Archive
 
 # Category of the tracker -> the original's name of that step of a batch.
@@ -42,7 +42,7 @@ def export_v3(archive: Archive, target: Path) -> None:
     if target.is_dir():
         raise UsageError(f"{target} is a folder.", hint=f"Give a file name, for example {target / 'results.zip'}.")
     series = _task_series(archive) | _machine_series(archive)
-    entries = {"official_result.txt": official_text(archive.result)}
+    entries = {"official_result.txt": legacy_official_text(archive.result)}
     entries |= {f"{name}.json": json.dumps(samples, indent=4) for name, samples in series.items()}
     with layout.naming_file_on_os_error(target, "written"):
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -13,13 +13,22 @@ _OPEN = "comparable with results of the open division only"
 
 
 def official_line(result: Mapping[str, Any]) -> str | None:
-    """The line of a result.json, without newline, worded as by the original; None without goal.
+    """The line of a result.json, without newline; None without goal.
 
-    "80% Top 1 Validation Accuracy reached in 106.912 seconds, Compute: 52.97 seconds, Communication: ...". Seconds are
-    rank 0's: the sum over its training steps, without data wait and validation; parts that are 0 are left out.
-    Of a run that spent its time budget: "81.25% Top 1 Validation Accuracy after 7200.125 seconds (budget 7200), ...",
-    with seconds on the wall clock of the training, validation included, since that is what a budget is for.
+    "80% Top 1 Validation Accuracy reached in 150.2 seconds (training steps: 106.912), Compute: 52.97 seconds, ...".
+    Seconds are rank 0's wall clock from the first training step to the goal, waiting for data and validation included;
+    in brackets the sum over its training steps alone, which MLBench 3 reported. Parts that are 0 are left out.
+    Of a run that spent its time budget: "81.25% Top 1 Validation Accuracy after 7200.125 seconds (budget 7200), ...".
     """
+    return _line(result, "wall")
+
+
+def legacy_official_line(result: Mapping[str, Any]) -> str | None:
+    """The same line as MLBench 3 had it: seconds are the sum over training steps, without data wait and validation."""
+    return _line(result, "training")
+
+
+def _line(result: Mapping[str, Any], clock: str) -> str | None:
     goal = result["goal"]
     if result["outcome"] == "budget_spent" and goal and goal["last"] is not None:
         value = result_wording(goal, goal["last"])
@@ -27,12 +36,12 @@ def official_line(result: Mapping[str, Any]) -> str | None:
         return f"{value} after {seconds:.3f} seconds (budget {result['budget_seconds']:g})" + _parts(result)
     if result["outcome"] != "goal_reached" or not goal or not goal["reached"]:
         return None
-    seconds = goal["seconds"]["training"]
-    if seconds is None:
-        seconds = goal["seconds"]["wall"]
+    wall, training = goal["seconds"]["wall"], goal["seconds"]["training"]
+    seconds = training if wall is None or (clock == "training" and training is not None) else wall
     if seconds is None:
         return f"{goal['wording']} reached"
-    return f"{goal['wording']} reached in {seconds:.3f} seconds" + _parts(result)
+    steps = f" (training steps: {training:.3f})" if clock == "wall" and training is not None else ""
+    return f"{goal['wording']} reached in {seconds:.3f} seconds{steps}" + _parts(result)
 
 
 def _parts(result: Mapping[str, Any]) -> str:
@@ -47,13 +56,25 @@ def _parts(result: Mapping[str, Any]) -> str:
 
 def official_text(result: Mapping[str, Any]) -> str:
     """The content of official_result.txt, which follows from result.json alone."""
-    line = official_line(result) or f"No official result: {_reason(result)}."
+    return _with_notes(official_line(result), result)
+
+
+def legacy_official_text(result: Mapping[str, Any]) -> str:
+    """official_result.txt of MLBench 3's format."""
+    return _with_notes(legacy_official_line(result), result)
+
+
+def _with_notes(line: str | None, result: Mapping[str, Any]) -> str:
+    line = line or f"No official result: {_reason(result)}."
     if result["synthetic"]:
         line += f"\nThe data were synthetic ({result['data'] or 'unnamed'}): not comparable with figures on real data."
+    data = result.get("data_identity")
+    if data is not None and data["official"] is False and not result["synthetic"]:
+        line += f"\nThe data were not the official ones ({data['reason']}): not comparable with official results."
     division = result["division"]
     if division["word"] == "open":
         line += f"\nDivision: open ({division['reason']}), {_OPEN}."
-    elif division["word"] is None and result["goal"] and result["task"] != CUSTOM and not result["synthetic"]:
+    elif division["word"] is None and result["goal"] and result["task"] != CUSTOM and not _has_other_data(result):
         line += f"\nDivision: none ({division['reason']}), not comparable with official results."
     if result["label"]["word"] == "functional":
         line += f"\nThe result is functional, not a performance measurement: {result['label']['reason']}."
@@ -61,6 +82,11 @@ def official_text(result: Mapping[str, Any]) -> str:
     if conditions and conditions["labels"]:
         line += f"\nThe run did not have its machine to itself: {Conditions.from_dict(conditions).phrase}."
     return line + "\n"
+
+
+def _has_other_data(result: Mapping[str, Any]) -> bool:
+    data = result.get("data_identity")
+    return bool(result["synthetic"] or (data is not None and data["official"] is False))
 
 
 def goal_wording(goal: Mapping[str, Any], template: str | None) -> str:

@@ -71,6 +71,11 @@ _CONDITION = _optional(_object(reason=_TEXT, figures=_map(_NUMBER)))
 _CONDITIONS = _object(measured=_FLAG, labels=_list(_one_of(*LABELS)), **dict.fromkeys(LABELS, _CONDITION))
 
 
+_DATA_IDENTITY = _object(
+    counts=_map(_AMOUNT), digest=_optional(_TEXT), official=_optional(_FLAG), reason=_optional(_TEXT)
+)
+
+
 def _worker(moment: Schema) -> Schema:
     return _object(
         {"restarts": _COUNT, "image_digest": _optional(_TEXT)},
@@ -109,6 +114,7 @@ SCHEMAS: Mapping[str, Schema] = {
             "metrics": _map(_NUMBER),
             "progress": _ANY_OBJECT,
             "conditions": _CONDITIONS,
+            "data_identity": _optional(_DATA_IDENTITY),
         },
         **dict.fromkeys(("run", "id", "task", "preset", "engine", "cluster", "backend", "device"), _TEXT),
         **dict.fromkeys(("workers", "world_size"), _COUNT),

@@ -9,6 +9,7 @@ lengths are in memory. Both official forms are of this kind:
                int64), then fixed-width rows of source and target; WMT16's
 """
 
+import hashlib
 import json
 import struct
 from array import array
@@ -29,6 +30,7 @@ Encode = Callable[[str], list[int]]
 
 _SIDES = ("source", "target")
 _LEFT_OUT = "left_out.json"
+_DIGEST_BLOCK = 100_000  # sentences
 _MAGIC = b"TNTIDX\x00\x00"
 _TYPES: dict[int, type[np.integer]] = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64}
 
@@ -99,6 +101,20 @@ class Pairs:
         keep = np.maximum(self.source.lengths, self.target.lengths) <= longest
         left_out = {**self.left_out, "too long": self.left_out.get("too long", 0) + int((~keep).sum())}
         return Pairs(self.source.cut(keep), self.target.cut(keep), left_out)
+
+
+def digest_pairs(*parts: Pairs) -> str:
+    """ "sha256:HEX" of the lengths and numbers of all sentences, whatever form they were read from."""
+    sha = hashlib.sha256()
+    for side in (side for pairs in parts for side in (pairs.source, pairs.target)):
+        sha.update(side.lengths.astype("<i8").tobytes())
+        for start in range(0, len(side), _DIGEST_BLOCK):
+            lengths = side.lengths[start : start + _DIGEST_BLOCK]
+            firsts = side.starts[start : start + _DIGEST_BLOCK]
+            # Position of every number: its sentence's start plus its place in the sentence.
+            places = np.arange(lengths.sum()) + np.repeat(firsts - (np.cumsum(lengths) - lengths), lengths)
+            sha.update(side.numbers[places].astype("<i4").tobytes())
+    return f"sha256:{sha.hexdigest()}"
 
 
 def read_indexed(prefix: Path) -> Side:

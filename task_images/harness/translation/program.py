@@ -13,9 +13,9 @@ from task_images.contract import Contract
 from task_images.harness.distributed import World, open_world
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.goals import GoalWatch
+from task_images.harness.identity import DataIdentity, made_up
 from task_images.harness.report import Reporter
 from task_images.harness.seeds import seed_all
-from task_images.harness.translation.cache import Cache
 from task_images.harness.translation.training import TranslationTask, TranslationTraining
 
 C = TypeVar("C")
@@ -38,27 +38,26 @@ class Source(Generic[C]):
 
     name          of the data set, as WMT16
     write_sample  writes made-up sentences into a folder and returns the one to read: (folder, seed) -> folder
-    read          a folder and a cache for encoded text -> the corpus
+    read          the folder of the files, and the one for cache entries -> the corpus
+    identify      what the result says of the corpus
     """
 
     name: str
     write_sample: Callable[[Path, int], Path]
-    read: Callable[[Path, Cache], C]
+    read: Callable[[Path, Path], C]
+    identify: Callable[[C], DataIdentity]
 
-    def load(self, made_up: bool, contract: Contract, world: World) -> C:
-        """The corpus. Raises EnvironmentUnfitError where it is not to be had."""
-        if made_up:
+    def load(self, generate: bool, contract: Contract) -> C:
+        """The corpus. Raises EnvironmentUnfitError if its files are missing or damaged."""
+        if generate:
             with tempfile.TemporaryDirectory() as own:
-                return self.read(self.write_sample(Path(own), contract.seed), Cache([Path(own) / "cache"]))
+                return self.read(self.write_sample(Path(own), contract.seed), Path(own))
         if contract.data_dir is None:
             raise EnvironmentUnfitError(
                 f"no folder with {self.name} was given",
                 "Run with --data-dir FOLDER, or choose the preset tiny, which makes its own data.",
             )
-        folder = Path(contract.data_dir)
-        return self.read(
-            folder, Cache([folder / ".mlbench-cache", Path(tempfile.gettempdir()) / "mlbench-cache"], world)
-        )
+        return self.read(Path(contract.data_dir), Path(contract.data_dir))
 
 
 def train(
@@ -66,12 +65,13 @@ def train(
 ) -> None:
     """Train to the goal and report the result."""
     world = open_world(contract)
-    made_up = choices.data == "sample"
-    kind = "made-up" if made_up else source.name
-    report = Reporter(world, f"{kind} English-German", synthetic=made_up)
+    generate = choices.data == "sample"
+    kind = "made-up" if generate else source.name
+    report = Reporter(world, f"{kind} English-German", synthetic=generate)
     report.environment()
     report.phase("loading")
-    corpus = source.load(made_up, contract, world)
+    corpus = source.load(generate, contract)
+    report.data_identity(made_up(source.identify(corpus).counts) if generate else source.identify(corpus))
     seed_all(contract.seed)
     goal = GoalWatch("BLEU-Score", ">=", choices.goal_full, choices.goal_light, contract.goal)
     TranslationTraining(contract, world, report, make_task(world, corpus), goal).run()

@@ -156,7 +156,11 @@ def test_files_in_the_official_format_are_trained_on(ranks: RankServer, tmp_path
     assert result["synthetic"] is False
     assert result["data"] == "CIFAR-10"
     assert result["details"]["images"] == [35, 7]
-    assert result["details"]["official_data"] is False
+    identity = result["data_identity"]
+    assert identity["counts"] == {"training images": 35, "validation images": 7}
+    assert identity["official"] is False
+    assert identity["reason"].startswith("a part of the official data: 35 training images instead of 50000")
+    assert identity["digest"].startswith("sha256:")
 
 
 def test_a_diverging_training_fails(ranks: RankServer, tmp_path: Path) -> None:

@@ -111,7 +111,8 @@ def fetcher(server: FileServer, folder: Path, first: str) -> subprocess.Popen[st
 {first}
 import json, sys
 from pathlib import Path
-from task_images.harness.datasets import Archive, fetch, locked
+from task_images.harness.cache import locked
+from task_images.harness.datasets import Archive, fetch
 from task_images.harness.errors import TaskError
 folder, *archive = json.loads(sys.argv[1])
 try:

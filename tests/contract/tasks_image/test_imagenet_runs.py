@@ -49,7 +49,7 @@ def test_folders_are_trained_on_however_reduced(ranks: RankServer, tmp_path: Pat
     flat = finished(run(ranks, tmp_path / "flat", **same))
     assert flat["synthetic"] is False
     assert flat["details"]["images"] == [3 * PER_CLASS, 6]
-    assert flat["details"]["official_data"] is False
+    assert flat["data_identity"]["official"] is False
     ddp = finished(run(ranks, tmp_path / "ddp", **same, reduction="ddp", bucket_mb=0.05, loaders=2))
     assert losses(ddp) == pytest.approx(losses(flat), rel=1e-3)
     assert ddp["details"]["communication"]["messages"] > flat["details"]["communication"]["messages"]

@@ -77,10 +77,10 @@ def test_the_task_trains_on_real_files(ranks: RankServer, folder: Path) -> None:
     first, second = ranks.run("task_images.mnist", 2, folder, parameters, MLBENCH_DATA_DIR=str(folder))
     assert [(one.code, one.stderr) for one in (first, second)] == [(0, "")] * 2
     result = first.result
-    assert (result["data"], result["synthetic"], result["details"]["official_data"]) == ("MNIST", False, False)
+    assert (result["data"], result["synthetic"], result["data_identity"]["official"]) == ("MNIST", False, False)
     assert result["details"]["images"] == [400, 100]
     assert result["samples"] == 800
-    assert "not the official data set" in first.stdout
+    assert "data: a part of the official data: 400 training images instead of 60000" in first.stdout
 
 
 def test_a_batch_smaller_than_the_ranks_is_refused(ranks: RankServer, tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from task_images.harness.distributed import World, open_world
 from task_images.harness.goals import GoalWatch
 from task_images.harness.report import Reporter
 from task_images.harness.seeds import seed_all
-from task_images.harness.translation.cache import Cache
 from task_images.harness.translation.sample import write_sample
 from task_images.harness.translation.training import TranslationTask, TranslationTraining
 from task_images.wikitext2_awd_lstm import train as awd_lstm
@@ -117,7 +116,7 @@ def train_gnmt(contract: Contract, world: World, texts: Path, resume: str) -> nn
         resume=resume,
     )
     seed_all(contract.seed)
-    corpus = read_wmt16(texts / "prepared", Cache([texts / "cache"]), 75, 0)
+    corpus = read_wmt16(texts / "prepared", texts / "cache", 75, 0)
     return run(contract, world, gnmt.make_task(parameters, contract, world, corpus))
 
 
@@ -139,7 +138,7 @@ def train_transformer(contract: Contract, world: World, texts: Path, resume: str
         resume=resume,
     )
     seed_all(contract.seed)
-    corpus = read_wmt17(texts, Cache([texts / "cache"]), 208, 80, 0)
+    corpus = read_wmt17(texts, texts / "cache", 208, 80, 0)
     return run(contract, world, transformer.make_task(parameters, contract, world, corpus))
 
 

@@ -8,13 +8,18 @@ import pytest
 from mlbench_cli.catalog import find_rules
 from mlbench_cli.model import LOCAL, Cluster
 from mlbench_cli.results.archive.division import Division, find_division
+from mlbench_cli.results.archive.events import DataIdentityDocument
 from mlbench_cli.runs.launch import resolve
 from mlbench_cli.runs.request import Request
 from mlbench_cli.spec import RunSpec
 
+OFFICIAL: DataIdentityDocument = {"counts": {"images": 60000}, "digest": "sha256:0", "official": True, "reason": None}
 
-def judge_division(run_spec: RunSpec, synthetic: bool = False) -> Division:
-    return find_division(run_spec, find_rules(run_spec.task, run_spec.preset), synthetic)
+
+def judge_division(
+    run_spec: RunSpec, synthetic: bool = False, data: DataIdentityDocument | None = OFFICIAL
+) -> Division:
+    return find_division(run_spec, find_rules(run_spec.task, run_spec.preset), synthetic, data)
 
 
 def spec(cluster: Cluster = LOCAL, **options: Any) -> RunSpec:
@@ -61,3 +66,12 @@ def test_what_was_changed_is_open_and_told(options: dict[str, Any], reason: str)
 )
 def test_what_can_be_held_against_nothing_has_no_division(given: RunSpec, synthetic: bool, reason: str) -> None:
     assert judge_division(given, synthetic).to_dict() == {"word": None, "reason": reason}
+
+
+def test_a_part_of_the_data_has_no_division_and_unknown_data_are_open() -> None:
+    part: DataIdentityDocument = {**OFFICIAL, "official": False, "reason": "a part of the official data: 1280 images"}
+    unknown: DataIdentityDocument = {**OFFICIAL, "official": None, "reason": "nobody can tell"}
+    assert judge_division(spec(), data=part) == Division(None, "a part of the official data: 1280 images")
+    assert judge_division(spec(), data=unknown) == Division("open", "data not known to be official (nobody can tell)")
+    assert judge_division(spec(), data=None) == Division("open", "data not known to be official")
+    assert judge_division(spec(command="python mine.py"), data=None).word == "open"

@@ -135,7 +135,8 @@ def test_the_official_text_says_that_the_goal_was_changed() -> None:
 
 def test_another_version_of_the_code_is_a_finding_and_never_closed() -> None:
     spec = resolve(Request(name="r", workers=(2,), task="digits_resnet"), LOCAL)[0]
-    result = {"outcome": "goal_reached", "goal": {**GOAL, "value": 99.0, "threshold": spec.parameters["goal_full"]}}
+    goal = {**GOAL, "value": 99.0, "threshold": spec.parameters["goal_full"]}
+    result = {"outcome": "goal_reached", "goal": goal, "data_identity": {"official": True}}
     divisions = []
     for digest in ("a" * 64, "b" * 64):
         judgement = judged(

@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.results.archive.official import goal_wording, official_line, official_text
+from mlbench_cli.results.archive.official import (
+    goal_wording,
+    legacy_official_line,
+    legacy_official_text,
+    official_line,
+    official_text,
+)
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.archive.verify import find_problems
@@ -46,14 +52,35 @@ def result(**changes: Any) -> dict[str, Any]:
     return {**fields, **changes}
 
 
-def test_the_line_is_the_original_one() -> None:
+def test_the_line_has_the_original_words_and_wall_clock_seconds() -> None:
     line = (
-        "80% Top 1 Validation Accuracy reached in 106.912 seconds, Compute: 52.97764849662781 seconds, "
+        "80% Top 1 Validation Accuracy reached in 150.000 seconds (training steps: 106.912), "
+        "Compute: 52.97764849662781 seconds, "
         "Communication: 45.482877254486084 seconds, Metrics Computation: 1.5202581882476807 seconds, "
         "Pre-processing: 1.0818517208099365 seconds"
     )
     assert official_line(result()) == line
     assert official_text(result()) == line + "\n"
+    original = line.replace("150.000 seconds (training steps: 106.912)", "106.912 seconds")
+    assert legacy_official_line(result()) == original
+    assert legacy_official_text(result()) == original + "\n"
+
+
+def test_waiting_for_data_counts_in_the_headline() -> None:
+    """A run that waits 60 s for its data is slower by 60 s; the original left that out."""
+    quick, waiting = ({"wall": 100.0 + wait, "training": 100.0} for wait in (0.0, 60.0))
+    lines = [official_line(result(goal={**result()["goal"], "seconds": seconds})) for seconds in (quick, waiting)]
+    assert [str(line).split(" (")[0] for line in lines] == [
+        "80% Top 1 Validation Accuracy reached in 100.000 seconds",
+        "80% Top 1 Validation Accuracy reached in 160.000 seconds",
+    ]
+
+
+def test_other_data_than_the_official_ones_are_said() -> None:
+    identity = {"counts": {"images": 20}, "digest": "sha256:1", "official": False, "reason": "a part: 20 images"}
+    given = result(task="x", data_identity=identity, division={"word": None, "reason": "a part: 20 images"})
+    _, note = official_text(given).splitlines()
+    assert note == "The data were not the official ones (a part: 20 images): not comparable with official results."
 
 
 def test_accuracy_after_time_has_a_line_of_its_own() -> None:
@@ -77,7 +104,7 @@ def test_the_open_division_is_told() -> None:
 def test_parts_that_took_no_time_are_left_out() -> None:
     timings = {"forward": {"rank0": 5.0}, "communication": {"rank0": 0.0}}
     assert official_line(result(timings=timings)) == (
-        "80% Top 1 Validation Accuracy reached in 106.912 seconds, Compute: 5.0 seconds"
+        "80% Top 1 Validation Accuracy reached in 150.000 seconds (training steps: 106.912), Compute: 5.0 seconds"
     )
 
 
@@ -134,4 +161,6 @@ def test_wording_of_the_catalogue(tmp_path: Path) -> None:
     asked = spec(task="wikitext2_awd_lstm", parameters={"goal_full": 70.0, "goal_light": 100.0})
     run = new_run(tmp_path / "run", asked, {0: log, 1: []})
     assert seal(run, observed()).outcome == "goal_reached"
-    assert Archive.open(run.folder).result["official_line"] == "Validation Perplexity of 70 reached in 86.000 seconds"
+    assert Archive.open(run.folder).result["official_line"] == (
+        "Validation Perplexity of 70 reached in 100.000 seconds (training steps: 86.000)"
+    )

@@ -25,7 +25,7 @@ def check(images: Cifar) -> None:
     np.testing.assert_array_equal(images.training[1], np.concatenate([expected[name][1] for name in names]))
     np.testing.assert_array_equal(images.validation[0].reshape(-1, 3072), expected["test_batch"][0])
     np.testing.assert_array_equal(images.validation[1], expected["test_batch"][1])
-    assert not images.is_official
+    assert images.identity.official is False
 
 
 @pytest.mark.parametrize("files", [binary_files, python_files])
@@ -43,7 +43,7 @@ def test_both_archives_are_read_and_checked(tmp_path: Path) -> None:
         (folder / name).write_bytes(content)
         check(load(folder, print, archives(binary, python)))
         (folder / name).unlink()
-        for left in folder.glob("*.arrays"):
+        for left in folder.glob("*.cache"):
             left.rename(folder / "other")
         (folder / name).write_bytes(content)
         with pytest.raises(EnvironmentUnfitError, match="md5"):
@@ -53,7 +53,7 @@ def test_both_archives_are_read_and_checked(tmp_path: Path) -> None:
 def test_the_second_time_the_converted_images_are_mapped(tmp_path: Path) -> None:
     unpack(binary_files(), tmp_path)
     load(tmp_path, print)
-    stored = tmp_path / "cifar10.arrays" / "training_images.npy"
+    stored = tmp_path / "cifar10.cache" / "training_images.npy"
     before = stored.stat().st_mtime_ns
     assert isinstance(load(tmp_path, print).training[0], np.memmap)
     assert stored.stat().st_mtime_ns == before
@@ -66,10 +66,10 @@ def test_the_second_time_the_converted_images_are_mapped(tmp_path: Path) -> None
 
 def test_a_killed_conversion_leaves_nothing_that_counts(tmp_path: Path) -> None:
     unpack(binary_files(), tmp_path)
-    (tmp_path / "cifar10.arrays.partial").mkdir()
-    (tmp_path / "cifar10.arrays.partial" / "training_images.npy").write_bytes(b"half")
-    (tmp_path / "cifar10.arrays").mkdir()
-    (tmp_path / "cifar10.arrays" / "identity.json").write_text("{")
+    (tmp_path / "cifar10.cache.partial").mkdir()
+    (tmp_path / "cifar10.cache.partial" / "training_images.npy").write_bytes(b"half")
+    (tmp_path / "cifar10.cache").mkdir()
+    (tmp_path / "cifar10.cache" / "identity.json").write_text("{")
     check(load(tmp_path, print))
 
 
@@ -79,7 +79,7 @@ def test_a_folder_that_cannot_be_written_to_is_read(tmp_path: Path, monkeypatch:
     unpack(binary_files(), tmp_path / "data")
     (tmp_path / "data").chmod(0o555)
     check(load(tmp_path / "data", print))
-    assert (tmp_path / "cache" / "mlbench" / "datasets" / "cifar10.arrays").is_dir()
+    assert (tmp_path / "cache" / "mlbench" / "datasets" / "cifar10.cache").is_dir()
 
 
 def damaged(name: str) -> dict[str, bytes]:
@@ -107,7 +107,7 @@ def test_damage_is_named_by_file(tmp_path: Path, name: str) -> None:
     unpack(damaged(name), tmp_path)
     with pytest.raises(EnvironmentUnfitError, match="data_batch_3"):
         load(tmp_path, print)
-    assert not (tmp_path / "cifar10.arrays").exists()
+    assert not (tmp_path / "cifar10.cache").exists()
 
 
 @pytest.mark.parametrize("cut", [10, 1000, 20_000])

@@ -44,7 +44,7 @@ def check(images: ImageFolders) -> None:
             with Image.open(part.path(index)) as image:
                 assert abs(int(np.asarray(image)[5, 5, 2]) - 80 * label) < 20
     assert len({images.training.path(index) for index in range(len(images.training))}) == len(images.training)
-    assert not images.is_official
+    assert images.identity.official is False
 
 
 def quiet(_: str) -> None:
@@ -72,7 +72,7 @@ def test_the_official_archives_are_unpacked_once(tmp_path: Path) -> None:
         check(load(tmp_path, 3, said.append, as_official(contents)))
     assert sum("unpacked" in line for line in said) == 2
     assert {path.name for path in tmp_path.iterdir()} == {
-        *contents, "train", "val", "imagenet.arrays", "imagenet.lock",
+        *contents, "train", "val", "imagenet.cache", "imagenet.lock",
     }  # fmt: skip
 
 
@@ -158,7 +158,7 @@ def test_damage_is_named(tmp_path: Path, name: str, words: str) -> None:
     error = refused(tmp_path, contents)
     assert words in str(error)
     assert error.hint
-    assert not (tmp_path / "imagenet.arrays").exists()
+    assert not (tmp_path / "imagenet.cache").exists()
     assert not (tmp_path / "val").exists()
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from task_images.harness.errors import EnvironmentUnfitError
-from task_images.harness.translation.cache import Cache
 from task_images.harness.translation.pairs import (
     Pairs,
     Side,
@@ -146,38 +145,6 @@ def test_encoding_needs_no_more_memory_for_more_text(tmp_path: Path) -> None:
 
     # Eight bytes per sentence and side for the lengths, and the tables made of them at the end.
     assert peak(4000) - peak(400) < 3600 * 100
-
-
-def test_the_cache_builds_once_and_again_for_other_input(tmp_path: Path) -> None:
-    built: list[Path] = []
-
-    def build(folder: Path) -> None:
-        built.append(folder)
-        (folder / "x").write_text("y")
-
-    text = tmp_path / "text"
-    text.write_text("one")
-    cache = Cache([Path("/proc/nowhere"), tmp_path / "cache"])
-    first = cache.folder("name", [text], 5, build)
-    assert first == cache.folder("name", [text], 5, build)
-    assert (first / "x").read_text() == "y"
-    assert len(built) == 1
-    assert cache.folder("name", [text], 6, build) != first
-    text.write_text("another")
-    assert cache.folder("name", [text], 5, build) != first
-    assert len(built) == 3
-    with pytest.raises(EnvironmentUnfitError, match="missing cannot be read"):
-        cache.folder("name", [tmp_path / "missing"], 5, build)
-
-
-def test_a_cache_that_could_not_be_built_leaves_nothing_behind(tmp_path: Path) -> None:
-    def build(folder: Path) -> None:
-        (folder / "half").write_text("")
-        raise EnvironmentUnfitError("bad line")
-
-    with pytest.raises(EnvironmentUnfitError, match="bad line"):
-        Cache([tmp_path / "cache"]).folder("name", [], 5, build)
-    assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_rows_of_nothing() -> None:

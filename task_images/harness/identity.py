@@ -1,0 +1,63 @@
+"""Which data a run trained on: counts, a digest of the decoded data, and whether they are the official ones."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class DataIdentity:
+    """What the result event says of the data.
+
+    counts     part -> number of samples (or words, or sentence pairs), as used
+    digest     "sha256:HEX" of the decoded data; None if they were made up on the spot
+    official   True: the published data set; False: not; None: nobody can tell
+    reason     why they are not, or not known to be, the official ones; None if they are
+    """
+
+    counts: Mapping[str, int] = field(default_factory=dict)
+    digest: str | None = None
+    official: bool | None = None
+    reason: str | None = "the task does not say which data it trained on"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "counts": dict(self.counts)}
+
+
+def digest_arrays(*arrays: npt.NDArray[np.generic]) -> str:
+    """ "sha256:HEX" of the shapes, types and values of `arrays`."""
+    sha = hashlib.sha256()
+    for array in arrays:
+        sha.update(f"{array.dtype.str} {array.shape}\n".encode())
+        sha.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return f"sha256:{sha.hexdigest()}"
+
+
+def made_up(counts: Mapping[str, int]) -> DataIdentity:
+    """Data that were generated."""
+    return DataIdentity(counts, None, False, "the data were generated")
+
+
+def compare_data(
+    counts: Mapping[str, int],
+    expected: Mapping[str, int],
+    digest: str | None,
+    official_digest: str | None = None,
+) -> DataIdentity:
+    """Data with `counts` held against the published counts and, if it is known, the published digest."""
+    off = [f"{counts.get(part, 0)} {part} instead of {number}" for part, number in expected.items()
+           if counts.get(part, 0) != number]  # fmt: skip
+    if off:
+        kind = "a part of the official data" if _is_part(counts, expected) else "not the official data"
+        return DataIdentity(counts, digest, False, f"{kind}: {', '.join(off)}")
+    if official_digest is not None and digest != official_digest:
+        return DataIdentity(counts, digest, False, "not the official data: their digest differs")
+    return DataIdentity(counts, digest, True, None)
+
+
+def _is_part(counts: Mapping[str, int], expected: Mapping[str, int]) -> bool:
+    return all(0 < counts.get(part, 0) <= number for part, number in expected.items())
