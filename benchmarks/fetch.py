@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
-from mlbench_cli.engines.kubernetes.fetch import Held, download, held, read_summary
+from mlbench_cli.engines.kubernetes.fetch import HeldArchive, download, parse_held_archive, read_summary
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.objects import collection_path
 from mlbench_cli.model import Run
@@ -56,7 +56,7 @@ def main(image: str) -> None:
                     "items"
                 ]
             name = pod["metadata"]["name"]
-            what = held(read_summary(access, access.namespace, name))
+            what = parse_held_archive(read_summary(access, access.namespace, name))
             assert what is not None
             _compare(access, name, what, Path(folder))
             _over_a_breaking_network(access, name, what, Path(folder))
@@ -64,7 +64,7 @@ def main(image: str) -> None:
             engine.delete(run, force=True)
 
 
-def _compare(access: Access, pod: str, what: Held, folder: Path) -> None:
+def _compare(access: Access, pod: str, what: HeldArchive, folder: Path) -> None:
     raw, ours = [], []
     for _ in range(ROUNDS):
         begun = time.perf_counter()
@@ -82,7 +82,7 @@ def _compare(access: Access, pod: str, what: Held, folder: Path) -> None:
     print(f"ratio              {statistics.median(ours) / statistics.median(raw):6.2f}       (at least {LIMIT})")
 
 
-def _over_a_breaking_network(access: Access, pod: str, what: Held, folder: Path) -> None:
+def _over_a_breaking_network(access: Access, pod: str, what: HeldArchive, folder: Path) -> None:
     upstream = urlsplit(access.server)
     with CuttingProxy(str(upstream.hostname), upstream.port or 443, least=1 << 20, most=48 << 20) as proxy:
         through = replace(access, server=f"https://127.0.0.1:{proxy.port}", server_name=upstream.hostname)

@@ -83,7 +83,7 @@ def format_table(
         texts = list(row)
         rest = wrap_text(texts[-1], layout.widths[-1]) if wrap else texts[-1:]
         texts[-1] = rest.pop(0)
-        cells = map(_padded, texts, layout.widths, layout.numeric)
+        cells = map(_pad, texts, layout.widths, layout.numeric)
         lines.append("  ".join(cells).rstrip())
         lines += [" " * (layout.total - layout.widths[-1]) + text for text in rest]
     return "\n".join(lines)
@@ -148,7 +148,7 @@ def _cell(value: object) -> str:
     return clean(str(value))
 
 
-def _padded(text: str, width: int, right: bool) -> str:
+def _pad(text: str, width: int, right: bool) -> str:
     text = cut(text, width)
     padding = " " * (width - display_width(text))
     return padding + text if right else text + padding
@@ -172,7 +172,7 @@ def show_error(error: Explanation, *, as_json: bool = False) -> None:
         out(json.dumps(error.to_dict(), indent=2, default=str))
         sys.stdout.flush()
         return
-    label = "" if isinstance(error, Stopped) else _red("Error: ")
+    label = "" if isinstance(error, Stopped) else _color_red("Error: ")
     sys.stderr.write(f"{label}{clean(error.message, keep=chr(10))}\n")
     if error.hint:
         sys.stderr.write(f"Next: {clean(error.hint, keep=chr(10))}\n")
@@ -346,7 +346,7 @@ def _has_keys() -> bool:
         return False
 
 
-def _red(label: str) -> str:
+def _color_red(label: str) -> str:
     if not is_terminal(sys.stderr) or _is_dumb() or os.environ.get("NO_COLOR"):
         return label
     return f"\x1b[31m{label}\x1b[0m"

@@ -177,8 +177,8 @@ class RunSpec:
         version = data.pop("spec_version", SPEC_VERSION)
         if version != SPEC_VERSION:
             raise UsageError(f"The run spec has version {version!r}; this mlbench reads {SPEC_VERSION}.")
-        options = _checked(KubernetesOptions, _object(data.pop("kubernetes", {}), "kubernetes"), "kubernetes.")
-        return cls(**_checked(cls, data, ""), kubernetes=KubernetesOptions(**options))
+        options = _check_fields(KubernetesOptions, _object(data.pop("kubernetes", {}), "kubernetes"), "kubernetes.")
+        return cls(**_check_fields(cls, data, ""), kubernetes=KubernetesOptions(**options))
 
 
 def canonical_json(value: Any) -> bytes:
@@ -205,7 +205,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def _checked(cls: type, data: dict[str, Any], prefix: str) -> dict[str, Any]:
+def _check_fields(cls: type, data: dict[str, Any], prefix: str) -> dict[str, Any]:
     """The entries of `data` as arguments of dataclass `cls`; unknown keys, wrong types and missing ones are refused."""
     known = _field_types(cls)
     for key in data:

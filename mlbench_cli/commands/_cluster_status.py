@@ -33,7 +33,7 @@ def cluster_document(store: Store, cluster: Cluster, *, cloud: bool = False) -> 
     resources = _resources(details)
     findings = _findings(store, cluster)
     if cloud and cluster.state != "removed":
-        resources, missing = _compared(cluster, resources)
+        resources, missing = _compare_with_cloud(cluster, resources)
         findings += missing
     return {
         "cluster": {
@@ -154,7 +154,9 @@ def _own_prices() -> str:
 # --- what the cloud tells -------------------------------------------------------------------------------------------
 
 
-def _compared(cluster: Cluster, resources: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _compare_with_cloud(
+    cluster: Cluster, resources: list[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Each resource with what the cloud says of it now ("found"), and findings on what is not as it should be."""
     known = {(item["kind"], item["name"]): item for item in resources}
     findings = []

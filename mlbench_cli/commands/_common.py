@@ -102,16 +102,16 @@ def renderer_of(cluster: Cluster) -> "Engine":
 
 def engine_of_run(run: Run, store: Store) -> "Engine":
     """The engine that executes `run`. For a sealed run any will do: all is in its folder, and no engine is asked."""
-    return engine_of(Cluster("local", "local") if sealed(run) else store.cluster(run.spec.cluster))
+    return engine_of(Cluster("local", "local") if is_sealed(run) else store.cluster(run.spec.cluster))
 
 
-def sealed(run: Run) -> bool:
+def is_sealed(run: Run) -> bool:
     """Whether the run's folder is a complete archive."""
     return RunFolder(run.folder).is_sealed
 
 
 def results_of(run: Run) -> Path:
     """The folder of a run's archive. Raises UsageError where it is not complete yet."""
-    if not sealed(run):
+    if not is_sealed(run):
         raise UsageError(f'The run "{run.name}" has no results yet.', hint=f"mlbench wait {run.name}")
     return run.folder

@@ -22,7 +22,7 @@ def show_repeats(found: Sequence[Repeats]) -> None:
             [
                 item.name,
                 item.point.workers,
-                _counted(item),
+                _format_count(item),
                 in_figures(item.point.seconds) if item.point.good else None,
                 f"{item.metric} {in_figures(item.point.value)}" if item.point.good and item.point.value else None,
                 in_figures(item.point.throughput) if item.point.good else None,
@@ -44,6 +44,6 @@ def in_figures(found: "Estimate | None") -> str | None:
     return f"{found.mean:.{digits}f} ± {found.margin:.{digits}f}"
 
 
-def _counted(item: Repeats) -> str:
+def _format_count(item: Repeats) -> str:
     good = len(item.point.good)
     return str(good) if good == item.total else f"{good} of {item.total}"

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters, complete_runs, results_of, sealed
+from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters, complete_runs, is_sealed, results_of
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model import Run
 from mlbench_cli.runs.repeats import runs_named
@@ -99,7 +99,7 @@ def _draw_clusters(names: Sequence[str], folder: Path) -> list[Path]:
 
 
 def _candidates(filter: str | None) -> list[Run]:
-    found = [row.run for row in Store().runs() if (filter or "") in row.run.name and sealed(row.run)]
+    found = [row.run for row in Store().runs() if (filter or "") in row.run.name and is_sealed(row.run)]
     if not found:
         which = "finished run" if filter is None else f'finished run with "{filter}" in its name'
         raise NotFoundError(f"There is no {which}.", hint="mlbench status")

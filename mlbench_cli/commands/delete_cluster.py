@@ -6,7 +6,7 @@ import typer
 
 from mlbench_cli import clusters, console
 from mlbench_cli.commands._clusters import Location, Project, delete_with_progress
-from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters, sealed
+from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters, is_sealed
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
@@ -62,7 +62,7 @@ def _print(name: str, sentence: str, output: Format) -> None:
 
 
 def _refuse_unfetched(store: Store, cluster: Cluster) -> None:
-    names = [row.run.name for row in store.runs() if row.run.spec.cluster == cluster.name and not sealed(row.run)]
+    names = [row.run.name for row in store.runs() if row.run.spec.cluster == cluster.name and not is_sealed(row.run)]
     if names:
         raise UsageError(
             f'On the cluster "{cluster.name}" are runs whose results have not been fetched: {", ".join(names)}.',

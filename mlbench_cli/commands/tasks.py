@@ -84,7 +84,7 @@ def _describe(task: Task) -> None:
         [
             [
                 parameter.name,
-                _shown(parameter, task.presets["spec"][parameter.name]),
+                _format_value(parameter, task.presets["spec"][parameter.name]),
                 *(_change(task, preset, parameter.name) for preset in changed),
                 _meaning(parameter),
             ]
@@ -105,10 +105,10 @@ def _goal(task: Task, preset: str, parameter: str = "goal_full") -> str | None:
 
 def _change(task: Task, preset: str, parameter: str) -> str:
     changes = task.presets[preset]
-    return _shown(task.parameters[parameter], changes[parameter]) if parameter in changes else ""
+    return _format_value(task.parameters[parameter], changes[parameter]) if parameter in changes else ""
 
 
-def _shown(parameter: Parameter, value: Any) -> str:
+def _format_value(parameter: Parameter, value: Any) -> str:
     """A value as --set takes it; what would be a long list is named."""
     if parameter.type == "list" and len(parameter.choices) > 1 and tuple(value) == parameter.choices:
         return "all"

@@ -62,7 +62,7 @@ class QuotaExceeded(ApiError, CapacityError):
     exit_code = CapacityError.exit_code
 
 
-class Refused(ApiError, UsageError):
+class RequestRejected(ApiError, UsageError):
     """The object is invalid, or exists already."""
 
     code = UsageError.code
@@ -326,7 +326,7 @@ def error_of(status: int, content: bytes | str, request: str, retry_after: float
     if status == 404:
         return ObjectNotFound(words, status=status, reason=reason)
     if status in (400, 409, 422):
-        return Refused(words, status=status, reason=reason)
+        return RequestRejected(words, status=status, reason=reason)
     kind = Expired if status == 410 else ApiError
     error = kind(words, status=status, reason=reason)
     error.details["retry_after"] = retry_after

@@ -86,7 +86,7 @@ def _complete(run: Run, engine: Engine, observation: Observation | None) -> Fini
     except (OSError, MlbenchError) as error:
         if not _is_full(error):
             raise
-        return _unfinished(run, observation)
+        return _finish_without_archive(run, observation)
     return FinishedRun(run, judgement.outcome, judgement.result["summary"], judgement.findings, judgement.result)
 
 
@@ -99,7 +99,7 @@ def _fetch(run: Run, engine: Engine, observation: Observation) -> Observation:
     return replace(observation, findings=(*observation.findings, *more))
 
 
-def _unfinished(run: Run, observation: Observation) -> FinishedRun:
+def _finish_without_archive(run: Run, observation: Observation) -> FinishedRun:
     """What is known of a run if the disk has no room for its archive. The next command that waits tries again."""
     from mlbench_cli.results.archive.documents import run_document
     from mlbench_cli.results.archive.evidence import collect_evidence

@@ -168,7 +168,7 @@ class HelmCall:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        self._said = {file: self._read(file) for file in (self._out, self._err)}
+        self._output = {file: self._read(file) for file in (self._out, self._err)}
         self._stack.close()
 
     def _file(self, text: str) -> int:
@@ -179,7 +179,7 @@ class HelmCall:
         return file
 
     def _read(self, file: int) -> str:
-        said: dict[int, str] = getattr(self, "_said", {})
+        said: dict[int, str] = getattr(self, "_output", {})
         if file in said:
             return said[file]
         return os.pread(file, 1 << 24, 0).decode("utf-8", "replace")

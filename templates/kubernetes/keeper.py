@@ -62,7 +62,7 @@ class Shelf:
     def reserve(self, size: int) -> bool:
         """Set `size` bytes aside; False if they do not fit below the limit."""
         with self.lock:
-            if self._used() + self.reserved + size > self.limit:
+            if self._used_bytes() + self.reserved + size > self.limit:
                 return False
             self.reserved += size
             return True
@@ -94,7 +94,7 @@ class Shelf:
     def is_over(self) -> bool:
         return self.index["until"] is not None and time.time() >= self.index["until"]
 
-    def _used(self) -> int:
+    def _used_bytes(self) -> int:
         return sum(
             os.path.getsize(os.path.join(parent, name))
             for parent, _, names in os.walk(self.folder)
@@ -268,8 +268,8 @@ def send(environ: dict[str, str], patience: float) -> int:
         summary = json.load(file)
     said: dict[str, Any] = {"summary": summary, **{kind: summary.get(kind) for kind in FILES}}
     size = sum(said[kind]["size"] for kind in FILES if said[kind])
-    give_up = time.monotonic() + patience
-    end = give_up + IDLE_SECONDS + size / SLOWEST
+    deadline = time.monotonic() + patience
+    end = deadline + IDLE_SECONDS + size / SLOWEST
     trouble = "unreachable"
     while True:
         try:
@@ -279,20 +279,20 @@ def send(environ: dict[str, str], patience: float) -> int:
                     put(environ, f"/{worker}/{kind}", os.path.join(folder, name), said[kind]["sha256"], end)
             put(environ, f"/{worker}/summary", json.dumps(said).encode(), "", end)
             return 0
-        except Refused as error:
+        except UploadRejected as error:
             trouble = str(error)
             if error.code in LASTING:
                 break
         except (OSError, http.client.HTTPException):
             trouble = "unreachable"
-        if time.monotonic() >= min(give_up, end):
+        if time.monotonic() >= min(deadline, end):
             break
         time.sleep(PAUSE_SECONDS)
     print(trouble)
     return 1
 
 
-class Refused(Exception):
+class UploadRejected(Exception):
     """The keeper answered, and did not take it."""
 
     def __init__(self, code: int) -> None:
@@ -319,7 +319,7 @@ def put(environ: dict[str, str], path: str, what: str | bytes, sha256: str, end:
         answer = connection.getresponse()
         answer.read()
         if answer.status != 200:
-            raise Refused(answer.status)
+            raise UploadRejected(answer.status)
     finally:
         connection.close()
 

@@ -17,7 +17,7 @@ import pytest
 from mlbench_cli.engines.base import LOG_GAP
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.errors import UsageError
-from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound, Refused
+from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound, RequestRejected
 from mlbench_cli.kube.credentials import Token
 from mlbench_cli.kube.objects import object_path
 from mlbench_cli.results.archive.reader import Archive
@@ -340,7 +340,7 @@ def test_the_least_rights_are_enough(runs: Runs, tmp_path: Path) -> None:
             (f"{rbac}/roles", rules),
             (f"{rbac}/rolebindings", binding),
         ):
-            with suppress(Refused):
+            with suppress(RequestRejected):
                 api.create(path, body)
         request = {
             "apiVersion": "authentication.k8s.io/v1",

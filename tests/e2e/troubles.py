@@ -12,7 +12,14 @@ from typing import Any
 
 import templates
 from mlbench_cli.engines.kubernetes.manifests import RUN_LABEL
-from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL, condition, has_ended, is_true, main_status, terminated
+from mlbench_cli.engines.kubernetes.workers import (
+    INDEX_LABEL,
+    condition,
+    has_ended,
+    is_true,
+    main_status,
+    terminated_state,
+)
 from mlbench_cli.kube.api import Api, ApiError
 from mlbench_cli.kube.objects import collection_path, object_path
 from mlbench_cli.model import Observation, Run
@@ -143,7 +150,7 @@ def event(reason: str) -> Callable[[Shown], bool]:
 
 
 def ended(shown: Shown) -> bool:
-    return any(terminated(pod).get("exitCode") for pod in shown.pods)
+    return any(terminated_state(pod).get("exitCode") for pod in shown.pods)
 
 
 def disrupted(shown: Shown) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 from moto.backends import get_backend
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from tests.fakes.aws_answers import Answer, Refused, error_answer, json_answer
+from tests.fakes.aws_answers import Answer, ApiError, error_answer, json_answer
 from tests.fakes.aws_base import ACCOUNT, Request
 from tests.fakes.aws_eks import EksRules
 from tests.fakes.aws_kube import KubeSide
@@ -117,7 +117,7 @@ class AwsDouble(EksRules, ServiceRules):
             if token and token in self.tokens:
                 return self.tokens[token]
             answer = rule(request) if rule else self._pass(request)
-        except Refused as error:
+        except ApiError as error:
             return error_answer(request.service, error.code, str(error), error.status)
         if token and answer.status < 300:
             self.tokens[token] = answer

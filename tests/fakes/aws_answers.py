@@ -6,7 +6,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 
-class Refused(Exception):
+class ApiError(Exception):
     """An error that AWS would answer with."""
 
     def __init__(self, code: str, message: str, status: int = 400) -> None:

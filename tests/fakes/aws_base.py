@@ -15,7 +15,7 @@ import moto.eks.models
 from moto.backends import get_backend
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-from tests.fakes.aws_answers import Answer, Refused
+from tests.fakes.aws_answers import Answer, ApiError
 
 # moto reads all of AWS' endpoints for each role that it looks at; the layer looks at roles itself.
 setattr(moto.eks.models, "validate_role_arn", lambda arn: None)  # noqa: B010
@@ -138,12 +138,12 @@ class Base:
     def _cluster(self, region: str, name: str) -> Any:
         cluster = self._eks(region).clusters.get(name)
         if cluster is None:
-            raise Refused("ResourceNotFoundException", f"No cluster found for name: {name}.", 404)
+            raise ApiError("ResourceNotFoundException", f"No cluster found for name: {name}.", 404)
         return cluster
 
     def _check_role(self, arn: str) -> None:
         if all(role.arn != arn for role in get_backend("iam")[ACCOUNT]["aws"].roles.values()):
-            raise Refused(
+            raise ApiError(
                 "InvalidParameterException", f"Role with arn: {arn}, could not be assumed because it does not exist"
             )
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from moto.backends import get_backend
 
-from tests.fakes.aws_answers import Answer, Refused, json_answer
+from tests.fakes.aws_answers import Answer, ApiError, json_answer
 from tests.fakes.aws_base import ACCOUNT, Base, Request
 
 VERSIONS = {
@@ -23,11 +23,11 @@ class EksRules(Base):
         given = request.parameters
         # ASSUMED wording of both.
         if given.get("version") and given["version"] not in VERSIONS:
-            raise Refused("InvalidParameterException", f"unsupported Kubernetes version {given['version']}")
+            raise ApiError("InvalidParameterException", f"unsupported Kubernetes version {given['version']}")
         self._check_role(given["roleArn"])
         subnets = [self._subnet(request.region, name) for name in given["resourcesVpcConfig"]["subnetIds"]]
         if len({subnet.availability_zone for subnet in subnets}) < 2:
-            raise Refused("InvalidParameterException", "Subnets specified must be in at least two different AZs")
+            raise ApiError("InvalidParameterException", "Subnets specified must be in at least two different AZs")
         answer = self._pass(request)
         if answer.status < 300:
             cluster = self._eks(request.region).clusters[given["name"]]
@@ -64,9 +64,9 @@ class EksRules(Base):
         (name,) = request.parts
         cluster = self._cluster(request.region, name)
         if cluster.nodegroups:
-            raise Refused("ResourceInUseException", "Cluster has nodegroups attached", 409)
+            raise ApiError("ResourceInUseException", "Cluster has nodegroups attached", 409)
         if cluster.status == "CREATING" and not self.rules["delete_while_creating"]:
-            raise Refused("ResourceInUseException", f"Cluster {name} is in CREATING status", 409)  # ASSUMED
+            raise ApiError("ResourceInUseException", f"Cluster {name} is in CREATING status", 409)  # ASSUMED
         cluster.status = "DELETING"
         self._begin(request.region, "cluster", name)
         return json_answer({"cluster": {"name": name, "status": "DELETING"}})
@@ -123,10 +123,10 @@ class EksRules(Base):
         name, group_name = request.parts
         cluster = self._cluster(request.region, name)
         if group_name not in cluster.nodegroups:
-            raise Refused("ResourceNotFoundException", f"No node group found for name: {group_name}.", 404)
+            raise ApiError("ResourceNotFoundException", f"No node group found for name: {group_name}.", 404)
         group = cluster.nodegroups[group_name]
         if group.status == "CREATING" and not self.rules["delete_while_creating"]:
-            raise Refused("ResourceInUseException", f"Nodegroup {group_name} is in CREATING status", 409)  # ASSUMED
+            raise ApiError("ResourceInUseException", f"Nodegroup {group_name} is in CREATING status", 409)  # ASSUMED
         group.status = "DELETING"
         self._begin(request.region, "group", name, group_name)
         return json_answer({"nodegroup": {"nodegroupName": group_name, "status": "DELETING"}})
@@ -170,11 +170,11 @@ class EksRules(Base):
         (name,) = request.parts
         cluster = self._cluster(request.region, name)
         if cluster.status != "ACTIVE":
-            raise Refused("InvalidRequestException", f"Cluster '{name}' is not in ACTIVE status")  # ASSUMED
+            raise ApiError("InvalidRequestException", f"Cluster '{name}' is not in ACTIVE status")  # ASSUMED
         given = request.parameters
         key = (request.region, name, given["addonName"])
         if key in self.addons:
-            raise Refused("ResourceInUseException", "Addon already exists.", 409)
+            raise ApiError("ResourceInUseException", "Addon already exists.", 409)
         self.addons[key] = {"addonName": given["addonName"], "clusterName": name, "status": "CREATING"}
         self.addons[key] |= {"tags": given.get("tags", {}), "health": {"issues": []}}
         self._begin(request.region, "addon", *key[1:])
@@ -199,7 +199,7 @@ class EksRules(Base):
         key = (request.region, name, request.parameters["principalArn"])
         self._cluster(request.region, name)
         if key in self.entries:
-            raise Refused("ResourceInUseException", "The specified access entry resource is already in use", 409)
+            raise ApiError("ResourceInUseException", "The specified access entry resource is already in use", 409)
         self.entries[key] = []
         return json_answer({"accessEntry": {"clusterName": name, "principalArn": key[2]}})
 
@@ -214,14 +214,14 @@ class EksRules(Base):
         self._cluster(request.region, request.parts[0])
         key = (request.region, request.parts[0], request.parts[1])
         if key not in self.entries:
-            raise Refused("ResourceNotFoundException", "The specified principalArn could not be found", 404)
+            raise ApiError("ResourceNotFoundException", "The specified principalArn could not be found", 404)
         return self.entries[key]
 
     def _addon(self, request: Request) -> dict[str, Any]:
         self._cluster(request.region, request.parts[0])
         key = (request.region, request.parts[0], request.parts[1])
         if key not in self.addons:
-            raise Refused("ResourceNotFoundException", f"No addon: {key[2]} found in cluster: {key[1]}", 404)
+            raise ApiError("ResourceNotFoundException", f"No addon: {key[2]} found in cluster: {key[1]}", 404)
         return self.addons[key]
 
     def _has_machines(self, region: str, name: str) -> bool:

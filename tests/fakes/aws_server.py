@@ -88,6 +88,6 @@ class AwsServer(AwsClient):
 
     def stop(self) -> None:
         super().stop()
-        self._process.wait(10)
+        self._process.wait(60)
         if self._process.stdout:
             self._process.stdout.close()

@@ -5,7 +5,7 @@ from typing import Any
 
 from moto.backends import get_backend
 
-from tests.fakes.aws_answers import Answer, Refused, json_answer, xml_answer
+from tests.fakes.aws_answers import Answer, ApiError, json_answer, xml_answer
 from tests.fakes.aws_base import ACCOUNT, Base, Request
 
 QUOTAS = {"L-DB2E81BA": 64.0, "L-3819A6DF": 64.0, "L-417A185B": 0.0, "L-7212CCBC": 0.0, "L-1216C47A": 256.0}
@@ -24,7 +24,7 @@ class ServiceRules(Base):
 
     def _cloudformation_CreateStack(self, request: Request) -> Answer:
         if not any(value == "CAPABILITY_IAM" for value in request.parameters.values()):
-            raise Refused("InsufficientCapabilitiesException", "Requires capabilities : [CAPABILITY_IAM]")
+            raise ApiError("InsufficientCapabilitiesException", "Requires capabilities : [CAPABILITY_IAM]")
         answer = self._pass(request)
         if answer.status < 300:
             stack = self._stack(request.region, request.parameters["StackName"])
@@ -120,7 +120,7 @@ class ServiceRules(Base):
         given = request.parameters
         key = (request.region, given["GroupName"])
         if key in self.placements:
-            raise Refused("InvalidPlacementGroup.Duplicate", f"The placement group {key[1]} already exists.")
+            raise ApiError("InvalidPlacementGroup.Duplicate", f"The placement group {key[1]} already exists.")
         count = sum(1 for name in given if re.fullmatch(r"TagSpecification\.1\.Tag\.\d+\.Key", name))
         tag = "TagSpecification.1.Tag.{}.{}"
         tags = {given[tag.format(n, "Key")]: given[tag.format(n, "Value")] for n in range(1, count + 1)}
@@ -141,21 +141,23 @@ class ServiceRules(Base):
     def _ec2_DeletePlacementGroup(self, request: Request) -> Answer:
         name = request.parameters["GroupName"]
         if self.placements.pop((request.region, name), None) is None:
-            raise Refused("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
+            raise ApiError("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
         return xml_answer("DeletePlacementGroupResponse", EC2_SPACE, "<return>true</return>")
 
     def _ec2_DeleteNetworkInterface(self, request: Request) -> Answer:
         name = request.parameters["NetworkInterfaceId"]
         eni = get_backend("ec2")[ACCOUNT][request.region].enis.get(name)
         if eni is not None and eni.status == "in-use":
-            raise Refused("InvalidParameterValue", f"Network interface '{name}' is currently in use.")
+            raise ApiError("InvalidParameterValue", f"Network interface '{name}' is currently in use.")
         return self._pass(request)
 
     def _servicequotas_GetServiceQuota(self, request: Request) -> Answer:
         code = request.parameters["QuotaCode"]
         values = {**QUOTAS, **self.rules.get("quotas", {})}
         if code not in values:
-            raise Refused("NoSuchResourceException", "The request failed because the specified service does not exist.")
+            raise ApiError(
+                "NoSuchResourceException", "The request failed because the specified service does not exist."
+            )
         return json_answer(
             {"Quota": {"QuotaCode": code, "QuotaName": f"Running instances ({code})", "Value": values[code]}}
         )

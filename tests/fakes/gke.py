@@ -44,7 +44,7 @@ OPERATION_ERRORS = {
 }
 
 
-class Refused(Exception):
+class ApiError(Exception):
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(message)
         self.code = code
@@ -103,19 +103,19 @@ class World:
             os.kill(int(self.pidfile.read_text()), signal.SIGKILL)
             time.sleep(0.05)
         if kind == "THROTTLED":
-            raise Refused(Code.RESOURCE_EXHAUSTED, "Quota exceeded for quota metric 'Requests', requests per minute")
+            raise ApiError(Code.RESOURCE_EXHAUSTED, "Quota exceeded for quota metric 'Requests', requests per minute")
         if kind == "DISABLED":
-            raise Refused(Code.PERMISSION_DENIED, "API has not been used in project 1 before: SERVICE_DISABLED")
-        raise Refused(getattr(Code, "UNAVAILABLE" if kind == "kill" else kind), f"{kind}: the test said so")
+            raise ApiError(Code.PERMISSION_DENIED, "API has not been used in project 1 before: SERVICE_DISABLED")
+        raise ApiError(getattr(Code, "UNAVAILABLE" if kind == "kill" else kind), f"{kind}: the test said so")
 
     # --- questions ----------------------------------------------------------------------------------------------
 
     def do_GetServerConfig(self, request: Any) -> g.ServerConfig:
         _, project, _, place = request.name.split("/")
         if project != PROJECT:
-            raise Refused(Code.PERMISSION_DENIED, f"Permission denied on resource project {project}.")
+            raise ApiError(Code.PERMISSION_DENIED, f"Permission denied on resource project {project}.")
         if place not in (ZONE, REGION):
-            raise Refused(Code.INVALID_ARGUMENT, f'Location "{place}" does not exist.')
+            raise ApiError(Code.INVALID_ARGUMENT, f'Location "{place}" does not exist.')
         channel = {"channel": "REGULAR", "valid_versions": list(VERSIONS), "default_version": VERSIONS[1]}
         return g.ServerConfig({"valid_master_versions": list(VERSIONS), "channels": [channel]})
 
@@ -128,7 +128,7 @@ class World:
     def do_GetOperation(self, request: Any) -> g.Operation:
         operation = self.operations.get(request.name.split("/")[-1])
         if operation is None:
-            raise Refused(Code.NOT_FOUND, f"Not found: {request.name}.")
+            raise ApiError(Code.NOT_FOUND, f"Not found: {request.name}.")
         answer = g.Operation({"name": operation.name, "status": "DONE" if operation.done else "RUNNING"})
         if operation.done and operation.error:
             code, condition, message = operation.error
@@ -151,14 +151,14 @@ class World:
     def do_CreateCluster(self, request: Any) -> g.Operation:
         asked = request.cluster
         if not NAME.fullmatch(asked.name):
-            raise Refused(Code.INVALID_ARGUMENT, f'Invalid value for field "cluster.name": "{asked.name}".')
+            raise ApiError(Code.INVALID_ARGUMENT, f'Invalid value for field "cluster.name": "{asked.name}".')
         if not all(LABEL.fullmatch(value) for value in asked.resource_labels.values()):
-            raise Refused(Code.INVALID_ARGUMENT, "Invalid value for field resource_labels.")
+            raise ApiError(Code.INVALID_ARGUMENT, "Invalid value for field resource_labels.")
         if asked.initial_node_count and asked.node_pools:
-            raise Refused(Code.INVALID_ARGUMENT, "initial_node_count and node_pools exclude each other.")
+            raise ApiError(Code.INVALID_ARGUMENT, "initial_node_count and node_pools exclude each other.")
         path = f"{request.parent}/clusters/{asked.name}"
         if path in self.clusters:
-            raise Refused(Code.ALREADY_EXISTS, f"Already exists: {path}.")
+            raise ApiError(Code.ALREADY_EXISTS, f"Already exists: {path}.")
         for pool in asked.node_pools:
             self._check_machine(pool)
         self._check_zones(asked.locations, request.parent.split("/")[3])
@@ -186,7 +186,7 @@ class World:
         cluster, asked = self._cluster(request.parent), request.node_pool
         self._alone(_cluster_path(request.parent))
         if any(pool.name == asked.name for pool in cluster.node_pools):
-            raise Refused(Code.ALREADY_EXISTS, f"Already exists: {request.parent}/nodePools/{asked.name}.")
+            raise ApiError(Code.ALREADY_EXISTS, f"Already exists: {request.parent}/nodePools/{asked.name}.")
         self._check_machine(asked)
         self._check_zones(asked.locations, cluster.location)
         asked.status = g.NodePool.Status.PROVISIONING
@@ -246,14 +246,14 @@ class World:
     def _alone(self, path: str) -> None:
         for operation in self.operations.values():
             if operation.cluster == path and not operation.done:
-                raise Refused(Code.FAILED_PRECONDITION, f"Cluster is running incompatible operation {operation.name}.")
+                raise ApiError(Code.FAILED_PRECONDITION, f"Cluster is running incompatible operation {operation.name}.")
 
     def _cluster(self, path: str, look: bool = False) -> g.Cluster:
         key = _cluster_path(path)
         if look:
             self._look(key)
         if key not in self.clusters:
-            raise Refused(Code.NOT_FOUND, f"Not found: {path}.")
+            raise ApiError(Code.NOT_FOUND, f"Not found: {path}.")
         return self.clusters[key]
 
     def named(self, name: str) -> g.Cluster:
@@ -265,11 +265,11 @@ class World:
         for pool in self._cluster(path, look).node_pools:
             if pool.name == path.split("/")[7]:
                 return pool
-        raise Refused(Code.NOT_FOUND, f"Not found: {path}.")
+        raise ApiError(Code.NOT_FOUND, f"Not found: {path}.")
 
     def _check_zones(self, zones: Any, place: str) -> None:
         if not zones or not all(zone in ZONES and place in (ZONE, REGION) for zone in zones):
-            raise Refused(Code.INVALID_ARGUMENT, f"Invalid locations {list(zones)} of a cluster in {place}.")
+            raise ApiError(Code.INVALID_ARGUMENT, f"Invalid locations {list(zones)} of a cluster in {place}.")
 
     def _check_machine(self, pool: g.NodePool) -> None:
         machine = pool.config.machine_type
@@ -281,7 +281,7 @@ class World:
         else:
             fits = machine in PLAIN and not found
         if not fits:
-            raise Refused(Code.INVALID_ARGUMENT, f"Machine type {machine} does not go with accelerators {found}.")
+            raise ApiError(Code.INVALID_ARGUMENT, f"Machine type {machine} does not go with accelerators {found}.")
 
     # --- the Kubernetes side ------------------------------------------------------------------------------------
 
@@ -378,7 +378,7 @@ class Google:
             def answer(request: Any, context: grpc.ServicerContext) -> Any:
                 try:
                     return self.world.serve(method, request)
-                except Refused as refusal:
+                except ApiError as refusal:
                     context.abort(refusal.code, str(refusal))
 
             asked, told = METHODS[method]

@@ -154,7 +154,7 @@ class Api:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.server + path, data, headers, method=method)
         try:
-            with urllib.request.urlopen(request, context=self.tls, timeout=10) as answer:
+            with urllib.request.urlopen(request, context=self.tls, timeout=60) as answer:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as error:
             if error.code != 404 or not missing:

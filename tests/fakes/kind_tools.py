@@ -122,7 +122,7 @@ class world:
         self.file.close()
 
 
-class Refused(Exception):
+class ToolError(Exception):
     pass
 
 
@@ -152,7 +152,7 @@ def options(argv: list[str], *flags: str) -> tuple[dict[str, list[str]], list[st
 
 def docker_info(state: State, argv: list[str]) -> str:
     if state["trouble"].get("docker") == "down":
-        raise Refused(
+        raise ToolError(
             "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?"
         )
     return (
@@ -177,7 +177,7 @@ def docker_volume(state: State, argv: list[str]) -> str:
         volumes.pop(rest[0], None)
         return rest[0]
     if any(name not in volumes for name in rest):
-        raise Refused(f"[]\nError response from daemon: get {rest[0]}: no such volume")
+        raise ToolError(f"[]\nError response from daemon: get {rest[0]}: no such volume")
     return as_json([volumes[name] for name in rest])
 
 
@@ -191,7 +191,7 @@ def docker_ps(state: State, argv: list[str]) -> str:
 def docker_container(state: State, argv: list[str]) -> str:
     name = argv[1]
     if name not in state["containers"]:
-        raise Refused(f"[]\nError: No such container: {name}")
+        raise ToolError(f"[]\nError: No such container: {name}")
     item = state["containers"][name]
     networks: dict[str, object] = {network: {} for network, names in state["networks"].items() if name in names}
     bindings = {"5000/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(item["port"])}]} if "port" in item else {}
@@ -211,9 +211,9 @@ def docker_run(state: State, argv: list[str]) -> str:
     given, rest = options(argv, "--restart", "--publish", "--label", "--name")
     name, port = given["--name"][0], int(given["--publish"][0].split(":")[1])
     if name in state["containers"]:
-        raise Refused(f'Conflict. The container name "/{name}" is already in use')
+        raise ToolError(f'Conflict. The container name "/{name}" is already in use')
     if rest[0] not in state["images"]:
-        raise Refused(f"Unable to find image '{rest[0]}' locally")
+        raise ToolError(f"Unable to find image '{rest[0]}' locally")
     labels = dict(label.split("=", 1) for label in given["--label"])
     state["containers"][name] = {"state": "running", "port": port, "labels": labels}
     return name
@@ -232,21 +232,21 @@ def docker_rm(state: State, argv: list[str]) -> str:
 def docker_network(state: State, argv: list[str]) -> str:
     _, network, name = argv
     if name in state["networks"][network]:
-        raise Refused(f"endpoint with name {name} already exists in network {network}")
+        raise ToolError(f"endpoint with name {name} already exists in network {network}")
     state["networks"][network].append(name)
     return ""
 
 
 def docker_image(state: State, argv: list[str]) -> str:
     if argv[1] not in state["images"]:
-        raise Refused(f"[]\nError: No such image: {argv[1]}")
+        raise ToolError(f"[]\nError: No such image: {argv[1]}")
     return as_json([{"Id": state["images"][argv[1]], "Os": "linux", "Architecture": "amd64"}])
 
 
 def docker_save(state: State, argv: list[str]) -> str:
     given, rest = options(argv, "--output", "--platform")
     if (state["store"] == "containerd") != ("--platform" in given):
-        raise Refused("unable to create manifests file: NotFound: content digest sha256:00: not found")
+        raise ToolError("unable to create manifests file: NotFound: content digest sha256:00: not found")
     with open(given["--output"][0], "w") as file:
         file.write(rest[0])
     return ""
@@ -256,16 +256,16 @@ def docker_exec(state: State, argv: list[str]) -> str:
     _, rest = options(argv)
     node = state["containers"].get(rest[0])
     if node is None:
-        raise Refused(f"Error: No such container: {rest[0]}")
+        raise ToolError(f"Error: No such container: {rest[0]}")
     command = rest[1:]
     script = command[-1]
     if command[0] == "grep":
         if command[2] not in node["files"].get(command[3], ""):
-            raise Refused("")
+            raise ToolError("")
         return ""
     if command[0] == "crictl":
         if script not in node["images"]:
-            raise Refused(f'no such image "{script}" present')
+            raise ToolError(f'no such image "{script}" present')
         return ""
     if script.startswith("mkdir"):
         node["files"][script.split("'")[-2]] = sys.stdin.read()
@@ -299,7 +299,7 @@ def kind_create(path: str, argv: list[str]) -> str:
             trouble = state["trouble"].get("kind create")
             node = f"{name}-control-plane" if number == 0 else f"{name}-worker{number if number > 1 else ''}"
             if node in state["containers"]:
-                raise Refused(f'ERROR: node(s) already exist for a cluster with the name "{name}"')
+                raise ToolError(f'ERROR: node(s) already exist for a cluster with the name "{name}"')
             state["containers"][node] = {
                 "cluster": name,
                 "state": "running",
@@ -315,7 +315,7 @@ def kind_create(path: str, argv: list[str]) -> str:
             os.kill(os.getpid(), signal.SIGKILL)
     if trouble == "fail":
         kind_remove(path, name)
-        raise Refused('ERROR: failed to create cluster: failed to pull image "kindest/node": no route to host')
+        raise ToolError('ERROR: failed to create cluster: failed to pull image "kindest/node": no route to host')
     with world(path) as state:
         state["containers"][f"{name}-control-plane"]["finished"] = True
     with open(os.open(given["--kubeconfig"][0], os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
@@ -331,7 +331,7 @@ def kind_remove(path: str, name: str) -> None:
 
 def kind_delete(state: State, argv: list[str]) -> str:
     if state["trouble"].get("kind delete") == "fail":
-        raise Refused("ERROR: failed to delete nodes: device or resource busy")
+        raise ToolError("ERROR: failed to delete nodes: device or resource busy")
     given, _ = options(argv[1:], "--name", "--kubeconfig")
     for node in [node for node, item in state["containers"].items() if item.get("cluster") == given["--name"][0]]:
         del state["containers"][node]
@@ -341,7 +341,7 @@ def kind_delete(state: State, argv: list[str]) -> str:
 def kind_get(state: State, argv: list[str]) -> str:
     name = argv[argv.index("--name") + 1]
     if f"{name}-control-plane" not in state["containers"]:
-        raise Refused(f'ERROR: could not locate any control plane nodes for cluster named "{name}"')
+        raise ToolError(f'ERROR: could not locate any control plane nodes for cluster named "{name}"')
     return KUBECONFIG.format(name=name, port=6443)
 
 
@@ -363,7 +363,7 @@ def main(program: str, argv: list[str]) -> str:
         trouble = state["trouble"].get(str(number), "")
         down = state["trouble"].get("docker") == "down"
     if down and program == "docker":
-        raise Refused(
+        raise ToolError(
             "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?"
         )
     if trouble == "kill-before":
@@ -384,5 +384,5 @@ def program() -> None:
     try:
         if answer := main(os.path.basename(sys.argv[0]), sys.argv[1:]):
             print(answer)
-    except Refused as refusal:
+    except ToolError as refusal:
         sys.exit(str(refusal) or 1)

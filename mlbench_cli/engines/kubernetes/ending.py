@@ -12,7 +12,7 @@ SETTLE_SECONDS = 5.0  # in which the others, too, may end on their own, so that 
 STOP_SECONDS = GRACE_SECONDS + 15.0  # in which the Job controller has stopped the others
 
 
-def ended(
+def decide_ending(
     spec: RunSpec,
     job: Mapping[str, Any],
     states: Sequence[WorkerState],

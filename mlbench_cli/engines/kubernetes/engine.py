@@ -16,7 +16,7 @@ from mlbench_cli.engines.base import Cursor, Fetched, LogLine, Submission
 from mlbench_cli.engines.kubernetes.collector import LogCollector
 from mlbench_cli.engines.kubernetes.ending import is_over, is_stopped, is_unreleased
 from mlbench_cli.engines.kubernetes.fetch import FetchError, acknowledge
-from mlbench_cli.engines.kubernetes.follower import Following
+from mlbench_cli.engines.kubernetes.follower import RunFollower
 from mlbench_cli.engines.kubernetes.keeper import Keeper
 from mlbench_cli.engines.kubernetes.logs import log_gap, position_file, read_position, tail
 from mlbench_cli.engines.kubernetes.manifests import (
@@ -32,7 +32,7 @@ from mlbench_cli.engines.kubernetes.manifests import (
     manifests,
     spec_of,
 )
-from mlbench_cli.engines.kubernetes.observe import Looker, known_gaps, known_summaries
+from mlbench_cli.engines.kubernetes.observe import RunObserver, known_gaps, known_summaries
 from mlbench_cli.engines.kubernetes.results import Results, is_fetched, remove_folder
 from mlbench_cli.engines.kubernetes.submit import check_version, complete, submit
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, by_worker, has_ended, has_started, is_cut_off
@@ -65,7 +65,7 @@ class KubernetesEngine:
     def __init__(self, access: Access) -> None:
         self._access = access
         self._lock = threading.Lock()
-        self._followings: dict[str, Following] = {}
+        self._followings: dict[str, RunFollower] = {}
 
     def render(self, spec: RunSpec) -> Submission:
         """The Job, suspended, and what belongs to it. Submitting adds to the latter that the Job owns them."""
@@ -92,27 +92,27 @@ class KubernetesEngine:
         if (observation := RunFolder(run.folder).read_observation()) is not None:
             return observation
         with self._access.client() as api:
-            return self._look(run, self._looker(api, run))
+            return self._look(run, self._observer(api, run))
 
     def watch(self, run: Run) -> Generator[Observation, None, None]:
         """The first observation is one look; whoever goes on follows the run, and copies its logs."""
         with self._access.client() as api:
-            looker = self._looker(api, run)
-            observation = RunFolder(run.folder).read_observation() or self._look(run, looker)
+            observer = self._observer(api, run)
+            observation = RunFolder(run.folder).read_observation() or self._look(run, observer)
             yield observation
             if observation.ended:
                 return
             with self._following(run) as following:
-                yield from self._watched(run, looker, following)
+                yield from self._yield_observations(run, observer, following)
 
-    def _look(self, run: Run, looker: Looker) -> Observation:
-        pods = looker.pods()
-        looker.refresh(pods)
+    def _look(self, run: Run, observer: RunObserver) -> Observation:
+        pods = observer.pods()
+        observer.refresh(pods)
         summaries = known_summaries(run, _ranks(run))
         gaps = known_gaps(run, _ranks(run))
-        return self._seen(run, looker, pods, summaries | looker.probe(pods, summaries), gaps)
+        return self._observe(run, observer, pods, summaries | observer.probe(pods, summaries), gaps)
 
-    def _watched(self, run: Run, looker: Looker, following: Following) -> Iterator[Observation]:
+    def _yield_observations(self, run: Run, observer: RunObserver, following: RunFollower) -> Iterator[Observation]:
         """Observations as something changes. The number of requests does not depend on that of the pods."""
         probed: dict[int, Summary] = {}
         spoken, next_poll, last = float("-inf"), 0.0, (-1, -1)
@@ -120,17 +120,17 @@ class KubernetesEngine:
         while True:
             version, pods = following.watch.version, following.pods()
             if time.monotonic() >= next_poll:
-                looker.refresh(pods)
-                probed |= looker.probe(pods, following.summaries() | probed)
+                observer.refresh(pods)
+                probed |= observer.probe(pods, following.summaries() | probed)
                 next_poll = time.monotonic() + (SLOW_POLL if _all_run(run, pods) else QUICK_POLL)
             summaries = probed | following.summaries()
             if last != (version, len(summaries)) or time.monotonic() >= spoken + HEARTBEAT:
                 last, spoken, used = (version, len(summaries)), time.monotonic(), time.thread_time()
                 gaps = log_gap(following.collector.gaps, _ranks(run))
-                seen = self._seen(run, looker, pods, summaries, gaps)
+                seen = self._observe(run, observer, pods, summaries, gaps)
                 if seen.ended:
-                    looker.refresh(pods)  # the Job may know better by now
-                    seen = self._seen(run, looker, pods, summaries, gaps)
+                    observer.refresh(pods)  # the Job may know better by now
+                    seen = self._observe(run, observer, pods, summaries, gaps)
                 if seen.ended:
                     yield seen
                     return
@@ -139,17 +139,17 @@ class KubernetesEngine:
                 time.sleep(REST * used)
             following.watch.wait(version, TICK)
 
-    def _seen(
+    def _observe(
         self,
         run: Run,
-        looker: Looker,
+        observer: RunObserver,
         pods: Mapping[int, Pod],
         summaries: Mapping[int, Summary],
         gaps: Sequence[Finding],
     ) -> Observation:
-        seen = looker.observation(pods, summaries)
+        seen = observer.observation(pods, summaries)
         seen = replace(seen, findings=(*seen.findings, *gaps))
-        return seen if looker.job is not None else _without_job(run, seen)
+        return seen if observer.job is not None else _without_job(run, seen)
 
     def logs(self, run: Run, rank: int, since: Cursor | None = None, follow: bool = False) -> Iterator[LogLine]:
         """As the protocol says. The processes of one worker share a log, which is that of the first of them."""
@@ -277,8 +277,8 @@ class KubernetesEngine:
 
     # --- plumbing -------------------------------------------------------------------------------------------------
 
-    def _looker(self, api: Api, run: Run) -> Looker:
-        return Looker(api, self._namespace(run), run, _ranks(run), self._keeper(api, run))
+    def _observer(self, api: Api, run: Run) -> RunObserver:
+        return RunObserver(api, self._namespace(run), run, _ranks(run), self._keeper(api, run))
 
     def _keeper(self, api: Api, run: Run) -> Keeper | None:
         return Keeper(self._access, api, self._namespace(run), run.name) if has_keeper(run.spec) else None
@@ -287,11 +287,11 @@ class KubernetesEngine:
         return run.spec.kubernetes.namespace or self._access.namespace
 
     @contextmanager
-    def _following(self, run: Run) -> Iterator[Following]:
+    def _following(self, run: Run) -> Iterator[RunFollower]:
         with self._lock:
             following = self._followings.get(run.id)
             if following is None:
-                following = Following(self._access, self._namespace(run), run, _ranks(run))
+                following = RunFollower(self._access, self._namespace(run), run, _ranks(run))
                 self._followings[run.id] = following
             following.users += 1
         try:

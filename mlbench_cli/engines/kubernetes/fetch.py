@@ -36,19 +36,19 @@ class FetchError(MlbenchError):
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldArchive:
     """What worker.sh holds: size in bytes and hex SHA-256 of its archive."""
 
     size: int
     sha256: str
 
 
-def held(summary: Mapping[str, Any] | None) -> Held | None:
+def parse_held_archive(summary: Mapping[str, Any] | None) -> HeldArchive | None:
     """What a worker's last word says that it holds, if anything."""
     archive = (summary or {}).get("archive")
     if not isinstance(archive, dict) or not (summary or {}).get("held"):
         return None
-    return Held(int(archive["size"]), str(archive["sha256"]))
+    return HeldArchive(int(archive["size"]), str(archive["sha256"]))
 
 
 def read_summary(access: Access, namespace: str, pod: str) -> dict[str, Any] | None:
@@ -63,7 +63,7 @@ def read_summary(access: Access, namespace: str, pod: str) -> dict[str, Any] | N
     return summary if isinstance(summary, dict) else None
 
 
-def download(access: Access, namespace: str, pod: str, what: Held, part: Path, path: str = ARCHIVE) -> None:
+def download(access: Access, namespace: str, pod: str, what: HeldArchive, part: Path, path: str = ARCHIVE) -> None:
     """Bring the pod's file `path` into `part`, which may hold a beginning of it; on disk and verified at the return.
 
     Raises FetchError, or ApiError if the container has ended.

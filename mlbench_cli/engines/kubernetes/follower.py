@@ -17,7 +17,7 @@ from mlbench_cli.model import Run
 JOB_SECONDS = 5.0  # from look to look at the Job, where a pod is missing
 
 
-class Following:
+class RunFollower:
     """Watch and log collector of one run. Counted: it ends when the last user has closed it."""
 
     def __init__(self, access: Access, namespace: str, run: Run, ranks: Sequence[int]) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlbench_cli.engines.kubernetes.fetch import WORK_DIR, Held
+from mlbench_cli.engines.kubernetes.fetch import WORK_DIR, HeldArchive
 from mlbench_cli.engines.kubernetes.manifests import KEEPER, ROLE_LABEL, RUN_LABEL, keeper_name
-from mlbench_cli.engines.kubernetes.workers import Pod, Summary, has_ended, reason, terminated
+from mlbench_cli.engines.kubernetes.workers import Pod, Summary, has_ended, reason, terminated_state
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, ApiError
 from mlbench_cli.kube.execute import execute
@@ -29,9 +29,9 @@ class KeptWorker:
     """What the keeper has of one worker, as it verified when it came. `truncated`: the log's end is missing."""
 
     summary: Summary
-    archive: Held | None = None
-    log: Held | None = None
-    samples: Held | None = None
+    archive: HeldArchive | None = None
+    log: HeldArchive | None = None
+    samples: HeldArchive | None = None
     truncated: bool = False
 
 
@@ -114,7 +114,7 @@ def why_gone(pods: Sequence[Pod]) -> str:
     if not pods:
         return "its pod is gone"
     pod = pods[-1]
-    message = str(terminated(pod).get("message") or pod.get("status", {}).get("message") or "").strip()
+    message = str(terminated_state(pod).get("message") or pod.get("status", {}).get("message") or "").strip()
     if pod.get("status", {}).get("phase") == "Succeeded":
         return message.rstrip(".") or "its time was up"
     return f"{reason(pod) or pod.get('status', {}).get('phase') or 'unknown'}{': ' + message if message else ''}"
@@ -135,12 +135,12 @@ def _worker(entry: Mapping[str, Any]) -> KeptWorker:
     summary = entry.get("summary")
     return KeptWorker(
         summary if isinstance(summary, dict) else {},
-        _held(entry.get("archive")),
-        _held(entry.get("log")),
-        _held(entry.get("samples")),
+        _parse_kept_archive(entry.get("archive")),
+        _parse_kept_archive(entry.get("log")),
+        _parse_kept_archive(entry.get("samples")),
         bool(log.get("truncated")),
     )
 
 
-def _held(facts: Any) -> Held | None:
-    return Held(int(facts["size"]), str(facts["sha256"])) if isinstance(facts, dict) else None
+def _parse_kept_archive(facts: Any) -> HeldArchive | None:
+    return HeldArchive(int(facts["size"]), str(facts["sha256"])) if isinstance(facts, dict) else None

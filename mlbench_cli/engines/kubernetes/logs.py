@@ -149,7 +149,7 @@ class LogFile:
 
     def _word(self, text: bytes, end: bytes) -> tuple[bytes, bytes]:
         """Take the worker's first or last word out of the line; what is before it is the task's own, without an end."""
-        own, said = self._said(text, MARKER)
+        own, said = self._parse_marked(text, MARKER)
         if said is None or not ("exit_code" in said or "began" in said):
             return text, end
         if "began" in said:
@@ -161,7 +161,7 @@ class LogFile:
         return own, b""
 
     def _sample(self, text: bytes, end: bytes) -> tuple[bytes, bytes]:
-        own, said = self._said(text, SAMPLE)
+        own, said = self._parse_marked(text, SAMPLE)
         if said is None or not isinstance(said.get("sample"), dict):
             return text, end
         line = json.dumps(said["sample"], separators=(",", ":")).encode() + b"\n"
@@ -169,7 +169,7 @@ class LogFile:
         self.position.sampled += len(line)
         return own, b""
 
-    def _said(self, text: bytes, marker: bytes) -> tuple[bytes, dict[str, Any] | None]:
+    def _parse_marked(self, text: bytes, marker: bytes) -> tuple[bytes, dict[str, Any] | None]:
         """What is before the marker, and the object behind it, where it is this worker's."""
         own, _, said = text.rpartition(marker)
         try:

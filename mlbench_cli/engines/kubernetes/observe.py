@@ -11,7 +11,7 @@ from mlbench_cli.engines.kubernetes.diagnosis.diagnose import diagnose
 from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts
 from mlbench_cli.engines.kubernetes.diagnosis.failures import deadline
 from mlbench_cli.engines.kubernetes.diagnosis.scheduling import AUTOSCALER
-from mlbench_cli.engines.kubernetes.ending import ended, is_over, is_stopped
+from mlbench_cli.engines.kubernetes.ending import decide_ending, is_over, is_stopped
 from mlbench_cli.engines.kubernetes.keeper import Keeper
 from mlbench_cli.engines.kubernetes.logs import MARKER, last_lines, log_gap, position_file, read_position
 from mlbench_cli.engines.kubernetes.manifests import RUN_LABEL, holders
@@ -42,7 +42,7 @@ TAILS = 3  # failed workers whose last lines are looked at
 TAIL_LINES = 40
 
 
-class Looker:
+class RunObserver:
     """Looks at one run again and again. `ranks[i]` is the first rank of worker i."""
 
     def __init__(self, api: Api, namespace: str, run: Run, ranks: Sequence[int], keeper: Keeper | None = None) -> None:
@@ -90,7 +90,7 @@ class Looker:
             if worker not in summaries and worker in pods and pods[worker].get("status", {}).get("phase") == "Running"
         ]
         for worker in running[:PROBED]:
-            summary = _spoken(self._tail(pods[worker], 1), worker)
+            summary = _parse_marker(self._tail(pods[worker], 1), worker)
             if summary is not None:
                 found[worker] = summary
         return found | self._kept_summaries(pods, summaries)
@@ -132,19 +132,19 @@ class Looker:
                 states=states,
             )
         )
-        word = ended(spec, job, states, pods, summaries, now, self._failing_since)
+        word = decide_ending(spec, job, states, pods, summaries, now, self._failing_since)
         if word == "deadline" and "deadline" not in {finding.code for finding in found}:
             # What has kept it from starting comes first.
             found.append(deadline(Facts(job, pods, (), (), now, summaries)))
         return Observation(
             time=time.time(),
             workers=tuple(replace(state, rank=self._ranks[state.rank]) for state in states),
-            findings=tuple(self._confirmed(found, now)),
+            findings=tuple(self._confirm_lasting(found, now)),
             ended=None if word is None else Ending(word),
             first_failed=None if first is None else self._ranks[first],
         )
 
-    def _confirmed(self, found: Sequence[Finding], now: float) -> list[Finding]:
+    def _confirm_lasting(self, found: Sequence[Finding], now: float) -> list[Finding]:
         """The findings, permanent only where they have lasted."""
         self._since = {finding.code: self._since.get(finding.code, now) for finding in found}
         return [replace(finding, permanent=finding.permanent and self._lasts(finding, now)) for finding in found]
@@ -215,7 +215,7 @@ def known_gaps(run: Run, ranks: Sequence[int]) -> list[Finding]:
     return log_gap({worker: position.gaps for worker, position in positions if position and position.gaps}, ranks)
 
 
-def _spoken(text: str, worker: int) -> Summary | None:
+def _parse_marker(text: str, worker: int) -> Summary | None:
     """The last word of that worker in the end of its log."""
     match = re.search(re.escape(MARKER.decode()) + ".*", text)
     if match is None:

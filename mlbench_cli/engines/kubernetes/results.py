@@ -14,14 +14,14 @@ from mlbench_cli.engines.kubernetes.ending import active, will_be_stopped
 from mlbench_cli.engines.kubernetes.fetch import (
     ARCHIVE,
     FetchError,
-    Held,
+    HeldArchive,
     acknowledge,
     download,
-    held,
+    parse_held_archive,
     read_summary,
     unpack,
 )
-from mlbench_cli.engines.kubernetes.follower import Following
+from mlbench_cli.engines.kubernetes.follower import RunFollower
 from mlbench_cli.engines.kubernetes.keeper import Keeper, KeptWorker, kept_file, why_gone
 from mlbench_cli.engines.kubernetes.logs import log_gap, position_file, read_position, samples_file
 from mlbench_cli.engines.kubernetes.manifests import FETCHED_ANNOTATION, GRACE_SECONDS, holders
@@ -47,7 +47,7 @@ class Source:
 
     pod: str
     path: str
-    what: Held | None
+    what: HeldArchive | None
 
 
 class Results:
@@ -59,7 +59,7 @@ class Results:
         api: Api,
         namespace: str,
         run: Run,
-        following: Following,
+        following: RunFollower,
         keeper: Keeper | None,
         stop: Callable[[], None],
     ) -> None:
@@ -146,7 +146,7 @@ class Results:
                 return None
             summary = self._last_word(worker, pod)
             if summary is not None and not (keeper and _hands_over(summary, end)):
-                return Source(pod["metadata"]["name"], ARCHIVE, held(summary))
+                return Source(pod["metadata"]["name"], ARCHIVE, parse_held_archive(summary))
             if summary is None and not self._following.collector.summary(worker):
                 if not self._stopping or not has_started(pod) or time.monotonic() > end:
                     return None
@@ -167,7 +167,7 @@ class Results:
     def _kept_source(self, worker: int, pod: Pod | None, keeper: str, kept: KeptWorker) -> Source | None:
         """The keeper's copy, if it is what the worker itself says that it packed."""
         own = self._following.collector.summary(worker) or (last_words({worker: pod}, {}).get(worker) if pod else None)
-        said = held(own)
+        said = parse_held_archive(own)
         if said is not None and said != kept.archive:
             self._findings.append(
                 Finding(
@@ -301,7 +301,7 @@ def _hands_over(summary: Summary, end: float) -> bool:
     """Whether a worker is about to end because the keeper takes its results."""
     if summary.get("handover") not in (None, "kept"):
         return False
-    archive = held(summary)
+    archive = parse_held_archive(summary)
     return time.monotonic() < end + (archive.size if archive else 0) / HANDOVER_RATE
 
 

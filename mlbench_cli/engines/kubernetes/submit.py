@@ -11,7 +11,7 @@ from typing import Any
 from mlbench_cli.engines.kubernetes.ending import is_unreleased
 from mlbench_cli.engines.kubernetes.manifests import HASH_LABEL, RUN_LABEL, TOKEN_ANNOTATION, is_keeper
 from mlbench_cli.errors import UsageError
-from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound, Refused
+from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound, RequestRejected
 from mlbench_cli.kube.objects import collection_path, object_path
 
 GOING_SECONDS = 90.0  # in which an object that is being deleted has gone
@@ -79,7 +79,7 @@ def _create_job(api: Api, document: Object) -> dict[str, Any]:
             raise UsageError(
                 f'The cluster has no namespace "{namespace}".', hint=f"kubectl create namespace {namespace}"
             ) from None
-        except Refused as error:
+        except RequestRejected as error:
             if error.status != 409:
                 raise
         try:
@@ -89,10 +89,10 @@ def _create_job(api: Api, document: Object) -> dict[str, Any]:
         if "deletionTimestamp" in found["metadata"] and time.monotonic() < end:
             time.sleep(LOOK_SECONDS)
             continue
-        return _adopted(found, document)
+        return _adopt_job(found, document)
 
 
-def _adopted(found: dict[str, Any], document: Object) -> dict[str, Any]:
+def _adopt_job(found: dict[str, Any], document: Object) -> dict[str, Any]:
     """The Job that is there, if it is of this very spec."""
     wanted, labels = document["metadata"]["labels"], found["metadata"].get("labels") or {}
     name = found["metadata"]["name"]
@@ -127,7 +127,7 @@ def _create_owned(api: Api, document: Object, job: Object) -> None:
         try:
             api.create(collection_path(kind, namespace), document)
             return
-        except Refused as error:
+        except RequestRejected as error:
             if error.status != 409:
                 raise
         try:

@@ -53,7 +53,7 @@ def worker_states(
     states = [_apply_summary(state, summaries.get(state.rank)) for state in alone]
     if not run_on_all and states[0].exit_code is not None:
         # The others only waited for worker 0, and end when it does.
-        states[1:] = [_waited(state) for state in states[1:]]
+        states[1:] = [_assume_success(state) for state in states[1:]]
     return tuple(states)
 
 
@@ -78,7 +78,7 @@ def worker_state(index: int, pod: Pod) -> WorkerState:
 
 def last_words(pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -> dict[int, Summary]:
     """The workers' summaries: those given, and those that their containers left as termination message."""
-    left = ((worker, _left(pod)) for worker, pod in pods.items() if worker not in summaries)
+    left = ((worker, _parse_termination_message(pod)) for worker, pod in pods.items() if worker not in summaries)
     return {**{worker: summary for worker, summary in left if summary is not None}, **summaries}
 
 
@@ -88,7 +88,7 @@ def main_status(pod: Pod) -> Mapping[str, Any]:
     return next((item for item in statuses if item.get("name") == "main"), {})
 
 
-def terminated(pod: Pod) -> Mapping[str, Any]:
+def terminated_state(pod: Pod) -> Mapping[str, Any]:
     """How the container ended; empty while it has not."""
     return main_status(pod).get("state", {}).get("terminated") or {}
 
@@ -105,7 +105,7 @@ def is_true(item: Mapping[str, Any]) -> bool:
 
 def has_ended(pod: Pod) -> bool:
     """Nothing more will come from this pod."""
-    ended = bool(terminated(pod)) or pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    ended = bool(terminated_state(pod)) or pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
     return ended or bool(pod.get(GONE)) or is_cut_off(pod)
 
 
@@ -174,7 +174,7 @@ def was_stopped(pod: Pod | None, summary: Summary | None) -> bool:
         return summary.get("reason") == "terminated"
     if pod is None:
         return False
-    if terminated(pod).get("reason") == "OOMKilled":
+    if terminated_state(pod).get("reason") == "OOMKilled":
         return False
     return bool(pod["metadata"].get("deletionTimestamp")) or bool(pod.get(GONE))
 
@@ -195,8 +195,8 @@ def _image_digest(container: Mapping[str, Any]) -> str | None:
     return digest.removeprefix("docker://") or None
 
 
-def _left(pod: Pod) -> Summary | None:
-    message = terminated(pod).get("message")
+def _parse_termination_message(pod: Pod) -> Summary | None:
+    message = terminated_state(pod).get("message")
     if not message or not message.startswith("{"):
         return None
     try:
@@ -238,7 +238,7 @@ def _apply_summary(state: WorkerState, summary: Summary | None) -> WorkerState:
     )
 
 
-def _waited(state: WorkerState) -> WorkerState:
+def _assume_success(state: WorkerState) -> WorkerState:
     from dataclasses import replace
 
     return state if state.exit_code is not None else replace(state, phase="succeeded", exit_code=0, reason=None)

@@ -23,7 +23,7 @@ def diagnose(
     found = []
     first = state.get("first_failed")
     if first is not None:
-        found.append(_failed(state["name"], state["ranks"][first], tail(first)))
+        found.append(_failure_finding(state["name"], state["ranks"][first], tail(first)))
     if state.get("disk_full"):
         found.append(
             Finding(
@@ -71,7 +71,7 @@ def describe_exit(facts: Facts) -> str:
     return f"exited with {facts['exit_code']}"
 
 
-def _failed(name: str, facts: Facts, lines: list[str]) -> Finding:
+def _failure_finding(name: str, facts: Facts, lines: list[str]) -> Finding:
     """The finding on the rank that failed first."""
     rank, code = facts["rank"], facts["exit_code"]
     evidence = {"rank": rank, "exit_code": code, "log": lines}

@@ -24,7 +24,16 @@ from mlbench_cli.engines.base import Cursor, Fetched, LogLine, Submission
 from mlbench_cli.engines.environment import contract_environment
 from mlbench_cli.engines.local import machine
 from mlbench_cli.engines.local.machine_lock import MachineLease, acquire_machine
-from mlbench_cli.engines.local.state import Watch, give_up, given_up, in_line, is_alive, observation, read_state, tail
+from mlbench_cli.engines.local.state import (
+    Watch,
+    abandon,
+    is_abandoned,
+    is_alive,
+    is_queued,
+    observation,
+    read_state,
+    tail,
+)
 from mlbench_cli.engines.local.supervisor import AT_START, main
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model import Finding, Observation, Run
@@ -92,7 +101,7 @@ class LocalEngine:
         Raises UsageError if the folder or the machine does not allow it, DeadlineError after too long a wait.
         """
         state_folder = run.folder / ".state"
-        with _explained(run):
+        with _explain_os_errors(run):
             state_folder.mkdir(parents=True, exist_ok=True)
             lease = acquire_machine(run, report=self._report)
             try:
@@ -106,7 +115,7 @@ class LocalEngine:
         lock = os.open(run.folder / ".state" / "submit.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if given_up(run):
+            if is_abandoned(run):
                 raise UsageError(f'The run "{run.name}" was cancelled before it was started.')
             if not _adopt(run):
                 _prepare(run, submission, self._finalizer, lease)
@@ -246,18 +255,18 @@ class LocalEngine:
             _signal(watch.state, signal.SIGTERM)
         elif watch.lost:
             _sweep(run.folder)
-        elif watch.state is None and in_line(run) and not self._give_up(run):
+        elif watch.state is None and is_queued(run) and not self._abandon(run):
             self.cancel(run)  # it has been started meanwhile
 
-    def _give_up(self, run: Run) -> bool:
+    def _abandon(self, run: Run) -> bool:
         """Have a run that waits for its turn never start; False where it has been started."""
-        with _explained(run, "changed"):
+        with _explain_os_errors(run, "changed"):
             lock = os.open(run.folder / ".state" / "submit.lock", os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if read_state(run.folder) is not None:
                     return False
-                give_up(run)
+                abandon(run)
                 return True
             finally:
                 os.close(lock)
@@ -281,7 +290,7 @@ class LocalEngine:
         if watch.state and not watch.state["ended"]:
             _sweep(run.folder)
         self._release(run)
-        with _explained(run, "removed"):
+        with _explain_os_errors(run, "removed"):
             _remove(run.folder)
 
     def _release(self, run: Run) -> None:
@@ -365,7 +374,7 @@ def _spawn(folder: Path, leash: int, ready: int, lock: int, machine_lock: int) -
 
 
 @contextlib.contextmanager
-def _explained(run: Run, action: str = "made") -> Iterator[None]:
+def _explain_os_errors(run: Run, action: str = "made") -> Iterator[None]:
     try:
         yield
     except OSError as error:

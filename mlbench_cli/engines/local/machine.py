@@ -173,8 +173,8 @@ def signal_group(pid: int, number: int) -> None:
 
 def kill_descendants() -> None:
     """Kill what escaped its process group: orphans come to this process, so it finds all, however deep."""
-    give_up = time.monotonic() + 5.0
-    while time.monotonic() < give_up:
+    deadline = time.monotonic() + 5.0
+    while time.monotonic() < deadline:
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

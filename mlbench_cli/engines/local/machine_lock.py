@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from mlbench_cli.engines.local.state import given_up, read_state, stand_in_line
+from mlbench_cli.engines.local.state import enqueue, is_abandoned, read_state
 from mlbench_cli.errors import DeadlineError
 from mlbench_cli.model import Run
 
@@ -105,13 +105,13 @@ def acquire_machine(run: Run, *, report: Callable[[str], None]) -> MachineLease:
         os.close(descriptor)
         if share:
             return MachineLease(SHARED, reason="another run has this machine")
-        if given_up(run) or read_state(run.folder) is not None or not run.folder.is_dir():
+        if is_abandoned(run) or read_state(run.folder) is not None or not run.folder.is_dir():
             return MachineLease(UNAVAILABLE, reason="another process started, cancelled or deleted this run")
         now = time.monotonic()
         if now >= end:
             raise _deadline_error(run, holder)
         if now >= silent_until and (reported is None or (holder is not None and holder != reported)):
-            stand_in_line(run, os.getpid())
+            enqueue(run, os.getpid())
             report(_waiting_sentence(run, holder, end - now))
             reported = holder or LockHolder("", "", 0.0, 0.0)
         time.sleep(POLL_SECONDS)

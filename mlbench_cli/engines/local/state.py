@@ -129,14 +129,14 @@ def is_alive(note: Mapping[str, Any]) -> bool:
 
 def starting(run: Run) -> bool:
     """Whether a run without a state may still get one."""
-    if given_up(run):
+    if is_abandoned(run):
         return False
     if (note := read_queued(run.folder)) is not None:
         return note.queue.find_state() is not QueueState.ENDED or _is_submitting(run)
     return time.time() - datetime.fromisoformat(run.created).timestamp() < STARTING or _waits_for_machine(run)
 
 
-def stand_in_line(run: Run, pid: int) -> None:
+def enqueue(run: Run, pid: int) -> None:
     """Note that process `pid` will start the run when the machine is free."""
     fields = machine.stat_fields(pid)
     note = {
@@ -172,17 +172,17 @@ def _is_submitting(run: Run) -> bool:
     return False
 
 
-def in_line(run: Run) -> bool:
+def is_queued(run: Run) -> bool:
     """Whether the run waits: for the queue of its experiment, now or when somebody goes on, or for the machine."""
     return read_queued(run.folder) is not None or _waits_for_machine(run)
 
 
-def give_up(run: Run) -> None:
+def abandon(run: Run) -> None:
     """Note that a run without a state is not to be started any more. Hold the lock of its submission."""
     (run.folder / ".state" / "given_up").touch()
 
 
-def given_up(run: Run) -> bool:
+def is_abandoned(run: Run) -> bool:
     return (run.folder / ".state" / "given_up").exists()
 
 
@@ -190,9 +190,9 @@ def observation(run: Run, watch: Watch) -> Observation:
     if watch.state is None and read_queued(run.folder) is not None and not _is_submitting(run):
         watch.look()  # the supervisor may have written it just before it let go of the lock
     if watch.state is None:
-        reason = "waits for the runs before it" if not given_up(run) and _waits_for_machine(run) else None
+        reason = "waits for the runs before it" if not is_abandoned(run) and _waits_for_machine(run) else None
         workers = tuple(WorkerState(rank, reason=reason) for rank in range(run.spec.world_size))
-        if given_up(run):
+        if is_abandoned(run):
             return Observation(time.time(), workers, (), Ending.CANCELLED)
         if (note := read_queued(run.folder)) is not None:
             return Observation(time.time(), workers) if _is_submitting(run) else queued_observation(run, note)

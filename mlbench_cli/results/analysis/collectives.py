@@ -92,13 +92,13 @@ def figures_of(archive: Archive) -> dict[str, float]:
     return found
 
 
-def published(curves: Sequence[Curve]) -> list[Curve]:
+def select_published(curves: Sequence[Curve]) -> list[Curve]:
     """The original's curves that belong beside these: of their devices and types, and of their numbers of ranks where
     there are such. Raises UsageError where none of these is an all-reduce in a type that was published.
     """
     own = [curve for curve in curves if curve.collective == "all_reduce"]
     wanted = {(curve.facts["device"], curve.dtype) for curve in own}
-    found = [curve for curve in _published() if (curve.facts["device"], curve.dtype) in wanted]
+    found = [curve for curve in _load_published() if (curve.facts["device"], curve.dtype) in wanted]
     if not found:
         raise UsageError(
             "--published: the original published the all-reduce in fp32 and fp16; none of these runs measured that.",
@@ -108,7 +108,7 @@ def published(curves: Sequence[Curve]) -> list[Curve]:
     return [curve for curve in found if curve.facts["ranks"] in ranks] or found
 
 
-def labelled(curves: Iterable[Curve]) -> list[Curve]:
+def label_curves(curves: Iterable[Curve]) -> list[Curve]:
     """Curves with labels of what tells their runs apart; repeats are put together: medians of times, means of fits."""
     curves = list(curves)
     varying = {name for name in _FACTS if len({curve.facts[name] for curve in curves if not curve.published}) > 1}
@@ -184,7 +184,7 @@ def _machine(archive: Archive) -> str:
 
 
 @cache
-def _published() -> tuple[Curve, ...]:
+def _load_published() -> tuple[Curve, ...]:
     lines = [line for line in _DATA.read_text("utf-8").splitlines() if not line.startswith("#")]
     groups: dict[tuple[str, str, str, str], list[tuple[int, float, float]]] = {}
     for row in csv.DictReader(lines):
@@ -241,7 +241,7 @@ _LETTERS = 17.5  # of a legend in an inch
 
 def draw(curves: Iterable[Curve], folder: Path) -> list[Path]:
     """Draw curves into `folder`, which is there; the paths that were written."""
-    together = labelled(curves)
+    together = label_curves(curves)
     with style():
         written = [path for name, figure in figures(together) for path in write(figure, folder / name)]
     files.write_atomically(folder / "collectives.csv", to_csv(together).encode())
@@ -333,7 +333,7 @@ def _panel(
             markerfacecolor="white" if curve.published or curve.place != "in_place" else color,
             markevery=max(1, len(x) // 14), label=legend,
         )  # fmt: skip
-        line = _fitted(curve, kind)
+        line = _evaluate_fit(curve, kind)
         if line:
             axes.plot(x, line, color=color, linestyle=(0, (1, 1.6)), linewidth=1.1)
         drawn += [*y, *line]
@@ -349,7 +349,7 @@ def _panel(
     axes.grid(True, axis="both")
 
 
-def _fitted(curve: Curve, kind: str) -> list[float]:
+def _evaluate_fit(curve: Curve, kind: str) -> list[float]:
     """The fit at the curve's sizes; in the bandwidth as what the fitted times come to."""
     if curve.fit is None or not curve.points:
         return []
@@ -397,18 +397,18 @@ def _decades(values: Sequence[float]) -> list[float]:
 
 
 def _bytes(size: float) -> str:
-    return _scaled(size, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+    return _format_scaled(size, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
 
 
 def _time(microseconds: float) -> str:
-    return _scaled(microseconds, 1000, ("µs", "ms", "s"))
+    return _format_scaled(microseconds, 1000, ("µs", "ms", "s"))
 
 
 def _rate(gigabytes: float) -> str:
-    return _scaled(gigabytes * 1e9, 1000, ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"))
+    return _format_scaled(gigabytes * 1e9, 1000, ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"))
 
 
-def _scaled(value: float, step: int, units: Sequence[str]) -> str:
+def _format_scaled(value: float, step: int, units: Sequence[str]) -> str:
     rest = list(units)
     while value >= 0.9995 * step and len(rest) > 1:
         value /= step

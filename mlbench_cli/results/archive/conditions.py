@@ -108,10 +108,10 @@ def assess_conditions(
     facts = next((meter.facts for meter in meters.values() if meter.facts), {})
     local = _fact(spec, "engine", "local") == "local"
     return Conditions(
-        crowded=_crowded(spec, _amount(facts.get("cores")) or _cores_of(provenance)) if local else None,
-        contended=_worst([_contended(meter) for meter in meters.values() if local or is_alone], "other_cpus"),
+        crowded=_check_crowding(spec, _amount(facts.get("cores")) or _cores_of(provenance)) if local else None,
+        contended=_worst([_check_contention(meter) for meter in meters.values() if local or is_alone], "other_cpus"),
         quota_limited=_worst([_quota_limited(meter) for meter in meters.values()], "throttled_seconds"),
-        shared=_shared(spec, facts) if local else None,
+        shared=_check_sharing(spec, facts) if local else None,
         measured=bool(meters),
     )
 
@@ -138,7 +138,7 @@ class _Meter:
             self._before = counters
 
 
-def _crowded(spec: RunSpec | Mapping[str, Any], cores: float | None) -> Condition | None:
+def _check_crowding(spec: RunSpec | Mapping[str, Any], cores: float | None) -> Condition | None:
     if cores is None or cores < 1:
         return None
     workers = int(_fact(spec, "workers", 1))
@@ -153,7 +153,7 @@ def _crowded(spec: RunSpec | Mapping[str, Any], cores: float | None) -> Conditio
     return None
 
 
-def _contended(meter: _Meter) -> Condition | None:
+def _check_contention(meter: _Meter) -> Condition | None:
     seconds, cores = meter.last["elapsed_seconds"], _amount(meter.facts.get("cores"))
     if seconds <= 0 or cores is None or cores < 1:
         return None
@@ -189,7 +189,7 @@ def _quota_limited(meter: _Meter) -> Condition | None:
     return Condition("quota_limited", reason, figures if quota is None else {**figures, "quota": quota})
 
 
-def _shared(spec: RunSpec | Mapping[str, Any], facts: Mapping[str, Any]) -> Condition | None:
+def _check_sharing(spec: RunSpec | Mapping[str, Any], facts: Mapping[str, Any]) -> Condition | None:
     if _fact(spec, "share_machine", False):
         return Condition("shared", "--share-machine")
     if not facts or facts.get("lock") == "held":

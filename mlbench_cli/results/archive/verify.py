@@ -127,9 +127,9 @@ def _collect(problems: "Iterator[Problem | str]") -> Verification:
                 found.append(Problem(problem.code, "", f"more than {MAX_PROBLEMS} problems; the search ended here"))
                 break
     except DamagedArchive as damage:
-        found.append(Problem(damage.problem, _shown(damage.file), damage.plain))
+        found.append(Problem(damage.problem, _printable_name(damage.file), damage.plain))
     except ZipDamage as damage:
-        found.append(Problem(damage.code, _shown(damage.name), str(damage)))
+        found.append(Problem(damage.code, _printable_name(damage.name), str(damage)))
     return Verification(tuple(found), tuple(not_derived))
 
 
@@ -145,7 +145,9 @@ def _folder_problems(path: Path) -> Iterator[Problem | str]:
         damaged = True
         link = stat.S_ISLNK(mode)
         yield Problem(
-            "link" if link else "special", _shown(name), f"it is {'a symbolic link' if link else 'no regular file'}"
+            "link" if link else "special",
+            _printable_name(name),
+            f"it is {'a symbolic link' if link else 'no regular file'}",
         )
     archive = Archive.open(path)
     if run_folder.SUMS not in names:
@@ -192,7 +194,7 @@ def _archive_problems(archive: Archive, digest: Callable[[str], str], damaged: b
         if name not in names:
             problem = Problem("missing", name, "it is missing")
         elif name not in sums:
-            problem = Problem("extra", _shown(name), "it is not listed in SHA256SUMS")
+            problem = Problem("extra", _printable_name(name), "it is not listed in SHA256SUMS")
         else:
             try:
                 if digest(name) != sums[name]:
@@ -347,6 +349,6 @@ def _brief(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _shown(name: str) -> str:
+def _printable_name(name: str) -> str:
     """A foreign name without control characters or broken Unicode."""
     return name if name.isprintable() else ascii(name)[1:-1]

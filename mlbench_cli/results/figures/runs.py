@@ -78,7 +78,7 @@ def draw(archives: Iterable[Archive | Run | Path], folder: Path, *, published: b
     """
     from mlbench_cli.results.analysis import collectives
 
-    opened = [_verified(item) for item in archives]
+    opened = [_open_verified(item) for item in archives]
     if not opened:
         raise UsageError(
             "There are no finished runs to draw.",
@@ -87,7 +87,7 @@ def draw(archives: Iterable[Archive | Run | Path], folder: Path, *, published: b
     series = collect(opened)
     curves = [curve for archive in opened for curve in collectives.read(archive)]
     if published:
-        curves += collectives.published(curves)
+        curves += collectives.select_published(curves)
     for archive in opened:
         archive.close()
     with layout.naming_file_on_os_error(folder, "written"):
@@ -125,7 +125,7 @@ def style() -> Iterator[None]:
         yield
 
 
-def _verified(item: Archive | Run | Path) -> Archive:
+def _open_verified(item: Archive | Run | Path) -> Archive:
     path = item if isinstance(item, Path) else Path(item.path) if isinstance(item, Archive) else item.folder
     return open_verified(path)
 
@@ -309,7 +309,7 @@ def _titles(series: Series, tasks: Sequence[str]) -> list[str]:
     """The panels' titles: each task with what only its runs share. A single panel has none."""
     if len(series.tasks) == 1:
         return [""]
-    return ["\n".join((task, *_shared(series, task))) for task in tasks]
+    return ["\n".join((task, *_common_facts(series, task))) for task in tasks]
 
 
 def _group_title(series: Series, group: Group) -> str:
@@ -319,10 +319,10 @@ def _group_title(series: Series, group: Group) -> str:
         return textwrap.fill(shorten(group.label, 150), 52)
     alone = len({other.label for other in series.groups}) == 1
     name = group.task if alone else f"{group.task}: {group.label}"
-    return "\n".join((textwrap.fill(shorten(name, 150), 52), *_shared(series, group.task)))
+    return "\n".join((textwrap.fill(shorten(name, 150), 52), *_common_facts(series, group.task)))
 
 
-def _shared(series: Series, task: str) -> list[str]:
+def _common_facts(series: Series, task: str) -> list[str]:
     """What all groups of a task have in common and those of other tasks do not, as lines of a title."""
     groups = [group.facts for group in series.groups if group.task == task]
     told = [name for name in ("preset", "device", "command", "goal", "synthetic", "label") if name not in series.common]

@@ -12,10 +12,10 @@ from mlbench_cli.engines.kubernetes import fetch
 from mlbench_cli.engines.kubernetes.fetch import (
     BLOCK,
     FetchError,
-    Held,
+    HeldArchive,
     acknowledge,
     download,
-    held,
+    parse_held_archive,
     read_summary,
     unpack,
 )
@@ -44,9 +44,9 @@ def server(results: Path) -> Iterator[KubeApi]:
         yield server
 
 
-def what(results: Path) -> Held:
+def what(results: Path) -> HeldArchive:
     data = (results / "archive.tar").read_bytes()
-    return Held(len(data), hashlib.sha256(data).hexdigest())
+    return HeldArchive(len(data), hashlib.sha256(data).hexdigest())
 
 
 @pytest.mark.parametrize(
@@ -84,14 +84,14 @@ def test_a_beginning_that_is_not_of_this_archive_is_dropped(server: KubeApi, res
 
 
 def test_damage_is_told(server: KubeApi, results: Path, tmp_path: Path) -> None:
-    wrong = Held(SIZE, "0" * 64)
+    wrong = HeldArchive(SIZE, "0" * 64)
     with pytest.raises(FetchError, match="damaged twice"):
         download(server.access, "default", POD, wrong, tmp_path / "part.tar")
 
 
 def test_no_room_is_told_before_anything_is_fetched(server: KubeApi, tmp_path: Path) -> None:
     with pytest.raises(FetchError, match="MiB free"):
-        download(server.access, "default", POD, Held(1 << 60, "0" * 64), tmp_path / "part.tar")
+        download(server.access, "default", POD, HeldArchive(1 << 60, "0" * 64), tmp_path / "part.tar")
     assert not server.requests
 
 
@@ -124,10 +124,10 @@ def test_the_workers_last_word(server: KubeApi, results: Path) -> None:
     assert read_summary(server.access, "default", POD) is None
     (results / "summary.json").write_text('{"worker":0,"held":true,"archive":{"size":3,"sha256":"ab"}}')
     summary = read_summary(server.access, "default", POD)
-    assert held(summary) == Held(3, "ab")
-    assert held({"held": False, "archive": {"size": 3, "sha256": "ab"}}) is None
-    assert held({"held": True, "archive": None}) is None
-    assert held(None) is None
+    assert parse_held_archive(summary) == HeldArchive(3, "ab")
+    assert parse_held_archive({"held": False, "archive": {"size": 3, "sha256": "ab"}}) is None
+    assert parse_held_archive({"held": True, "archive": None}) is None
+    assert parse_held_archive(None) is None
 
 
 # --- unpacking ------------------------------------------------------------------------------------------------------

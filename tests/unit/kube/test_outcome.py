@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.engines.kubernetes.ending import SETTLE_SECONDS, STOP_SECONDS, ended
+from mlbench_cli.engines.kubernetes.ending import SETTLE_SECONDS, STOP_SECONDS, decide_ending
 from mlbench_cli.engines.kubernetes.manifests import STOPPED_ANNOTATION
 from mlbench_cli.engines.kubernetes.workers import worker_states
 from mlbench_cli.spec import RunSpec
@@ -78,7 +78,7 @@ def test_a_run_has_ended(
     by_worker = dict(enumerate(pods))
     states = worker_states(2, by_worker, summaries)
     since = None if failing_for is None else NOW - failing_for
-    assert ended(spec, job, states, by_worker, summaries, NOW, since) == word
+    assert decide_ending(spec, job, states, by_worker, summaries, NOW, since) == word
 
 
 @pytest.mark.parametrize(("since", "word"), [(1.0, None), (SETTLE_SECONDS + 1, "failed")])
@@ -90,4 +90,4 @@ def test_who_was_stopped_just_now_may_yet_show_why(since: float, word: str | Non
         name="r-1", cluster="c", engine="kubernetes", task="custom", preset="custom", argv=("true",), backend="gloo",
         workers=1,
     )  # fmt: skip
-    assert ended(spec, a_job(), worker_states(1, pods, said), pods, said, NOW, None) == word
+    assert decide_ending(spec, a_job(), worker_states(1, pods, said), pods, said, NOW, None) == word

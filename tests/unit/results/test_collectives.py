@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.results.analysis.collectives import Curve, figures, figures_of, labelled, published, read
+from mlbench_cli.results.analysis.collectives import Curve, figures, figures_of, label_curves, read, select_published
 from mlbench_cli.results.analysis.compare import compare
 from mlbench_cli.results.analysis.series import collect
 from mlbench_cli.results.archive.layout import DamagedArchive
@@ -92,7 +92,7 @@ def test_labels_say_what_differs_and_repeats_are_one_curve(tmp_path: Path) -> No
         measured_run(tmp_path / "c", workers=2, backend="mpi", cluster="far"),
         measured_run(tmp_path / "d", workers=4),
     )
-    found = {curve.label: curve for curve in labelled(curves)}
+    found = {curve.label: curve for curve in label_curves(curves)}
     assert set(found) == {"gloo, 2 ranks, local (2 runs)", "mpi, 2 ranks, far", "gloo, 4 ranks, local"}
     both = found["gloo, 2 ranks, local (2 runs)"]
     assert both.points[0][1] == pytest.approx(200.004)
@@ -102,7 +102,7 @@ def test_labels_say_what_differs_and_repeats_are_one_curve(tmp_path: Path) -> No
 
 def test_published_curves_are_those_of_the_same_device_type_and_ranks(tmp_path: Path) -> None:
     curves = curves_of(measured_run(tmp_path / "a", workers=4, series=[("all_reduce", "fp32", "in_place")]))
-    found = published(curves)
+    found = select_published(curves)
     assert {(one.facts["backend"], one.facts["ranks"], one.facts["device"]) for one in found} == {
         ("mpi", "4 ranks", "cpu"),
         ("gloo", "4 ranks", "cpu"),
@@ -110,16 +110,18 @@ def test_published_curves_are_those_of_the_same_device_type_and_ranks(tmp_path: 
     gloo = next(one for one in found if one.facts["backend"] == "gloo")
     assert gloo.points[-1][:2] == (400_000_000, 1_100_000)
     # Without runs of as many ranks, all of them.
-    assert len(published(curves_of(measured_run(tmp_path / "b", workers=3)))) == 6
+    assert len(select_published(curves_of(measured_run(tmp_path / "b", workers=3)))) == 6
     halves = measured_run(tmp_path / "c", workers=2, series=[("all_reduce", "bf16", "in_place")])
     with pytest.raises(UsageError, match="in fp32 and fp16"):
-        published(curves_of(halves))
+        select_published(curves_of(halves))
 
 
 def test_the_published_bandwidth_agrees_with_its_description(tmp_path: Path) -> None:
     """5.1, 5.4 and 4.3 Gbit/s of bus bandwidth for 2, 4 and 8 ranks by NCCL at 400 MB."""
     run = measured_run(tmp_path / "a", workers=3, device="gpu", gpus_per_worker=1, backend="nccl")
-    found = {one.facts["ranks"]: one.points[-1] for one in published(curves_of(run)) if one.facts["backend"] == "nccl"}
+    found = {
+        one.facts["ranks"]: one.points[-1] for one in select_published(curves_of(run)) if one.facts["backend"] == "nccl"
+    }
     assert [round(8 * found[f"{ranks} ranks"][2], 1) for ranks in (2, 4, 8)] == [5.1, 5.4, 4.3]
 
 
@@ -142,7 +144,7 @@ def test_charts_draw_them_beside_the_others_with_a_csv(tmp_path: Path) -> None:
 def test_what_is_written_in_a_figure(tmp_path: Path) -> None:
     curves = curves_of(measured_run(tmp_path / "a"), measured_run(tmp_path / "b", workers=4, alpha=2500.0))
     with style():
-        found = {name: [text.get_text() for text in drawn(figure)] for name, figure in figures(labelled(curves))}
+        found = {name: [text.get_text() for text in drawn(figure)] for name, figure in figures(label_curves(curves))}
     assert set(found) == {"collectives_latency_fp32", "collectives_bandwidth_fp32"}
     for texts in found.values():
         plain = [text.replace("\N{NO-BREAK SPACE}", " ").replace("\n", " ") for text in texts]
@@ -172,9 +174,9 @@ SETS: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.parametrize("name", SETS)
 def test_no_text_overlaps_another_or_leaves_the_figure(tmp_path: Path, name: str) -> None:
     curves = curves_of(*(measured_run(tmp_path / str(index), **changes) for index, changes in enumerate(SETS[name])))
-    curves += published(curves) if "published" in name else []
+    curves += select_published(curves) if "published" in name else []
     with style():
-        for figure_name, figure in figures(labelled(curves)):
+        for figure_name, figure in figures(label_curves(curves)):
             figure.draw_without_rendering()
             boxes = [(text.get_text(), text.get_window_extent()) for text in drawn(figure) if text.get_text().strip()]
             for text, box in boxes:
@@ -217,7 +219,7 @@ def test_one_rank_has_a_latency_but_no_bandwidth(tmp_path: Path) -> None:
     ]
     curves = curves_of(measured_run(tmp_path / "a", workers=1, document={"ranks": 1, "rows": rows, "series": []}))
     with style():
-        assert [name for name, _ in figures(labelled(curves))] == ["collectives_latency_fp32"]
+        assert [name for name, _ in figures(label_curves(curves))] == ["collectives_latency_fp32"]
 
 
 def test_figures_of_a_functional_cluster_are_marked(tmp_path: Path) -> None:
@@ -225,5 +227,5 @@ def test_figures_of_a_functional_cluster_are_marked(tmp_path: Path) -> None:
     both = functional + curves_of(measured_run(tmp_path / "b", workers=4))
     with style():
         for curves, words in ((functional, "   FUNCTIONAL ONLY"), (both, "   PARTLY FUNCTIONAL ONLY")):
-            for _, figure in figures(labelled(curves)):
+            for _, figure in figures(label_curves(curves)):
                 assert words in [text.get_text() for text in figure.texts]

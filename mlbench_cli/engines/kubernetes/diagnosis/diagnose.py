@@ -10,7 +10,7 @@ from typing import Any
 
 from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, Object
 from mlbench_cli.engines.kubernetes.diagnosis.failures import deadline, failures
-from mlbench_cli.engines.kubernetes.diagnosis.pending import blocked, held_up, not_created, waiting
+from mlbench_cli.engines.kubernetes.diagnosis.pending import held_up, list_unscheduled, not_created, waiting
 from mlbench_cli.engines.kubernetes.diagnosis.scheduling import unschedulable
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, by_worker, failure_of, last_words
 from mlbench_cli.model import Finding, WorkerState
@@ -36,18 +36,18 @@ def diagnose(
     """
     newest = by_worker(pods)
     facts = Facts(job or {}, newest, events, nodes, now, last_words(newest, summaries or {}), logs or {}, states)
-    found = _merged(failures(facts))
+    found = _merge_findings(failures(facts))
     if failure_of(facts.job) == "DeadlineExceeded" and "deadline" not in {finding.code for finding in found}:
         found.append(deadline(facts))
     if found:
         return found
     pending = waiting(facts)
-    without_node = blocked(facts, pending)
+    without_node = list_unscheduled(facts, pending)
     with_node = {worker: pod for worker, pod in pending.items() if worker not in dict(without_node)}
-    return not_created(facts) + unschedulable(facts, without_node) + _merged(held_up(facts, with_node))
+    return not_created(facts) + unschedulable(facts, without_node) + _merge_findings(held_up(facts, with_node))
 
 
-def _merged(found: Iterable[tuple[int, Finding]]) -> list[Finding]:
+def _merge_findings(found: Iterable[tuple[int, Finding]]) -> list[Finding]:
     """One finding for each code, that of the first worker; it names the others that it concerns."""
     groups: dict[str, list[tuple[int, Finding]]] = {}
     for worker, finding in found:

@@ -9,7 +9,7 @@ from mlbench_cli.engines.kubernetes.workers import (
     first_failed,
     has_started,
     is_true,
-    terminated,
+    terminated_state,
     was_stopped,
 )
 from mlbench_cli.model import Finding
@@ -62,7 +62,7 @@ def disruption(facts: Facts, worker: int) -> Finding | None:
         return _shut_down(finding, worker, node, spot)
     if word in ("Terminated", "NodeShutdown", "Shutdown") or "node shutdown" in words:
         return _shut_down(finding, worker, node, spot)
-    if cause in ("DeletionByTaintManager", "DeletionByPodGC") or (not terminated(pod) and facts.is_lost(pod)):
+    if cause in ("DeletionByTaintManager", "DeletionByPodGC") or (not terminated_state(pod) and facts.is_lost(pod)):
         return finding(
             "node_lost", f"The node {node} of worker {worker} no longer answers.", f"kubectl describe node {node}"
         )
@@ -84,7 +84,7 @@ def disruption(facts: Facts, worker: int) -> Finding | None:
 def ending(facts: Facts, worker: int) -> Finding:
     """How a worker's own command ended badly."""
     pod, summary = facts.pods.get(worker), facts.summaries.get(worker)
-    ended = terminated(pod) if pod else {}
+    ended = terminated_state(pod) if pod else {}
     if summary is not None and summary.get("reason") == "deadline":
         return deadline(facts, worker)
     if summary is None and not ended:

@@ -30,7 +30,7 @@ def not_created(facts: Facts) -> list[Finding]:
     """Pods that the Job controller does not create, or may not."""
     spec = facts.job.get("spec", {})
     if spec.get("suspend"):
-        return [_suspended(facts)]
+        return [_suspended_finding(facts)]
     if len(facts.pods) >= int(spec.get("parallelism") or 0):
         return []
     refusals = facts.events_of(facts.job, "FailedCreate")
@@ -56,7 +56,7 @@ def not_created(facts: Facts) -> list[Finding]:
     ]
 
 
-def blocked(facts: Facts, pods: Mapping[int, Pod]) -> list[tuple[int, Pod]]:
+def list_unscheduled(facts: Facts, pods: Mapping[int, Pod]) -> list[tuple[int, Pod]]:
     """The pods that have no node."""
     return [(worker, pod) for worker, pod in pods.items() if condition(pod, "PodScheduled").get("status") == "False"]
 
@@ -78,7 +78,7 @@ def waiting(facts: Facts) -> dict[int, Pod]:
     }
 
 
-def _suspended(facts: Facts) -> Finding:
+def _suspended_finding(facts: Facts) -> Finding:
     queue = facts.job.get("metadata", {}).get("labels", {}).get("kueue.x-k8s.io/queue-name")
     if queue:
         return Finding("queued", f'The run waits in the queue "{queue}".', hint="kubectl get workloads")

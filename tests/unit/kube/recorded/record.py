@@ -18,7 +18,7 @@ from mlbench_cli.engines.kubernetes.manifests import RUN_LABEL
 from mlbench_cli.engines.kubernetes.submit import submit
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL, condition, is_true, main_status
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.api import Api, Refused
+from mlbench_cli.kube.api import Api, RequestRejected
 from mlbench_cli.kube.objects import collection_path, object_path
 from mlbench_cli.kube.watch import PodWatch
 from mlbench_cli.spec import KubernetesOptions, RunSpec
@@ -169,7 +169,7 @@ def failed(job: Mapping[str, Any], _: Pods) -> bool:
 def make(api: Api, path: str, body: Mapping[str, Any]) -> None:
     try:
         api.create(path, body)
-    except Refused as error:
+    except RequestRejected as error:
         if error.status != 409:
             raise
 
