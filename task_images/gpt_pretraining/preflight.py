@@ -1,0 +1,82 @@
+"""Checks from numbers alone: standard library only, so that the tool refuses a run before anything starts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from task_images.gpt_pretraining.shapes import SHAPES, Shape
+from task_images.harness.language.layout import (
+    Layout,
+    LayoutError,
+    Memory,
+    check_memory,
+    check_tensor_parallel,
+    estimate_memory,
+    plan_accumulation,
+    plan_layout,
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What follows from parameters and number of ranks."""
+
+    shape: Shape
+    layout: Layout
+    passes: int
+    micro_batch: int
+    memory: Memory
+
+
+def choose_shape(parameters: Mapping[str, Any]) -> Shape:
+    """The model's shape, with the run's own vocabulary and context. Raises LayoutError if they do not go together."""
+    shape = SHAPES[parameters["model"]]
+    if parameters["vocabulary"]:
+        shape = replace(shape, vocabulary=parameters["vocabulary"])
+    length = parameters["sequence_length"]
+    if length > shape.context:
+        if shape.form == "gpt2":
+            raise LayoutError(
+                f"sequence_length is {length}, but the model {parameters['model']} has {shape.context} positions",
+                f"--set sequence_length={shape.context}, or a model with rotary positions",
+            )
+        shape = replace(shape, context=length)
+    if parameters["data"] == "python-text" and shape.vocabulary < 256:
+        raise LayoutError(f"bytes need a vocabulary of 256, the model has {shape.vocabulary}", "--set vocabulary=256")
+    return shape
+
+
+def make_plan(parameters: Mapping[str, Any], ranks: int) -> Plan:
+    """Raises LayoutError, with what to change, if the mesh or the batch does not fit."""
+    shape = choose_shape(parameters)
+    layout = plan_layout(parameters["parallel"], ranks, parameters["tensor_parallel"], parameters["replicas"])
+    if layout.tensor > 1:
+        if shape.form == "gpt2":
+            raise LayoutError(
+                f"the model {parameters['model']} has learned positions, which have no plan for tensor-parallel ranks",
+                "--set parallel=fsdp2, or a Llama model (1B, 8B)",
+            )
+        length = parameters["sequence_length"]
+        check_tensor_parallel(layout, heads=shape.heads, kv_heads=shape.kv_heads, length=length, hidden=shape.hidden)
+    passes = plan_accumulation(layout, parameters["global_batch"], parameters["micro_batch"])
+    micro_batch = parameters["global_batch"] // (passes * layout.data)
+    tokens = micro_batch * parameters["sequence_length"]
+    memory = estimate_memory(
+        layout,
+        parameters=shape.parameters,
+        largest_group=shape.vocabulary * shape.width * (1 if shape.tied else 2),
+        tokens=tokens,
+        width=shape.width,
+        hidden=shape.hidden,
+        layers=shape.layers,
+        head_tokens=tokens,
+        vocabulary=shape.vocabulary,
+        activation_bytes=2 if parameters["precision"] == "bf16" else 4,
+        checkpointing=parameters["activation_checkpointing"],
+    )
+    return Plan(shape, layout, passes, micro_batch, memory)
+
+
+def check(parameters: Mapping[str, Any], ranks: int, ranks_per_memory: int, memory: float | None) -> None:
+    """Raise LayoutError if `ranks` ranks cannot run this, or if `ranks_per_memory` of them need more than `memory`."""
+    check_memory(make_plan(parameters, ranks).memory, memory, ranks_per_memory)

@@ -1,0 +1,195 @@
+"""Which rank does what, decided from numbers alone. Standard library only: a run can be refused before it starts.
+
+Ranks form a mesh (replicas, shards, tensor), the last one varying fastest: the ranks of one tensor-parallel group are
+neighbours, since they exchange most.
+"""
+
+from dataclasses import dataclass
+
+PARALLEL = ("ddp", "fsdp2", "hsdp", "tp", "tp+fsdp2")
+CHECKPOINTING = ("none", "selective", "full")
+
+
+class LayoutError(ValueError):
+    """Sizes that do not fit together. `hint` is what to change."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The mesh. `replicas` x `shards` x `tensor` ranks; `shards` hold one copy of the state together under FSDP.
+
+    name   one of PARALLEL
+    """
+
+    name: str
+    replicas: int
+    shards: int
+    tensor: int
+
+    @property
+    def ranks(self) -> int:
+        return self.replicas * self.shards * self.tensor
+
+    @property
+    def data(self) -> int:
+        """Number of groups of ranks that train on different data."""
+        return self.replicas * self.shards
+
+    @property
+    def is_sharded(self) -> bool:
+        return self.name in ("fsdp2", "hsdp", "tp+fsdp2")
+
+    @property
+    def state_shares(self) -> int:
+        """Number of ranks that share one copy of parameters, gradients and optimizer state."""
+        return self.shards * self.tensor if self.is_sharded else self.tensor
+
+    def data_rank(self, rank: int) -> int:
+        """Which part of a global batch `rank` trains on, from 0 to data - 1."""
+        return rank // self.tensor
+
+
+def plan_layout(name: str, ranks: int, tensor: int = 0, replicas: int = 0) -> Layout:
+    """The mesh of `ranks` ranks for the parallelism `name`. Raises LayoutError if it does not fit.
+
+    tensor     ranks that share each layer's matrices; 0: all with tp, 2 with tp+fsdp2
+    replicas   copies of the sharded model with hsdp; 0: 2
+    """
+    if name not in PARALLEL:
+        raise LayoutError(f"the parallelism {name!r} is not one of {', '.join(PARALLEL)}", "--set parallel=ddp")
+    if tensor and "tp" not in name:
+        raise LayoutError(
+            f"tensor_parallel={tensor} has no meaning with parallel={name}", "--set parallel=tp or tp+fsdp2"
+        )
+    if replicas and name != "hsdp":
+        raise LayoutError(f"replicas={replicas} has no meaning with parallel={name}", "--set parallel=hsdp")
+    if name == "ddp":
+        return Layout(name, ranks, 1, 1)
+    if name == "fsdp2":
+        return Layout(name, 1, ranks, 1)
+    if name == "hsdp":
+        replicas = replicas or 2
+        _require_divisor(ranks, replicas, "replicas", name)
+        return Layout(name, replicas, ranks // replicas, 1)
+    tensor = tensor or (ranks if name == "tp" else 2)
+    _require_divisor(ranks, tensor, "tensor_parallel", name)
+    rest = ranks // tensor
+    if name == "tp" and rest != 1:
+        raise LayoutError(
+            f"parallel=tp with tensor_parallel={tensor} leaves {rest} groups of {ranks} ranks without a way to"
+            " exchange gradients",
+            f"--set parallel=tp+fsdp2, or tensor_parallel={ranks}",
+        )
+    return Layout(name, 1, rest, tensor)
+
+
+def _require_divisor(ranks: int, size: int, what: str, name: str) -> None:
+    if ranks % size:
+        fitting = [number for number in range(1, ranks + 1) if ranks % number == 0]
+        raise LayoutError(
+            f"a mesh with {what}={size} does not fit {ranks} ranks (parallel={name})",
+            f"--set {what}={max((n for n in fitting if n <= size), default=1)}, or a multiple of {size} workers",
+        )
+
+
+def check_tensor_parallel(layout: Layout, *, heads: int, kv_heads: int, length: int, hidden: int) -> None:
+    """Refuse sizes that tensor-parallel ranks cannot share evenly: gloo would abort, or fail inside a view."""
+    for what, size in (("heads", heads), ("kv_heads", kv_heads), ("sequence_length", length), ("hidden", hidden)):
+        if size % layout.tensor:
+            raise LayoutError(
+                f"{what} is {size}, which {layout.tensor} tensor-parallel ranks cannot share evenly",
+                f"--set tensor_parallel={max(n for n in range(1, layout.tensor + 1) if size % n == 0)}",
+            )
+
+
+def plan_accumulation(layout: Layout, global_batch: int, micro_batch: int) -> int:
+    """Passes per update: global_batch / (micro_batch x data groups). Raises LayoutError unless it is whole.
+
+    micro_batch = 0: one pass on the rank's whole part.
+    """
+    if micro_batch == 0:
+        micro_batch = max(1, global_batch // layout.data)
+    passes, rest = divmod(global_batch, micro_batch * layout.data)
+    if rest or not passes:
+        nearest = max(1, round(global_batch / (micro_batch * layout.data))) * micro_batch * layout.data
+        raise LayoutError(
+            f"a global batch of {global_batch} sequences cannot be split into micro batches of {micro_batch} on"
+            f" {layout.data} data-parallel ranks",
+            f"--set global_batch={nearest}, or another micro_batch or number of workers",
+        )
+    return passes
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Estimated bytes of one rank at the peak of a step."""
+
+    state: int  # parameters, gradients, two moments of AdamW
+    gathered: int  # the largest group of parameters that FSDP brings together, or DDP's buckets
+    activations: int  # kept for the backward pass of one micro batch
+    logits: int  # logits, their fp32 copy and gradient
+
+    @property
+    def total(self) -> int:
+        return self.state + self.gathered + self.activations + self.logits
+
+    def __str__(self) -> str:
+        return (
+            f"{_gib(self.total)} per rank (state {_gib(self.state)}, gathered {_gib(self.gathered)},"
+            f" activations {_gib(self.activations)}, logits {_gib(self.logits)})"
+        )
+
+
+def estimate_memory(
+    layout: Layout,
+    *,
+    parameters: int,
+    largest_group: int,
+    tokens: int,
+    width: int,
+    hidden: int,
+    layers: int,
+    head_tokens: int,
+    vocabulary: int,
+    activation_bytes: int,
+    checkpointing: str,
+) -> Memory:
+    """Memory of one rank in training with AdamW, parameters and moments in fp32.
+
+    tokens        of one micro batch; head_tokens: those of them that get logits
+    largest_group parameters of the largest block, or of embedding and head
+    A block without checkpointing keeps about 10 tensors of `width` and 4 of `hidden` channels per token; with
+    checkpointing `full` its input alone, and one block at a time as before; `selective` keeps results of matrix
+    products and attention, about half. The estimate leaves out the framework's own memory and fragmentation.
+    """
+    per_block = tokens * (10 * width + 4 * hidden) * activation_bytes // layout.tensor
+    kept = {
+        "none": layers * per_block,
+        "selective": layers * per_block // 2,
+        "full": layers * tokens * width * activation_bytes // layout.tensor + per_block,
+    }[checkpointing]
+    gathered = 2 * largest_group * 4 // layout.tensor if layout.is_sharded else 0
+    if layout.name == "ddp" and layout.data > 1:
+        gathered = parameters * 4  # gradients live in buckets beside the parameters' own
+    state = parameters * 16 // layout.state_shares
+    return Memory(state, gathered, kept, head_tokens * vocabulary * (activation_bytes + 8) // layout.tensor)
+
+
+def check_memory(memory: Memory, limit: float | None, ranks_on_machine: int = 1) -> None:
+    """Refuse a run whose ranks on one machine (or device) need more than `limit` bytes; None: not known."""
+    needed = memory.total * ranks_on_machine
+    if limit is not None and needed > limit:
+        ranks = f" x {ranks_on_machine} ranks" if ranks_on_machine > 1 else ""
+        raise LayoutError(
+            f"the model needs about {memory}{ranks}, and there are {_gib(limit)}",
+            "Spread it over more ranks (--set parallel=fsdp2), take a smaller micro_batch or sequence_length,"
+            " checkpoint activations (--set activation_checkpointing=full), or a smaller model.",
+        )
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB" if size < 2**33 else f"{size / 2**30:.0f} GiB"

@@ -1,0 +1,246 @@
+"""A model spread over ranks: mesh, tensor parallel, checkpointing, compilation, sharding, replication, initial values.
+
+The order matters and is that of `spread`: split layers (tensor parallel), compile blocks, shard them (FSDP2), give all
+parameters memory and values, replicate (DDP). The optimizer comes last: made before, it would hold parameters that no
+longer take part, and training would go on without learning.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from task_images.harness.distributed import World
+from task_images.harness.language.layout import Layout
+from task_images.harness.seeds import generator
+
+# name of a parameter -> standard deviation of its initial values; None: 1 for scales, 0 for the rest
+Deviation = Callable[[str], float | None]
+TensorPlan = Mapping[str, ParallelStyle]
+ParameterGroup = dict[str, object]  # of an optimizer: "params" and options
+
+
+@dataclass(frozen=True)
+class SpreadOptions:
+    """How the parts of a layout work.
+
+    precision      fp32 or bf16, in which FSDP gathers and computes; gradients are summed in fp32
+    reshard        whether FSDP frees gathered parameters after the forward pass (ZeRO-3) or keeps them (ZeRO-2)
+    compile        whether torch.compile translates each block
+    """
+
+    precision: str = "fp32"
+    reshard: bool = True
+    compile: bool = False
+
+
+def make_mesh(world: World, layout: Layout) -> DeviceMesh | None:
+    """The mesh (replicas, shards, tensor) of all ranks; None for one rank, or for plain replication."""
+    if layout.ranks == 1 or layout.name == "ddp":
+        return None
+    sizes = (layout.replicas, layout.shards, layout.tensor)
+    return init_device_mesh(world.device.type, sizes, mesh_dim_names=("replicas", "shards", "tensor"))
+
+
+def spread(
+    world: World,
+    layout: Layout,
+    options: SpreadOptions,
+    model: nn.Module,
+    blocks: Iterable[nn.Module],
+    *,
+    deviation: Deviation,
+    seed: int,
+    plan_tensor: Callable[[DeviceMesh], None] | None = None,
+) -> nn.Module:
+    """`model`, made on the meta device, over all ranks, with initial values that depend on `seed` alone.
+
+    blocks        the modules that FSDP gathers one at a time and that are compiled
+    plan_tensor   (tensor mesh -> nothing) splits the layers; required if the layout has tensor-parallel ranks
+    """
+    mesh = make_mesh(world, layout)
+    blocks = list(blocks)
+    if mesh is not None and layout.tensor > 1:
+        if plan_tensor is None:
+            raise ValueError("this model has no plan for tensor-parallel ranks")
+        plan_tensor(mesh["tensor"])
+    if options.compile:
+        for block in blocks:
+            block.compile(fullgraph=True)
+    if mesh is not None and layout.is_sharded:
+        _shard(mesh, layout, options, model, blocks)
+    allocate(model, world.device)
+    fill_parameters(model, deviation, seed)
+    if layout.name == "ddp" and world.size > 1:
+        # Replicas start equal by construction, so nothing is broadcast.
+        devices = [world.device.index] if world.device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True, init_sync=False)
+    return model
+
+
+def _shard(
+    mesh: DeviceMesh, layout: Layout, options: SpreadOptions, model: nn.Module, blocks: Iterable[nn.Module]
+) -> None:
+    """FSDP2 on every block and on the root, without which embeddings would get no reduction at all."""
+    dimensions = ("replicas", "shards") if layout.name == "hsdp" else ("shards",)
+    policy = MixedPrecisionPolicy()
+    if options.precision == "bf16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    shard = partial(fully_shard, mesh=mesh[dimensions], mp_policy=policy, reshard_after_forward=options.reshard)
+    for block in blocks:
+        shard(block)
+    shard(model)
+    for name, parameter in model.named_parameters():
+        assert isinstance(parameter, DTensor), f"{name} is not sharded"
+
+
+# --- activation checkpointing ---------------------------------------------------------------------------------------
+
+
+def checkpoint_fully(block: nn.Module, *inputs: Any) -> Tensor:
+    """The block's outputs; the backward pass computes the block once more from its inputs."""
+    return cast("Tensor", checkpoint(block, *inputs, use_reentrant=False))
+
+
+def checkpoint_selectively(block: nn.Module, *inputs: Any) -> Tensor:
+    """The same, but results of matrix products and attention are kept, which cost most to compute."""
+    contexts = partial(create_selective_checkpoint_contexts, _keep_products)
+    return cast("Tensor", checkpoint(block, *inputs, use_reentrant=False, context_fn=contexts))
+
+
+_KEPT = ("aten::mm", "aten::addmm", "aten::bmm", "aten::_scaled_dot_product", "_c10d_functional::")
+
+
+def _keep_products(_context: object, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    is_kept = operation.name().startswith(_KEPT)
+    return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def choose_runner(checkpointing: str) -> Callable[..., Tensor] | None:
+    """How a model runs each of its blocks; None: directly. No module is wrapped, so parameters keep their names."""
+    return {"none": None, "selective": checkpoint_selectively, "full": checkpoint_fully}[checkpointing]
+
+
+# --- memory and initial values --------------------------------------------------------------------------------------
+
+
+def allocate(model: nn.Module, device: torch.device) -> None:
+    """Give the parameters of a model on the meta device memory on `device`; tied ones stay one tensor."""
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.to_empty(device=device)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+
+
+def fill_parameters(model: nn.Module, deviation: Deviation, seed: int) -> None:
+    """Initial values: the same for every layout, since each tensor has a generator of its own, on the CPU.
+
+    Random operations on sharded tensors of a CPU mesh draw equal shards on all ranks, so each tensor is drawn whole and
+    every rank keeps its part. One whole tensor at a time is in memory.
+    """
+    filled: set[int] = set()
+    for name, parameter in model.named_parameters():
+        if id(parameter) in filled:
+            continue
+        filled.add(id(parameter))
+        with torch.no_grad():
+            _assign(parameter, _initial(name, parameter.shape, deviation, seed))
+
+
+def _initial(name: str, shape: torch.Size, deviation: Deviation, seed: int) -> Tensor:
+    spread = deviation(name)
+    if len(shape) >= 2:
+        return torch.empty(shape).normal_(0.0, spread or 0.02, generator=generator(seed, "initial", name))
+    return torch.ones(shape) if "norm" in name and name.endswith("weight") else torch.zeros(shape)
+
+
+def _assign(parameter: Tensor, whole: Tensor) -> None:
+    """Copy this rank's part of `whole` into `parameter`."""
+    if not isinstance(parameter, DTensor):
+        parameter.copy_(whole)
+        return
+    local = parameter.to_local()
+    part = whole
+    # Placements apply from the first mesh dimension to the last; FSDP's comes first but cuts what tensor parallelism
+    # left (a strided shard), so the tensor dimension is cut before.
+    order = sorted(range(parameter.device_mesh.ndim), key=lambda dim: -dim)
+    for dim in order:
+        placement = parameter.placements[dim]
+        if placement.is_shard() or hasattr(placement, "split_factor"):
+            size, index = parameter.device_mesh.size(dim), parameter.device_mesh.get_local_rank(dim)
+            chunks = part.chunk(size, dim=placement.dim)  # type: ignore[attr-defined]
+            part = chunks[index] if index < len(chunks) else part.narrow(placement.dim, 0, 0)  # type: ignore[attr-defined]
+    local.copy_(part)
+
+
+# --- gradients ------------------------------------------------------------------------------------------------------
+
+
+def clip_gradients(parameters: Iterable[Tensor], limit: float) -> float:
+    """Scale all gradients so that their common norm is at most `limit`; returns the norm before.
+
+    Gradients may be plain tensors and sharded ones of several meshes. All ranks must call it and get the same number.
+    """
+    groups: dict[object, list[Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            mesh = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
+            groups.setdefault(mesh, []).append(parameter)
+    squares = 0.0
+    for members in groups.values():
+        norm = nn.utils.get_total_norm([cast("Tensor", member.grad) for member in members])
+        whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        squares += float(whole) ** 2
+    total = math.sqrt(squares)
+    if math.isfinite(limit):
+        for members in groups.values():
+            nn.utils.clip_grads_with_norm_(members, limit, torch.tensor(total, device=members[0].device))
+    return total
+
+
+def set_last_pass(model: nn.Module, is_last: bool) -> None:
+    """With accumulation, ranks exchange gradients in the last pass of an update only."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(is_last)
+        model.set_is_last_backward(is_last)
+    elif isinstance(model, DistributedDataParallel):
+        model.require_backward_grad_sync = is_last
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The model itself, without DistributedDataParallel around it."""
+    return cast("nn.Module", model.module) if isinstance(model, DistributedDataParallel) else model
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Raise RuntimeError unless the optimizer holds exactly the model's parameters: others would learn nothing."""
+    own = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    if set(held) != own or len(held) != len(own):
+        raise RuntimeError("the optimizer's parameters are not the model's: it was made before the model was sharded")
+
+
+def split_decay(model: nn.Module, weight_decay: float) -> list[ParameterGroup]:
+    """Parameter groups of AdamW: matrices with weight decay; scales, shifts and biases without."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [
+        {"params": [item for item in parameters if item.dim() > 1], "weight_decay": weight_decay},
+        {"params": [item for item in parameters if item.dim() <= 1], "weight_decay": 0.0},
+    ]
+
+
+def split_layers(model: nn.Module, mesh: DeviceMesh, plan: TensorPlan) -> None:
+    """Split the modules named in `plan` over the tensor-parallel ranks."""
+    parallelize_module(model, mesh, dict(plan))

@@ -1,0 +1,60 @@
+"""How fast the device could compute, and how much of that a training uses (model FLOPs utilisation, MFU)."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+# Dense bf16 TFLOP/s by the datasheets, for words in torch's name of the device; the first that fits counts.
+DATASHEET = (
+    ("GB300", 2500.0),
+    ("GB200", 2500.0),
+    ("B300", 2250.0),
+    ("B200", 2250.0),
+    ("H200", 989.0),
+    ("H100 NVL", 835.0),
+    ("H100 PCIe", 756.0),
+    ("H100", 989.0),
+    ("H20", 148.0),
+    ("A100", 312.0),
+    ("L40S", 181.0),
+    ("MI355X", 2500.0),
+    ("MI325X", 1300.0),
+    ("MI300X", 1300.0),
+)
+SECONDS = 0.3
+
+
+@dataclass(frozen=True)
+class Peak:
+    """FLOPs per second of one device: measured by a large matrix product; by the datasheet if the device is known."""
+
+    measured: float
+    datasheet: float | None
+
+
+def find_peak(device: torch.device, precision: str) -> Peak:
+    """Multiply square matrices in the number format of training for a third of a second; the fastest one counts."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    size = 8192 if device.type == "cuda" else 768
+    left, right = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+    best, end = float("inf"), time.perf_counter() + SECONDS
+    while time.perf_counter() < end:
+        begin = _now(device)
+        left @ right
+        best = min(best, _now(device) - begin)
+    return Peak(2.0 * size**3 / best, datasheet_peak(device, precision))
+
+
+def datasheet_peak(device: torch.device, precision: str) -> float | None:
+    """Dense FLOPs per second by the datasheet; None for formats and devices that the table does not have."""
+    if device.type != "cuda" or precision != "bf16":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((1e12 * value for word, value in DATASHEET if word.lower() in name.lower()), None)
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -1,0 +1,278 @@
+"""Text and files of tokens -> fixed windows, in an order that follows from the seed and the number of the step alone.
+
+A split is one long row of tokens in which documents follow each other, each ended by the token `end`. Windows of
+`length` + 1 tokens overlap by one, so that every token but the first is a target once per epoch. Global batches are the
+same for any number of ranks, and training goes on from a step's number without any other state.
+
+Token files: `train.bin` and `val.bin`, bare little-endian numbers (uint16 or uint32, as nanoGPT writes them), and
+`tokens.json` with "dtype", "vocabulary" and "end" (the number of the token that ends a document, or null). They are
+mapped, never read whole.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
+from task_images.harness.seeds import numpy_generator
+
+Tokens = npt.NDArray[Any]
+IGNORED = -100  # a target that counts for nothing, as cross_entropy knows it
+BYTES = 256
+SPLITS = {"train": "train.bin", "valid": "val.bin"}
+DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Tokens of both splits. `end`: the token that ends a document, None if documents are not marked.
+
+    bytes_per_token   of the text behind the tokens; None if it is not known
+    """
+
+    train: Tokens
+    valid: Tokens
+    vocabulary: int
+    end: int | None
+    name: str
+    synthetic: bool = False
+    bytes_per_token: float | None = None
+
+
+def python_text() -> Corpus:
+    """The language reference that comes with every Python (`pydoc_data.topics`, PSF licence), as bytes.
+
+    Documents are its paragraphs, ended by a zero byte; one in ten goes to the validation split. The text differs a
+    little between versions of Python.
+    """
+    from pydoc_data.topics import topics
+
+    splits = {"train": bytearray(), "valid": bytearray()}
+    paragraphs = [part for name in sorted(topics) for part in topics[name].split("\n\n") if part.strip()]
+    for number, paragraph in enumerate(paragraphs):
+        splits["valid" if number % 10 == 3 else "train"] += paragraph.encode() + b"\n\0"
+    train, valid = (np.frombuffer(bytes(splits[name]), np.uint8) for name in ("train", "valid"))
+    return Corpus(train, valid, BYTES, 0, "Python language reference (pydoc_data.topics), bytes", bytes_per_token=1.0)
+
+
+def synthetic_tokens(vocabulary: int, tokens: int, seed: int) -> Corpus:
+    """Uniform random tokens: for throughput only, there is nothing to learn."""
+    stream = numpy_generator(seed, "synthetic tokens")
+    dtype = DTYPES["uint16" if vocabulary <= 65_536 else "uint32"]
+    train, valid = (stream.integers(0, vocabulary, count).astype(dtype) for count in (tokens, max(2, tokens // 8)))
+    return Corpus(train, valid, vocabulary, None, "uniform random tokens", synthetic=True)
+
+
+def read_tokens(folder: Path, vocabulary: int) -> Corpus:
+    """The token files in `folder`, mapped. Raises EnvironmentUnfitError if one is missing or damaged, and
+    TaskUsageError if they hold numbers beyond the model's vocabulary."""
+    facts = _read_facts(folder / "tokens.json")
+    if facts.vocabulary > vocabulary:
+        raise TaskUsageError(
+            f"{folder} has tokens of a vocabulary of {facts.vocabulary}, the model's has {vocabulary}",
+            f"--set vocabulary={facts.vocabulary}",
+        )
+    train, valid = (_map(folder / SPLITS[split], facts) for split in ("train", "valid"))
+    return Corpus(train, valid, facts.vocabulary, facts.end, facts.name, bytes_per_token=facts.bytes_per_token)
+
+
+def write_tokens(
+    folder: Path,
+    splits: Mapping[str, Iterable[Sequence[int]]],
+    vocabulary: int,
+    end: int,
+    name: str,
+    text_bytes: int | None = None,
+) -> None:
+    """Write documents (lists of tokens) of the splits "train" and "valid" as token files; `end` is put behind each."""
+    dtype = "uint16" if vocabulary <= 65_536 else "uint32"
+    folder.mkdir(parents=True, exist_ok=True)
+    count = 0
+    for split, documents in splits.items():
+        with open(folder / SPLITS[split], "wb") as file:
+            for document in documents:
+                row = np.asarray([*document, end], DTYPES[dtype])
+                count += len(row)
+                file.write(row.tobytes())
+    facts: dict[str, object] = {"dtype": dtype, "vocabulary": vocabulary, "end": end, "name": name}
+    if text_bytes is not None:
+        facts["bytes_per_token"] = text_bytes / max(1, count)
+    (folder / "tokens.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+
+@dataclass(frozen=True)
+class _Facts:
+    dtype: str
+    vocabulary: int
+    end: int | None
+    name: str
+    bytes_per_token: float | None
+
+
+def _read_facts(path: Path) -> _Facts:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise EnvironmentUnfitError(
+            f"there is no {path}",
+            "Put train.bin, val.bin and tokens.json there (docs: language models), or --set data=synthetic.",
+        ) from None
+    except (OSError, ValueError) as error:
+        raise EnvironmentUnfitError(f"{path} cannot be read: {error}", "Write it again.") from None
+    is_fit = (
+        isinstance(found, dict)
+        and found.get("dtype") in DTYPES
+        and isinstance(found.get("vocabulary"), int)
+        and isinstance(found.get("end"), int | None)
+    )
+    if not is_fit:
+        raise EnvironmentUnfitError(
+            f'{path} is not an object with "dtype" (uint16 or uint32), "vocabulary" (a number) and "end"',
+            'For example: {"dtype": "uint16", "vocabulary": 50257, "end": 50256}',
+        )
+    size = found.get("bytes_per_token")
+    return _Facts(
+        found["dtype"],
+        found["vocabulary"],
+        found["end"],
+        str(found.get("name", "token files")),
+        float(size) if isinstance(size, int | float) else None,
+    )
+
+
+def _map(path: Path, facts: _Facts) -> Tokens:
+    try:
+        if (size := path.stat().st_size) % DTYPES[facts.dtype].itemsize:
+            raise EnvironmentUnfitError(f"{path} has {size} bytes, no whole number of {facts.dtype}", "Write it again.")
+        mapped: Tokens = np.memmap(path, DTYPES[facts.dtype], mode="r")
+    except FileNotFoundError:
+        raise EnvironmentUnfitError(f"there is no {path}", "It belongs to tokens.json.") from None
+    except (OSError, ValueError) as error:
+        raise EnvironmentUnfitError(f"{path} cannot be read: {error}", "Write it again.") from None
+    # The whole file would take long to check: its beginning and its end.
+    edge = 1 << 20
+    highest = max(int(mapped[:edge].max(initial=0)), int(mapped[-edge:].max(initial=0)))
+    if highest >= facts.vocabulary:
+        raise EnvironmentUnfitError(
+            f"{path} holds the token {highest}, but its vocabulary has {facts.vocabulary}",
+            'Correct "vocabulary" or "dtype" in tokens.json.',
+        )
+    return mapped
+
+
+# --- windows --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Windows of one pass. inputs, targets [B, T] int64; places and mask only if documents are kept apart.
+
+    terms   targets of the whole update, all ranks and passes together, that count
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    places: Tensor | None
+    mask: Tensor | None
+    terms: float
+
+
+class Windows:
+    """Fixed windows of one split, shuffled once more for every epoch.
+
+    separate   documents are kept apart: no attention across their borders, positions begin again, and the token that
+               begins a document is nobody's target
+    """
+
+    def __init__(self, tokens: Tokens, length: int, seed: int, *, end: int | None = None, separate: bool = False):
+        self.count = (len(tokens) - 1) // length
+        if self.count < 1:
+            raise EnvironmentUnfitError(
+                f"{len(tokens)} tokens are too few for a sequence of {length} and its last target",
+                "Take a smaller sequence_length, or more data.",
+            )
+        self._tokens, self.length, self._seed = tokens, length, seed
+        self._end = end if separate else None
+        self.separates = self._end is not None
+        self._order = lru_cache(2)(self._permute)
+
+    def _permute(self, epoch: int) -> npt.NDArray[np.int64]:
+        return numpy_generator(self._seed, "windows", epoch).permutation(self.count)
+
+    def numbers(self, first: int, count: int) -> npt.NDArray[np.int64]:
+        """The windows `first` ... `first` + `count` of the endless stream of shuffled epochs."""
+        places = np.arange(first, first + count)
+        epochs, inside = np.divmod(places, self.count)
+        return np.array([self._order(int(epoch))[at] for epoch, at in zip(epochs, inside, strict=True)], np.int64)
+
+    def take(self, numbers: Iterable[int]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Inputs, targets, places and mask of these windows, on the CPU."""
+        starts = [int(number) * self.length for number in numbers]
+        rows = np.stack([self._tokens[start : start + self.length + 1] for start in starts]).astype(np.int64)
+        whole = torch.from_numpy(rows)
+        inputs, targets = whole[:, :-1].clone(), whole[:, 1:].clone()  # never the same memory
+        if self._end is None:
+            return inputs, targets, None, None
+        return separate_documents(inputs, targets, self._end)
+
+
+def separate_documents(inputs: Tensor, targets: Tensor, end: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Targets, places [B, T] and mask [B, 1, T, T] of windows whose documents end with `end`.
+
+    The token `end` belongs to the document that it ends; what follows it is not its target.
+    """
+    ends = inputs == end
+    documents = ends.cumsum(1) - ends.long()
+    steps = torch.arange(inputs.shape[1]).expand_as(inputs)
+    begins = torch.zeros_like(inputs)
+    begins[:, 1:] = torch.where(ends[:, :-1], steps[:, 1:], 0)
+    places = steps - begins.cummax(1).values
+    same = documents.unsqueeze(2) == documents.unsqueeze(1)
+    mask = same.tril().unsqueeze(1)
+    return inputs, targets.masked_fill(ends, IGNORED), places, mask
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which part of every global batch a rank has: part `rank` of `ranks`, in passes of `micro_batch` windows."""
+
+    micro_batch: int
+    rank: int
+    ranks: int
+
+
+def batches_of_update(windows: Windows, step: int, global_batch: int, part: Part) -> Iterator[Batch]:
+    """This rank's passes of update `step` (from 0): a contiguous part of a global batch that all layouts share."""
+    numbers = windows.numbers(step * global_batch, global_batch)
+    share = global_batch // part.ranks
+    own = numbers[part.rank * share : (part.rank + 1) * share]
+    terms = float(global_batch * windows.length)
+    if windows.separates:
+        targets = windows.take(numbers)[1]
+        terms = float((targets != IGNORED).sum())
+    for first in range(0, len(own), part.micro_batch):
+        inputs, targets, places, mask = windows.take(own[first : first + part.micro_batch])
+        yield Batch(inputs, targets, places, mask, terms)
+
+
+def validation_batches(windows: Windows, part: Part) -> Iterator[Batch]:
+    """All windows, once, in equally many passes on every rank: sharded models communicate in each of them.
+
+    The last pass is filled up with windows whose targets are ignored.
+    """
+    passes = -(-windows.count // (part.micro_batch * part.ranks))
+    for number in range(passes):
+        first = (number * part.ranks + part.rank) * part.micro_batch
+        wanted = list(range(first, first + part.micro_batch))
+        inputs, targets, places, mask = windows.take(min(at, windows.count - 1) for at in wanted)
+        extra = torch.tensor([at >= windows.count for at in wanted])
+        targets[extra] = IGNORED
+        yield Batch(inputs, targets, places, mask, float((targets != IGNORED).sum()))

@@ -1,0 +1,177 @@
+"""Throughput by one protocol for all tasks: warm-up, then blocks of equally many updates, timed on every rank.
+
+    meter = Throughput(world, Protocol(warmup=10, blocks=10, updates=10), per_update=global_batch, unit="images")
+    while not meter.is_over:
+        ...                       # one update
+        meter.after_update()
+
+At each border of a block the device is waited for and all ranks meet, so a block begins at the same moment everywhere.
+The rate of a block is what all ranks trained on, divided by the *longest* time that any rank took. All times of all
+ranks go into the result. The spread is mean +- 1.96 standard deviations of the blocks, as the survey of communication
+methods of 2020 printed it; it says how much blocks differ. The interval is Student's 95 % interval of the mean of the
+blocks.
+"""
+
+import math
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from task_images.harness.distributed import World
+
+# Quantile 0.975 of Student's distribution with 1, 2, ... 30 degrees of freedom; beyond that the normal one's is near.
+STUDENT = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+NORMAL = 1.96
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Updates of the warm-up, which are not timed; blocks; updates of each block. blocks = 0: no measurement."""
+
+    warmup: int = 10
+    blocks: int = 10
+    updates: int = 10
+
+    @property
+    def is_on(self) -> bool:
+        return self.blocks > 0
+
+    @property
+    def total(self) -> int:
+        """Updates of the whole run."""
+        return self.warmup + self.blocks * self.updates
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the rates of the blocks say, in units per second. `interval` is None for a single block."""
+
+    mean: float
+    deviation: float
+    spread: float
+    median: float
+    interval: tuple[float, float] | None
+
+
+def summarize(rates: Sequence[float]) -> Summary:
+    """Mean, population standard deviation, 1.96 of it, median, and Student's 95 % interval of the mean."""
+    mean, deviation = statistics.fmean(rates), statistics.pstdev(rates)
+    interval = None
+    if len(rates) > 1:
+        quantile = STUDENT[len(rates) - 2] if len(rates) - 2 < len(STUDENT) else NORMAL
+        margin = quantile * statistics.stdev(rates) / math.sqrt(len(rates))
+        interval = (mean - margin, mean + margin)
+    return Summary(mean, deviation, NORMAL * deviation, statistics.median(rates), interval)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a run by the protocol found. Rates are of all ranks together, in units per second.
+
+    per_update          units of one update of all ranks
+    seconds             block -> time of every rank, by rank
+    peak_memory_bytes   highest over ranks: allocated on the GPU, else resident in the whole process
+    """
+
+    protocol: Protocol
+    unit: str
+    per_update: float
+    ranks: int
+    seconds: tuple[tuple[float, ...], ...]
+    rates: tuple[float, ...]
+    summary: Summary
+    peak_memory_bytes: int
+
+    def __str__(self) -> str:
+        found = self.summary
+        return (
+            f"throughput {found.mean:.1f} {self.unit}/s on {self.ranks} ranks, spread +- {found.spread:.1f}"
+            f" (1.96 standard deviations of {len(self.rates)} blocks), median {found.median:.1f}"
+        )
+
+
+class Throughput:
+    """The clock of one rank. `per_update` is what all ranks train on in one update, in `unit`.
+
+    on_start   called when the warm-up is over, for example to set a tracker to zero
+    """
+
+    def __init__(
+        self,
+        world: World,
+        protocol: Protocol,
+        *,
+        per_update: float,
+        unit: str,
+        on_start: Callable[[], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._world, self._protocol, self._clock = world, protocol, clock
+        self._per_update, self._unit = per_update, unit
+        self._on_start = on_start
+        self._begin = 0.0
+        self._updates = 0
+        self._seconds: list[float] = []
+        if not protocol.warmup:
+            self._start()
+
+    @property
+    def is_over(self) -> bool:
+        return len(self._seconds) == self._protocol.blocks
+
+    def after_update(self) -> bool:
+        """One update is done. True when the last block is."""
+        self._updates += 1
+        measured = self._updates - self._protocol.warmup
+        if measured == 0:
+            self._start()
+        elif measured > 0 and measured % self._protocol.updates == 0 and not self.is_over:
+            self._world.synchronize()
+            self._seconds.append(self._clock() - self._begin)
+            self._meet()
+        return self.is_over
+
+    def measurement(self) -> Measurement:
+        """The times of all ranks and what they say. Every rank must call it; two collectives."""
+        rows = self._world.gather(self._seconds)
+        by_block = tuple(tuple(column) for column in zip(*rows, strict=True))
+        rates = tuple(self._per_update * self._protocol.updates / max(times) for times in by_block)
+        return Measurement(
+            protocol=self._protocol,
+            unit=self._unit,
+            per_update=self._per_update,
+            ranks=self._world.size,
+            seconds=by_block,
+            rates=rates,
+            summary=summarize(rates),
+            peak_memory_bytes=peak_memory(self._world),
+        )
+
+    def _start(self) -> None:
+        if self._on_start is not None:
+            self._on_start()
+        self._world.synchronize()
+        self._meet()
+
+    def _meet(self) -> None:
+        self._world.barrier()
+        self._begin = self._clock()
+
+
+def peak_memory(world: World) -> int:
+    """Highest number of bytes over ranks: allocated on the GPU, else resident in the process. One collective."""
+    if world.device.type == "cuda":
+        own = torch.cuda.max_memory_allocated(world.device)
+    else:
+        unit = 1 if sys.platform == "darwin" else 1024
+        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return int(world.max([float(own)])[0])

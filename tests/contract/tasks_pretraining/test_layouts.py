@@ -1,0 +1,73 @@
+"""Every layout of ranks trains the same model: real processes, real gloo groups, against one process."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.catalog import load_task
+from tests.contract.tasks.ranks import Ended, RankServer
+
+TASK = "task_images.gpt_pretraining"
+SHORT = {"steps": 8, "warmup_steps": 2, "evaluate_every": 2, "goal_full": 0.1, "goal_light": 0.2, "global_batch": 8}
+# Losses after 8 AdamW updates in fp32, which differ by the order of sums.
+EQUAL = 5e-6
+
+
+def train(ranks: RankServer, size: int, folder: Path, preset: str = "tiny", **changes: Any) -> list[Ended]:
+    parameters = load_task("gpt_pretraining").resolve(preset, {**SHORT, **changes})
+    folder.mkdir(exist_ok=True)
+    ended = ranks.run(TASK, size, folder, parameters)
+    assert [one.code for one in ended] == [0] * size, ended[0].stderr[-2000:]
+    return ended
+
+
+@pytest.fixture(scope="module")
+def alone(ranks: RankServer, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
+    """The curve of one process."""
+    [ended] = train(ranks, 1, tmp_path_factory.mktemp("alone"))
+    return curve_of(ended)
+
+
+def curve_of(ended: Ended) -> list[dict[str, float]]:
+    curve: list[dict[str, float]] = ended.result["details"]["curve"]
+    assert len(curve) == 4
+    return curve
+
+
+def check_equal(ended: Ended, expected: list[dict[str, float]], tolerance: float = EQUAL) -> None:
+    for found, wanted in zip(curve_of(ended), expected, strict=True):
+        for name in ("train_loss", "loss"):
+            assert found[name] == pytest.approx(wanted[name], abs=tolerance)
+
+
+def test_one_process_learns(alone: list[dict[str, float]]) -> None:
+    assert alone[0]["train_loss"] == pytest.approx(math.log(256), abs=0.2)
+    assert alone[-1]["loss"] < alone[0]["loss"] - 0.5
+
+
+@pytest.mark.parametrize(
+    ("size", "changes"),
+    [
+        (1, {"micro_batch": 2}),
+        (1, {"parallel": "fsdp2"}),
+        (2, {"parallel": "ddp"}),
+        (2, {"parallel": "ddp", "micro_batch": 1}),
+        (2, {"parallel": "fsdp2"}),
+        (2, {"parallel": "fsdp2", "micro_batch": 2, "reshard": False}),
+        (2, {"parallel": "fsdp2", "activation_checkpointing": "full"}),
+        (2, {"parallel": "fsdp2", "activation_checkpointing": "selective"}),
+        (2, {"parallel": "tp"}),
+        (2, {"parallel": "tp", "micro_batch": 4, "activation_checkpointing": "full"}),
+        (4, {"parallel": "hsdp"}),
+        (4, {"parallel": "tp+fsdp2"}),
+        (4, {"parallel": "tp+fsdp2", "micro_batch": 2}),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else str(value),
+)
+def test_every_layout_has_the_curve_of_one_process(
+    ranks: RankServer, tmp_path: Path, alone: list[dict[str, float]], size: int, changes: Mapping[str, Any]
+) -> None:
+    check_equal(train(ranks, size, tmp_path, **changes)[0], alone)

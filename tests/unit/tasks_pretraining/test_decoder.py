@@ -1,0 +1,141 @@
+"""The decoder: sizes as published, outputs as transformers', documents kept apart."""
+
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from mlbench_cli.catalog import load_task
+from task_images.gpt_pretraining.model import Decoder
+from task_images.gpt_pretraining.shapes import SHAPES, Shape
+from task_images.gpt_pretraining.task import Settings
+from task_images.harness.language.parallel import fill_parameters
+from task_images.harness.language.tokens import IGNORED, separate_documents
+from task_images.harness.parameters import read_parameters
+
+PUBLISHED = {"tiny": 125_248, "124M": 124_439_808, "1B": 1_235_814_400, "8B": 8_030_261_248}
+SMALL = Shape(100, 32, 64, 2, 4, 2, 176, theta=500_000.0)
+
+
+def make_decoder(shape: Shape) -> Decoder:
+    model = Decoder(shape)
+    fill_parameters(model, lambda name: 0.2, seed=1)
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", list(SHAPES))
+def test_the_models_have_exactly_the_published_numbers_of_parameters(name: str) -> None:
+    with torch.device("meta"):
+        model = Decoder(SHAPES[name])
+    assert sum(parameter.numel() for parameter in model.parameters()) == SHAPES[name].parameters == PUBLISHED[name]
+
+
+@pytest.mark.parametrize(("name", "billions"), [("124M", 0.854), ("1B", 10.636), ("8B", 57.913)])
+def test_the_formula_of_flops_is_what_torch_counts(name: str, billions: float) -> None:
+    shape = SHAPES[name]
+    with torch.device("meta"):
+        model, tokens = Decoder(shape), torch.zeros(1, shape.context, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter:
+        model(tokens).sum().backward()
+    assert shape.flops_per_token(shape.context) * shape.context == counter.get_total_flops()
+    assert shape.flops_per_token(shape.context) == pytest.approx(billions * 1e9, rel=1e-3)
+
+
+LLAMA_NAMES = (
+    *(("embedding.", "model.embed_tokens."), ("head.", "lm_head."), ("blocks.", "model.layers.")),
+    *(("feed_forward_norm", "post_attention_layernorm"), ("attention_norm", "input_layernorm")),
+    *((f"attention.{own}", f"self_attn.{own[0]}_proj") for own in ("query", "key", "value", "output")),
+    *(("feed_forward.", "mlp."), ("gate.", "gate_proj."), ("up.", "up_proj."), ("down.", "down_proj.")),
+)
+
+
+def llama_name(name: str) -> str:
+    for own, theirs in LLAMA_NAMES:
+        name = name.replace(own, theirs)
+    return "model.norm.weight" if name == "norm.weight" else name
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_equal_those_of_transformers_llama_with_the_same_weights(tied: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    shape = replace(SMALL, tied=tied)
+    theirs = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=shape.vocabulary,
+            hidden_size=shape.width,
+            intermediate_size=shape.hidden,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
+            max_position_embeddings=shape.context,
+            rms_norm_eps=shape.eps,
+            rope_parameters={"rope_type": "default", "rope_theta": shape.theta},
+            tie_word_embeddings=tied,
+        )
+    ).eval()
+    ours = make_decoder(shape)
+    theirs.load_state_dict({llama_name(name): value for name, value in ours.state_dict().items()})
+    tokens = torch.randint(shape.vocabulary, (2, shape.context), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=0, atol=1e-6)
+
+
+def test_logits_equal_those_of_transformers_gpt2_with_the_same_weights() -> None:
+    transformers = pytest.importorskip("transformers")
+    shape = Shape(100, 32, 64, 2, 4, 4, 256, form="gpt2", tied=True)
+    theirs = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=100, n_positions=32, n_embd=64, n_layer=2, n_head=4)
+    ).eval()
+    ours = make_decoder(shape)
+    own = ours.state_dict()
+    for name, value in theirs.state_dict().items():
+        value.copy_(gpt2_tensor(name, own))
+    tokens = torch.randint(100, (2, 32), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=0, atol=1e-5)
+
+
+def gpt2_tensor(name: str, own: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Our tensor for one of GPT-2's, whose matrices are (inputs, outputs)."""
+    ends = {"wte.weight": "embedding.weight", "wpe.weight": "positions.weight", "lm_head.weight": "head.weight"}
+    short = name.removeprefix("transformer.")
+    if short in ends:
+        return own[ends[short]]
+    if short.startswith("ln_f"):
+        return own[short.replace("ln_f", "norm")]
+    _, block, layer, *rest = short.split(".")
+    prefix, kind = f"blocks.{block}", rest[-1]
+    if layer.startswith("ln_"):
+        return own[f"{prefix}.{'attention_norm' if layer == 'ln_1' else 'feed_forward_norm'}.{kind}"]
+    if rest[0] == "c_attn":
+        found = torch.cat([own[f"{prefix}.attention.{part}.{kind}"] for part in ("query", "key", "value")])
+    elif layer == "attn":
+        found = own[f"{prefix}.attention.output.{kind}"]
+    else:
+        found = own[f"{prefix}.feed_forward.{'up' if rest[0] == 'c_fc' else 'down'}.{kind}"]
+    return found.t() if kind == "weight" else found
+
+
+@pytest.mark.parametrize("form", ["llama", "gpt2"])
+def test_packed_documents_that_are_kept_apart_have_the_logits_of_each_alone(form: str) -> None:
+    shape = replace(SMALL, form=form, kv_heads=4 if form == "gpt2" else 2)
+    model, end = make_decoder(shape), 9
+    first, second = [5, 6, 7, end], [8, 3, 4, 2, 1]
+    row = torch.tensor([[*first, *second]])
+    inputs, targets, places, mask = separate_documents(row, torch.roll(row, -1, 1), end)
+    assert places.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 4]]
+    assert targets[0, 3] == IGNORED
+    assert (targets == IGNORED).sum() == 1
+    with torch.no_grad():
+        packed = model(inputs, places, mask)[0]
+        for start, document in ((0, first), (4, second)):
+            alone = model(torch.tensor([document]))[0]
+            torch.testing.assert_close(packed[start : start + len(document)], alone, rtol=0, atol=1e-5)
+
+
+def test_the_defaults_are_the_preset_spec_and_every_preset_is_accepted() -> None:
+    task = load_task("gpt_pretraining")
+    assert asdict(Settings()) == task.resolve("spec")
+    for preset in task.presets:
+        assert asdict(read_parameters(Settings, task.resolve(preset))) == task.resolve(preset)
