@@ -1,7 +1,7 @@
 """A run's folder: the archive under construction, and what the tool keeps beside it in `.state`.
 
-run.json observation.json resources.jsonl logs/ output/ manifests/      evidence
-result.json official_result.txt metrics.jsonl findings.json environment.json    documents, from the evidence
+run.json observation.json resources.jsonl logs/ output/ manifests/ shaping.json    evidence
+result.json official_result.txt metrics.jsonl findings.json environment.json network.json   documents, from evidence
 SHA256SUMS                                                              written last: the folder is sealed
 SHA256SUMS.sig                                                          whose archive it is (mlbench sign)
 .state/                                                                 the tool's own, no part of the archive
@@ -30,6 +30,8 @@ METRICS = "metrics.jsonl"
 ENVIRONMENT = "environment.json"
 RESOURCES = "resources.jsonl"
 FINDINGS = "findings.json"
+NETWORK = "network.json"  # only of runs whose network was measured or asked for
+SHAPING = "shaping.json"  # evidence: what the engine did for --network, with its probes
 SUMS = "SHA256SUMS"
 SIGNATURE = "SHA256SUMS.sig"  # optional, and the only file besides SUMS that SUMS does not list
 STATE_FOLDER = ".state"

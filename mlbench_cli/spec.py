@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from mlbench_cli.errors import UsageError, did_you_mean
+from mlbench_cli.network import parse_network
 
 SPEC_VERSION = 1
 # Kubernetes appends a suffix to pod names and a Service wants a DNS label that begins with a letter.
@@ -21,6 +22,8 @@ GOALS = ("full", "light")
 CUSTOM = "custom"  # the task and the preset of a run with a command of its own
 OPEN = "open"  # the preset of a command of one's own that is held to a task's goal
 SEED = 42
+# Fields of RunSpec that are left out while they are None: the hash of a spec from before them stays what it was.
+LATER_FIELDS = ("network",)
 KEEP_SECONDS = 86400
 
 
@@ -103,6 +106,7 @@ class RunSpec:
     seed: int = SEED
     data_dir: str | None = None
     share_machine: bool = False  # local: do not wait until this machine is free, and say so in the result
+    network: str | None = None  # shaped: "1gbit,5ms", or "model:1gbit,5ms" (network.py)
     timeout: float = 86400.0
     # Of the cluster, as planned when it was made: per_hour (None: unknown), currency, source. Empty: nobody planned it.
     price: Mapping[str, Any] = field(default_factory=dict)
@@ -131,6 +135,8 @@ class RunSpec:
             raise UsageError(f"{self.cpus} CPUs per worker: the number must be above 0 and at most 4096.")
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"The seed is {self.seed}: it must be from 0 to 4294967295.")
+        if self.network is not None:
+            parse_network(self.network)
         # These become arguments and environment variables of processes, which can hold neither.
         for text in (*self.argv, self.backend, self.image or "", self.data_dir or ""):
             if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
@@ -168,7 +174,11 @@ class RunSpec:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        return {"spec_version": SPEC_VERSION, **asdict(self)}
+        document = {"spec_version": SPEC_VERSION, **asdict(self)}
+        for name in LATER_FIELDS:
+            if document[name] is None:
+                del document[name]
+        return document
 
     @classmethod
     def from_dict(cls, document: Any) -> "RunSpec":

@@ -18,6 +18,7 @@ MLBENCH_OUTPUT_DIR               writable folder of this process; what is in it 
 MLBENCH_DATA_DIR                 folder with data sets, or empty
 MLBENCH_SEED                     integer seed of the run
 MLBENCH_PARAMETERS               JSON object: the task's resolved parameters
+MLBENCH_NETWORK                  the shaped network that the engine made and measures itself, e.g. 1gbit,5ms; else empty
 
 Taken from every rank
 ---------------------
@@ -25,7 +26,7 @@ its exit code, its standard output and error, the files of its output folder, an
 that begin with "@mlbench " followed by one JSON object, which always has
 
     v      1
-    event  metric | phase | result | environment
+    event  metric | phase | result | environment | network
     rank   integer
     time   seconds since 1970, UTC
 
@@ -36,6 +37,8 @@ and further, by kind of event,
                  epochs, step, steps, goal (object: metric, comparison, threshold, value)
     environment  any facts: framework and its version, device, threads, host, libraries (object: name -> version),
                  cpu, cores, cpu_quota, gpus, gpu_driver; from rank 0 code_digest and packages (name -> version)
+    network      from rank 0, what a probe among the ranks measured: stage (before | after), form, links (list of
+                 objects: from, to, rtt_p50_seconds, rtt_p90_seconds, *_bits_per_second), counters, seconds, error
     result       outcome: goal_reached | goal_missed | completed | budget_spent (training ended at its time budget,
                  whatever became of the goal on the way)
                  goal: null, or object with metric, comparison (">=" or "<="), threshold, kind (full | light), value
@@ -68,7 +71,7 @@ from typing import Any, TextIO
 
 PREFIX = "@mlbench "
 VERSION = 1
-KINDS = ("metric", "phase", "result", "environment")
+KINDS = ("metric", "phase", "result", "environment", "network")
 OUTCOMES = ("goal_reached", "goal_missed", "completed", "budget_spent")
 
 HIGHEST = 2**53  # ranks and times beyond it are no figures
@@ -118,6 +121,7 @@ class Contract:
         self.data_dir = environ.get("MLBENCH_DATA_DIR") or None
         self.seed = _integer(environ, "MLBENCH_SEED", 42)
         self.parameters = _object(environ, "MLBENCH_PARAMETERS")
+        self.network = environ.get("MLBENCH_NETWORK") or None
         if not 0 <= self.rank < self.world_size:
             raise ContractError(f"RANK is {self.rank} but WORLD_SIZE is {self.world_size}")
         if self.device not in ("cpu", "gpu"):

@@ -10,6 +10,7 @@ from mlbench_cli.commands._common import Format
 from mlbench_cli.commands._repeats import show_repeats
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model import Outcome, Run
+from mlbench_cli.network import network_phrase
 from mlbench_cli.runs.finished import FinishedRun
 from mlbench_cli.runs.repeats import Repeats
 from mlbench_cli.spec import CUSTOM, RunSpec
@@ -213,6 +214,9 @@ def _explain(ended: Ended) -> None:
     conditions = finished.result.get("conditions") if finished.result else None
     if conditions and conditions["labels"]:
         console.note(f"{ended.name} did not have its machine to itself: {', '.join(conditions['labels'])}.")
+    network = finished.result.get("network") if finished.result else None
+    if network and (phrase := network_phrase(network)):
+        console.note(f"Network between the ranks of {ended.name}: {phrase}.")
     for finding in finished.findings:
         if finding.summary not in finished.summary:
             console.note(f"  {finding.summary}")

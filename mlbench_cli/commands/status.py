@@ -17,6 +17,7 @@ from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.durations import parse_since
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.model import Outcome, Run, RunRow, RunState
+from mlbench_cli.network import network_phrase
 from mlbench_cli.runs.experiment_status import ExperimentStatus, experiment_status
 from mlbench_cli.runs.finished import read_finished
 from mlbench_cli.runs.repeats import repeats_in
@@ -232,6 +233,7 @@ def _show_one(run: Run, document: dict[str, Any], metric: str | None, verbose: b
         ("Progress", _progress(document["progress"])),
         ("Goal", _goal(document["goal"])),
         ("Label", _label(document["functional_only"])),
+        ("Network", _network(run)),
         ("Kept", f"on the cluster until {document['kept_until']}" if document.get("kept_until") else None),
         ("Folder", document["folder"]),
     ]
@@ -272,6 +274,13 @@ def _show_evidence(finding: dict[str, Any]) -> None:
 
 def _label(functional_only: str | None) -> str | None:
     return f"functional, not a performance measurement: {functional_only}" if functional_only else None
+
+
+def _network(run: Run) -> str | None:
+    """What the network between the ranks was, if it matters; of a run that is not over, what was asked for."""
+    finished = read_finished(run)
+    network = finished.result.get("network") if finished and finished.result else None
+    return network_phrase(network) if network else run.spec.network
 
 
 def _show_metrics(document: dict[str, Any], metric: str | None) -> None:

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from task_images.contract import Contract
+from task_images.contract import Contract, emit
 from task_images.harness.errors import EnvironmentUnfitError, PeerLostError
+from task_images.harness.network import measure_network
 from task_images.harness.ranks import COLLECTIVE_SECONDS, RENDEZVOUS_SECONDS, cpu_threads
 
 
@@ -26,7 +27,10 @@ class World:
     threads            CPU threads that torch uses here
     """
 
-    def __init__(self, contract: Contract, device: torch.device, threads: int, grouped: bool) -> None:
+    def __init__(
+        self, contract: Contract, device: torch.device, threads: int, grouped: bool, store: Any = None
+    ) -> None:
+        """`grouped` says that there is a process group, `store` is that of its rendezvous."""
         self.contract = contract
         self.rank = contract.rank
         self.size = contract.world_size
@@ -34,6 +38,7 @@ class World:
         self.device = device
         self.threads = threads
         self._grouped = grouped
+        self._store = store
         # NCCL moves device memory only; the others take the bookkeeping's few numbers from the host.
         self._small = device if contract.backend == "nccl" else torch.device("cpu")
 
@@ -115,6 +120,7 @@ class World:
             self.barrier()
             dist.destroy_process_group()
             self._grouped = False
+            _probe_network(self.contract, self._store, "after")
 
     def _reduced(self, values: Sequence[float], op: Any) -> list[float]:
         return self.all_reduce(torch.tensor(list(values), dtype=torch.float64, device=self._small), op).tolist()
@@ -140,10 +146,10 @@ def open_world(
     torch.set_num_threads(threads)
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
-    grouped = contract.world_size > 1 or grouped_alone
-    if grouped:
-        _meet(contract, backend, device, rendezvous_seconds, collective_seconds)
-    return World(contract, device, threads, grouped)
+    store = None
+    if contract.world_size > 1 or grouped_alone:
+        store = _meet(contract, backend, device, rendezvous_seconds, collective_seconds)
+    return World(contract, device, threads, store is not None, store)
 
 
 def _device(contract: Contract) -> torch.device:
@@ -185,7 +191,8 @@ def _cuda_libraries() -> dict[str, str]:
     return {name: str(version) for name, version in found.items() if version is not None}
 
 
-def _meet(contract: Contract, backend: str, device: torch.device, seconds: float, collective_seconds: float) -> None:
+def _meet(contract: Contract, backend: str, device: torch.device, seconds: float, collective_seconds: float) -> Any:
+    """Make the process group of all ranks; returns the store of the rendezvous."""
     rank, size = contract.rank, contract.world_size
     os.environ.setdefault("MASTER_ADDR", contract.master_addr)
     os.environ.setdefault("MASTER_PORT", str(contract.master_port))
@@ -202,6 +209,7 @@ def _meet(contract: Contract, backend: str, device: torch.device, seconds: float
     except (RuntimeError, ValueError) as error:
         why = " ".join(str(error).split())[:300]
         raise PeerLostError(f"no rendezvous at {place} within {seconds:g} s: {why}") from None
+    _probe_network(contract, store, "before")
     dist.init_process_group(
         backend,
         store=PrefixStore("group", store),
@@ -214,6 +222,16 @@ def _meet(contract: Contract, backend: str, device: torch.device, seconds: float
         # It returns as soon as this rank has its connections. One that then ends at once, with bad input to tell, would
         # take another down in the middle of making its own, and that one's log would speak of lost connections only.
         dist.barrier()
+    return store
+
+
+def _probe_network(contract: Contract, store: Any, stage: str) -> None:
+    """Measure the network between the ranks, and report it; a network that the engine made, it measures itself."""
+    if contract.world_size == 1 or contract.network:
+        return
+    report = measure_network(store, contract.rank, contract.world_size, stage, contract.master_addr)
+    if report is not None:
+        emit("network", 0, **report)
 
 
 def _await_everyone(store: Any, rank: int, size: int, seconds: float) -> None:

@@ -16,6 +16,7 @@ BASE = (
     *("mlbench_cli.errors", "mlbench_cli.model", "mlbench_cli.goals", "mlbench_cli.times", "mlbench_cli.files"),
     *("mlbench_cli.settings", "mlbench_cli.spec", "mlbench_cli.catalog", "mlbench_cli.store", "mlbench_cli.run_folder"),
     *("mlbench_cli.extras", "mlbench_cli.isolation", "mlbench_cli.queue_folder", "mlbench_cli.cluster_details"),
+    "mlbench_cli.network",
     *("task_images.contract", "task_images.harness.cores"),
 )
 # The longest prefix counts. A part may import itself and what is named here.
@@ -39,7 +40,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.model": ("mlbench_cli.errors", "mlbench_cli.spec"),  # spec: its type only
     "mlbench_cli.run_folder": ("mlbench_cli.errors", "mlbench_cli.files", "mlbench_cli.model"),
     "mlbench_cli.settings": ("mlbench_cli.errors",),
-    "mlbench_cli.spec": ("mlbench_cli.errors",),
+    "mlbench_cli.network": ("mlbench_cli.errors",),
+    "mlbench_cli.spec": ("mlbench_cli.errors", "mlbench_cli.network"),
     "mlbench_cli.catalog": (
         *("mlbench_cli.errors", "mlbench_cli.goals", "mlbench_cli.sizes", "mlbench_cli.datafiles"),
         "task_images.contract",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from mlbench_cli.errors import UsageError, did_you_mean
+from mlbench_cli.network import network_phrase
 from mlbench_cli.results.archive.conditions import Conditions, assess_conditions
 from mlbench_cli.results.archive.reader import Archive
 
@@ -18,6 +19,8 @@ UNKNOWN = "unknown"
 WORKERS = "workers"
 CONDITIONS = "conditions"
 _MAX_TEXT = 150
+_MAX_RATE_RATIO = 1.5
+_MIN_TRIP_SECONDS = 2e-4
 
 
 def _fact(word: str, name: str, *, reported: bool = False) -> Any:
@@ -65,6 +68,7 @@ class ComparisonKey:
     goal: str | None = _fact("goal", "goals", reported=True)
     metric: str | None = _fact("goal", "metrics of the goal", reported=True)
     budget: str | None = _fact("budget", "times to spend", reported=True)
+    network: str = _fact("network", "networks")
     data: str | None = _fact("data", "data", reported=True)
     synthetic: str | None = _fact("data", "kinds of data", reported=True)
     division: str | None = _fact("division", "divisions", reported=True)
@@ -147,11 +151,32 @@ def key_of(archive: Archive) -> ComparisonKey:
         metric=goal["metric"] if goal else nothing,
         budget=nothing if result["budget_seconds"] is None else f"{result['budget_seconds']:g}",
         data=_data_text(result) or nothing,
+        network=str(spec.get("network") or ""),
         synthetic="synthetic data" if result["synthetic"] else nothing,
         division=None if whole_run else (result.get("division") or {}).get("word") or "none",
         measure="whole run" if whole_run else "",
         judge=int(result.get("judge", 1)),
     )
+
+
+def find_network_difference(a: Archive, b: Archive) -> Difference | None:
+    """How the measured networks of two runs differ, if neither was shaped and each joins several network stacks.
+
+    Figures of a probe are noisy: rates differ from a factor of 1.5 on, round trips from a factor of 2 and 0.2 ms on.
+    """
+    one, other = (_mapping(archive.result.get("network")) for archive in (a, b))
+    if not one or not other or one["asked"] or other["asked"] or 1 in (one["networks"], other["networks"]):
+        return None
+    rates = [_rate_of(summary) for summary in (one, other)]
+    trips = [summary["rtt_seconds"] for summary in (one, other)]
+    apart = None not in rates and max(rates) > _MAX_RATE_RATIO * min(rates)
+    if None not in trips:
+        apart = apart or (max(trips) > 2 * min(trips) and max(trips) - min(trips) > _MIN_TRIP_SECONDS)
+    return Difference("network", "measured networks", network_phrase(one), network_phrase(other)) if apart else None
+
+
+def _rate_of(network: Mapping[str, Any]) -> Any:
+    return network["together_bits_per_second"] or network["alone_bits_per_second"]
 
 
 def conditions_of(archive: Archive) -> Conditions:

@@ -8,14 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlbench_cli.results.analysis import collectives
-from mlbench_cli.results.analysis.comparability import CONDITIONS, WORKERS, conditions_of, key_of
+from mlbench_cli.results.analysis.comparability import (
+    CONDITIONS,
+    WORKERS,
+    conditions_of,
+    find_network_difference,
+    key_of,
+)
 from mlbench_cli.results.analysis.series import SUCCESSFUL, drop_duplicates, measure
 from mlbench_cli.results.analysis.statistics import Estimate, estimate, ratio
 from mlbench_cli.results.archive.reader import Archive
 
 _SPEC_FIELDS = (
     *("task", "preset", "backend", "device", "workers", "processes_per_worker", "gpus_per_worker", "cpus", "goal"),
-    *("seed", "engine", "cluster", "image"),
+    *("seed", "engine", "cluster", "image", "network"),
 )
 THROUGHPUT = "samples per second"
 
@@ -155,6 +161,8 @@ def _obstacles(one: Sequence[Archive], other: Sequence[Archive]) -> Iterator[Obs
     for archive in judged[1:]:
         for difference in reference.differences(key_of(archive)):
             yield Obstacle(difference.word, difference.phrase)
+        if (measured := find_network_difference(first, archive)) is not None:
+            yield Obstacle(measured.word, measured.phrase)
         counts = [run.result["workers"] for run in (first, archive)]
         if counts[0] != counts[1]:
             yield Obstacle(WORKERS, f"The numbers of workers differ: {counts[0]} and {counts[1]}.")

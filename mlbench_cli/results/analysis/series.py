@@ -286,6 +286,7 @@ _HEADER = [
         "goal",
         "synthetic",
         "functional_only",
+        "network",
         "conditions",
         "workers",
         "runs",
@@ -307,6 +308,7 @@ def _row(group: Group, point: Point) -> Iterator[Any]:
     yield from (
         "yes" if facts["synthetic"] else "no",
         "yes" if facts["label"] else "no",
+        facts["network"],
         " ".join(point.labels),
         point.workers,
         len(point.good),

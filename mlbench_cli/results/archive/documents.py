@@ -5,7 +5,7 @@ run.json is evidence, written when a run is recorded. The others are what `judge
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from mlbench_cli import __version__
 from mlbench_cli.catalog import TaskRules, find_rules
@@ -14,6 +14,7 @@ from mlbench_cli.goals import Goal, is_finite_number
 from mlbench_cli.model import Finding, Observation, Run, WorkerState
 from mlbench_cli.results.archive.events import DataIdentityDocument, plain
 from mlbench_cli.results.archive.layout import format_document
+from mlbench_cli.results.archive.network import SummaryDocument
 from mlbench_cli.results.archive.official import goal_wording
 from mlbench_cli.run_folder import RUN, RunFolder
 from mlbench_cli.spec import RunSpec, canonical_json
@@ -118,6 +119,7 @@ class ResultDocument(TypedDict):
     label: dict[str, str | None]
     division: dict[str, str | None]
     conditions: dict[str, Any]  # Conditions.to_dict
+    network: NotRequired[SummaryDocument]  # if it was measured or asked for
     first_failed: int | None
     ended: str | None
     worker_states: list[WorkerDocument]

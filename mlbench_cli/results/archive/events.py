@@ -59,10 +59,12 @@ class EventCollector:
 
     `result` is the last one that rank 0 reported in its own log, as `parse_result` gives it; if it reported none and
     a `watcher` is given, the result that follows from rank 0's metrics. `environments` are facts by rank, `metrics` the
-    last finite values of rank 0 by name, `phase` its last phase event. Events of ranks outside the run are ignored.
+    last finite values of rank 0 by name, `phase` its last phase event, `probes` its events of the network. Events of
+    ranks outside the run are ignored.
     """
 
     MAX_NAMES = 1000
+    MAX_PROBES = 4
 
     def __init__(self, world_size: int, watcher: "GoalWatcher | None" = None) -> None:
         self._world_size = world_size
@@ -71,6 +73,7 @@ class EventCollector:
         self.environments: dict[int, dict[str, Any]] = {}
         self.metrics: dict[str, float] = {}
         self.phase: dict[str, Any] = {}
+        self.probes: list[Mapping[str, Any]] = []
 
     @property
     def result(self) -> dict[str, Any] | None:
@@ -90,6 +93,8 @@ class EventCollector:
                 self.environments.setdefault(rank, {}).update(event)
             elif kind == "phase" and rank == number == 0:
                 self.phase = parse_phase(event, self.phase)
+            elif kind == "network" and rank == number == 0 and len(self.probes) < self.MAX_PROBES:
+                self.probes.append(event)
             elif kind == "result" and rank == number == 0:
                 self._reported = parse_result(event) or self._reported
 

@@ -24,7 +24,9 @@ def collect_evidence(run: Run, document: Mapping[str, Any], observation: Observa
     logs: dict[int, Callable[[], BinaryIO]] = {rank: partial(_open, path) for rank, path in folder.logs().items()}
     rules, provenance = _rules(document, run.spec), document.get("provenance") or {}
     samples = partial(read_samples, run.folder / run_folder.RESOURCES)
-    return Evidence(run.id, run.name, run.created, run.spec, rules, observation, provenance, samples, logs)
+    shaping = folder.read_json(run_folder.SHAPING)
+    head = (run.id, run.name, run.created, run.spec, rules)
+    return Evidence(*head, observation, provenance, samples, logs, shaping)
 
 
 def load_evidence(archive: Archive) -> Evidence:
@@ -43,7 +45,8 @@ def load_evidence(archive: Archive) -> Evidence:
     }
     observation, provenance = _load_observation(archive), run.get("provenance") or {}
     head = (run["id"], run["name"], run["created"], spec, rules)
-    return Evidence(*head, observation, provenance, archive.resources, logs)
+    shaping = archive.document(run_folder.SHAPING) if run_folder.SHAPING in archive.names else None
+    return Evidence(*head, observation, provenance, archive.resources, logs, shaping)
 
 
 def _rules(document: Mapping[str, Any], spec: RunSpec) -> TaskRules | None:

@@ -32,6 +32,7 @@ from mlbench_cli.results.archive.documents import (
     worker_document,
 )
 from mlbench_cli.results.archive.events import EventCollector, GoalWatcher, one_line, read_events
+from mlbench_cli.results.archive.network import NetworkDocument, network_document
 from mlbench_cli.results.archive.official import official_line, official_text
 from mlbench_cli.spec import OPEN, RunSpec
 from mlbench_cli.times import timestamp
@@ -52,6 +53,7 @@ class Evidence:
     provenance: Mapping[str, Any]  # Provenance.to_dict; empty for a run of the first edition
     samples: Callable[[], Iterable[Mapping[str, Any]]]  # the rows of resources.jsonl
     logs: Mapping[int, Callable[[], BinaryIO]]
+    shaping: Mapping[str, Any] | None = None  # shaping.json, if the engine made the network
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Judgement:
     official_text: str
     environment: EnvironmentDocument
     findings: tuple[Finding, ...]
+    network: NetworkDocument | None = None
 
     @property
     def goal_reached(self) -> bool:
@@ -99,6 +102,9 @@ def judge(evidence: Evidence, write_metric: Callable[[bytes], object] = lambda l
     nodes = [worker.node for worker in evidence.observation.workers]
     is_alone = not spec.functional_only and len(set(nodes)) == len(nodes)
     result["conditions"] = assess_conditions(spec, evidence.provenance, evidence.samples(), is_alone).to_dict()
+    network = network_document(spec.network, collector.probes, evidence.shaping)
+    if network is not None:
+        result["network"] = network["summary"]
     result["started"] = None if started is None else timestamp(started)
     result["finished"] = timestamp(finished)
     result["wall_seconds"] = None if started is None else round(finished - started, 3)
@@ -106,7 +112,7 @@ def judge(evidence: Evidence, write_metric: Callable[[bytes], object] = lambda l
     result["summary"] = _summarize(evidence, outcome, findings, reported)
     result["official_line"] = official_line(result)
     environment = environment_document(collector.environments)
-    return Judgement(outcome, result, official_text(result), environment, findings)
+    return Judgement(outcome, result, official_text(result), environment, findings, network)
 
 
 def _find_other_code(evidence: Evidence, collector: EventCollector) -> list[Finding]:

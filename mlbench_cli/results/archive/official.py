@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlbench_cli.model import Outcome
+from mlbench_cli.network import network_phrase
 from mlbench_cli.results.archive.conditions import Conditions
 from mlbench_cli.spec import CUSTOM
 from task_images.contract import COMPUTE_CATEGORIES
@@ -78,6 +79,9 @@ def _with_notes(line: str | None, result: Mapping[str, Any]) -> str:
         line += f"\nDivision: none ({division['reason']}), not comparable with official results."
     if result["label"]["word"] == "functional":
         line += f"\nThe result is functional, not a performance measurement: {result['label']['reason']}."
+    network = result.get("network")
+    if network and (phrase := network_phrase(network)):
+        line += f"\nNetwork between the ranks: {phrase}."
     conditions = result.get("conditions")
     if conditions and conditions["labels"]:
         line += f"\nThe run did not have its machine to itself: {Conditions.from_dict(conditions).phrase}."

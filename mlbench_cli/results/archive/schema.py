@@ -74,6 +74,27 @@ _CONDITIONS = _object(measured=_FLAG, labels=_list(_one_of(*LABELS)), **dict.fro
 _DATA_IDENTITY = _object(
     counts=_map(_AMOUNT), digest=_optional(_TEXT), official=_optional(_FLAG), reason=_optional(_TEXT)
 )
+_NETWORK = _object(
+    asked=_optional(_TEXT),
+    method=_TEXT,
+    networks=_optional(_COUNT),
+    **dict.fromkeys(
+        ("rtt_seconds", "alone_bits_per_second", "together_bits_per_second", "first_bits_per_second"),
+        _optional(_AMOUNT),
+    ),
+    held=_optional(_FLAG),
+    problems=_list(_TEXT),
+)
+_PROBE = _object(
+    stage=_one_of("before", "after"),
+    form=_optional(_TEXT),
+    ranks=_COUNT,
+    networks=_COUNT,
+    links=_list(_map(_NUMBER)),
+    counters=_list(_ANY_OBJECT),
+    seconds=_optional(_AMOUNT),
+    error=_optional(_TEXT),
+)
 
 
 def _worker(moment: Schema) -> Schema:
@@ -115,6 +136,7 @@ SCHEMAS: Mapping[str, Schema] = {
             "progress": _ANY_OBJECT,
             "conditions": _CONDITIONS,
             "data_identity": _optional(_DATA_IDENTITY),
+            "network": _NETWORK,
         },
         **dict.fromkeys(("run", "id", "task", "preset", "engine", "cluster", "backend", "device"), _TEXT),
         **dict.fromkeys(("workers", "world_size"), _COUNT),
@@ -139,6 +161,21 @@ SCHEMAS: Mapping[str, Schema] = {
     ),
     run_folder.ENVIRONMENT: _object({"ranks_left_out": _COUNT}, ranks=_map(_ANY_OBJECT)),
     run_folder.FINDINGS: _object(findings=_list(_FINDING)),
+    run_folder.NETWORK: _object(
+        {"setup": _ANY_OBJECT},
+        asked=_optional(_TEXT),
+        method=_TEXT,
+        probes=_list(_PROBE),
+        traffic=_optional(
+            _object(
+                **dict.fromkeys(
+                    ("max_sent_bytes", "max_received_bytes", "dropped_packets", "retransmitted_segments"), _COUNT
+                )
+            )
+        ),
+        summary=_NETWORK,
+    ),
+    run_folder.SHAPING: _object(method=_TEXT, probes=_list(_ANY_OBJECT)),
 }
 
 

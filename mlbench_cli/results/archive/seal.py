@@ -54,6 +54,8 @@ def _seal(run: Run, folder: RunFolder, observation: Observation) -> Judgement:
         judgement = judge(collect_evidence(run, document, observation), metrics.write)
     _write(run.folder / run_folder.ENVIRONMENT, format_document(judgement.environment))
     _write(run.folder / run_folder.FINDINGS, format_document(findings_document(judgement.findings)))
+    if judgement.network is not None:
+        _write(run.folder / run_folder.NETWORK, format_document(judgement.network))
     _write(run.folder / run_folder.RESULT, format_document(judgement.result))
     _write(run.folder / run_folder.OFFICIAL, judgement.official_text.encode())
     sync_folder(run.folder)

@@ -268,8 +268,13 @@ def _derivation_problems(archive: Archive) -> Iterator[Problem | str]:
     if judged_by < JUDGE_VERSION:
         yield from _first_edition_problems(archive, judgement)
         return
+    if judgement.network is None and run_folder.NETWORK in archive.names:
+        yield Problem("inconsistent", run_folder.NETWORK, "it does not follow from the evidence")
     for name, expected in _expected_documents(judgement).items():
-        yield from _differences(name, archive.document(name), expected)
+        if name in archive.names:
+            yield from _differences(name, archive.document(name), expected)
+        else:
+            yield Problem("missing", name, "it follows from the evidence")
     if archive.read(run_folder.OFFICIAL) != judgement.official_text.encode():
         yield Problem("inconsistent", run_folder.OFFICIAL, "it does not follow from the evidence")
 
@@ -310,11 +315,14 @@ def _judge_again(archive: Archive, evidence: Evidence) -> Judgement:
 
 
 def _expected_documents(judgement: Judgement) -> dict[str, Mapping[str, Any]]:
-    return {
+    documents: dict[str, Mapping[str, Any]] = {
         run_folder.RESULT: judgement.result,
         run_folder.ENVIRONMENT: judgement.environment,
         run_folder.FINDINGS: findings_document(judgement.findings),
     }
+    if judgement.network is not None:
+        documents[run_folder.NETWORK] = judgement.network
+    return documents
 
 
 def _differences(file: str, found: Any, expected: Any, path: str = "") -> Iterator[Problem]:

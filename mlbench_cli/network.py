@@ -1,0 +1,147 @@
+"""A network by its two figures: rate per rank and direction, and one-way delay. Parsed, checked, and written one way.
+
+"1gbit,5ms" is 10^9 bits per second for each rank in each direction, and 5 ms from any rank to any other, added to what
+the machine itself takes. "model:1gbit,5ms" is computed by a formula, not made. Units are decimal: kbit mbit gbit tbit,
+us ms s.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mlbench_cli.errors import UsageError
+
+MODEL = "model:"
+MODELLED, NOT_SHAPED = "model", "none"  # methods in network.json, besides those of the engine
+MIN_RATE = 1e5  # bits per second
+MAX_RATE = 1e14
+MAX_DELAY = 10.0  # seconds
+_RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
+_DELAYS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_RATE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([a-z]+)(?:/s)?")
+_DELAY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([a-zµ]+)")
+_HINT = "For example 1gbit,5ms: rate per rank and direction, and one-way delay."
+_NOT_OFFERED = ("loss", "jitter", "reorder", "duplicate", "corrupt", "burst")
+
+
+@dataclass(frozen=True)
+class NetworkShape:
+    """`rate` in bits per second, `delay` one way in seconds; `is_modelled` says that a formula stands for it."""
+
+    rate: float
+    delay: float = 0.0
+    is_modelled: bool = False
+
+    def __str__(self) -> str:
+        """The canonical text: "1gbit,5ms", "100mbit", "model:10gbit,50us"."""
+        delay = f",{_with_unit(self.delay, _DELAYS)}" if self.delay else ""
+        return f"{MODEL if self.is_modelled else ''}{_with_unit(self.rate, _RATES)}{delay}"
+
+    @property
+    def seconds_per_byte(self) -> float:
+        return 8 / self.rate
+
+
+def parse_network(text: str, what: str = "--network") -> NetworkShape:
+    """The network in a text. Raises UsageError that says what is wrong with it."""
+    plain = text.strip().lower()
+    is_modelled = plain.startswith(MODEL)
+    rate, *others = (part.strip() for part in plain.removeprefix(MODEL).split(","))
+    for part in others:
+        name = part.partition("=")[0]
+        if name in _NOT_OFFERED:
+            raise UsageError(
+                f"{what} {text[:60]}: {name} is not offered.",
+                hint="Its effect would depend on the size of packets, which differs from that of a real network here.",
+            )
+    if len(others) > 1:
+        raise UsageError(f'{what} "{text[:60]}" has more than a rate and a delay.', hint=_HINT)
+    shape = NetworkShape(
+        _parse_part(rate, _RATE, _RATES, "rate", text, what),
+        _parse_part(others[0], _DELAY, _DELAYS, "delay", text, what) if others else 0.0,
+        is_modelled,
+    )
+    if not MIN_RATE <= shape.rate <= MAX_RATE:
+        raise UsageError(f"{what} {text[:60]}: the rate must be from 100kbit to 100tbit.")
+    if shape.delay > MAX_DELAY:
+        raise UsageError(f"{what} {text[:60]}: the delay must be at most 10s.")
+    return shape
+
+
+def _parse_part(part: str, pattern: re.Pattern[str], units: dict[str, float], name: str, text: str, what: str) -> float:
+    found = pattern.fullmatch(part)
+    unit = "us" if found and found[2] == "µs" else found[2] if found else ""
+    if found is None or unit not in units:
+        raise UsageError(
+            f'{what} "{text[:60]}": the {name} "{part[:40]}" is not a number with a unit of {", ".join(units)}.',
+            hint=_HINT,
+        )
+    return float(f"{float(found[1]) * units[unit]:.12g}")
+
+
+def _with_unit(value: float, units: dict[str, float]) -> str:
+    """In the largest unit that leaves at least 1."""
+    unit = next((unit for unit in reversed(units) if value >= units[unit] * (1 - 1e-12)), next(iter(units)))
+    return f"{value / units[unit]:.9g}{unit}"
+
+
+# --- what a probe must find on a shaped network -----------------------------------------------------------------------
+
+MIN_GOODPUT = 0.95  # of the rate that was asked for; headers take up to 0.6 % of it
+MAX_GOODPUT = 1.02
+RTT_SHARE = 0.10  # of the asked round trip, or
+RTT_SECONDS = 4e-4  # this much, whichever is more
+MAX_BURST = 1.10  # first MiB after a pause against the steady rate; a token bucket's burst is a multiple
+
+
+def find_deviations(shape: NetworkShape, report: Mapping[str, Any]) -> list[str]:
+    """How a probe's report differs from the network that was asked for, in sentences; empty if it holds.
+
+    `report` is what task_images.harness.network measures: `links` with seconds and bits per second.
+    """
+    if report.get("error") or not report.get("links"):
+        return [f"it could not be measured: {report.get('error') or 'no links'}"]
+    links = report["links"]
+    found = []
+    for name, key in (("alone", "alone_bits_per_second"), ("with all ranks sending", "together_bits_per_second")):
+        rates = sorted(float(link[key]) for link in links if link.get(key) is not None)
+        if rates and not MIN_GOODPUT * shape.rate <= rates[len(rates) // 2] <= MAX_GOODPUT * shape.rate:
+            found.append(f"it carries {format_rate(rates[len(rates) // 2])} {name}")
+    trips = sorted(float(link["rtt_p50_seconds"]) for link in links if link.get("rtt_p50_seconds") is not None)
+    if trips:
+        trip, asked = trips[len(trips) // 2], 2 * shape.delay
+        if abs(trip - asked) > max(RTT_SHARE * asked, RTT_SECONDS):
+            found.append(f"its round trip is {format_seconds(trip)} instead of {format_seconds(asked)}")
+    for link in links:
+        first = link.get("first_bits_per_second")
+        if first is not None and float(first) > MAX_BURST * shape.rate:
+            found.append(f"it lets the first MiB after a pause through at {format_rate(float(first))}")
+    return found
+
+
+def network_phrase(summary: Mapping[str, Any]) -> str:
+    """One phrase for people: "emulated 1gbit,5ms (got 970 Mbit/s, RTT 10.4 ms)"; empty if there is nothing to say."""
+    asked, trip = summary["asked"], summary["rtt_seconds"]
+    rate = summary["together_bits_per_second"] or summary["alone_bits_per_second"]
+    figures = [] if rate is None else [format_rate(rate)]
+    figures += [] if trip is None else [f"RTT {format_seconds(trip)}"]
+    if asked is None:
+        return ", ".join(figures) if summary["networks"] != 1 else ""
+    if summary["method"] == MODELLED:
+        return f"modelled {asked.removeprefix(MODEL)}, computed by a formula and not measured"
+    got = f"got {', '.join(figures)}" if figures else "not measured"
+    text = f"emulated {asked} ({got})"
+    return text if summary["held"] else f"{text}, which did not hold: {'; '.join(summary['problems'])}"
+
+
+def format_rate(bits_per_second: float) -> str:
+    """ "940 Mbit/s"."""
+    unit = next((unit for unit in ("tbit", "gbit", "mbit") if bits_per_second >= _RATES[unit]), "kbit")
+    return f"{bits_per_second / _RATES[unit]:.3g} {unit.capitalize()}/s"
+
+
+def format_seconds(seconds: float) -> str:
+    """ "10.4 ms"."""
+    unit = next((unit for unit in ("s", "ms") if seconds >= _DELAYS[unit]), "us")
+    return f"{seconds / _DELAYS[unit]:.3g} {unit}"

@@ -1,0 +1,190 @@
+"""network.json: what the network between the ranks was, from the probes in the logs or from the engine that shaped it.
+
+Evidence is either the `network` events of rank 0 (a probe before the task and one after it), or shaping.json, which the
+engine writes if it made the network itself (`--network`) and probed it before the ranks started and after they ended.
+Foreign values: whatever is malformed is left out.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NotRequired, TypedDict
+
+from mlbench_cli.goals import is_finite_number
+from mlbench_cli.network import MODEL, MODELLED, NOT_SHAPED, find_deviations, parse_network
+from mlbench_cli.results.archive.events import one_line, plain
+
+MAX_LINKS = 64
+_LINK_FIGURES = (
+    *("rtt_p50_seconds", "rtt_p90_seconds", "alone_bits_per_second", "together_bits_per_second"),
+    *("first_bits_per_second", "first_bytes"),
+)
+_COUNTERS = (*("rx_bytes", "rx_packets", "rx_dropped", "tx_bytes", "tx_packets", "tx_dropped", "retransmits"),)
+
+
+class ProbeDocument(TypedDict):
+    """One probe. `links` go from a rank to its right neighbour; `counters` are of each rank's interface, since boot."""
+
+    stage: str
+    form: str | None
+    ranks: int
+    networks: int  # network stacks that the ranks run on; 1: all share one
+    links: list[dict[str, float]]
+    counters: list[Mapping[str, str | float]]
+    seconds: float | None
+    error: str | None
+
+
+class TrafficDocument(TypedDict):
+    """What the interfaces of the ranks counted between the two probes; maxima over ranks, sums for losses."""
+
+    max_sent_bytes: int
+    max_received_bytes: int
+    dropped_packets: int
+    retransmitted_segments: int
+
+
+class SummaryDocument(TypedDict):
+    """`network` of result.json. Of the probe before the task the lowest rates, and the median of the round trips."""
+
+    asked: str | None
+    method: str
+    networks: int | None
+    rtt_seconds: float | None
+    alone_bits_per_second: float | None
+    together_bits_per_second: float | None
+    first_bits_per_second: float | None
+    held: bool | None  # None: nothing was asked for, or nothing was measured
+    problems: list[str]
+
+
+class NetworkDocument(TypedDict):
+    """network.json."""
+
+    asked: str | None
+    method: str
+    probes: list[ProbeDocument]
+    traffic: TrafficDocument | None
+    summary: SummaryDocument
+    setup: NotRequired[Mapping[str, Any]]  # what the engine did to shape it
+
+
+def network_document(
+    asked: str | None, events: Iterable[Mapping[str, Any]], shaping: Mapping[str, Any] | None
+) -> NetworkDocument | None:
+    """network.json without its schema version; None if nothing was asked for and nothing measured."""
+    probes = [parse_probe(report) for report in _rows(list(events) if shaping is None else shaping.get("probes"))]
+    if asked is None and not probes:
+        return None
+    method = _method(asked, shaping)
+    setup = plain({key: value for key, value in shaping.items() if key != "probes"}) if shaping is not None else None
+    problems = _problems(asked, method, probes, setup)
+    document: NetworkDocument = {
+        "asked": asked,
+        "method": method,
+        "probes": probes,
+        "traffic": _traffic(probes),
+        "summary": _summary(asked, method, probes, problems),
+    }
+    if setup is not None:
+        document["setup"] = setup
+    return document
+
+
+def parse_probe(report: Mapping[str, Any]) -> ProbeDocument:
+    """A probe's report with every field present and of its type."""
+    links = report.get("links")
+    counters = report.get("counters")
+    error = report.get("error")
+    return {
+        "stage": "after" if report.get("stage") == "after" else "before",
+        "form": one_line(report["form"], 20) if isinstance(report.get("form"), str) else None,
+        "ranks": _count(report.get("ranks")),
+        "networks": _count(report.get("networks")),
+        "links": [_numbers(link, ("from", "to", *_LINK_FIGURES)) for link in _rows(links)],
+        "counters": [
+            {"interface": one_line(str(row.get("interface")), 20), **_numbers(row, _COUNTERS)}
+            for row in _rows(counters)
+        ],
+        "seconds": report["seconds"] if _is_amount(report.get("seconds")) else None,
+        "error": one_line(str(error)) if error else None,
+    }
+
+
+def _method(asked: str | None, shaping: Mapping[str, Any] | None) -> str:
+    if asked is not None and asked.startswith(MODEL):
+        return MODELLED
+    method = (shaping or {}).get("method")
+    return one_line(method, 40) if isinstance(method, str) and method else NOT_SHAPED
+
+
+def _problems(
+    asked: str | None, method: str, probes: Sequence[ProbeDocument], setup: Mapping[str, Any] | None
+) -> list[str]:
+    """Why a shaped network was not what was asked for."""
+    if asked is None or method == MODELLED:
+        return []
+    if not probes:
+        return ["it was not measured"]
+    shape = parse_network(asked)
+    found = [f"{problem} ({probe['stage']} the task)" for probe in probes for problem in find_deviations(shape, probe)]
+    noted = (setup or {}).get("problems")
+    return found + [one_line(str(problem)) for problem in noted[:8]] if isinstance(noted, list) else found
+
+
+def _summary(asked: str | None, method: str, probes: Sequence[ProbeDocument], problems: list[str]) -> SummaryDocument:
+    before = next((probe for probe in probes if probe["stage"] == "before" and probe["links"]), None)
+    links = before["links"] if before else []
+    trips = sorted(link["rtt_p50_seconds"] for link in links if "rtt_p50_seconds" in link)
+    lowest = {
+        key: min((link[key] for link in links if key in link), default=None)
+        for key in ("alone_bits_per_second", "together_bits_per_second", "first_bits_per_second")
+    }
+    return {
+        "asked": asked,
+        "method": method,
+        "networks": before["networks"] if before else None,
+        "rtt_seconds": trips[len(trips) // 2] if trips else None,
+        "alone_bits_per_second": lowest["alone_bits_per_second"],
+        "together_bits_per_second": lowest["together_bits_per_second"],
+        "first_bits_per_second": lowest["first_bits_per_second"],
+        "held": None if asked is None or method == MODELLED else not problems,
+        "problems": problems,
+    }
+
+
+def _traffic(probes: Sequence[ProbeDocument]) -> TrafficDocument | None:
+    """The difference of the counters of the first and the last probe; None if ranks share one interface."""
+    if len(probes) < 2 or probes[0]["networks"] < 2 or len(probes[0]["counters"]) != len(probes[-1]["counters"]):
+        return None
+    pairs = list(zip(probes[0]["counters"], probes[-1]["counters"], strict=True))
+
+    def growth(key: str) -> list[int]:
+        return [max(0, int(after.get(key, 0)) - int(before.get(key, 0))) for before, after in pairs]
+
+    if not pairs:
+        return None
+    return {
+        "max_sent_bytes": max(growth("tx_bytes")),
+        "max_received_bytes": max(growth("rx_bytes")),
+        "dropped_packets": sum(growth("tx_dropped")) + sum(growth("rx_dropped")),
+        "retransmitted_segments": sum(growth("retransmits")),
+    }
+
+
+def _rows(value: Any) -> list[Mapping[str, Any]]:
+    return [row for row in value[:MAX_LINKS] if isinstance(row, Mapping)] if _is_list(value) else []
+
+
+def _numbers(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, float]:
+    return {name: row[name] for name in names if _is_amount(row.get(name))}
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _count(value: Any) -> int:
+    return value if _is_amount(value) and isinstance(value, int) else 0
+
+
+def _is_amount(value: Any) -> bool:
+    return is_finite_number(value) and value >= 0

@@ -1,0 +1,436 @@
+"""What the network between the ranks gives: round trips, goodput, bursts and counters. Standard library only.
+
+Neighbours in the ring of ranks measure each other over TCP connections of their own: r sends to r + 1. Ranks that share
+one network interface (processes of one machine) take the short form, some 20 ms; ranks on several take up to 2 s.
+A network that cannot be measured is reported as such and never fails a run.
+
+`python -m task_images.harness.network_probe` is the same probe for whoever starts the ranks.
+"""
+
+import json
+import os
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol, TypedDict, TypeVar
+
+_T = TypeVar("_T")
+
+FULL, SHORT, AFTER = "full", "short", "after"
+FORMS = (FULL, SHORT, AFTER)
+
+CONNECT_SECONDS = 10.0
+STEP_SECONDS = 20.0  # in which a neighbour answers, on the slowest link
+TRANSFER_SECONDS = {FULL: 0.25, SHORT: 0.004, AFTER: 0.1}  # from which a transfer is long enough to be believed
+PINGS = {FULL: 40, SHORT: 20, AFTER: 20}
+PAUSE_SECONDS = 0.4  # in which a token bucket fills
+FIRST_CHUNK = 1 << 17
+MAX_CHUNK = 1 << 30
+BURST_BYTES = 1 << 20
+MAX_ALONE = 4  # links that are measured alone, one after the other
+MAX_LINKS = 64  # links that a report lists
+GROWTH = 4
+_BLOCK = memoryview(bytes(1 << 18))
+_WARM_UP = 0.2  # of a transfer that is not timed: the start of TCP
+_SOCKET_FAMILY = socket.AF_INET
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR
+_INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+LinkReport = TypedDict(  # a function, since "from" is a keyword; r to its right neighbour
+    "LinkReport",
+    {
+        "from": int,
+        "to": int,
+        "rtt_p50_seconds": float,
+        "rtt_p90_seconds": float,
+        "alone_bits_per_second": float,  # while no other link was used; of at most MAX_ALONE links
+        "together_bits_per_second": float,  # while all ranks sent
+        "first_bits_per_second": float,  # of the first bytes after a pause
+        "first_bytes": int,
+    },
+    total=False,
+)
+
+
+class CounterReport(TypedDict, total=False):
+    """What the kernel has counted for a rank's interface since it exists, and TCP in its network namespace."""
+
+    interface: str | None
+    rx_bytes: int
+    rx_packets: int
+    rx_dropped: int
+    tx_bytes: int
+    tx_packets: int
+    tx_dropped: int
+    retransmits: int
+
+
+class NetworkReport(TypedDict, total=False):
+    """What rank 0 reports of a probe; `error` instead of the figures if it failed."""
+
+    stage: str
+    form: str
+    ranks: int
+    networks: int  # network stacks that the ranks run on
+    links: list[LinkReport]
+    counters: list[CounterReport]
+    seconds: float
+    error: str
+
+
+class Store(Protocol):
+    """Where ranks leave short texts for each other; torch's rendezvous store is one."""
+
+    def set(self, key: str, value: str) -> Any: ...
+
+    def get(self, key: str) -> bytes:
+        """The value, when there is one."""
+        ...
+
+
+def measure_network(store: Store, rank: int, size: int, stage: str, master: str = "") -> NetworkReport | None:
+    """Measure the links among all ranks; all must call it. Returns the report on rank 0, None on the others.
+
+    stage    before or after: what the report is to be called, and a part of the keys in the store
+    master   address of rank 0, by whose route the own interface is found if no variable names it
+
+    Times are seconds, rates bits per second, counters those of this rank's interface since it exists.
+    """
+    begun = time.monotonic()
+    try:
+        address = find_own_address(os.environ, master)
+        listener = socket.create_server((address, 0), family=_SOCKET_FAMILY, backlog=size + 8)
+        with listener:
+            token = _exchange_token(store, rank, stage)
+            own = f"{address} {listener.getsockname()[1]} {_network_identity()}"
+            store.set(f"network/{stage}/{rank}", own)
+            everyone = [store.get(f"network/{stage}/{other}").decode().split(" ", 2) for other in range(size)]
+            places = [(host, int(port)) for host, port, _ in everyone]
+            networks = len({identity for _, _, identity in everyone})
+            form = SHORT if networks == 1 else FULL if stage == "before" else AFTER
+            links = _measure(rank, places, listener, token, form)
+    except (OSError, RuntimeError, ValueError) as error:
+        if rank:
+            return None
+        return {"stage": stage, "error": " ".join(str(error).split())[:200], "seconds": time.monotonic() - begun}
+    if links is None:
+        return None
+    return {"stage": stage, "form": form, "networks": networks, **links, "seconds": time.monotonic() - begun}
+
+
+def find_own_address(environ: Mapping[str, str], master: str = "") -> str:
+    """The IPv4 address by which other ranks reach this one. Raises OSError if there is none."""
+    for variable in _INTERFACE_VARIABLES:
+        name = environ.get(variable, "").lstrip("=").partition(",")[0]
+        with suppress(OSError, ImportError):
+            if name:
+                return _interface_address(name)
+    with socket.socket(_SOCKET_FAMILY, socket.SOCK_DGRAM) as probe:
+        probe.connect((master or "127.0.0.1", 9))  # sends nothing; the kernel only chooses a route
+        return str(probe.getsockname()[0])
+
+
+def find_interface(address: str) -> str | None:
+    """The name of the interface that has the address."""
+    for _, name in socket.if_nameindex():
+        with suppress(OSError, ImportError):
+            if _interface_address(name) == address:
+                return name
+    return None
+
+
+def read_counters(interface: str | None) -> CounterReport:
+    """Bytes, packets and drops of one interface, and TCP's retransmissions in this network namespace, so far."""
+    found: CounterReport = {"interface": interface}
+    with suppress(OSError, ValueError, IndexError), open("/proc/net/dev", encoding="ascii") as file:
+        for line in file:
+            name, _, rest = line.partition(":")
+            if name.strip() == interface:
+                fields = [int(word) for word in rest.split()]
+                found["rx_bytes"], found["rx_packets"], found["rx_dropped"] = fields[0], fields[1], fields[3]
+                found["tx_bytes"], found["tx_packets"], found["tx_dropped"] = fields[8], fields[9], fields[11]
+    with suppress(OSError, ValueError), open("/proc/net/snmp", encoding="ascii") as file:
+        rows = [line.split() for line in file if line.startswith("Tcp:")]
+        found["retransmits"] = int(rows[1][rows[0].index("RetransSegs")])
+    return found
+
+
+def _interface_address(name: str) -> str:
+    import fcntl
+
+    with socket.socket(_SOCKET_FAMILY, socket.SOCK_DGRAM) as probe:
+        answer = fcntl.ioctl(probe.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _network_identity() -> str:
+    """Equal for processes that share a network stack."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return f"{file.read().strip()}/{os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _exchange_token(store: Store, rank: int, stage: str) -> bytes:
+    """A secret of this probe, so that a stranger's connection is not taken for a neighbour's."""
+    if rank == 0:
+        store.set(f"network/{stage}/token", secrets.token_hex(16))
+    return store.get(f"network/{stage}/token")
+
+
+# --- connections ----------------------------------------------------------------------------------------------------
+
+
+class Line:
+    """A connection that carries lines of text and blocks of bytes. Every wait has an end."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(STEP_SECONDS)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = connection
+        self._rest = b""
+
+    def write(self, text: str) -> None:
+        self.socket.sendall(text.encode() + b"\n")
+
+    def read(self) -> str:
+        while b"\n" not in self._rest:
+            data = self.socket.recv(1 << 16)
+            if not data:
+                raise ConnectionError("a neighbour closed its connection")
+            self._rest += data
+            if len(self._rest) > 1 << 22:
+                raise ValueError("a neighbour sent an endless line")
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line.decode("utf-8", "replace")
+
+    def send_block(self, size: int) -> None:
+        while size > 0:
+            size -= self.socket.send(_BLOCK[: min(size, len(_BLOCK))])
+
+    def receive_block(self, size: int, buffer: bytearray) -> float:
+        """Bits per second of a block of `size` bytes, without its first part, in which TCP starts."""
+        got, marked, mark = 0, 0, 0.0
+        while got < size:
+            count = self.socket.recv_into(buffer, min(len(buffer), size - got))
+            if not count:
+                raise ConnectionError("a neighbour closed its connection")
+            got += count
+            if not marked and got >= _WARM_UP * size:
+                marked, mark = got, time.perf_counter()
+        elapsed = time.perf_counter() - mark
+        return (got - marked) * 8 / elapsed if elapsed > 0 and got > marked else 0.0
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def connect(place: tuple[str, int], hello: bytes) -> Line:
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            line = Line(socket.create_connection(place, timeout=CONNECT_SECONDS))
+            break
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+    line.socket.sendall(hello + b"\n")
+    return line
+
+
+def _accept(listener: socket.socket, token: bytes, wanted: set[str]) -> dict[str, Line]:
+    """The connections of those that name themselves by `wanted` words and know the token."""
+    found: dict[str, Line] = {}
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while wanted - found.keys():
+        listener.settimeout(max(0.01, deadline - time.monotonic()))
+        line = Line(listener.accept()[0])
+        with suppress(OSError, ValueError):
+            secret, _, name = line.read().partition(" ")
+            if secrets.compare_digest(secret.encode(), token) and name in wanted:
+                found[name] = line
+                continue
+        line.close()
+    return found
+
+
+# --- the measurement --------------------------------------------------------------------------------------------------
+
+
+def _measure(
+    rank: int, places: Sequence[tuple[str, int]], listener: socket.socket, token: bytes, form: str
+) -> NetworkReport | None:
+    size = len(places)
+    right, left = (rank + 1) % size, (rank - 1) % size
+    wanted = {f"data {left}"} | ({f"control {other}" for other in range(1, size)} if rank == 0 else set())
+    lines: list[Line] = []
+    try:
+        accepted: dict[str, Line] = {}
+        failure: list[BaseException] = []
+
+        def accept() -> None:
+            try:
+                accepted.update(_accept(listener, token, wanted))
+            except (OSError, ValueError) as error:
+                failure.append(error)
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        forward = connect(places[right], token + f" data {rank}".encode())
+        lines.append(forward)
+        control = None
+        if rank:
+            control = connect(places[0], token + f" control {rank}".encode())
+            lines.append(control)
+        thread.join()
+        lines += accepted.values()
+        if failure:
+            raise failure[0]
+        followers = [accepted[f"control {other}"] for other in range(1, size)] if rank == 0 else []
+        member = _Member(rank, size, form, forward, accepted[f"data {left}"], places[rank][0])
+        if control is not None:
+            member.follow(control)
+            return None
+        return _lead(member, followers, size, form)
+    finally:
+        for line in lines:
+            line.close()
+
+
+class _Member:
+    """One rank of the probe: does what rank 0 orders, one order at a time."""
+
+    def __init__(self, rank: int, size: int, form: str, forward: Line, backward: Line, address: str) -> None:
+        self.rank, self.size, self.form = rank, size, form
+        self._forward, self._backward = forward, backward
+        self._interface = find_interface(address)
+        self._buffer = bytearray(1 << 18)
+        self._orders: dict[str, Callable[[int], Any]] = {
+            "ping": self._ping,
+            "echo": self._echo,
+            "both": self._ping_and_echo,
+            "grow": self._grow,
+            "sink": self._sink,
+            "send": self._forward.send_block,
+            "receive": lambda size: self._backward.receive_block(size, self._buffer),
+            "exchange": self._exchange,
+            "counters": lambda _: read_counters(self._interface),
+            "rest": lambda _: None,
+        }
+
+    def follow(self, control: Line) -> None:
+        while (order := control.read()) != "end":
+            word, _, number = order.partition(" ")
+            control.write(json.dumps(self.do(word, int(number))))
+
+    def do(self, word: str, number: int) -> Any:
+        return self._orders[word](number)
+
+    def _ping(self, count: int) -> list[float]:
+        """Round trips to the right neighbour, seconds, sorted."""
+        times = []
+        for _ in range(count):
+            begun = time.perf_counter()
+            self._forward.socket.sendall(b"x")
+            if not self._forward.socket.recv(1):
+                raise ConnectionError("a neighbour closed its connection")
+            times.append(time.perf_counter() - begun)
+        return sorted(times)
+
+    def _echo(self, count: int) -> None:
+        for _ in range(count):
+            self._backward.socket.sendall(self._backward.socket.recv(1))
+
+    def _ping_and_echo(self, count: int) -> list[float]:
+        return _beside(lambda: self._echo(count), lambda: self._ping(count))
+
+    def _grow(self, _: int) -> int:
+        """Send ever larger blocks until the receiver believes one; its size in bytes."""
+        size = FIRST_CHUNK
+        while True:
+            self._forward.send_block(size)
+            if self._forward.socket.recv(1) != b"+" or size >= MAX_CHUNK:
+                return size
+            size *= GROWTH
+
+    def _sink(self, _: int) -> float:
+        """Receive what `_grow` sends; bits per second of the last block."""
+        size, enough = FIRST_CHUNK, TRANSFER_SECONDS[self.form]
+        while True:
+            begun = time.perf_counter()
+            rate = self._backward.receive_block(size, self._buffer)
+            is_last = time.perf_counter() - begun >= enough or size >= MAX_CHUNK
+            self._backward.socket.sendall(b"." if is_last else b"+")
+            if is_last:
+                return rate
+            size *= GROWTH
+
+    def _exchange(self, size: int) -> float:
+        """Send to the right while the left one sends; bits per second received."""
+        return _beside(lambda: self._forward.send_block(size), lambda: self._backward.receive_block(size, self._buffer))
+
+
+def _beside(aside: Callable[[], Any], main: Callable[[], _T]) -> _T:
+    """The result of `main`, with `aside` done at the same time."""
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            aside()
+        except OSError as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    result = main()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return result
+
+
+def _lead(member: _Member, followers: Sequence[Line], size: int, form: str) -> NetworkReport:
+    """Rank 0's part: order one step after the other, and collect what the ranks found."""
+
+    def order(words: Mapping[int, str], number: int, others: str = "rest") -> list[Any]:
+        """What every rank answers, by rank; ranks without a word of their own rest."""
+        for rank, line in enumerate(followers, 1):
+            line.write(f"{words.get(rank, others)} {number}")
+        own = member.do(words.get(0, others), number)
+        return [own, *(json.loads(line.read()) for line in followers)]
+
+    counters = order({}, 0, "counters")
+    links: list[LinkReport] = [{"from": rank, "to": (rank + 1) % size} for rank in range(size)]
+    for link, times in zip(links, order({}, PINGS[form], "both"), strict=True):
+        link["rtt_p50_seconds"] = times[len(times) // 2]
+        link["rtt_p90_seconds"] = times[int(0.9 * len(times))]
+    alone = sorted({number * size // min(size, MAX_ALONE) for number in range(min(size, MAX_ALONE))})
+    block = FIRST_CHUNK
+    for sender in alone if form == FULL else alone[:1]:
+        receiver = (sender + 1) % size
+        answers = order({sender: "grow", receiver: "sink"}, 0)
+        block = answers[sender]
+        links[sender]["alone_bits_per_second"] = answers[receiver]
+    if form != SHORT:
+        for link, rate in zip(links, _shift(order({}, block, "exchange")), strict=True):
+            link["together_bits_per_second"] = rate
+    if form == FULL:
+        first = min(block, BURST_BYTES)
+        time.sleep(PAUSE_SECONDS)
+        links[0]["first_bits_per_second"] = order({0: "send", 1: "receive"}, first)[1]
+        links[0]["first_bytes"] = first
+    for line in followers:
+        line.write("end")
+    return {"ranks": size, "links": links[:MAX_LINKS], "counters": counters[:MAX_LINKS]}
+
+
+def _shift(values: Sequence[Any]) -> list[Any]:
+    """By receiver -> by sender."""
+    return [*values[1:], values[0]]

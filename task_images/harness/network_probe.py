@@ -1,0 +1,74 @@
+"""The probe of the network as a program, for an engine that makes the network itself. Standard library only.
+
+`python -m task_images.harness.network_probe RANK SIZE STAGE HOST:PORT` is one rank of the probe: rank 0 listens at
+HOST:PORT for the others, and prints one JSON document.
+"""
+
+import json
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+from task_images.harness.network import CONNECT_SECONDS, Line, connect, measure_network
+
+
+class SocketStore:
+    """The store for ranks without torch: rank 0 keeps the texts, the others ask it over one connection each."""
+
+    def __init__(self, rank: int, size: int, host: str, port: int) -> None:
+        self._values: dict[str, str] = {}
+        self._changed = threading.Condition()
+        self._line: Line | None = None
+        if rank:
+            self._line = connect((host, port), b"store")
+            return
+        server = socket.create_server((host, port), backlog=size + 8)
+        threading.Thread(target=self._serve, args=(server,), daemon=True).start()
+
+    def set(self, key: str, value: str) -> None:
+        if self._line is not None:
+            self._line.write(json.dumps([key, value]))
+            return
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def get(self, key: str) -> bytes:
+        if self._line is not None:
+            self._line.write(json.dumps([key, None]))
+            return str(json.loads(self._line.read())).encode()
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._values, CONNECT_SECONDS):
+                raise TimeoutError(f"no rank said {key} within {CONNECT_SECONDS:g} s")
+            return self._values[key].encode()
+
+    def _serve(self, server: socket.socket) -> None:
+        while True:
+            connection, _ = server.accept()
+            threading.Thread(target=self._answer, args=(Line(connection),), daemon=True).start()
+
+    def _answer(self, line: Line) -> None:
+        with suppress(OSError, ValueError):
+            line.read()
+            while True:
+                key, value = json.loads(line.read())
+                if value is None:
+                    line.write(json.dumps(self.get(key).decode()))
+                else:
+                    self.set(key, value)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """RANK SIZE STAGE HOST:PORT; rank 0 prints the report."""
+    rank, size, stage, place = int(arguments[0]), int(arguments[1]), arguments[2], arguments[3]
+    host, _, port = place.rpartition(":")
+    report = measure_network(SocketStore(rank, size, host, int(port)), rank, size, stage, host)
+    if report is not None:
+        print(json.dumps(report), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

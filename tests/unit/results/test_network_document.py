@@ -1,0 +1,183 @@
+"""network.json: what follows from the probes of a run, and how its figures are shown and compared."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.results.analysis.compare import compare
+from mlbench_cli.results.archive.documents import write_run_document
+from mlbench_cli.results.archive.network import network_document
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.seal import seal
+from mlbench_cli.results.archive.verify import find_problems
+from tests.unit.results.runs import event, new_run, observed, sealed_run, spec, training_log
+
+Report = dict[str, Any]  # words: ok
+
+
+def probe(stage: str = "before", rate: float = 9.4e9, trip: float = 2e-4, **changes: Any) -> Report:
+    links = [
+        {"from": 0, "to": 1, "rtt_p50_seconds": trip, "alone_bits_per_second": rate, "together_bits_per_second": rate},
+        {"from": 1, "to": 0, "rtt_p50_seconds": 2 * trip, "together_bits_per_second": 0.9 * rate},
+    ]
+    sent = 1000 if stage == "before" else 5000
+    counters = [
+        {"interface": "eth0", "tx_bytes": sent * (rank + 1), "rx_bytes": sent, "tx_dropped": 0, "retransmits": sent}
+        for rank in range(2)
+    ]
+    facts = {"form": "full", "ranks": 2, "networks": 2, "links": links, "counters": counters, "seconds": 1.2}
+    return {"stage": stage, **facts, **changes}
+
+
+def sealed_with(folder: Path, *probes: Report, shaping: Any = None, **changes: Any) -> Path:
+    run_spec = spec(**changes)
+    head = [event("network", **report) for report in probes]
+    run = new_run(folder, run_spec, {0: [*head, *training_log(0)], 1: training_log(1)})
+    if shaping is not None:
+        (folder / "shaping.json").write_text(json.dumps({"schema_version": 1, **shaping}))
+    write_run_document(run)
+    seal(run, observed())
+    return folder
+
+
+def test_a_run_that_measured_nothing_has_no_document(tmp_path: Path) -> None:
+    assert network_document(None, [], None) is None
+    folder = sealed_run(tmp_path / "a")
+    assert not (folder / "network.json").exists()
+    assert "network" not in json.loads((folder / "result.json").read_text())
+    assert find_problems(folder) == []
+
+
+def test_the_probes_of_rank_0_become_a_document(tmp_path: Path) -> None:
+    folder = sealed_with(tmp_path / "a", probe(), probe("after"))
+    document = json.loads((folder / "network.json").read_text())
+    assert document["summary"] == {
+        "asked": None,
+        "method": "none",
+        "networks": 2,
+        "rtt_seconds": 4e-4,
+        "alone_bits_per_second": 9.4e9,
+        "together_bits_per_second": 0.9 * 9.4e9,
+        "first_bits_per_second": None,
+        "held": None,
+        "problems": [],
+    }
+    assert document["traffic"] == {
+        "max_sent_bytes": 8000,
+        "max_received_bytes": 4000,
+        "dropped_packets": 0,
+        "retransmitted_segments": 8000,
+    }
+    assert json.loads((folder / "result.json").read_text())["network"] == document["summary"]
+    official = (folder / "official_result.txt").read_text()
+    assert "Network between the ranks: 8.46 Gbit/s, RTT 400 us." in official
+    assert find_problems(folder) == []
+
+
+def test_ranks_of_one_machine_say_nothing_in_the_official_file(tmp_path: Path) -> None:
+    folder = sealed_with(tmp_path / "a", probe(networks=1))
+    assert "Network" not in (folder / "official_result.txt").read_text()
+
+
+def test_what_is_malformed_in_a_report_is_left_out() -> None:
+    bad = probe(links=[{"from": 0, "rtt_p50_seconds": "fast", "x": 1}, 7], counters="none", seconds=-1, networks="2")
+    document = network_document(None, [bad], None)
+    assert document is not None
+    (found,) = document["probes"]
+    assert (found["links"], found["counters"], found["seconds"], found["networks"]) == ([{"from": 0}], [], None, 0)
+    assert document["summary"]["rtt_seconds"] is None
+
+
+def test_a_probe_that_failed_is_kept_with_its_reason() -> None:
+    document = network_document(None, [{"stage": "before", "error": "refused\n\x1b[2J", "seconds": 1.0}], None)
+    assert document is not None
+    assert document["probes"][0]["error"] == "refused [2J"
+
+
+@pytest.mark.parametrize(("trip", "is_held"), [(2e-3, True), (9e-3, False)])
+def test_a_shaped_network_is_held_against_its_probes(tmp_path: Path, trip: float, is_held: bool) -> None:
+    reports = [probe(stage, 0.97e9, trip) for stage in ("before", "after")]
+    for report in reports:
+        for one in report["links"]:
+            one.update(rtt_p50_seconds=trip, together_bits_per_second=0.97e9)
+    folder = sealed_with(
+        tmp_path / "a", shaping={"method": "packet", "probes": reports, "mtu": 65535}, network="1gbit,1ms"
+    )
+    document = json.loads((folder / "network.json").read_text())
+    assert (document["method"], document["summary"]["held"], document["setup"]["mtu"]) == ("packet", is_held, 65535)
+    official = (folder / "official_result.txt").read_text()
+    assert "emulated 1gbit,1ms (got 970 Mbit/s" in official
+    assert ("did not hold" in official) is not is_held
+    assert find_problems(folder) == []
+
+
+def test_a_shaped_network_without_a_probe_did_not_hold(tmp_path: Path) -> None:
+    folder = sealed_with(tmp_path / "a", network="1gbit,1ms")
+    assert json.loads((folder / "network.json").read_text())["summary"]["problems"] == ["it was not measured"]
+
+
+def test_a_modelled_network_is_labelled_as_such(tmp_path: Path) -> None:
+    folder = sealed_with(tmp_path / "a", probe(networks=1), network="model:1gbit,1ms")
+    assert "modelled 1gbit,1ms, computed by a formula" in (folder / "official_result.txt").read_text()
+
+
+def test_verify_finds_a_network_that_does_not_follow_from_the_evidence(tmp_path: Path) -> None:
+    folder = sealed_with(tmp_path / "a", probe())
+    path = folder / "network.json"
+    changed = path.read_text().replace('"networks": 2', '"networks": 3')
+    _reseal(folder, path, changed)
+    assert {problem.code for problem in find_problems(folder)} == {"inconsistent"}
+    plain = sealed_run(tmp_path / "b")
+    _reseal(plain, plain / "network.json", changed)
+    assert [problem.file for problem in find_problems(plain)] == ["network.json"]
+
+
+def _reseal(folder: Path, path: Path, text: str) -> None:
+    path.write_text(text)
+    names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+    lines = [
+        f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n"
+        for name in names
+        if name != "SHA256SUMS"
+    ]
+    (folder / "SHA256SUMS").write_text("".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "texts"),
+    [
+        (None, "1gbit,5ms", ["The networks differ: none and 1gbit,5ms."]),
+        ("1gbit,5ms", "1gbit,5ms", []),
+        ("1gbit,5ms", "model:1gbit,5ms", ["The networks differ: 1gbit,5ms and model:1gbit,5ms."]),
+    ],
+)
+def test_runs_on_other_networks_are_not_comparable(
+    tmp_path: Path, a: str | None, b: str | None, texts: list[str]
+) -> None:
+    one, other = (Archive.open(sealed_run(tmp_path / name, network=value)) for name, value in (("a", a), ("b", b)))
+    found = compare([one], [other]).obstacles
+    assert [obstacle.text for obstacle in found if obstacle.word == "network"] == texts
+    assert [obstacle for obstacle in compare([one], [other], across=["network"]).obstacles if obstacle.word] == []
+
+
+@pytest.mark.parametrize(
+    ("rate", "trip", "networks", "differs"),
+    [
+        (9.4e9, 2e-4, 2, False),
+        (6.5e9, 2e-4, 2, False),
+        (0.94e9, 2e-4, 2, True),
+        (9.4e9, 9e-4, 2, True),
+        (0.94e9, 2e-4, 1, False),
+    ],
+)
+def test_measured_networks_differ_only_beyond_noise(
+    tmp_path: Path, rate: float, trip: float, networks: int, differs: bool
+) -> None:
+    one = Archive.open(sealed_with(tmp_path / "a", probe()))
+    other = Archive.open(sealed_with(tmp_path / "b", probe(rate=rate, trip=trip, networks=networks)))
+    texts = [obstacle.text for obstacle in compare([one], [other]).obstacles if obstacle.word == "network"]
+    assert bool(texts) is differs
+    assert all(text.startswith("The measured networks differ: 8.46 Gbit/s, RTT 400 us and ") for text in texts)
