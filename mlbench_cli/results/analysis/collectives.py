@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlbench_cli import files
 from mlbench_cli.errors import UsageError
-from mlbench_cli.results.analysis.comparability import shorten
+from mlbench_cli.results.analysis.comparability import ComparisonKey, key_of, shorten
+from mlbench_cli.results.analysis.series import describe
 from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.figures.runs import COLORS, MARKERS, style, write
@@ -38,6 +39,8 @@ ABOUT_PUBLISHED = (
 )
 # Facts of a run that tell curves apart, in the order of a label.
 _FACTS = ("backend", "ranks", "device", "processes", "cpus", "cluster", "preset")
+# What the key of a run has in common with these.
+_KEY_FACTS_IN_LABEL = frozenset({"task", "backend", "device", "processes_per_worker", "cpus", "cluster", "preset", "label"})
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class Curve:
     label: str = ""
     published: bool = False
     functional: bool = False  # its figures are not a performance measurement
+    key: ComparisonKey | None = None  # None: published
 
 
 def read(archive: Archive) -> list[Curve]:
@@ -75,7 +79,7 @@ def read(archive: Archive) -> list[Curve]:
     return [
         Curve(
             run, *key, tuple(point for own, point in rows if own == key), _fit(fits.get(key)), facts, machine,
-            functional=functional,
+            functional=functional, key=key_of(archive),
         )
         for key in keys
     ]  # fmt: skip
@@ -109,15 +113,29 @@ def select_published(curves: Sequence[Curve]) -> list[Curve]:
 
 
 def label_curves(curves: Iterable[Curve]) -> list[Curve]:
-    """Curves with labels of what tells their runs apart; repeats are put together: medians of times, means of fits."""
+    """Curves with labels of what tells their runs apart; repeats are put together: medians of times, means of fits.
+
+    Curves of runs whose times are not comparable stay apart, whatever they differ in.
+    """
     curves = list(curves)
     varying = {name for name in _FACTS if len({curve.facts[name] for curve in curves if not curve.published}) > 1}
+    differences = _describe_differences([curve.key for curve in curves if curve.key is not None])
     groups: dict[tuple[str, ...], list[Curve]] = {}
     for curve in curves:
-        told = [curve.facts[name] for name in _FACTS if name in varying or name in ("backend", "ranks")]
-        label = ", ".join(filter(None, [*([PUBLISHED] if curve.published else []), *told]))
+        words = [curve.facts[name] for name in _FACTS if name in varying or name in ("backend", "ranks")]
+        if curve.key is not None:
+            words += differences[curve.key]
+        label = ", ".join(filter(None, [*([PUBLISHED] if curve.published else []), *words]))
         groups.setdefault((curve.collective, curve.dtype, curve.place, label), []).append(replace(curve, label=label))
     return [_together(group) for group in groups.values()]
+
+
+def _describe_differences(keys: Iterable[ComparisonKey]) -> dict[ComparisonKey, list[str]]:
+    """For each key in what it differs from others, in words, beyond what every label has."""
+    facts = {key: key.facts() for key in keys}
+    names = dict.fromkeys(name for own in facts.values() for name in own if name not in _KEY_FACTS_IN_LABEL)
+    varying = [name for name in names if len({own.get(name, "") for own in facts.values()}) > 1]
+    return {key: [describe(name, own.get(name, "")) for name in varying] for key, own in facts.items()}
 
 
 def to_csv(curves: Iterable[Curve]) -> str:
