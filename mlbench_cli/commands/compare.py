@@ -1,7 +1,7 @@
 """`mlbench compare`: two results side by side."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -12,10 +12,12 @@ from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output, complete_runs, results_of
 from mlbench_cli.commands._repeats import in_figures
 from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.model import JsonObject
+from mlbench_cli.results.analysis.cells import Values, describe_cell, pair_cells
 from mlbench_cli.results.analysis.comparability import WORDS, check_words
 from mlbench_cli.results.analysis.compare import Comparison
 from mlbench_cli.results.analysis.compare import compare as compare_archives
-from mlbench_cli.results.analysis.gate import Direction, check_gate
+from mlbench_cli.results.analysis.gate import Direction, GateResult, check_gate, worst_verdict
 from mlbench_cli.results.analysis.statistics import Estimate
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import open_verified
@@ -57,7 +59,8 @@ def compare(
     """Compare two results: what differs in their settings, and how their figures relate.
 
     Seconds with B / A below 1: B was faster. Of repeats (mlbench run --repeat) means are compared, with half the 95 %
-    interval behind the sign ±.
+    interval behind the sign ±. Experiments of several sizes or settings are compared cell by cell, and each cell has to
+    pass --fail-above.
     """
     if limit is not None and not 0 < limit < math.inf:
         raise UsageError(f"--fail-above {limit:g}: the ratio must be above 0.")
@@ -66,16 +69,38 @@ def compare(
     accepted = check_words(across or ())
     with ExitStack() as stack:
         a, b = ([stack.enter_context(open_verified(path)) for path in _archives(word)] for word in (first, second))
-        found = compare_archives(a, b, (_name(first, a), _name(second, b)), accepted)
-    gate = None if limit is None else check_gate(found, limit, metric, direction)
+        pairs, alone = pair_cells(a, b)
+        names = _name(first, a), _name(second, b)
+        found = {pair.values: compare_archives(pair.a, pair.b, names, accepted) for pair in pairs}
+    gates = {} if limit is None else {v: check_gate(found[v], limit, metric, direction) for v in found}
     if output == Format.json:
-        console.out_json({**found.to_dict(), "gate": None if gate is None else gate.to_dict()})
+        console.out_json(_document(found, gates, alone))
     else:
-        _show(found)
-    if gate is None:
-        return 0
-    console.note(f"{gate.verdict.replace('_', ' ').capitalize()}. {gate.reason}")
-    return gate.verdict.exit_code
+        for number, (values, comparison) in enumerate(found.items()):
+            if values:
+                console.out(f"{chr(10) if number else ''}{describe_cell(values)}")
+            _show(comparison)
+    if alone:
+        console.warn(f"Left out, for only one side has it: {'; '.join(alone)}.")
+    for values, gate in gates.items():
+        about = f"{describe_cell(values)}: " if values else ""
+        console.note(f"{about}{gate.verdict.replace('_', ' ').capitalize()}. {gate.reason}")
+    return worst_verdict(gates.values()).exit_code
+
+
+def _document(
+    found: Mapping[Values, Comparison], gates: Mapping[Values, GateResult], alone: Sequence[str]
+) -> JsonObject:
+    """One comparison as it is; of several a list, each with the values of its cell."""
+    each = {
+        values: {**comparison.to_dict(), "gate": gates[values].to_dict() if values in gates else None}
+        for values, comparison in found.items()
+    }
+    if list(each) == [()]:
+        return each[()]
+    comparisons = [{"cell": dict(values), **document} for values, document in each.items()]
+    verdict = str(worst_verdict(gates.values())) if gates else None
+    return {"schema_version": 1, "comparisons": comparisons, "left_out": list(alone), "verdict": verdict}
 
 
 def _archives(word: str) -> list[Path]:

@@ -76,6 +76,14 @@ def test_repeats_from_run_to_charts(capsys: Captured) -> None:
     assert run(["compare", "x-1", "x-2"]) == 0
     assert "40.0 ± 2.5" in capsys.readouterr().out
 
+    both = answer(capsys, "compare", "x", "x", "--across", "conditions")  # the experiment, with both of its sizes
+    assert [found["cell"] for found in both["comparisons"]] == [{"workers": "1"}, {"workers": "2"}]
+    assert [found["estimates"]["task"]["a"]["count"] for found in both["comparisons"]] == [3, 3]
+    assert run(["compare", "x", "x-2", "--fail-above", "9", "--across", "conditions"]) in (7, 9)
+    out, err = capsys.readouterr()
+    assert out.startswith("2 workers\n")
+    assert "Left out, for only one side has it: 1 worker (A only)." in err
+
     assert run(["charts", "figures", "--run", "x-1", "--run", "x-2"]) == 0
     rows = list(csv.DictReader(Path("figures/summary.csv").read_text().splitlines()))
     assert [(row["workers"], row["runs"]) for row in rows] == [("1", "3"), ("2", "3")]

@@ -22,7 +22,7 @@ from tests.documentation import NEEDS, PAGES, ROOT, Block, all_blocks, expected_
 from tools import reference
 from tools.check_site import find_problems
 
-COMMAND_SECONDS = 240
+COMMAND_SECONDS = 900
 RUNNABLE = [page for page in PAGES if any(block.commands and not block.needs for block in read_blocks(page))]
 
 

@@ -40,7 +40,9 @@ ABOUT_PUBLISHED = (
 # Facts of a run that tell curves apart, in the order of a label.
 _FACTS = ("backend", "ranks", "device", "processes", "cpus", "cluster", "preset")
 # What the key of a run has in common with these.
-_KEY_FACTS_IN_LABEL = frozenset({"task", "backend", "device", "processes_per_worker", "cpus", "cluster", "preset", "label"})
+_KEY_FACTS_IN_LABEL = frozenset(
+    {"task", "backend", "device", "processes_per_worker", "cpus", "cluster", "preset", "label"}
+)
 
 
 @dataclass(frozen=True)

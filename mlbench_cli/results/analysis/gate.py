@@ -5,7 +5,7 @@ The measure is "how many times worse B is than A": B / A for what should be low 
 upper end is not, and otherwise nothing can be told. So noise neither fails a build nor hides a regression.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -73,6 +73,12 @@ def check_gate(
         raise UsageError(f'Whether "{name}" should be low or high is not known.', hint="--direction higher, or lower")
     worse = row.ratio if direction is Direction.LOWER else row.ratio.inverse
     return GateResult(*_decide(found, str(name), worse, limit), name, direction, limit, worse)
+
+
+def worst_verdict(gates: Iterable[GateResult]) -> Verdict:
+    """One failure fails all; then one that cannot be told decides. PASSED for none at all."""
+    verdicts = {gate.verdict for gate in gates}
+    return next((worst for worst in (Verdict.FAILED, Verdict.CANNOT_TELL) if worst in verdicts), Verdict.PASSED)
 
 
 def find_metric(rows: Mapping[str, Row], asked: str | None) -> str | None:

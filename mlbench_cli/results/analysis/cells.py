@@ -1,0 +1,81 @@
+"""Two results of several sizes or settings: which runs of one stand beside which of the other.
+
+The runs of a side that differ in nothing that an experiment varies on purpose are repeats of one another: a cell. Cells
+of both sides with the same values are compared; those that only one side has are left out, by name.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mlbench_cli.errors import UsageError
+from mlbench_cli.results.analysis.comparability import WORKERS, key_of
+from mlbench_cli.results.analysis.series import describe
+from mlbench_cli.results.archive.reader import Archive
+
+# What sizes and the matrix of an experiment vary, besides parameters.
+_AXES = ("task", "preset", "backend", "device", "processes_per_worker", "gpus_per_worker", "cpus")
+_PARAMETER = "parameter "
+
+Values = tuple[tuple[str, str], ...]  # name and value of each axis that varies
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The runs of both sides with equal `values`; no values if neither side varies anything."""
+
+    values: Values
+    a: tuple[Archive, ...]
+    b: tuple[Archive, ...]
+
+    @property
+    def label(self) -> str:
+        """ "2 workers, backend mpi"; empty without values."""
+        return describe_cell(self.values)
+
+
+def pair_cells(a: Sequence[Archive], b: Sequence[Archive]) -> tuple[list[Pair], list[str]]:
+    """The pairs in the order of A's runs, and the labels of cells that one side lacks.
+
+    Raises UsageError if no cell of A is one of B.
+    """
+    axes = dict.fromkeys([*_varying_axes(a), *_varying_axes(b)])
+    ours, theirs = _cells(a, axes), _cells(b, axes)
+    pairs = [Pair(values, tuple(ours[values]), tuple(theirs[values])) for values in ours if values in theirs]
+    alone = [f"{describe_cell(values)} (A only)" for values in ours if values not in theirs]
+    alone += [f"{describe_cell(values)} (B only)" for values in theirs if values not in ours]
+    if not pairs:
+        raise UsageError(
+            f"A and B have no size or setting in common: {'; '.join(alone)}.",
+            hint="Name single runs to compare them all the same.",
+        )
+    return pairs, alone
+
+
+def describe_cell(values: Values) -> str:
+    return ", ".join(_describe(name, value) for name, value in values)
+
+
+def _describe(name: str, value: str) -> str:
+    if name == WORKERS:
+        return f"{value} worker{'' if value == '1' else 's'}"
+    return describe(name, value) or f"no {name}"
+
+
+def _axes_of(archive: Archive) -> dict[str, str]:
+    facts = key_of(archive).facts()
+    axes = {name: value for name, value in facts.items() if name in _AXES or name.startswith(_PARAMETER)}
+    return {WORKERS: str(archive.result["workers"]), **axes}
+
+
+def _varying_axes(side: Sequence[Archive]) -> list[str]:
+    every = [_axes_of(archive) for archive in side]
+    names = dict.fromkeys(name for axes in every for name in axes)
+    return [name for name in names if len({axes.get(name, "") for axes in every}) > 1]
+
+
+def _cells(side: Sequence[Archive], axes: Iterable[str]) -> dict[Values, list[Archive]]:
+    cells: dict[Values, list[Archive]] = {}
+    for archive in side:
+        own = _axes_of(archive)
+        cells.setdefault(tuple((name, own.get(name, "")) for name in axes), []).append(archive)
+    return cells
