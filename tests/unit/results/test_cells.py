@@ -1,6 +1,7 @@
 """Which runs of one result stand beside which of another."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from mlbench_cli.results.archive.reader import Archive
 from tests.unit.results.runs import sealed_run
 
 
-def archive(folder: Path, name: str, workers: int = 1, backend: str = "gloo", **changes: object) -> Archive:
+def archive(folder: Path, name: str, workers: int = 1, backend: str = "gloo", **changes: Any) -> Archive:
     return Archive.open(sealed_run(folder / name, name=name, workers=workers, backend=backend, **changes))
 
 

@@ -105,7 +105,10 @@ def test_curves_that_differ_in_anything_but_repeats_are_drawn_apart(tmp_path: Pa
         measured_run(tmp_path / "a", parameters={"sizes": "small"}),
         measured_run(tmp_path / "b", parameters={"sizes": "large"}, seed=1, name="other-2"),
     )
-    assert [curve.label for curve in label_curves(curves)] == ["gloo, 2 ranks, sizes=small", "gloo, 2 ranks, sizes=large"]
+    assert [curve.label for curve in label_curves(curves)] == [
+        "gloo, 2 ranks, sizes=small",
+        "gloo, 2 ranks, sizes=large",
+    ]
 
 
 def test_published_curves_are_those_of_the_same_device_type_and_ranks(tmp_path: Path) -> None:
