@@ -1,6 +1,6 @@
 """The catalogue of tasks: every folder under task_images/ with a `task.yaml` is one. Parsed into Task, checked, typed.
 
-A task.yaml looks like this (all keys but `legacy_name`, `goal`, `files`, `notes` and `free` are required):
+A task.yaml looks like this (`legacy_name`, `goal`, `files`, `preflight`, `notes` and `free` are optional):
 
     name: digits_resnet                  # the folder's name
     number: 1a                           # the benchmark's number in the specification
@@ -13,6 +13,7 @@ A task.yaml looks like this (all keys but `legacy_name`, `goal`, `files`, `notes
     goal: {metric: "Prec@1", comparison: ">=", wording: "{threshold}% Top 1 Validation Accuracy"}
     data: where the data come from, one line
     files: {...}                         # what the data folder must hold (datafiles.py); optional
+    preflight: task_images.gpt_pretraining.preflight   # module whose `check` refuses runs that cannot work; optional
     notes: [a line]                      # further lines for `mlbench tasks NAME`
     free: [loaders]                      # parameters that leave the mathematics as it is (results/archive/division.py)
     parameters:                          # name -> type, help, and for numbers min and max; `choices` for texts, lists
@@ -116,6 +117,7 @@ class Task:
     files: DataFiles | None = None
     free: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    preflight: str | None = None
     legacy_name: str | None = None
     folder: Path = field(default=Path(), compare=False)
 
@@ -227,10 +229,10 @@ def parse_task(text: str, path: Path) -> Task:
     for key in data:
         if key not in known:
             raise UsageError(f"{where}: unknown key {key!r}.{did_you_mean(str(key), sorted(known))}")
-    for key in sorted(known - {"goal", "files", "free", "notes", "legacy_name"}):
+    for key in sorted(known - {"goal", "files", "free", "notes", "preflight", "legacy_name"}):
         if key not in data:
             raise UsageError(f'{where}: the key "{key}" is missing.')
-    for key in ("name", "title", "image", "data", "legacy_name"):
+    for key in ("name", "title", "image", "data", "preflight", "legacy_name"):
         if key in data and (not isinstance(data[key], str) or not data[key]):
             raise UsageError(f'{where}: "{key}" is not a text.')
     parameters = {name: _parameter(where, name, entry) for name, entry in _mapping(where, data, "parameters").items()}
@@ -256,6 +258,7 @@ def parse_task(text: str, path: Path) -> Task:
         files=parse_data_files(where, data["files"]) if "files" in data else None,
         free=_texts(where, data, "free", tuple(parameters)) if "free" in data else (),
         notes=_texts(where, data, "notes") if "notes" in data else (),
+        preflight=data.get("preflight"),
         legacy_name=data.get("legacy_name"),
         folder=path.parent,
     )

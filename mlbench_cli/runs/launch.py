@@ -19,6 +19,7 @@ from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.masking import refuse_secrets
 from mlbench_cli.model import Cluster
 from mlbench_cli.runs.kubernetes_options import check_mount_point, require_folder, resolve_kubernetes
+from mlbench_cli.runs.preflight import check_run
 from mlbench_cli.runs.request import KUBERNETES, OPTIONS, Request, clip, flag, parse_duration
 from mlbench_cli.spec import CUSTOM, MAX_TIMEOUT, OPEN, SEED, RunSpec, check_name
 from task_images.harness.cores import effective_cores
@@ -85,6 +86,8 @@ def resolve(
             check_local(spec, machine)
         elif spec.device == "gpu" and ClusterDetails.of(cluster).gpus_per_node == 0:
             raise UsageError(f'The cluster "{cluster.name}" has no GPUs.', hint="Leave out --gpu.")
+        if spec.preset not in (CUSTOM, OPEN):
+            check_run(load_task(spec.task, tasks), spec)
     return specs
 
 

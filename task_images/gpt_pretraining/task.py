@@ -26,7 +26,12 @@ from task_images.harness.distributed import World
 from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
 from task_images.harness.language.layout import LayoutError
 from task_images.harness.language.parallel import SpreadOptions, choose_runner, split_layers, spread
-from task_images.harness.language.pretraining import Pretraining, PretrainingSettings, check_pretraining
+from task_images.harness.language.pretraining import (
+    Pretraining,
+    PretrainingSettings,
+    check_pretraining,
+    refuse_on_device,
+)
 from task_images.harness.language.tokens import (
     IGNORED,
     Batch,
@@ -76,6 +81,8 @@ def main(contract: Contract) -> None:
     with opening(contract, f"{settings.data} for a decoder", synthetic) as (world, report):
         seed_all(contract.seed)
         corpus = load_corpus(settings, contract, plan.shape.vocabulary)
+        report.data_identity(corpus.identify())
+        refuse_on_device(plan.memory, world.device)
         workload = NextToken(world, plan, settings, corpus, contract.seed)
         model = make_model(world, plan, settings, contract.seed)
         Pretraining(

@@ -21,7 +21,7 @@ from task_images.harness.distributed import World
 from task_images.harness.errors import DivergedError, TaskUsageError
 from task_images.harness.goals import GoalWatch
 from task_images.harness.language.checkpoints import load_step, save_step
-from task_images.harness.language.layout import CHECKPOINTING, PARALLEL, Layout, Memory
+from task_images.harness.language.layout import CHECKPOINTING, PARALLEL, Layout, LayoutError, Memory, check_memory
 from task_images.harness.language.parallel import check_optimizer, clip_gradients, set_last_pass, split_decay
 from task_images.harness.language.speed import find_peak
 from task_images.harness.metrics import Mean, TrainingLoss, collect
@@ -80,6 +80,16 @@ def check_pretraining(settings: PretrainingSettings, ranks: int) -> None:
         raise TaskUsageError(
             "checkpoint_every needs a folder that all ranks share", "--set checkpoint_dir=/shared/checkpoints"
         )
+
+
+def refuse_on_device(memory: Memory, device: torch.device) -> None:
+    """Raises TaskUsageError if the GPU has less memory than the estimate; a CPU's was looked at before the start."""
+    if device.type != "cuda":
+        return
+    try:
+        check_memory(memory, float(torch.cuda.get_device_properties(device).total_memory))
+    except LayoutError as error:
+        raise TaskUsageError(str(error), error.hint) from None
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,11 @@ import torch
 from torch import Tensor
 
 from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
+from task_images.harness.identity import DataIdentity, digest_arrays, made_up
 from task_images.harness.seeds import numpy_generator
 
 Tokens = npt.NDArray[Any]
+MAX_DIGESTED = 1 << 27
 IGNORED = -100  # a target that counts for nothing, as cross_entropy knows it
 BYTES = 256
 SPLITS = {"train": "train.bin", "valid": "val.bin"}
@@ -45,6 +47,15 @@ class Corpus:
     name: str
     synthetic: bool = False
     bytes_per_token: float | None = None
+
+    def identify(self) -> DataIdentity:
+        """No data set is prescribed for these tasks, so none is official. Large files are not digested: too slow."""
+        counts = {"training tokens": len(self.train), "validation tokens": len(self.valid)}
+        if self.synthetic:
+            return made_up(counts)
+        is_small = len(self.train) <= MAX_DIGESTED
+        digest = digest_arrays(self.train, self.valid) if is_small else None
+        return DataIdentity(counts, digest, None, "the task prescribes no data set")
 
 
 def python_text() -> Corpus:

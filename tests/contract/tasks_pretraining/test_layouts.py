@@ -71,3 +71,49 @@ def test_every_layout_has_the_curve_of_one_process(
     ranks: RankServer, tmp_path: Path, alone: list[dict[str, float]], size: int, changes: Mapping[str, Any]
 ) -> None:
     check_equal(train(ranks, size, tmp_path, **changes)[0], alone)
+
+
+def test_bf16_follows_the_curve_of_fp32(ranks: RankServer, tmp_path: Path, alone: list[dict[str, float]]) -> None:
+    check_equal(train(ranks, 2, tmp_path, parallel="fsdp2", precision="bf16")[0], alone, tolerance=5e-3)
+
+
+def test_a_checkpoint_of_two_ranks_goes_on_on_one_and_with_another_layout(
+    ranks: RankServer, tmp_path: Path, alone: list[dict[str, float]]
+) -> None:
+    folder = tmp_path / "checkpoints"
+    kept: Mapping[str, Any] = {"checkpoint_every": 4, "checkpoint_dir": str(folder)}
+    check_equal(train(ranks, 2, tmp_path / "first", parallel="fsdp2", **kept)[0], alone)
+    assert sorted(path.name for path in folder.iterdir()) == ["step-4", "step-8"]
+    resume = str(folder / "step-4")
+    for size, parallel in ((1, "ddp"), (2, "tp")):
+        [first, *_] = train(ranks, size, tmp_path / parallel, parallel=parallel, resume=resume)
+        rest = first.result["details"]["curve"]
+        assert [point["step"] for point in rest] == [6, 8]
+        assert [point["loss"] for point in rest] == pytest.approx([point["loss"] for point in alone[2:]], abs=EQUAL)
+    refused = load_task("gpt_pretraining").resolve("tiny", {**SHORT, "resume": resume, "global_batch": 4})
+    [other] = ranks.run(TASK, 1, tmp_path, refused)
+    assert other.code == 64
+    assert "was made with global_batch = 8" in other.stderr
+
+
+def test_documents_that_are_kept_apart_train_the_same_on_every_layout(ranks: RankServer, tmp_path: Path) -> None:
+    [one] = train(ranks, 1, tmp_path / "1", documents="separate")
+    two = train(ranks, 2, tmp_path / "2", documents="separate", parallel="fsdp2", micro_batch=2)
+    check_equal(two[0], curve_of(one))
+
+
+def test_the_throughput_protocol_reports_tokens_and_utilisation(ranks: RankServer, tmp_path: Path) -> None:
+    changes: Mapping[str, Any] = {"data": "synthetic", "blocks": 3, "block_updates": 2, "warmup_updates": 1}
+    [first, _] = train(ranks, 2, tmp_path, **changes)
+    result = first.result
+    assert result["outcome"] == "completed"
+    assert result["synthetic"]
+    assert result["updates"] == 6
+    details = result["details"]
+    measured = details["throughput"]
+    assert [len(times) for times in measured["seconds"]] == [2, 2, 2]
+    assert measured["rates"] == [8 * 64 * 2 / max(times) for times in measured["seconds"]]
+    assert details["tokens_per_second"] == pytest.approx(measured["summary"]["mean"])
+    assert 0 < details["mfu_of_measured_peak"] < 1
+    assert "mfu" not in details  # nobody knows this CPU's peak
+    assert details["communication"]["kinds"] == {"all_reduce": 4 * 125_248}
