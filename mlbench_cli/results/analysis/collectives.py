@@ -102,14 +102,20 @@ def select_published(curves: Sequence[Curve]) -> list[Curve]:
     """The original's curves that belong beside these: of their devices and types, and of their numbers of ranks where
     there are such. Raises UsageError where none of these is an all-reduce in a type that was published.
     """
-    own = [curve for curve in curves if curve.collective == "all_reduce"]
-    wanted = {(curve.facts["device"], curve.dtype) for curve in own}
-    found = [curve for curve in _load_published() if (curve.facts["device"], curve.dtype) in wanted]
+    found = find_published(curves)
     if not found:
         raise UsageError(
             "--published: the original published the all-reduce in fp32 and fp16; none of these runs measured that.",
             hint="mlbench run NAME 2 --task allreduce",
         )
+    return found
+
+
+def find_published(curves: Sequence[Curve]) -> list[Curve]:
+    """As `published`; empty if the original published nothing of the kind."""
+    own = [curve for curve in curves if curve.collective == "all_reduce"]
+    wanted = {(curve.facts["device"], curve.dtype) for curve in own}
+    found = [curve for curve in _load_published() if (curve.facts["device"], curve.dtype) in wanted]
     ranks = {curve.facts["ranks"] for curve in own}
     return [curve for curve in found if curve.facts["ranks"] in ranks] or found
 

@@ -1,0 +1,75 @@
+"""A report as Markdown, for pull requests: the headline, what to mind, tables, and the figures as tables.
+
+Foreign text cannot become markup: what has a meaning in Markdown or HTML is escaped.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from mlbench_cli.results.report.html import format_number
+from mlbench_cli.results.report.model import Figure, Report, Scale, Section, Table
+
+MAX_BYTES = 60_000  # a comment holds 65 536
+MAX_FIGURE_ROWS = 24
+_SPECIAL = re.compile(r"([\\`*_{}\[\]()#|~@!])")
+_CUT = "\n\n*The rest is in the HTML report.*\n"
+
+
+def render_markdown(report: Report, *, limit: int = MAX_BYTES) -> str:
+    """The report in at most `limit` bytes, cut between sections."""
+    begin = [f"# {escape(report.title)}", *(f"**{escape(line)}**" for line in report.headline)]
+    if report.warnings:
+        begin.append("\n".join(f"> {escape(line)}" for line in report.warnings))
+    text = "\n\n".join(begin) + "\n"
+    for section in report.sections:
+        more = "\n" + "\n\n".join(_section(section)) + "\n"
+        if len((text + more + _CUT).encode()) > limit:
+            return text + _CUT
+        text += more
+    return text
+
+
+def escape(text: str) -> str:
+    """Foreign text on one line, without any meaning in Markdown or in HTML."""
+    plain = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _SPECIAL.sub(r"\\\1", plain)
+
+
+def _section(section: Section) -> Iterator[str]:
+    yield f"## {escape(section.heading)}"
+    yield from map(escape, section.paragraphs)
+    for table in section.tables:
+        yield f"**{escape(table.title)}**"
+        yield _table(table.head, table.rows, table.numeric)
+    figures = [figure for figure in section.figures if figure.x.scale is Scale.CATEGORIES or len(_xs(figure)) <= 12]
+    for figure in figures:
+        yield from _figure(figure)
+    left = len(section.figures) - len(figures)
+    if left:
+        yield f"*{left} figures over time are in the HTML report.*"
+
+
+def _figure(figure: Figure) -> Iterator[str]:
+    """A figure as a table: a row for each x, a column for each line."""
+    xs = _xs(figure)
+    head = (figure.x.label, *(line.label for line in figure.lines))
+    columns = [dict(zip(line.xs, line.ys, strict=True)) for line in figure.lines]
+    rows = [(_name(figure, x), *(format_number(column.get(x)) for column in columns)) for x in xs[:MAX_FIGURE_ROWS]]
+    table = Table(figure.title, head, tuple(rows), tuple(range(len(head))))
+    yield f"<details><summary>{escape(figure.title)} ({escape(figure.y.label)})</summary>"
+    yield _table(table.head, table.rows, table.numeric)
+    yield "</details>"
+
+
+def _xs(figure: Figure) -> list[float]:
+    return sorted({x for line in figure.lines for x in line.xs})
+
+
+def _name(figure: Figure, x: float) -> str:
+    return figure.x.categories[int(x)] if figure.x.scale is Scale.CATEGORIES else f"{x:g}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int]) -> str:
+    marks = ["---:" if index in numeric else "---" for index in range(len(head))]
+    lines = [[escape(cell) for cell in head], marks, *([escape(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -1,0 +1,64 @@
+"""The results that the original MLBench published, beside which ours can be drawn: published_results.csv."""
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from mlbench_cli.results.report.model import Line
+
+_DATA = Path(__file__).parents[1] / "analysis" / "published_results.csv"
+# Our tasks that do what a published one did.
+_SAME = {"cifar10_resnet20_ddp": "cifar10_resnet20", "cifar10_resnet20_tensorflow": "cifar10_resnet20"}
+
+
+@dataclass(frozen=True)
+class PublishedValue:
+    """One published figure. `is_approximate`: read off a plot, within 2 to 5 %."""
+
+    task: str
+    variant: str
+    metric: str
+    workers: int
+    value: float
+    unit: str
+    is_approximate: bool
+    source: str
+
+
+@cache
+def read_published() -> tuple[PublishedValue, ...]:
+    lines = [line for line in _DATA.read_text("utf-8").splitlines() if not line.startswith("#")]
+    return tuple(
+        PublishedValue(
+            row["task"],
+            row["variant"],
+            row["metric"],
+            int(row["workers"]),
+            float(row["value"]),
+            row["unit"],
+            row["approx"] == "yes",
+            row["source"],
+        )
+        for row in csv.DictReader(lines)
+    )
+
+
+def published_lines(task: str, metric: str) -> Iterator[Line]:
+    """The published curves of a task's metric over the number of workers; none if nothing was published."""
+    values = [item for item in read_published() if (item.task, item.metric) == (_SAME.get(task, task), metric)]
+    for variant in dict.fromkeys(item.variant for item in values):
+        own = [item for item in values if item.variant == variant]
+        around = " ≈" if any(item.is_approximate for item in own) else ""
+        yield Line(
+            f"published: {variant}{around}",
+            tuple(float(item.workers) for item in own),
+            tuple(item.value for item in own),
+            reference=True,
+        )
+
+
+def published_sources(task: str) -> list[str]:
+    """Where the published figures of a task are from, each source once."""
+    return list(dict.fromkeys(item.source for item in read_published() if item.task == _SAME.get(task, task)))

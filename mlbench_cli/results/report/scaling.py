@@ -1,0 +1,308 @@
+"""Figures over the number of workers: time, speed-up, efficiency, phases, communication, cost, throughput.
+
+Runs are in one figure only if they did the same job: task, goal, data and time to spend are equal. What else differs
+(backend, machine, method, ...) is named by the label of the line.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from mlbench_cli.results.analysis.comparability import ComparisonKey
+from mlbench_cli.results.analysis.series import Group, Point, Series
+from mlbench_cli.results.analysis.statistics import Estimate, estimate
+from mlbench_cli.results.report.model import Axis, Figure, Kind, Line, Scale
+from mlbench_cli.results.report.published import published_lines
+from task_images.contract import CATEGORIES
+
+COMPUTE = ("forward", "loss", "backward", "optimizer")
+COMMUNICATION = "communication"
+_WORKERS = "workers"
+
+
+@dataclass(frozen=True)
+class Job:
+    """Groups of runs that did the same, so that they may share a figure. `prices` are US dollars by run, if known."""
+
+    name: str
+    groups: tuple[Group, ...]
+    prices: dict[str, float]
+
+    @property
+    def task(self) -> str:
+        return self.groups[0].task
+
+    @property
+    def workers(self) -> list[int]:
+        return sorted({point.workers for group in self.groups for point in group.points})
+
+    @property
+    def what(self) -> str:
+        """What is timed: "seconds to the goal", "seconds of the run"."""
+        if self.groups[0].after_time:
+            return "seconds that were to be spent"
+        if self.groups[0].key.measure:
+            return "seconds of the run"
+        return "seconds to the goal" if self.groups[0].metric else "seconds of the task"
+
+
+def split_jobs(series: Series, prices: dict[str, float]) -> list[Job]:
+    """The groups by what they did, in the order of the series; names tell jobs of one task apart."""
+    found: dict[tuple[object, ...], list[Group]] = {}
+    for group in series.groups:
+        found.setdefault(_job_key(group.key), []).append(group)
+    jobs = list(found.values())
+    tasks = [groups[0].task for groups in jobs]
+    return [
+        Job(
+            groups[0].task if tasks.count(groups[0].task) == 1 else f"{groups[0].task} ({_difference(groups[0])})",
+            tuple(groups),
+            prices,
+        )
+        for groups in jobs
+    ]
+
+
+def _job_key(key: ComparisonKey) -> tuple[object, ...]:
+    """Without a goal the parameters say how much is done."""
+    amount = () if key.goal else key.parameters
+    shared = (key.task, key.preset, key.goal, key.metric, key.budget, key.data, key.synthetic, key.division)
+    return (*shared, key.measure, key.label, key.command, key.judge, amount)
+
+
+def _difference(group: Group) -> str:
+    facts = group.facts
+    words = [facts.get("preset"), facts.get("goal"), facts.get("synthetic"), facts.get("label"), facts.get("budget")]
+    return ", ".join(word for word in words if word) or group.label
+
+
+def scaling_figures(job: Job, number: int) -> Iterator[Figure]:
+    """All figures of a job over the number of workers, those without any value left out."""
+    key = f"job{number}-"
+    made = (
+        _time(job, key),
+        _speedup(job, key),
+        _efficiency(job, key),
+        _compute_speedup(job, key),
+        *_phases(job, key),
+        _share(job, key),
+        _cost(job, key),
+        _price_index(job, key),
+        _throughput(job, key),
+        _after_time(job, key),
+    )
+    return (figure for figure in made if figure is not None)
+
+
+# --- one figure each ------------------------------------------------------------------------------------------------
+
+
+def _time(job: Job, key: str) -> Figure | None:
+    lines = _collect_lines(job, lambda group, point: point.seconds if point.good else None)
+    if job.groups[0].after_time:
+        return None
+    lines += published_lines(job.task, "seconds") if job.groups[0].metric else ()
+    title = "Time to goal" if job.groups[0].metric and not job.groups[0].key.measure else "Time"
+    return _figure(job, f"{key}time", f"{title}: {job.name}", job.what, lines, y_scale=Scale.LOG10)
+
+
+def _speedup(job: Job, key: str) -> Figure | None:
+    lines = _collect_lines(job, lambda group, point: group.speedup(point))
+    if not any(group.has_speedup for group in job.groups):
+        return None
+    lines += [*published_lines(job.task, "speedup"), _ideal(job)]
+    caption = "Times faster than the fewest workers of the same line: T(k0) / T(k)."
+    return _figure(job, f"{key}speedup", f"Speed-up: {job.name}", "speed-up", lines, caption, y_scale=Scale.LOG2)
+
+
+def _efficiency(job: Job, key: str) -> Figure | None:
+    if not any(group.has_speedup for group in job.groups):
+        return None
+    lines = _collect_lines(job, _efficiency_of)
+    caption = "Speed-up divided by the growth in workers; 1 is ideal."
+    return _figure(job, f"{key}efficiency", f"Efficiency: {job.name}", "efficiency", lines, caption, from_zero=True)
+
+
+def _compute_speedup(job: Job, key: str) -> Figure | None:
+    lines = _collect_lines(job, _compute_speedup_of)
+    if not any(len(line.xs) > 1 for line in lines):
+        return None
+    lines += [*published_lines(job.task, "compute_speedup"), _ideal(job)]
+    caption = "Of forward, loss, backward and optimizer alone, rank 0, communication left out."
+    title = f"Compute-only speed-up: {job.name}"
+    return _figure(job, f"{key}compute-speedup", title, "speed-up of computing", lines, caption, y_scale=Scale.LOG2)
+
+
+def _phases(job: Job, key: str) -> Iterator[Figure]:
+    for index, group in enumerate(job.groups):
+        points = [point for point in group.points if point.shown and any(point.parts.values())]
+        if not points:
+            continue
+        xs = tuple(float(place) for place in range(len(points)))
+        lines = tuple(
+            Line(name.replace("_", " "), xs, tuple(point.parts[name] for point in points))
+            for name in CATEGORIES
+            if any(point.parts.get(name) for point in points)
+        )
+        name = job.name if len(job.groups) == 1 else f"{job.name}, {group.label}"
+        axis = Axis(_WORKERS, Scale.CATEGORIES, categories=tuple(str(point.workers) for point in points))
+        yield Figure(
+            f"{key}phases-{index}",
+            f"Time by phase: {name}",
+            axis,
+            Axis("seconds", from_zero=True),
+            lines,
+            "Rank 0; means over repeats. The bars add up to the whole time.",
+            Kind.STACK,
+        )
+
+
+def _share(job: Job, key: str) -> Figure | None:
+    lines = _collect_lines(job, _share_of)
+    if not any(y for line in lines for y in line.ys):
+        return None
+    lines += published_lines(job.task, "communication_share")
+    caption = "Part of the whole time that rank 0 spent communicating and waiting for others."
+    title = f"Communication share: {job.name}"
+    return _figure(job, f"{key}communication", title, "share of the time", lines, caption, from_zero=True)
+
+
+def _cost(job: Job, key: str) -> Figure | None:
+    def cost(group: Group, point: Point) -> Estimate | None:
+        known = [job.prices[run.name] for run in point.good if run.name in job.prices]
+        return estimate(known) if known and len(known) == len(point.good) else None
+
+    lines = _collect_lines(job, cost)
+    if not any(line.ys for line in lines):
+        return None
+    lines += published_lines(job.task, "cost")
+    caption = "The whole cluster from the start of the first worker to the end of the last, at list prices."
+    title = f"Cost to goal: {job.name}"
+    return _figure(job, f"{key}cost", title, "US dollars", lines, caption, from_zero=True)
+
+
+def _price_index(job: Job, key: str) -> Figure | None:
+    if not any(group.has_speedup for group in job.groups):
+        return None
+    lines = [*_collect_lines(job, _price_index_of), *published_lines(job.task, "price_index")]
+    lines.append(
+        Line("distribution pays below 1", _counts(job, lines), (1.0,) * len(_counts(job, lines)), reference=True)
+    )
+    caption = "Increase of the price over increase of the performance: (k / k0) / S(k)²."
+    title = f"Price index: {job.name}"
+    return _figure(job, f"{key}price-index", title, "price index", lines, caption, y_scale=Scale.LOG10)
+
+
+def _throughput(job: Job, key: str) -> Figure | None:
+    lines = _collect_lines(job, lambda group, point: point.throughput if point.good else None)
+    if not any(line.ys for line in lines):
+        return None
+    lines += published_lines(job.task, "samples_per_second")
+    caption = "Samples of all ranks per second of training, waiting for data included, validation left out."
+    title = f"Throughput: {job.name}"
+    return _figure(job, f"{key}throughput", title, "samples per second", lines, caption, from_zero=True)
+
+
+def _after_time(job: Job, key: str) -> Figure | None:
+    if not any(group.after_time for group in job.groups):
+        return None
+    lines = _collect_lines(job, lambda group, point: point.value if point.good else None)
+    metric = job.groups[0].metric or "metric of the goal"
+    budget = job.groups[0].facts.get("budget", "")
+    caption = f"{metric} at the end of {budget} s of training."
+    return _figure(job, f"{key}after-time", f"{metric} after time: {job.name}", metric, lines, caption)
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
+
+
+def _efficiency_of(group: Group, point: Point) -> Estimate | None:
+    speedup, baseline = group.speedup(point), group.baseline
+    if speedup is None or baseline is None:
+        return None
+    return _scale(speedup, baseline.workers / point.workers)
+
+
+def _price_index_of(group: Group, point: Point) -> Estimate | None:
+    speedup, baseline = group.speedup(point), group.baseline
+    if speedup is None or baseline is None:
+        return None
+    growth = point.workers / baseline.workers
+    low, high = (None if end is None or end <= 0 else growth / end**2 for end in (speedup.high, speedup.low))
+    return Estimate(speedup.count, growth / speedup.mean**2, low, high)
+
+
+def _compute_speedup_of(group: Group, point: Point) -> Estimate | None:
+    baseline = group.baseline
+    if baseline is None or not point.good:
+        return None
+    seconds = [sum(each.parts.get(name, 0.0) for name in COMPUTE) for each in (baseline, point)]
+    return Estimate(len(point.good), seconds[0] / seconds[1]) if min(seconds) > 0 else None
+
+
+def _share_of(group: Group, point: Point) -> Estimate | None:
+    if not point.good or point.seconds.mean <= 0 or COMMUNICATION not in point.parts:
+        return None
+    shares = [run.parts.get(COMMUNICATION, 0.0) / run.seconds for run in point.good if run.seconds > 0]
+    return estimate(shares) if shares else None
+
+
+def _scale(found: Estimate, factor: float) -> Estimate:
+    low, high = (None if end is None else end * factor for end in (found.low, found.high))
+    return Estimate(found.count, found.mean * factor, low, high)
+
+
+# --- lines ----------------------------------------------------------------------------------------------------------
+
+
+def _collect_lines(job: Job, value: Callable[[Group, Point], Estimate | None]) -> list[Line]:
+    """A line per group, of the points that have the value."""
+    lines = []
+    for group in job.groups:
+        found = [(point, each) for point in group.points if (each := value(group, point)) is not None]
+        if not found:
+            continue
+        has_interval = any(each.low is not None for _, each in found)
+        lines.append(
+            Line(
+                group.label or group.task,
+                tuple(float(point.workers) for point, _ in found),
+                tuple(each.mean for _, each in found),
+                tuple(each.low for _, each in found) if has_interval else (),
+                tuple(each.high for _, each in found) if has_interval else (),
+            )
+        )
+    return lines
+
+
+def _ideal(job: Job) -> Line:
+    """Twice the workers, twice as fast."""
+    counts = job.workers
+    return Line("ideal", tuple(map(float, counts)), tuple(count / counts[0] for count in counts), reference=True)
+
+
+def _counts(job: Job, lines: Sequence[Line]) -> tuple[float, ...]:
+    return tuple(sorted({x for line in lines for x in line.xs} | {float(count) for count in job.workers}))
+
+
+def _figure(
+    job: Job,
+    key: str,
+    title: str,
+    label: str,
+    lines: Sequence[Line],
+    caption: str = "",
+    *,
+    y_scale: Scale = Scale.LINEAR,
+    from_zero: bool = False,
+) -> Figure | None:
+    own = [line for line in lines if not line.reference]
+    if not own:
+        return None
+    counts = _counts(job, lines)
+    scale = Scale.LOG2 if len(counts) > 1 else Scale.LINEAR
+    x = Axis(_WORKERS, scale, ticks=counts if len(counts) > 1 else (counts[0] - 1, counts[0], counts[0] + 1))
+    if from_zero:  # no quantity with this axis can be negative
+        lines = [replace(line, low=tuple(end and max(0.0, end) for end in line.low)) for line in lines]
+    if any(line.low for line in own):
+        caption = f"{caption} Bars: 95 % intervals.".strip()
+    return Figure(key, title, x, Axis(label, y_scale, from_zero=from_zero), tuple(lines), caption)
