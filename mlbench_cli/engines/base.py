@@ -8,6 +8,8 @@ from mlbench_cli.model import Finding, Observation, Run
 from mlbench_cli.spec import RunSpec
 
 LOG_GAP = "log_gap"  # the code of the finding that lines of a log are missing
+# Codes of the findings of `fetch` that say why output is missing.
+LOSSES = ("results_lost", "results_replaced")
 
 
 @dataclass(frozen=True)

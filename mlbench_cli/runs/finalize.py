@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from mlbench_cli.engines.base import Engine
+from mlbench_cli.engines.base import LOSSES, Engine
 from mlbench_cli.errors import MlbenchError, NotFoundError
 from mlbench_cli.model import Finding, Observation, Run, RunState
 from mlbench_cli.run_folder import RUN, RunFolder
@@ -91,10 +91,14 @@ def _complete(run: Run, engine: Engine, observation: Observation | None) -> Fini
 
 
 def _fetch(run: Run, engine: Engine, observation: Observation) -> Observation:
-    """Bring the run's files; the observation with what the transfer has found."""
+    """Bring the run's files; the observation with what the transfer has found.
+
+    A loss is reported once, by the engine if it knows why.
+    """
     fetched = engine.fetch(run)
     codes = {finding.code for finding in observation.findings}
-    found = fetched.findings if fetched.complete else (_OUTPUT_LOST, *fetched.findings)
+    is_explained = any(finding.code in LOSSES for finding in fetched.findings)
+    found = fetched.findings if fetched.complete or is_explained else (_OUTPUT_LOST, *fetched.findings)
     more = tuple(finding for finding in found if finding.code not in codes)
     return replace(observation, findings=(*observation.findings, *more))
 
