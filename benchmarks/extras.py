@@ -26,13 +26,13 @@ def main() -> int:
     failed = 0
     for extra in given.extras:
         with tempfile.TemporaryDirectory() as folder:
-            for what, trouble in _checked(extra, Path(folder)):
+            for what, trouble in check_extra(extra, Path(folder)):
                 print(f"[{extra}] {what}: {trouble or 'ok'}", flush=True)
                 failed += bool(trouble)
     return 1 if failed else 0
 
 
-def _checked(extra: str, folder: Path) -> "list[tuple[str, str]]":
+def check_extra(extra: str, folder: Path) -> "list[tuple[str, str]]":
     """What was looked at, and what is wrong with it."""
     python = folder / "venv" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)

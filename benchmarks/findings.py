@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from mlbench_cli.kube.access import Access
-from tests.e2e.runs import Cluster, Runs, restricted
+from tests.e2e.runs import Cluster, Runs, restricted_namespace
 from tests.e2e.troubles import TROUBLES, WANTS_DOCKER, nodes_can_be_paused, provoke
 
 LIMIT = 10.0
@@ -25,7 +25,7 @@ def main(image: str, names: list[str]) -> None:
         pausable = nodes_can_be_paused(api)
     print(f"{'provoked':14} {'named':20} {'seconds after the API showed it':>32}")
     rows = []
-    with restricted(access) as inside:
+    with restricted_namespace(access) as inside:
         cluster = Cluster(inside, image, image, Path(os.environ["KUBECONFIG"]))
         for name in names or TROUBLES:
             if name in WANTS_DOCKER and not pausable:

@@ -14,13 +14,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from mlbench_cli.kube.access import Access
 from tests.e2e.kills import KILLS, survive
-from tests.e2e.runs import Cluster, Runs, restricted
+from tests.e2e.runs import Cluster, Runs, restricted_namespace
 
 
 def main(image: str) -> None:
     print(f"{'killed before':20} {'gone on in':16} {'ended':8} {'log':8} {'output':24} {'released':8}")
     well = 0
-    with restricted(Access.from_kubeconfig()) as access:
+    with restricted_namespace(Access.from_kubeconfig()) as access:
         cluster = Cluster(access, image, image, Path(os.environ["KUBECONFIG"]))
         for event, number in KILLS:
             for elsewhere in (False, True):

@@ -210,7 +210,7 @@ def describe(
     name: str, model: nn.Module, words: int, run: Callable[[], None], rate: float, device: torch.device
 ) -> None:
     run()
-    seconds = timed(run, device)
+    seconds = measure_seconds(run, device)
     parameters = count_parameters(model.parameters())
     # Six operations per parameter and word, those of attention not counted. Encoder and decoder see a word each.
     share = 6 * parameters * words / seconds / rate
@@ -226,7 +226,7 @@ def multiplication_rate(device: torch.device) -> float:
     """Operations per second of a large matrix product, float32."""
     a = torch.randn(2048, 2048, device=device)
     torch.mm(a, a)
-    return 2 * 2048**3 / min(timed(lambda: torch.mm(a, a), device) for _ in range(3))
+    return 2 * 2048**3 / min(measure_seconds(lambda: torch.mm(a, a), device) for _ in range(3))
 
 
 def side_by_side(
@@ -235,11 +235,11 @@ def side_by_side(
     """Least seconds of each, taken in turns after one go to warm up."""
     one()
     other()
-    seconds = [(timed(one, device), timed(other, device)) for _ in range(times)]
+    seconds = [(measure_seconds(one, device), measure_seconds(other, device)) for _ in range(times)]
     return min(pair[0] for pair in seconds), min(pair[1] for pair in seconds)
 
 
-def timed(run: Callable[[], Any], device: torch.device) -> float:
+def measure_seconds(run: Callable[[], Any], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     begin = time.perf_counter()

@@ -136,20 +136,20 @@ def _eks_making(aws: Any, folder: Path, log: list[str], every: int) -> Iterator[
     from tests.contract.providers.eks_world import Case, make, pattern, together
 
     cases = [Case(aws, folder, f"kill{number}-2") for number in range(len(log))]
-    together([_started(case, lambda case: make(case.name, case.folder / "home"), at * every)
+    together([start_killed_at(case, lambda case: make(case.name, case.folder / "home"), at * every)
               for at, case in enumerate(cases)])  # fmt: skip
-    yield "eks", "making", WORDS["kill"], len(cases), _left(cases)
+    yield "eks", "making", WORDS["kill"], len(cases), count_leaking(cases)
     for kind in ("throttle", "error", "error-after", "cut", "cut-after"):
         case = Case(aws, folder, f"pass-{kind}-2").order(kind, once_each=True)
         together([case.making])
-        yield "eks", "making", WORDS[kind], len(set(case.log)), _left([case])
+        yield "eks", "making", WORDS[kind], len(set(case.log)), count_leaking([case])
     for kind in ("deny", "quota"):
         lines = list(dict.fromkeys(log))
         cases = [Case(aws, folder, f"{kind}{number}-2") for number in range(len(lines))]
         for case, line in zip(cases, lines, strict=True):
             case.order(kind, action=pattern(line, NAME, case.name), times=1000)
         together([case.making for case in cases])
-        yield "eks", "making", WORDS[kind], len(cases), _left(cases)
+        yield "eks", "making", WORDS[kind], len(cases), count_leaking(cases)
 
 
 def order_once(kind: str, case: Any, number: int) -> None:
@@ -168,8 +168,8 @@ def _eks_removing(made: Any, folder: Path, log: list[str], every: int) -> Iterat
             case.aws.calm(NAME)
             order(case, number)
             at = number * every if kind == "kill" else None
-            together([partial(case.started, partial(remove, NAME, case.folder / "h"), kill_at=at)])
-            left += _left([case])
+            together([partial(case.start_process, partial(remove, NAME, case.folder / "h"), kill_at=at)])
+            left += count_leaking([case])
             case.aws.stop()
         return left
 
@@ -189,16 +189,16 @@ def _eks_removing(made: Any, folder: Path, log: list[str], every: int) -> Iterat
     yield "eks", "removing", WORDS["deny"], len(lines), each("deny", len(lines), deny)
 
 
-def _started(case: Any, work: Callable[[Any], object], at: int) -> Callable[[], int]:
-    return lambda: int(case.started(lambda: work(case), kill_at=at))
+def start_killed_at(case: Any, work: Callable[[Any], object], at: int) -> Callable[[], int]:
+    return lambda: int(case.start_process(lambda: work(case), kill_at=at))
 
 
-def _left(cases: Sequence[Any]) -> int:
+def count_leaking(cases: Sequence[Any]) -> int:
     """How many of the cases leave something when they are removed by name, from an empty data directory."""
     from tests.contract.providers.eks_world import together
 
     together([case.removing for case in cases])
-    return sum(bool(case.left()) for case in cases)
+    return sum(bool(case.list_left()) for case in cases)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,9 @@ def main() -> None:
     print(f"{'cloud':<6}{'what':<8}{'seconds':>9}{'waits':>9}{'ratio':>8}")
     with tempfile.TemporaryDirectory() as folder:
         passes = {
-            name: [_measured(name, given.wait, Path(folder) / f"{name}{number}") for number in range(given.repeat)]
+            name: [
+                measure_life_cycle(name, given.wait, Path(folder) / f"{name}{number}") for number in range(given.repeat)
+            ]
             for name in given.providers
         }
         for name, measured in passes.items():
@@ -47,7 +49,7 @@ def main() -> None:
     print(f"worst {worst:.3f}, wanted at most {BUDGET}: {'reached' if worst <= BUDGET else 'NOT REACHED'}")
 
 
-def _measured(name: str, wait: float, home: Path) -> tuple[float, float]:
+def measure_life_cycle(name: str, wait: float, home: Path) -> tuple[float, float]:
     """Seconds that making and removing took."""
     from mlbench_cli.store import Store
     from providers.lifecycle import down, up
@@ -89,7 +91,7 @@ def _eks(wait: float, home: Path) -> Iterator[tuple[Any, Any]]:
     aws = AwsServer()
     aws.become("bench")
     forget()  # what an earlier pass has known
-    _warmed()
+    warm_up_double()
     forget()
     aws.rules(seconds=wait)
     try:
@@ -98,7 +100,7 @@ def _eks(wait: float, home: Path) -> Iterator[tuple[Any, Any]]:
         aws.stop()
 
 
-def _warmed() -> None:
+def warm_up_double() -> None:
     """The double itself reads a lot when it is asked for the first time; that is none of mlbench's time."""
     from tests.contract.providers.eks_world import make, remove
 

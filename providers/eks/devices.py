@@ -82,7 +82,7 @@ class DevicePlugin(Resource):
                 return Readiness(False, "the cluster cannot be reached yet")
             nodes = api.get("/api/v1/nodes", labelSelector=f"{ROLE_LABEL}={WORKER}")["items"]
         device = self.device
-        ready = sum(1 for node in nodes if _shown(node, device.resource) >= device.each)
+        ready = sum(1 for node in nodes if _count_allocatable(node, device.resource) >= device.each)
         return Readiness(
             ready >= self.count, f"{ready} of {self.count} machines show {device.each} × {device.resource}"
         )
@@ -108,6 +108,6 @@ class DevicePlugin(Resource):
             raise
 
 
-def _shown(node: dict[str, Any], resource: str) -> int:
+def _count_allocatable(node: dict[str, Any], resource: str) -> int:
     allocatable = (node.get("status") or {}).get("allocatable") or {}
     return int(allocatable.get(resource, 0))

@@ -45,7 +45,7 @@ def run_checks(project: str | None, location: str | None) -> Iterator[Check]:
     headers = (caller.get("ResponseMetadata") or {}).get("HTTPHeaders") or {}
     yield doctor.check_clock(checklist, headers.get("date"), time.time())
     yield from _services(checklist, aws)
-    yield from _offered(checklist, aws)
+    yield from _check_offers(checklist, aws)
     yield from _quotas(checklist, aws)
     yield doctor.check_clusters(checklist, lambda: _find_clusters(region))
     yield doctor.check_prices(checklist, "eks", region)
@@ -66,7 +66,7 @@ def _services(checklist: Checklist, aws: Aws) -> Iterator[Check]:
             yield checklist.result(f"API {service}", "allowed")
 
 
-def _offered(checklist: Checklist, aws: Aws) -> Iterator[Check]:
+def _check_offers(checklist: Checklist, aws: Aws) -> Iterator[Check]:
     """Which Kubernetes and which machines with GPUs there are."""
     versions = checklist("Kubernetes", lambda: aws.pages("eks", "describe_cluster_versions", "clusterVersions"))
     if versions is None:

@@ -59,10 +59,10 @@ class Stack(Resource):
         if not found.ours or state in ("DELETE_IN_PROGRESS", "ROLLBACK_IN_PROGRESS"):
             return ResourceStatus(state, found.ours, deleting=True)
         if state in BROKEN:
-            return ResourceStatus(state, broken=stack.get("StackStatusReason") or state, busy=self._occupied())
+            return ResourceStatus(state, broken=stack.get("StackStatusReason") or state, busy=self._find_users())
         if state == "CREATE_IN_PROGRESS":
             return ResourceStatus(state)
-        return ResourceStatus(state, busy=self._occupied(), differs=self._difference(stack))
+        return ResourceStatus(state, busy=self._find_users(), differs=self._difference(stack))
 
     def create(self) -> None:
         from templates import render
@@ -155,7 +155,7 @@ class Stack(Resource):
 
     # --- what others leave in the network -----------------------------------------------------------------------
 
-    def _occupied(self) -> str | None:
+    def _find_users(self) -> str | None:
         """What is still attached in the network and will disappear by itself, e.g. machines being terminated."""
         used = [item for item in self._interfaces() if item["Status"] not in ("available", "detaching")]
         if not used:

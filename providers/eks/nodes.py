@@ -204,7 +204,7 @@ class NodeGroup(EksResource):
             taints=group.taints,
             tags=ownership_tags(self.cluster),
             clientRequestToken=self.token,
-            **self._started(),
+            **self._launch_settings(),
         )
 
     def poll(self) -> Readiness:
@@ -225,7 +225,7 @@ class NodeGroup(EksResource):
         if flaw := super().find_flaw(described):
             return flaw
         # Where there were no machines to be had, another zone may be tried.
-        elsewhere = described["status"] == "CREATING" and self._moved(described)
+        elsewhere = described["status"] == "CREATING" and self._has_moved(described)
         return f"it waits for machines in another zone than {self.group.zone}" if elsewhere else None
 
     def find_difference(self, described: dict[str, Any]) -> str | None:
@@ -236,14 +236,14 @@ class NodeGroup(EksResource):
             return f"its machines are {described['instanceTypes'][0]}, not {group.types[0]}"
         if described.get("capacityType") not in (None, "SPOT" if group.spot else "ON_DEMAND"):
             return f"its machines are {described['capacityType']}"
-        if described["status"] == "ACTIVE" and self._moved(described):
+        if described["status"] == "ACTIVE" and self._has_moved(described):
             return f"its machines are not in the zone {group.zone}"
         count = described["scalingConfig"]["desiredSize"]
         if count != group.count:
             return f"it has {count} machines, not {group.count} (mlbench scale-cluster {self.cluster.name} N)"
         return None
 
-    def _moved(self, described: dict[str, Any]) -> bool:
+    def _has_moved(self, described: dict[str, Any]) -> bool:
         if self.group.zone is None or self.group.private:
             return False
         try:
@@ -257,7 +257,7 @@ class NodeGroup(EksResource):
             return network.private_subnet
         return network.subnets.get(self.group.zone or "") or next(iter(network.subnets.values()))
 
-    def _started(self) -> dict[str, Any]:
+    def _launch_settings(self) -> dict[str, Any]:
         if self.template:
             return {"launchTemplate": {"name": self.template.name}}
         return {"diskSize": self.group.disk}

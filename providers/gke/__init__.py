@@ -97,11 +97,11 @@ class GkeProvider:
     def plan(self, cluster: Cluster) -> Plan:
         from providers.gke.plan import make_plan
 
-        return make_plan(cluster, read_options(cluster, GkeOptions), _recorded(cluster), _gke(cluster))
+        return make_plan(cluster, read_options(cluster, GkeOptions), _recorded_machine(cluster), _gke(cluster))
 
     def resources(self, cluster: Cluster) -> Sequence[Resource]:
         options = read_options(cluster, GkeOptions)
-        machine = _recorded(cluster)
+        machine = _recorded_machine(cluster)
         plane = ControlPlane(cluster, _gke(cluster), options)
         count = ClusterDetails.of(cluster).nodes or 0
         pool = WorkerPool(plane, machine, count)
@@ -144,7 +144,7 @@ class GkeProvider:
         options = read_options(cluster, GkeOptions)
         if options.flex_start:
             raise UsageError("With --flex-start the machines come and go with the runs; there is nothing to scale.")
-        machine = _recorded(cluster)
+        machine = _recorded_machine(cluster)
         plane = ControlPlane(cluster, _gke(cluster), options)
         size = PoolSize(WorkerPool(plane, machine, nodes), nodes)
         return [size, ReadyMachines(plane, nodes, machine.gpus, (size,))] if nodes else [size]
@@ -164,7 +164,7 @@ def machine_of(options: GkeOptions) -> Machine:
     return machine
 
 
-def _recorded(cluster: Cluster) -> Machine:
+def _recorded_machine(cluster: Cluster) -> Machine:
     """Not judged again: what exists has to be found and removed whatever today's table says of it."""
     details = ClusterDetails.of(cluster)
     gpus = details.gpus_per_node or 0

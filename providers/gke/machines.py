@@ -72,10 +72,10 @@ def choose_machine(machine_type: str | None, num_gpus: int | None, gpu_type: str
     if machine_type is None:
         return _smallest(gpu or GPU_DEFAULT, num_gpus or 1) if gpu or num_gpus else Machine(CPU_DEFAULT)
     if machine_type in SHAPED:
-        return _shaped(SHAPED[machine_type], num_gpus, gpu)
+        return _check_accelerators(SHAPED[machine_type], num_gpus, gpu)
     if not gpu and not num_gpus:
         return Machine(machine_type)
-    return _attached(machine_type, num_gpus or 1, gpu or GPU_DEFAULT)
+    return _attach(machine_type, num_gpus or 1, gpu or GPU_DEFAULT)
 
 
 def _gpu(name: str) -> str:
@@ -94,16 +94,16 @@ def _gpu(name: str) -> str:
 
 def _smallest(gpu: str, count: int) -> Machine:
     if gpu in ATTACHED:
-        return _attached(ATTACHED_TO.get(count, ATTACHED_TO[1]), count, gpu)
+        return _attach(ATTACHED_TO.get(count, ATTACHED_TO[1]), count, gpu)
     fitting = [machine for machine in SHAPED.values() if machine.gpu == gpu and machine.gpus == count]
     if not fitting:
         counts = sorted({machine.gpus for machine in SHAPED.values() if machine.gpu == gpu})
-        raise UsageError(f"No machine has {count} × {gpu}; there are some with {_listed(counts)}.")
+        raise UsageError(f"No machine has {count} × {gpu}; there are some with {_join_counts(counts)}.")
     # Of the smallest machines with one L4 the second is the first with enough memory for the tasks.
     return fitting[1] if gpu == "nvidia-l4" and count == 1 else fitting[0]
 
 
-def _shaped(machine: Machine, num_gpus: int | None, gpu: str | None) -> Machine:
+def _check_accelerators(machine: Machine, num_gpus: int | None, gpu: str | None) -> Machine:
     if gpu is not None and gpu != machine.gpu:
         raise UsageError(
             f"A {machine.name} has {machine.gpu}, not {gpu}.", hint="Leave out --gpu-type, or --machine-type."
@@ -117,7 +117,7 @@ def _shaped(machine: Machine, num_gpus: int | None, gpu: str | None) -> Machine:
     return machine
 
 
-def _attached(machine_type: str, count: int, gpu: str) -> Machine:
+def _attach(machine_type: str, count: int, gpu: str) -> Machine:
     if gpu not in ATTACHED:
         fitting = [name for name, machine in SHAPED.items() if machine.gpu == gpu]
         raise UsageError(
@@ -130,9 +130,9 @@ def _attached(machine_type: str, count: int, gpu: str) -> Machine:
             hint=f"--machine-type {ATTACHED_TO.get(count, ATTACHED_TO[1])}",
         )
     if count not in ATTACHED[gpu]:
-        raise UsageError(f"A machine may have {_listed(ATTACHED[gpu])} × {gpu}, not {count}.")
+        raise UsageError(f"A machine may have {_join_counts(ATTACHED[gpu])} × {gpu}, not {count}.")
     return Machine(machine_type, gpu, count)
 
 
-def _listed(counts: tuple[int, ...] | list[int]) -> str:
+def _join_counts(counts: tuple[int, ...] | list[int]) -> str:
     return ", ".join(map(str, counts[:-1])) + f" or {counts[-1]}" if len(counts) > 1 else str(counts[0])

@@ -184,7 +184,7 @@ class Release(Resource):
 
     def poll(self) -> Readiness:
         if self._call is None:
-            return self._adopted()
+            return self._adopt_release()
         if self._call.code is None:
             return Readiness(False, self._call.line or "helm is at work")
         self._call.stop()
@@ -206,7 +206,7 @@ class Release(Resource):
     def _lock(self) -> str:
         return f"{self.cluster.name}-{self.name}"
 
-    def _adopted(self) -> Readiness:
+    def _adopt_release(self) -> Readiness:
         """Another helm is working on it; its client may have been killed."""
         found = self.find()
         if found is None or found.broken:

@@ -183,7 +183,7 @@ class Registry(Resource):
             state,
             broken="it is stopped" if ours and state != "running" else None,
             differs=self._difference(state, ports, ours),
-            kept=self._kept(ours),
+            kept=self._reason_to_keep(ours),
         )
 
     def create(self) -> None:
@@ -204,7 +204,7 @@ class Registry(Resource):
             return f"it is published on port {', '.join(ports) or 'none'} instead of {self.port}"
         return None
 
-    def _kept(self, ours: bool) -> str | None:
+    def _reason_to_keep(self, ours: bool) -> str | None:
         if not ours:
             return "it was not made by mlbench"
         others = [name for name in list_owned_clusters(f"{REGISTRY_LABEL}={self.name}") if name != self.cluster.name]
@@ -229,7 +229,7 @@ class RegistryEntry(Resource):
 
     def find(self) -> ResourceStatus | None:
         nodes = nodes_of(self.nodes.name)
-        if not nodes or not self._connected():
+        if not nodes or not self._is_connected():
             return None
         told = [succeeds(["docker", "exec", node, "grep", "-qxF", self.text.strip(), self.file]) for node in nodes]
         return ResourceStatus("there") if all(told) else None
@@ -237,7 +237,7 @@ class RegistryEntry(Resource):
     def create(self) -> None:
         from templates import render
 
-        if not self._connected():
+        if not self._is_connected():
             call(["docker", "network", "connect", self.network, self.registry.name])
         for node in nodes_of(self.nodes.name):
             script = f"mkdir -p '{os.path.dirname(self.file)}' && cat >'{self.file}'"
@@ -252,7 +252,7 @@ class RegistryEntry(Resource):
     def delete(self) -> None:
         return
 
-    def _connected(self) -> bool:
+    def _is_connected(self) -> bool:
         container: Any = inspect("container", self.registry.name)
         return container is not None and self.network in container["NetworkSettings"]["Networks"]
 

@@ -38,7 +38,7 @@ def outcomes(document: Any) -> dict[str, str]:
 COMMAND = ["--no-run-on-all", "--command", "sh -c 'echo \"$WORLD_SIZE $MLBENCH_SEED $MLBENCH_BACKEND\" >> told'"]
 
 
-def told() -> list[str]:
+def read_output() -> list[str]:
     return Path("told").read_text().splitlines()
 
 
@@ -49,14 +49,14 @@ def test_finished_members_are_skipped_and_repeats_added(capsys: Captured) -> Non
     argv = ["run", "x", "1", "2", *COMMAND]
     assert run([*argv, "--repeat", "1"]) == 0
     assert run(argv) == 0
-    assert told() == ["1 42 gloo", "2 42 gloo"]
+    assert read_output() == ["1 42 gloo", "2 42 gloo"]
     assert outcomes(answer(capsys, *argv, "--repeat", "2")) == dict.fromkeys(
         ["x-1", "x-2", "x-1-r2", "x-2-r2"], "completed"
     )
-    assert told() == ["1 42 gloo", "2 42 gloo", "1 43 gloo", "2 43 gloo"]
+    assert read_output() == ["1 42 gloo", "2 42 gloo", "1 43 gloo", "2 43 gloo"]
     assert run([*argv, "--backend", "mpi"]) == 2
     assert 'backend was "gloo", now "mpi"' in capsys.readouterr().err
-    assert len(told()) == len(Store().runs()) == 4
+    assert len(read_output()) == len(Store().runs()) == 4
 
 
 def test_a_failed_member_stays_failed_unless_it_is_retried(capsys: Captured) -> None:
@@ -112,13 +112,13 @@ def test_a_matrix_from_flags_to_compare(capsys: Captured) -> None:
     argv = ["run", "m", "1", *COMMAND, "--matrix", "backend=gloo,mpi", "--matrix", "seed=1,2"]
     document = answer(capsys, *argv, "--exclude", "backend=mpi,seed=2")
     assert [entry["name"] for entry in document["runs"]] == ["m-gloo-seed1-1", "m-gloo-seed2-1", "m-mpi-seed1-1"]
-    assert told() == ["1 1 gloo", "1 2 gloo", "1 1 mpi"]
+    assert read_output() == ["1 1 gloo", "1 2 gloo", "1 1 mpi"]
     members = answer(capsys, "status", "m")["experiments"][0]["members"]
     assert members[2]["point"] == {"backend": "mpi", "seed": "1"}
     assert outcomes(answer(capsys, *argv)) == dict.fromkeys(
         ["m-gloo-seed1-1", "m-gloo-seed2-1", "m-mpi-seed1-1", "m-mpi-seed2-1"], "completed"
     )
-    assert len(told()) == 4
+    assert len(read_output()) == 4
 
 
 def test_a_saved_file_asks_for_the_same(capsys: Captured) -> None:
@@ -142,11 +142,11 @@ def test_a_run_is_repeated_from_its_archive(capsys: Captured) -> None:
     assert run(["download", "x", "--to", "x.zip"]) == 0
     assert outcomes(answer(capsys, "run", "--from", "x.zip")) == {"x-again-2": "completed"}
     assert outcomes(answer(capsys, "run", "y", "--from", "x-2")) == {"y-2": "completed"}
-    assert told() == ["2 7 gloo"] * 3
+    assert read_output() == ["2 7 gloo"] * 3
     specs = {row.run.name: row.run.spec.content_hash for row in Store().runs()}
     assert len(set(specs.values())) == 1
     assert outcomes(answer(capsys, "run", "y", "--from", "x.zip")) == {"y-2": "completed"}
-    assert len(told()) == 3
+    assert len(read_output()) == 3
 
 
 def test_what_cannot_be_repeated_is_refused_with_the_reason(capsys: Captured) -> None:

@@ -225,20 +225,20 @@ def test_logs(written: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert run(["run", "a", "2", "--command", f"cat {written}"]) == 0
     capfdbinary.readouterr()
 
-    def shown(*argv: str) -> bytes:
+    def show_log(*argv: str) -> bytes:
         assert run(["logs", "a-2", *argv]) == 0
         return capfdbinary.readouterr().out
 
     plain = b"one\n\r 50%|## \n\xff\t@mlbench {\ntwo"
-    assert shown("--rank", "1", "--raw") == written.read_bytes()
-    assert shown("--rank", "1") == plain
+    assert show_log("--rank", "1", "--raw") == written.read_bytes()
+    assert show_log("--rank", "1") == plain
     lines = plain.split(b"\n")
-    merged = shown().split(b"\n")[:-1]
+    merged = show_log().split(b"\n")[:-1]
     for rank in (0, 1):  # each in its own order
         prefix = b"[%d] " % rank
         assert [line.removeprefix(prefix) for line in merged if line.startswith(prefix)] == lines
     assert len(merged) == 2 * len(lines)
-    document = json.loads(shown("-o", "json"))
+    document = json.loads(show_log("-o", "json"))
     assert "".join(line["text"] for line in document["lines"] if line["rank"] == 1) == plain.decode("utf-8", "replace")
     assert run(["logs", "a-2", "-o", "json", "--follow"]) == 2
 

@@ -27,14 +27,14 @@ def plain(text: str) -> str:
 # --- other questions -------------------------------------------------------------------------------------------------
 
 
-def finished(home: Path, *names: str) -> None:
+def make_finished_runs(home: Path, *names: str) -> None:
     for name in names:
         command = [*MLBENCH, "run", name, "1", "--command", "true"]
         subprocess.run(command, env={**os.environ, "MLBENCH_HOME": str(home)}, check=True, capture_output=True)
 
 
 def test_delete_asks_first(home: Path) -> None:
-    finished(home, "a")
+    make_finished_runs(home, "a")
     person = Terminal("delete", "a-1", home=home)
     person.answer("[y/N] ", "")
     code, printed = person.finish()
@@ -48,7 +48,7 @@ def test_delete_asks_first(home: Path) -> None:
 
 
 def test_charts_asks_which_runs(home: Path, tmp_path: Path) -> None:
-    finished(home, "a", "b", "c")
+    make_finished_runs(home, "a", "b", "c")
     person = Terminal("charts", str(tmp_path / "figures"), home=home)
     person.answer("[all]: ", "7")
     person.answer("[all]: ", "0 2")
@@ -59,7 +59,7 @@ def test_charts_asks_which_runs(home: Path, tmp_path: Path) -> None:
 
 
 def test_tables_fit_the_terminal(home: Path) -> None:
-    finished(home, "a-rather-long-name-of-a-run")
+    make_finished_runs(home, "a-rather-long-name-of-a-run")
     for columns in (60, 140):
         _, printed = Terminal("status", home=home, columns=columns).finish()
         assert max(map(len, plain(printed).splitlines())) <= columns
@@ -190,7 +190,7 @@ def test_a_pipe_gets_the_log_of_rank_0_on_stderr(home: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("variable", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
 def test_colours_are_left_out_on_request(home: Path, variable: str, value: str) -> None:
-    finished(home, "a")
+    make_finished_runs(home, "a")
     assert "\x1b[32m" in Terminal("status", home=home).finish()[1]
     _, printed = Terminal("status", home=home, environment={variable: value}).finish()
     assert "completed" in printed

@@ -32,7 +32,7 @@ def status(capsys: Captured, name: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def begun() -> list[str]:
+def list_begun() -> list[str]:
     return Path("told").read_text().splitlines() if Path("told").exists() else []
 
 
@@ -55,7 +55,7 @@ def start(capsys: Captured) -> None:
     out, err = capsys.readouterr()
     assert out == "x-1\nx-2\nx-3\n"
     assert "one after the other" in err
-    assert until(begun) == ["1 begins"]
+    assert until(list_begun) == ["1 begins"]
 
 
 def test_they_run_one_after_the_other(capsys: Captured) -> None:
@@ -64,10 +64,10 @@ def test_they_run_one_after_the_other(capsys: Captured) -> None:
     assert waiting["state"] == "created"
     assert {rank["reason"] for rank in waiting["ranks"]} == {"waits for the runs before it"}
     for size in (1, 2):
-        assert begun() == [f"{number} begins" for number in range(1, size + 1)]
+        assert list_begun() == [f"{number} begins" for number in range(1, size + 1)]
         Path(f"go-{size}").touch()
         assert run(["wait", f"x-{size}"]) == 0
-        assert until(lambda size=size: len(begun()) > size)  # type: ignore[misc]
+        assert until(lambda size=size: len(list_begun()) > size)  # type: ignore[misc]
     Path("go-3").touch()
     assert run(["wait", "x-3"]) == 0
     until(lambda: has_ended(background()))
@@ -82,7 +82,7 @@ def test_one_that_waits_can_be_cancelled_or_deleted(capsys: Captured) -> None:
     Path("go-1").touch()
     assert run(["wait", "x-1"]) == 0
     until(lambda: has_ended(background()))
-    assert begun() == ["1 begins"]
+    assert list_begun() == ["1 begins"]
     assert {row.run.name: row.outcome for row in Store().runs()} == {"x-1": "completed", "x-2": "cancelled"}
 
 
@@ -106,7 +106,7 @@ def test_a_killed_queue_is_noticed_at_once_and_the_same_command_goes_on(capsys: 
     Path("go-2").touch()
     Path("go-3").touch()
     assert run(["run", "x"]) == 0
-    assert begun() == ["1 begins", "2 begins", "3 begins"]
+    assert list_begun() == ["1 begins", "2 begins", "3 begins"]
     assert {row.run.name: row.outcome for row in Store().runs()} == dict.fromkeys(["x-1", "x-2", "x-3"], "completed")
 
 
@@ -119,13 +119,13 @@ def test_an_experiment_is_cancelled_as_a_whole_and_resumed(capsys: Captured) -> 
     assert "x-2 was not started." in out
     assert has_ended(background())
     assert status(capsys, "x")["experiments"][0]["queue"]["text"] == "ended: mlbench cancel stopped it"
-    assert begun() == ["1 begins"]
+    assert list_begun() == ["1 begins"]
     for size in (1, 2, 3):
         Path(f"go-{size}").touch()
     assert run(["run", "x", "--detach"]) == 0
     assert capsys.readouterr().out.splitlines() == ["x-1-try2", "x-2", "x-3"]
     assert run(["wait", "x"]) == 0
-    assert begun() == ["1 begins", "1 begins", "2 begins", "3 begins"]
+    assert list_begun() == ["1 begins", "1 begins", "2 begins", "3 begins"]
     assert run(["logs", "x", "--queue"]) == 0
     assert "x-3: starting" in capsys.readouterr().out
     assert run(["delete", "x", "--yes"]) == 0

@@ -24,7 +24,7 @@ def facts(rank: int = 0, **changes: Any) -> dict[str, Any]:
     }
 
 
-def told(state: dict[str, Any], **options: Any) -> list[tuple[str, str]]:
+def diagnose_state(state: dict[str, Any], **options: Any) -> list[tuple[str, str]]:
     document = {"name": "r-1", "ended": "failed", "first_failed": None, "ranks": [], **state}
     found = diagnose(document, lambda rank: [f"last line of {rank}"], timeout=60, **options)
     return [(finding.code, finding.summary) for finding in found]
@@ -32,24 +32,24 @@ def told(state: dict[str, Any], **options: Any) -> list[tuple[str, str]]:
 
 def test_memory_is_blamed_as_surely_as_it_was_seen() -> None:
     for counted, words in (("cgroup", "system, out of memory"), ("machine", "system, likely out of memory")):
-        ((code, summary),) = told({"first_failed": 0, "ranks": [facts(out_of_memory=counted)]})
+        ((code, summary),) = diagnose_state({"first_failed": 0, "ranks": [facts(out_of_memory=counted)]})
         assert code == "out_of_memory"
         assert words in summary
-    ((code, summary),) = told({"first_failed": 0, "ranks": [facts()]})
+    ((code, summary),) = diagnose_state({"first_failed": 0, "ranks": [facts()]})
     assert code == "rank_crashed"
     assert "SIGKILL, perhaps for want of memory, or by somebody" in summary
 
 
 def test_all_reasons_are_given_the_failed_rank_first() -> None:
     ranks = [facts(), facts(1, exit_code=1, signal=None)]
-    found = told({"first_failed": 1, "ranks": ranks, "disk_full": True})
+    found = diagnose_state({"first_failed": 1, "ranks": ranks, "disk_full": True})
     assert [code for code, _ in found] == ["rank_crashed", "disk_full"]
-    assert told({"ended": None, "stopping": "deadline"}) == [
+    assert diagnose_state({"ended": None, "stopping": "deadline"}) == [
         ("deadline", "The run was stopped at its deadline of 60 s.")
     ]
-    assert [code for code, _ in told({"ended": None}, gone=True)] == ["supervisor_lost"]
-    assert told({"ended": "exited"}) == told({"ended": "cancelled"}) == []
-    ((code, summary),) = told({"ended": "never_started", "start_problem": "no more processes"})
+    assert [code for code, _ in diagnose_state({"ended": None}, gone=True)] == ["supervisor_lost"]
+    assert diagnose_state({"ended": "exited"}) == diagnose_state({"ended": "cancelled"}) == []
+    ((code, summary),) = diagnose_state({"ended": "never_started", "start_problem": "no more processes"})
     assert (code, "no more processes" in summary) == ("not_started", True)
 
 

@@ -230,19 +230,19 @@ def test_the_default_file_is_the_same_for_all_users(monkeypatch: pytest.MonkeyPa
 
 
 def test_doctor_says_who_has_this_machine(lab: Lab, lock: Path, capsys: Captured) -> None:
-    def found() -> tuple[str, str]:
+    def find_lock_check() -> tuple[str, str]:
         assert mlbench(["doctor", "-o", "json"]) == 0
         checks = json.loads(capsys.readouterr().out)["checks"]
         return next((check["state"], check["found"]) for check in checks if check["what"] == "machine lock")
 
-    assert found() == ("ok", f"{lock}: free")
+    assert find_lock_check() == ("ok", f"{lock}: free")
     run = lab.start(SLEEP)
-    assert f"{run.name} of user" in found()[1]
+    assert f"{run.name} of user" in find_lock_check()[1]
     lab.engine.delete(run, force=True)
     lab.runs.clear()
     lock.unlink()
     lock.mkdir()
-    assert found()[0] == "missing"
+    assert find_lock_check()[0] == "missing"
 
 
 def test_a_detached_run_queues_in_the_background(lab: Lab, capsys: Captured, tmp_path: Path) -> None:

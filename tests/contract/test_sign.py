@@ -53,7 +53,7 @@ def allow(principal: str, key: str, options: str = "", file: str = "signers") ->
         lines.write(f"{principal} {options} {Path(f'{key}.pub').read_text()}")
 
 
-def refused(capsys: Captured, code: int, *words: str) -> str:
+def run_refused(capsys: Captured, code: int, *words: str) -> str:
     """What a command that must fail says."""
     capsys.readouterr()
     assert run(words) == code, capsys.readouterr().err
@@ -111,7 +111,7 @@ def test_git_s_file_of_signers_and_its_options() -> None:
 
 def test_an_agent_may_hold_the_key(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     new_key("locked", passphrase="correct horse")
-    said = refused(capsys, 3, "sign", "demo.zip", "--key", "locked")
+    said = run_refused(capsys, 3, "sign", "demo.zip", "--key", "locked")
     assert "was not unlocked" in said
     assert "ssh-add locked" in said
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", "agent"], stdout=subprocess.DEVNULL)
@@ -137,7 +137,7 @@ def test_an_agent_may_hold_the_key(monkeypatch: pytest.MonkeyPatch, capsys: Capt
 
 
 def test_no_signature_proves_no_origin(capsys: Captured) -> None:
-    said = refused(capsys, 3, "verify", "demo.zip", "--signers", "signers")
+    said = run_refused(capsys, 3, "verify", "demo.zip", "--signers", "signers")
     assert "demo.zip: origin not proven (integrity, derivation)" in said
     assert "it has no signature" in said
     assert "mlbench sign demo.zip --key FILE" in said
@@ -159,7 +159,7 @@ def test_a_signer_who_may_not_sign(capsys: Captured, options: str | None, proble
         allow(SIGNER, "other", file="strict")
     else:
         allow(SIGNER, "key", options, file="strict")
-    assert words in refused(capsys, 3, "verify", "demo.zip", "--signers", "strict")
+    assert words in run_refused(capsys, 3, "verify", "demo.zip", "--signers", "strict")
     assert run(["verify", "demo.zip", "--signers", "strict", "-o", "json"]) == 3
     [document] = json.loads(capsys.readouterr().out)["archives"]
     assert (document["ok"], document["origin_problem"], document["proven"]) == (
@@ -179,7 +179,7 @@ def test_what_was_signed_cannot_be_changed_and_sealed_again(capsys: Captured) ->
         sums["output/forged"] = layout.digest(file)
     Path(f"demo/{SUMS}").write_bytes(layout.format_sums(sums))
     assert run(["verify", "demo"]) == 0
-    assert "SHA256SUMS is not what was signed" in refused(capsys, 3, "verify", "demo", "--signers", "signers")
+    assert "SHA256SUMS is not what was signed" in run_refused(capsys, 3, "verify", "demo", "--signers", "signers")
 
 
 def test_a_damaged_archive_has_no_origin(capsys: Captured) -> None:
@@ -188,7 +188,7 @@ def test_a_damaged_archive_has_no_origin(capsys: Captured) -> None:
     capsys.readouterr()
     assert run(["verify", "demo", "--signers", "signers"]) == 2
     assert "origin" not in capsys.readouterr().out
-    said = refused(capsys, 2, "sign", "demo", "--key", "key", "--force")
+    said = run_refused(capsys, 2, "sign", "demo", "--key", "key", "--force")
     assert "it is not what was sealed" in said
 
 
@@ -219,11 +219,11 @@ def test_every_flipped_byte_of_a_signature_is_found(capsys: Captured) -> None:
 def test_a_second_signature_must_be_wanted(capsys: Captured) -> None:
     assert run(["sign", "demo.zip", "--key", "key"]) == 0
     before = Path("demo.zip").read_bytes()
-    assert "signed already" in refused(capsys, 2, "sign", "demo.zip", "--key", "key")
+    assert "signed already" in run_refused(capsys, 2, "sign", "demo.zip", "--key", "key")
     assert Path("demo.zip").read_bytes() == before
     new_key("other")
     assert run(["sign", "demo.zip", "--key", "other", "--force"]) == 0
-    assert "does not list the key" in refused(capsys, 3, "verify", "demo.zip", "--signers", "signers")
+    assert "does not list the key" in run_refused(capsys, 3, "verify", "demo.zip", "--signers", "signers")
 
 
 # --- what cannot be used ----------------------------------------------------------------------------------------------
@@ -231,14 +231,14 @@ def test_a_second_signature_must_be_wanted(capsys: Captured) -> None:
 
 def test_keys_that_cannot_sign(capsys: Captured) -> None:
     before = Path("demo.zip").read_bytes()
-    assert "no key absent" in refused(capsys, 4, "sign", "demo.zip", "--key", "absent")
+    assert "no key absent" in run_refused(capsys, 4, "sign", "demo.zip", "--key", "absent")
     Path("garbage").write_text("garbage")
     Path("garbage").chmod(0o600)
-    assert "cannot sign" in refused(capsys, 2, "sign", "demo.zip", "--key", "garbage")
+    assert "cannot sign" in run_refused(capsys, 2, "sign", "demo.zip", "--key", "garbage")
     Path("key").rename("elsewhere")
-    assert "no agent holds the private one" in refused(capsys, 3, "sign", "demo.zip", "--key", "key.pub")
+    assert "no agent holds the private one" in run_refused(capsys, 3, "sign", "demo.zip", "--key", "key.pub")
     Path("elsewhere").chmod(0o644)
-    assert "chmod 600 elsewhere" in refused(capsys, 3, "sign", "demo.zip", "--key", "elsewhere")
+    assert "chmod 600 elsewhere" in run_refused(capsys, 3, "sign", "demo.zip", "--key", "elsewhere")
     assert Path("demo.zip").read_bytes() == before
 
 
@@ -246,17 +246,17 @@ def test_files_that_are_no_signers(capsys: Captured) -> None:
     assert run(["sign", "demo.zip", "--key", "key"]) == 0
     for name, text, code in (("garbage", "garbage\n", 2), ("options", f"{SIGNER} odd=1 ssh-ed25519 AAAA\n", 2)):
         Path(name).write_text(text)
-        assert "is no file of signers" in refused(capsys, code, "verify", "demo.zip", "--signers", name)
+        assert "is no file of signers" in run_refused(capsys, code, "verify", "demo.zip", "--signers", name)
     Path("empty").touch()
-    assert "does not list" in refused(capsys, 3, "verify", "demo.zip", "--signers", "empty")
+    assert "does not list" in run_refused(capsys, 3, "verify", "demo.zip", "--signers", "empty")
     for name in ("absent", "."):
-        assert "no file of signers" in refused(capsys, 4, "verify", "demo.zip", "--signers", name)
+        assert "no file of signers" in run_refused(capsys, 4, "verify", "demo.zip", "--signers", name)
 
 
 def test_without_ssh_keygen_the_error_says_what_to_install(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     for words in (["sign", "demo.zip", "--key", "key"], ["verify", "demo.zip", "--signers", "signers"]):
-        assert "openssh-client" in refused(capsys, 2, *words)
+        assert "openssh-client" in run_refused(capsys, 2, *words)
     assert run(["verify", "demo.zip"]) == 0
 
 
@@ -268,7 +268,7 @@ def test_an_ssh_keygen_that_does_not_answer_is_given_up(
     (place / "bin" / "ssh-keygen").chmod(stat.S_IRWXU)
     monkeypatch.setenv("PATH", f"{place / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setattr("mlbench_cli.results.archive.sign.SIGN_SECONDS", 0.2)
-    assert "has not answered within 0.2 s" in refused(capsys, 124, "sign", "demo.zip", "--key", "key")
+    assert "has not answered within 0.2 s" in run_refused(capsys, 124, "sign", "demo.zip", "--key", "key")
 
 
 def test_a_passphrase_is_not_read_from_standard_input() -> None:

@@ -16,7 +16,7 @@ import mlbench_cli
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import ApiError
 from tests.e2e import real
-from tests.e2e.runs import Cluster, Runs, restricted
+from tests.e2e.runs import Cluster, Runs, restricted_namespace
 
 CLUSTER = "mlbench-e2e-3"  # one control plane, two machines for workers
 TASKS = ("allreduce", "digits_resnet")
@@ -83,7 +83,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         command("kubeconfig", "export", "--file", str(path))
         image = torch_image = f"mlbench/allreduce:{mlbench_cli.__version__}"
     try:
-        with restricted(Access.from_kubeconfig(path)) as access:
+        with restricted_namespace(Access.from_kubeconfig(path)) as access:
             yield Cluster(access, image, torch_image, path)
     except ApiError as error:
         pytest.skip(f"the cluster of {path} cannot be used: {error.message}")

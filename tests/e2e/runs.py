@@ -43,7 +43,7 @@ class Cluster:
 
 
 @contextmanager
-def restricted(access: Access) -> Iterator[Access]:
+def restricted_namespace(access: Access) -> Iterator[Access]:
     """The same access in a new namespace where Pod Security is restricted; it goes afterwards."""
     namespace = f"e2e-{os.getpid()}"
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}

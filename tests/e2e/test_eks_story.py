@@ -17,7 +17,7 @@ from mlbench_cli.kube.credentials import Token
 from tests.e2e.real import SHELL_IMAGE, mlbench, story
 from tests.fakes.aws_kube import refusal_of
 from tests.fakes.aws_server import AwsServer
-from tests.fakes.certificates import certified
+from tests.fakes.certificates import write_certificate
 from tests.fakes.kube_gate import KubeGate
 
 MACHINE = "g4dn.8xlarge"  # the smallest that has a GPU and a network card with EFA
@@ -39,7 +39,7 @@ def aws() -> Iterator[AwsServer]:
 
 
 def test_create_run_download_delete(aws: AwsServer, kubernetes: Access, tmp_path: Path) -> None:
-    ca = certified(tmp_path / "door.pem", "EKS double")
+    ca = write_certificate(tmp_path / "door.pem", "EKS double")
     gate = KubeGate(
         kubernetes, tmp_path / "door.pem", lambda authorization: refusal_of(authorization, "eks-story-2") is None
     )
@@ -57,7 +57,7 @@ def test_create_run_download_delete(aws: AwsServer, kubernetes: Access, tmp_path
         exported = json.loads(mlbench(environment, "kubeconfig", "token", "eks-story-2"))
         assert refusal_of(f"Bearer {exported['status']['token']}", "eks-story-2") is None
         mlbench(environment, "delete-cluster", "eks", "eks-story-2", "--yes")
-        assert aws.left("eks-story-2") == []
+        assert aws.list_left("eks-story-2") == []
         removed = json.loads(mlbench(environment, "status", "--cluster", "eks-story-2", "-o", "json"))
         assert removed["removal_seconds"] > 0
     finally:

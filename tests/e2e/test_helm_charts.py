@@ -27,7 +27,7 @@ from mlbench_cli.store import Store
 from providers.eks.devices import PATH, DevicePlugin, gpu_device
 from providers.eks.nodes import ROLE_LABEL, WORKER
 from providers.lifecycle import up
-from tests.fakes.chart_repository import packed, serving, write_chart
+from tests.fakes.chart_repository import pack_chart, serving, write_chart
 from tests.fakes.gke import Google
 from tests.fakes.kube_gate import KubeGate
 
@@ -152,7 +152,7 @@ def test_from_a_repository_to_a_removal_that_leaves_nothing(kind: Kind, tmp_path
     files = {path.relative_to(tmp_path / "web").as_posix(): path.read_text() for path in _chart(tmp_path)}
     values = (f"image={SHELL_IMAGE}", "ports[1].port=8081", "deep.er.still.x=0.5", 'name="1.10"', "gone=null")
     with serving() as repository:
-        repository.add(packed(files))
+        repository.add(pack_chart(files))
         location = f"{repository.url}/web@1.2.3"
         kind.create(location, "replicas=7", code=2)  # the chart's schema, before anything is asked of the cluster
         _, told = kind.create(location, *values)
@@ -241,7 +241,7 @@ def _remove_as_gke(kind: Kind, folder: Path) -> None:
     gate = KubeGate(kind.access, google.pem, google.world.knows)
     try:
         kind.mlbench("create-cluster", "gke", "1", NAME[:-2], "--yes", home="gke", more=google.environment)
-        google.world.named(NAME).endpoint = f"127.0.0.1:{gate.port}"
+        google.world.find_cluster(NAME).endpoint = f"127.0.0.1:{gate.port}"
         _, told = kind.mlbench("delete-cluster", "gke", NAME, "--yes", home="empty", more=google.environment)
         assert f"workload resources of {NAME} is deleted" in told
         assert google.world.clusters == {}

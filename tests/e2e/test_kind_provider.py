@@ -54,7 +54,7 @@ def _create_words(release: str, *more: str) -> list[str]:
     return ["create-cluster", "kind", "2", release, *image, *more]
 
 
-def _left(name: str) -> list[str]:
+def list_left_in_docker(name: str) -> list[str]:
     containers = ["docker", "ps", "-aq", "--filter", f"label=io.x-k8s.kind.cluster={name}"]
     volumes = ["docker", "volume", "ls", "-q", "--filter", f"label=mlbench-cluster={name}"]
     return [line for command in (containers, volumes) for line in subprocess.check_output(command, text=True).split()]
@@ -89,7 +89,7 @@ def test_make_use_and_remove(tmp_path: Path) -> None:
         assert again["cluster"]["details"]["provisioning"] == made["cluster"]["details"]["provisioning"]
         # From another data directory, twice.
         _mlbench(tmp_path / "other", "delete-cluster", "kind", name, "--yes")
-        assert _left(name) == []
+        assert list_left_in_docker(name) == []
         _mlbench(tmp_path / "other", "delete-cluster", "kind", name, "--yes")
         assert not users.exists(), "the user's kubeconfig was written"
     finally:
@@ -100,13 +100,13 @@ def test_killed_half_way_nothing_leaks(tmp_path: Path) -> None:
     environment = {**os.environ, "MLBENCH_HOME": str(tmp_path / "first")}
     client = subprocess.Popen(_command(*_create_words("mlbench-half")), env=environment, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while not any(len(item) == 12 for item in _left("mlbench-half-2")) and time.monotonic() < deadline:
+    while not any(len(item) == 12 for item in list_left_in_docker("mlbench-half-2")) and time.monotonic() < deadline:
         time.sleep(0.2)
     client.send_signal(signal.SIGKILL)
     client.wait()
-    assert _left("mlbench-half-2")
+    assert list_left_in_docker("mlbench-half-2")
     # kind goes on without its client; the removal waits for it.
     _mlbench(tmp_path / "second", "delete-cluster", "kind", "mlbench-half-2", "--yes")
-    assert _left("mlbench-half-2") == []
+    assert list_left_in_docker("mlbench-half-2") == []
     time.sleep(3)
-    assert _left("mlbench-half-2") == []
+    assert list_left_in_docker("mlbench-half-2") == []

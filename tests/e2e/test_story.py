@@ -27,7 +27,7 @@ def test_two_workers_on_two_nodes_reach_the_goal(mlbench: Mlbench, tmp_path: Pat
     names = zipfile.ZipFile(archive).namelist()
     assert {"result.json", "logs/rank-0.log", "logs/rank-1.log"} <= set(names)
     assert any(name.startswith("manifests/") for name in names)
-    folder = _unpacked(archive, tmp_path / "all")
+    folder = unpack(archive, tmp_path / "all")
     subprocess.run(["sha256sum", "--quiet", "-c", "SHA256SUMS"], cwd=folder, check=True)
     # KIND: all of it works, and nothing of it is a figure.
     assert json.loads((folder / "result.json").read_text())["label"]["word"] == "functional"
@@ -68,7 +68,7 @@ def _version() -> str:
     return mlbench_cli.__version__
 
 
-def _unpacked(archive: Path, folder: Path) -> Path:
+def unpack(archive: Path, folder: Path) -> Path:
     with zipfile.ZipFile(archive) as file:
         file.extractall(folder)
     return folder

@@ -108,12 +108,12 @@ class Asking:
     def _ask(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
             with suppress(ApiError):
-                shown = self._shown()
+                shown = self._read_objects()
                 for code, known in self._stages.items():
                     if code not in self.since and known(shown):
                         self.since[code] = time.monotonic()
 
-    def _shown(self) -> Shown:
+    def _read_objects(self) -> Shown:
         job = self._api.get(object_path("Job", self._namespace, self._run.name))
         pods = self._api.get(collection_path("Pod", self._namespace), labelSelector=f"{RUN_LABEL}={self._run.name}")[
             "items"
@@ -149,19 +149,19 @@ def event(reason: str) -> Callable[[Shown], bool]:
     return lambda shown: any(event["reason"] == reason for event in shown.events)
 
 
-def ended(shown: Shown) -> bool:
+def has_crashed(shown: Shown) -> bool:
     return any(terminated_state(pod).get("exitCode") for pod in shown.pods)
 
 
-def disrupted(shown: Shown) -> bool:
+def is_disrupted(shown: Shown) -> bool:
     return any(is_true(condition(pod, "DisruptionTarget")) for pod in shown.pods)
 
 
-def evicted(shown: Shown) -> bool:
+def is_evicted(shown: Shown) -> bool:
     return any(pod["status"].get("reason") == "Evicted" for pod in shown.pods)
 
 
-def deleted(shown: Shown) -> bool:
+def is_deleted(shown: Shown) -> bool:
     going = (pod for pod in shown.pods if "deletionTimestamp" in pod["metadata"])
     return len(shown.pods) < 2 or any(map(has_ended, going))
 
@@ -276,24 +276,24 @@ TROUBLES: dict[str, Trouble] = {
         ),
     ),
     "host-network": Trouble("pod_security", ("true",), event("FailedCreate"), {"options": {"host_network": True}}),
-    "command": Trouble("command_not_found", ("no-such-command",), ended),
+    "command": Trouble("command_not_found", ("no-such-command",), has_crashed),
     "memory": Trouble(
-        "out_of_memory", ("python3", "-c", EAT), ended, {"options": {"memory": "64Mi", "shm": "16Mi"}}
+        "out_of_memory", ("python3", "-c", EAT), has_crashed, {"options": {"memory": "64Mi", "shm": "16Mi"}}
     ),
     "disk": Trouble(
-        "evicted", ("sh", "-c", "head -c 40000000 /dev/zero >/tmp/x; sleep 300"), evicted, template=SMALL_TMP
+        "evicted", ("sh", "-c", "head -c 40000000 /dev/zero >/tmp/x; sleep 300"), is_evicted, template=SMALL_TMP
     ),
-    "deadline": Trouble("deadline", SLEEP, ended, {"timeout": 2.0}),
-    "exit-64": Trouble("usage", ("sh", "-c", "exit 64"), ended),
-    "exit-75": Trouble("retryable", ("sh", "-c", "exit 75"), ended),
-    "exit-78": Trouble("bad_environment", ("sh", "-c", "exit 78"), ended),
-    "crash": Trouble("rank_crashed", ("sh", "-c", '[ "$RANK" = 0 ] || exit 3; sleep 100'), ended),
-    "segv": Trouble("rank_crashed", ("sh", "-c", "kill -SEGV $$"), ended),
-    "shm": Trouble("shm_exhausted", ("sh", "-c", "kill -BUS $$"), ended),
-    "deleted": Trouble("pod_deleted", SLEEP, deleted, meanwhile=_delete),
-    "drained": Trouble("drained", SLEEP, disrupted, meanwhile=_evict),
+    "deadline": Trouble("deadline", SLEEP, has_crashed, {"timeout": 2.0}),
+    "exit-64": Trouble("usage", ("sh", "-c", "exit 64"), has_crashed),
+    "exit-75": Trouble("retryable", ("sh", "-c", "exit 75"), has_crashed),
+    "exit-78": Trouble("bad_environment", ("sh", "-c", "exit 78"), has_crashed),
+    "crash": Trouble("rank_crashed", ("sh", "-c", '[ "$RANK" = 0 ] || exit 3; sleep 100'), has_crashed),
+    "segv": Trouble("rank_crashed", ("sh", "-c", "kill -SEGV $$"), has_crashed),
+    "shm": Trouble("shm_exhausted", ("sh", "-c", "kill -BUS $$"), has_crashed),
+    "deleted": Trouble("pod_deleted", SLEEP, is_deleted, meanwhile=_delete),
+    "drained": Trouble("drained", SLEEP, is_disrupted, meanwhile=_evict),
     "node": Trouble(
-        "node_lost", ("sleep", "300"), disrupted, before=(("node_unreachable", node_silent),),
+        "node_lost", ("sleep", "300"), is_disrupted, before=(("node_unreachable", node_silent),),
         arrange=nodes_go_on, meanwhile=_pause_node,
     ),
 }  # fmt: skip

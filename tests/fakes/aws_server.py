@@ -55,7 +55,7 @@ class AwsClient:
     def rules(self, **rules: Any) -> None:
         self._control("rules", **rules)
 
-    def left(self, name: str, region: str = "eu-west-1") -> list[str]:
+    def list_left(self, name: str, region: str = "eu-west-1") -> list[str]:
         """All that there is of a cluster of that name."""
         found: list[str] = self._control("left", name=name, region=region)
         return found

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 
-def certified(file: Path, name: str) -> bytes:
+def write_certificate(file: Path, name: str) -> bytes:
     """Write a new self-signed certificate with its key to `file`, and return the certificate (PEM)."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])

@@ -36,7 +36,7 @@ def write_chart(folder: Path, name: str = "web", version: str = "1.2.3", **more:
     return folder
 
 
-def packed(files: Mapping[str, str | bytes | tarfile.TarInfo], top: str = "web/") -> bytes:
+def pack_chart(files: Mapping[str, str | bytes | tarfile.TarInfo], top: str = "web/") -> bytes:
     """A chart's archive. A TarInfo is a member that is no file; a name with a slash before it is taken as is."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from google.cloud import container_v1 as g
 from google.rpc import status_pb2
 
-from tests.fakes.certificates import certified, private, server_context
+from tests.fakes.certificates import private, server_context, write_certificate
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 LABEL = re.compile(r"[a-z0-9_-]{0,63}")
@@ -256,7 +256,7 @@ class World:
             raise ApiError(Code.NOT_FOUND, f"Not found: {path}.")
         return self.clusters[key]
 
-    def named(self, name: str) -> g.Cluster:
+    def find_cluster(self, name: str) -> g.Cluster:
         """The only cluster of that name."""
         (found,) = [cluster for cluster in self.clusters.values() if cluster.name == name]
         return found
@@ -345,7 +345,7 @@ class Google:
         self.http = self._http(_Web)
         self.kube = self._http(_Kube)
         self.pem = folder / "server.pem"
-        self.certificate = certified(self.pem, "gke double")
+        self.certificate = write_certificate(self.pem, "gke double")
         self.kube.socket = server_context(self.pem).wrap_socket(self.kube.socket, server_side=True)
         url = f"http://127.0.0.1:{self.http.server_port}"
         self.environment = {

@@ -102,11 +102,11 @@ def upgrade(words: list[str], given: dict[str, str], values: dict[str, Any]) -> 
         body = {"metadata": {"labels": {**labels, "status": status}}}
         api.ask("PATCH", f"{secrets}/{secret['metadata']['name']}", body)
 
-    def stopped(number: int, frame: object) -> None:
+    def stop(number: int, frame: object) -> None:
         become("failed")
         fail("release web failed: context canceled")
 
-    signal.signal(signal.SIGTERM, stopped)
+    signal.signal(signal.SIGTERM, stop)
     debug("creating 2 resource(s)")
     if values.get("service"):
         service = {"metadata": {"name": name}, "spec": {"type": values["service"]}}

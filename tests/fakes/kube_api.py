@@ -159,7 +159,7 @@ class KubeApi:
 
     # --- what the handlers ask ------------------------------------------------------------------------------------
 
-    def listed(self, kind: str, selector: dict[str, str], fields: str) -> tuple[list[dict[str, Any]], int]:
+    def list_objects(self, kind: str, selector: dict[str, str], fields: str) -> tuple[list[dict[str, Any]], int]:
         with self.changed:
             found = [item for (known, _), item in self.objects.items() if known == kind and matches(item, selector)]
             if fields == "type!=Normal":
@@ -268,7 +268,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._json(201, self.api.put(kind, self.document))
         if "watch" in self.query:
             return self._watch(kind, selector)
-        items, version = self.api.listed(kind, selector, self.query.get("fieldSelector", ""))
+        items, version = self.api.list_objects(kind, selector, self.query.get("fieldSelector", ""))
         begin, limit = int(self.query.get("continue") or 0), int(self.query.get("limit") or 10**9)
         metadata = {"resourceVersion": str(version)}
         if begin + limit < len(items):
@@ -280,7 +280,7 @@ class _Handler(BaseHTTPRequestHandler):
         if found is None:
             return self._status(404, "NotFound", f'{kind} "{name}" not found')
         if self.command == "PATCH":
-            return self._json(200, self.api.put(kind, merged(found, self.document)))
+            return self._json(200, self.api.put(kind, merge(found, self.document)))
         if self.command == "DELETE":
             self.api.remove(kind, name)
         return self._json(200, found)
@@ -424,7 +424,7 @@ def matches(item: dict[str, Any], selector: dict[str, str]) -> bool:
     return all(labels.get(key) == value for key, value in selector.items())
 
 
-def merged(old: Any, patch: Any) -> Any:
+def merge(old: Any, patch: Any) -> Any:
     """JSON merge patch, RFC 7386."""
     if not isinstance(patch, dict):
         return patch
@@ -433,5 +433,5 @@ def merged(old: Any, patch: Any) -> Any:
         if value is None:
             result.pop(key, None)
         else:
-            result[key] = merged(result.get(key), value)
+            result[key] = merge(result.get(key), value)
     return result

@@ -59,11 +59,11 @@ pieces = st.sampled_from(
 yaml_texts = st.lists(pieces, max_size=14).map("".join) | st.text(max_size=40)
 
 
-def dumped(value: Any) -> str:
+def dump_yaml(value: Any) -> str:
     return yaml.safe_dump(value, allow_unicode=True)
 
 
-def refused(call: Any, *arguments: Any) -> bool:
+def is_refused(call: Any, *arguments: Any) -> bool:
     """Whether the call refused in words; anything but a clean answer or a clean refusal is an error of the test."""
     try:
         call(*arguments)
@@ -103,13 +103,13 @@ file_documents = st.dictionaries(file_keys | texts, documents, max_size=6) | rig
 @many(1000)
 @given(yaml_texts)
 def test_yaml(text: str) -> None:
-    refused(read_yaml, text)
+    is_refused(read_yaml, text)
 
 
 @many(1200)
-@given(file_documents.map(dumped) | yaml_texts)
+@given(file_documents.map(dump_yaml) | yaml_texts)
 def test_spec_files(text: str) -> None:
-    refused(parse_file, text)
+    is_refused(parse_file, text)
 
 
 good_words = st.sampled_from(
@@ -152,7 +152,7 @@ small_requests = st.builds(
 @many(1200)
 @given(requests | small_requests, st.sampled_from([LOCAL, CLUSTER]))
 def test_launch(request: Request, cluster: Cluster) -> None:
-    if refused(launch.resolve, request, cluster, MACHINE):
+    if is_refused(launch.resolve, request, cluster, MACHINE):
         return
     specs = launch.resolve(request, cluster, MACHINE)
     assert len(specs) == len({spec.name for spec in specs}) == len(request.workers) * (request.repeat or 1)
@@ -186,7 +186,7 @@ number_texts = st.from_regex(r"[-+]?[0-9_.]{1,8}(e[-+]?[0-9]{1,4})?", fullmatch=
     parameters, documents | number_texts | st.sampled_from(["inf", "nan", "1e999", "true", "[1,2", "0x10", "9" * 5000])
 )
 def test_parameters(parameter: Parameter, value: Any) -> None:
-    if not refused(parameter.check, value):
+    if not is_refused(parameter.check, value):
         json.dumps(parameter.check(value), allow_nan=False)
         assert parameter.check(parameter.check(value)) == parameter.check(value)
 
@@ -194,7 +194,7 @@ def test_parameters(parameter: Parameter, value: Any) -> None:
 @many(400)
 @given(st.lists(texts, max_size=4))
 def test_pairs(entries: list[str]) -> None:
-    if not refused(pairs, entries, "set"):
+    if not is_refused(pairs, entries, "set"):
         assert set(pairs(entries, "set").items()) == {tuple(entry.split("=", 1)) for entry in entries}
 
 
@@ -241,13 +241,13 @@ task_changes = st.one_of(
 
 
 @many(1100)
-@given(task_changes.map(lambda changes: dumped({**TASK, **changes})) | yaml_texts)
+@given(task_changes.map(lambda changes: dump_yaml({**TASK, **changes})) | yaml_texts)
 def test_task_files(text: str) -> None:
-    refused(parse_task, text, Path("t/task.yaml"))
+    is_refused(parse_task, text, Path("t/task.yaml"))
 
 
 def test_the_unchanged_task_is_right() -> None:
-    assert parse_task(dumped(TASK), Path("t/task.yaml")).resolve() == {"a": 1}
+    assert parse_task(dump_yaml(TASK), Path("t/task.yaml")).resolve() == {"a": 1}
 
 
 # --- run specs, names, durations -------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ option_changes = st.dictionaries(st.sampled_from(sorted(SPEC["kubernetes"])) | t
     | documents
 )
 def test_run_specs(document: Any) -> None:
-    if not refused(RunSpec.from_dict, document):
+    if not is_refused(RunSpec.from_dict, document):
         spec = RunSpec.from_dict(document)
         assert RunSpec.from_dict(spec.to_dict()) == spec
 
@@ -273,13 +273,13 @@ def test_run_specs(document: Any) -> None:
 @given(texts | st.from_regex(r"[a-z][a-z0-9-]{0,45}"))
 def test_names(name: str) -> None:
     accepted = len(name) <= NAME_LENGTH and NAME_PATTERN.fullmatch(name) is not None
-    assert refused(check_name, name) != accepted
+    assert is_refused(check_name, name) != accepted
 
 
 @many(800)
 @given(texts | st.from_regex(r"[0-9]{1,30}(\.[0-9])?[smhdw]?([0-9]+[smhd])?", fullmatch=True) | st.just("9" * 400))
 def test_durations(text: str) -> None:
-    if not refused(parse_duration, text):
+    if not is_refused(parse_duration, text):
         assert parse_duration(text) >= 0
 
 
@@ -342,6 +342,6 @@ def test_refusals_are_seen() -> None:
     def wrong(error: Exception) -> None:
         raise error
 
-    assert refused(wrong, UsageError("no"))
+    assert is_refused(wrong, UsageError("no"))
     with pytest.raises(KeyError):
-        refused(wrong, KeyError("x"))
+        is_refused(wrong, KeyError("x"))

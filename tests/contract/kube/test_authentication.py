@@ -25,7 +25,7 @@ from mlbench_cli.kube.execute import execute
 from mlbench_cli.kube.watch import PodWatch
 from mlbench_cli.store import Store
 from providers.attached import new_attached_cluster
-from tests.fakes.certificates import certified, server_context
+from tests.fakes.certificates import server_context, write_certificate
 from tests.fakes.kube_api import KubeApi
 from tests.fakes.silent import Silent
 
@@ -39,8 +39,8 @@ class World:
 
     def __init__(self, folder: Path, most: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> None:
         self.folder = folder
-        self.ca = certified(folder / "server.pem", "server")
-        self.clients = {name: certified(folder / f"{name}.pem", name) for name in ("one", "two")}
+        self.ca = write_certificate(folder / "server.pem", "server")
+        self.clients = {name: write_certificate(folder / f"{name}.pem", name) for name in ("one", "two")}
         self.trusted = ["one", "two"]
         self.most = most
         self.server = KubeApi(tls=self.context)
@@ -259,7 +259,7 @@ def test_a_proxy_of_another_kind_is_refused_without_its_password(proxy: str) -> 
 @pytest.fixture
 def https(tmp_path: Path) -> Iterator[tuple[KubeApi, bytes]]:
     """A server whose certificate is for 127.0.0.1, and its authority."""
-    ca = certified(tmp_path / "server.pem", "server")
+    ca = write_certificate(tmp_path / "server.pem", "server")
     with KubeApi(tls=lambda: server_context(tmp_path / "server.pem")) as server:
         server.folders["p"] = tmp_path
         yield server, ca
@@ -296,7 +296,7 @@ def test_a_certificate_is_verified_unless_the_kubeconfig_says_otherwise(https: t
 def test_in_a_pod_without_a_kubeconfig_the_service_account_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ca = certified(tmp_path / "server.pem", "server")
+    ca = write_certificate(tmp_path / "server.pem", "server")
     account = tmp_path / "account"
     account.mkdir()
     (account / "token").write_text("first")
@@ -338,7 +338,7 @@ class Provider:
     """An OpenID provider that takes each refresh token once."""
 
     def __init__(self, folder: Path) -> None:
-        self.ca = certified(folder / "provider.pem", "provider")
+        self.ca = write_certificate(folder / "provider.pem", "provider")
         self.valid = "refresh-0"
         self.count = 0
         outer = self

@@ -13,7 +13,7 @@ import yaml
 
 from mlbench_cli.model import Cluster, Run, RunState
 from mlbench_cli.store import Store
-from tests.contract.kube.test_engine import a_run, ended, job_of, put_pod, submit
+from tests.contract.kube.test_engine import a_run, job_of, put_pod, submit, terminated_pod
 from tests.contract.kube.test_keeper import a_kept_run
 from tests.fakes.kube_api import KubeApi
 
@@ -69,7 +69,7 @@ def test_a_run_of_another_machine_is_recorded_once_with_its_own_id(
 ) -> None:
     run = a_run(tmp_path / "first")
     submit(server, run)
-    put_pod(server, 0, **ended(0))
+    put_pod(server, 0, **terminated_pod(0))
     (row,) = machine.discover()
     assert (row["name"], row["id"], row["created"], row["here"]) == ("r-2", run.id, run.created, "recorded")
     recorded = machine.store.run("r-2")

@@ -60,7 +60,7 @@ def put_pod(server: KubeApi, index: int, **status: Any) -> None:
     server.put("pods", {"metadata": {"name": f"r-2-{index}-x", "labels": labels}, "spec": {}, "status": status})
 
 
-def ended(code: int) -> dict[str, Any]:
+def terminated_pod(code: int) -> dict[str, Any]:
     state = {
         "terminated": {"exitCode": code, "startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:00:09Z"}
     }
@@ -232,8 +232,8 @@ def look(server: KubeApi, run: Run) -> Any:
 def test_one_look_tells_a_run_that_has_ended(server: KubeApi, tmp_path: Path) -> None:
     run = a_run(tmp_path)
     submit(server, run)
-    put_pod(server, 0, **ended(0))
-    put_pod(server, 1, **ended(0))
+    put_pod(server, 0, **terminated_pod(0))
+    put_pod(server, 1, **terminated_pod(0))
     seen = look(server, run)
     assert (seen.ended, [worker.exit_code for worker in seen.workers]) == ("exited", [0, 0])
 
@@ -243,7 +243,7 @@ def test_a_worker_that_holds_its_results_has_ended(server: KubeApi, tmp_path: Pa
     submit(server, run)
     running = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {"startedAt": "x"}}}]}
     put_pod(server, 0, **running)
-    put_pod(server, 1, **ended(0))
+    put_pod(server, 1, **terminated_pod(0))
     server.write("r-2-0-x", b'@mlbench-worker {"worker":0,"began":1.5}')
     assert look(server, run).ended is None
     server.write("r-2-0-x", b"at work")
@@ -268,8 +268,8 @@ def test_a_run_that_did_not_start_in_time_says_so_and_why(server: KubeApi, tmp_p
 def test_what_was_seen_of_the_end_outlives_the_objects(server: KubeApi, tmp_path: Path) -> None:
     run = a_run(tmp_path)
     submit(server, run)
-    put_pod(server, 0, **ended(3))
-    put_pod(server, 1, **ended(0))
+    put_pod(server, 0, **terminated_pod(3))
+    put_pod(server, 1, **terminated_pod(0))
     seen = look(server, run)
     assert (seen.ended, seen.first_failed) == ("failed", 0)
     RunFolder(run.folder).write_observation(seen)  # as whoever finalizes the run does first
@@ -358,7 +358,7 @@ def test_processes_of_one_worker_share_a_log(server: KubeApi, tmp_path: Path) ->
     run = a_run(tmp_path, processes_per_worker=2)
     submit(server, run)
     for index in (0, 1):
-        put_pod(server, index, **ended(0))
+        put_pod(server, index, **terminated_pod(0))
         server.write(f"r-2-{index}-x", f"worker {index}".encode())
     engine = KubernetesEngine(server.access)
     assert [[line.text for line in engine.logs(run, rank)] for rank in range(4)] == [

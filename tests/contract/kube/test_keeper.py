@@ -25,7 +25,7 @@ from mlbench_cli.engines.kubernetes import results
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.engines.kubernetes.manifests import FETCHED_ANNOTATION
 from mlbench_cli.model import Run
-from tests.contract.kube.test_engine import a_run, ended, job_of, put_pod, submit
+from tests.contract.kube.test_engine import a_run, job_of, put_pod, submit, terminated_pod
 from tests.contract.kube.test_worker_script import Worker, members
 from tests.fakes.kube_api import Fault, KubeApi
 
@@ -396,7 +396,7 @@ def test_a_fetch_that_breaks_lets_nothing_go(server: KubeApi, tmp_path: Path, cu
 def test_an_archive_that_is_not_the_workers_is_not_taken(server: KubeApi, tmp_path: Path) -> None:
     """The worker's own last word is in its pod's status, which only the kubelet writes."""
     run = a_kept_run(server, tmp_path)
-    status = ended(0)
+    status = terminated_pod(0)
     said = json.dumps(summary_of(0, archive_of(answer=b"41"), b"log of 0\n"))
     status["containerStatuses"][0]["state"]["terminated"]["message"] = said
     put_pod(server, 0, **status)
@@ -410,7 +410,7 @@ def test_an_archive_that_is_not_the_workers_is_not_taken(server: KubeApi, tmp_pa
 
 def test_a_keeper_that_was_evicted_is_a_finding(server: KubeApi, tmp_path: Path) -> None:
     run = a_kept_run(server, tmp_path)
-    status = ended(0)
+    status = terminated_pod(0)
     said = json.dumps(summary_of(0, archive_of(answer=b"42"), b"log of 0\n"))
     status["containerStatuses"][0]["state"]["terminated"]["message"] = said
     put_pod(server, 0, **status)
@@ -429,7 +429,7 @@ def test_a_keeper_that_was_evicted_is_a_finding(server: KubeApi, tmp_path: Path)
 def test_logs_that_end_in_the_keeper_only_are_taken_from_there(server: KubeApi, tmp_path: Path) -> None:
     """The node gives a beginning of the log: the rest was rotated away, or its end is not there."""
     run = a_kept_run(server, tmp_path)
-    put_pod(server, 1, **ended(0))
+    put_pod(server, 1, **terminated_pod(0))
     server.write("r-2-1-x", b"log")
     server.end_log("r-2-1-x")
     fetched = KubernetesEngine(server.access).fetch(run)
@@ -445,7 +445,7 @@ def test_logs_that_do_not_come_in_time_are_a_finding(
     index = json.loads((tmp_path / "kept/index.json").read_text())
     del index["workers"]["1"]
     (tmp_path / "kept/index.json").write_text(json.dumps(index))
-    put_pod(server, 1, **ended(0))
+    put_pod(server, 1, **terminated_pod(0))
     server.write("r-2-1-x", b"log of 1", b"and more")
     server.faults.append(Fault("r-2-1-x/log", times=1000, status=500))
     fetched = KubernetesEngine(server.access).fetch(run)

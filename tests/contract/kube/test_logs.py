@@ -45,7 +45,7 @@ def copy(server: KubeApi, folder: Path, follow: bool = False, uid: str = "u") ->
         Copying(server.access.client(), "default").run(POD, log, follow)
 
 
-def copied(folder: Path) -> bytes:
+def copy_logs(folder: Path) -> bytes:
     return (folder / "logs/rank-0.log").read_bytes()
 
 
@@ -56,7 +56,7 @@ def test_a_log_is_copied_byte_for_byte(server: KubeApi, tmp_path: Path) -> None:
     copy(server, tmp_path)
     server.write(POD, b"later")
     copy(server, tmp_path)
-    assert copied(tmp_path) == b"\n".join([*lines, b"later"]) + b"\n"
+    assert copy_logs(tmp_path) == b"\n".join([*lines, b"later"]) + b"\n"
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -76,7 +76,7 @@ def test_cuts_lose_and_double_nothing(server: KubeApi, tmp_path: Path, seed: int
             copy(server, tmp_path, follow=chance.random() < 0.5)
     server.faults.clear()
     copy(server, tmp_path)
-    assert copied(tmp_path) == b"".join(line + b"\n" for line in lines)
+    assert copy_logs(tmp_path) == b"".join(line + b"\n" for line in lines)
 
 
 def test_a_cut_in_the_middle_of_a_line_or_character(server: KubeApi, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_cut_in_the_middle_of_a_line_or_character(server: KubeApi, tmp_path: P
             copy(server, folder)
         server.faults.clear()
         copy(server, folder)
-        assert copied(folder) == "één\ntwéé\n".encode()
+        assert copy_logs(folder) == "één\ntwéé\n".encode()
 
 
 def test_a_client_killed_between_the_copy_and_its_note(server: KubeApi, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_client_killed_between_the_copy_and_its_note(server: KubeApi, tmp_path
     with open(tmp_path / "logs/rank-0.log", "ab") as file:
         file.write(b"half a li")
     copy(server, tmp_path)
-    assert copied(tmp_path) == b"one\ntwo\nthree\nfour\n"
+    assert copy_logs(tmp_path) == b"one\ntwo\nthree\nfour\n"
 
 
 def test_a_copy_that_was_removed_is_made_anew(server: KubeApi, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_copy_that_was_removed_is_made_anew(server: KubeApi, tmp_path: Path) -
     (tmp_path / "logs/rank-0.log").unlink()
     server.write(POD, b"two")
     copy(server, tmp_path)
-    assert copied(tmp_path) == b"one\ntwo\n"
+    assert copy_logs(tmp_path) == b"one\ntwo\n"
 
 
 def test_a_rotation_between_two_readings_is_noticed(server: KubeApi, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_rotation_between_two_readings_is_noticed(server: KubeApi, tmp_path: P
     copy(server, tmp_path)
     server.logs[POD] = Log([(stamp(BEGIN + 0.1), b"three"), (stamp(BEGIN + 0.2), b"four")])
     copy(server, tmp_path)
-    assert copied(tmp_path) == b"one\ntwo\nthree\nfour\n"
+    assert copy_logs(tmp_path) == b"one\ntwo\nthree\nfour\n"
     position = read_position(position_file(tmp_path, 0))
     assert position is not None
     assert position.gaps == [len(b"one\ntwo\n")]
@@ -133,7 +133,7 @@ def test_a_rotation_is_noticed_by_the_first_line_that_is_too_young(server: KubeA
     server.logs[POD] = Log([(stamp(BEGIN + 0.1), b"young")])
     server.end_log(POD)
     copy(server, tmp_path, follow=True)
-    assert copied(tmp_path) == b"old\n" * 50 + b"young\n"
+    assert copy_logs(tmp_path) == b"old\n" * 50 + b"young\n"
 
 
 @pytest.mark.parametrize("rotated", [False, True])
@@ -145,7 +145,7 @@ def test_whether_the_beginning_was_there_is_known_at_the_end(server: KubeApi, tm
     position = read_position(position_file(tmp_path, 0))
     assert position is not None
     assert position.gaps == ([0] if rotated else [])
-    assert copied(tmp_path) == b"at work\n"
+    assert copy_logs(tmp_path) == b"at work\n"
 
 
 def test_samples_that_a_worker_tells_are_no_lines_of_its_log(server: KubeApi, tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_samples_that_a_worker_tells_are_no_lines_of_its_log(server: KubeApi, tm
         file.write(b"half a sam")  # killed before the note was written
     server.write(POD, *samples[3:], SUMMARY)
     copy(server, tmp_path)
-    assert copied(tmp_path) == b"begun\n" + foreign + b"\nwithout an end"
+    assert copy_logs(tmp_path) == b"begun\n" + foreign + b"\nwithout an end"
     told = [json.loads(line)["time"] for line in samples_file(tmp_path, 0).read_text().splitlines()]
     assert told == [0, 1, 2, 3, 4]
 
@@ -165,13 +165,13 @@ def test_samples_that_a_worker_tells_are_no_lines_of_its_log(server: KubeApi, tm
 def test_the_kubelets_own_words_are_no_lines_of_the_task(server: KubeApi, tmp_path: Path) -> None:
     server.logs[POD] = Log([("unable", b"to retrieve container logs for containerd://1")])
     copy(server, tmp_path)
-    assert copied(tmp_path) == b""
+    assert copy_logs(tmp_path) == b""
 
 
 def test_the_workers_last_word_is_taken_out(server: KubeApi, tmp_path: Path) -> None:
     server.write(POD, b"a", b'no summary: @mlbench-worker {"worker":7}', b"last, without an end" + SUMMARY, b"too late")
     copy(server, tmp_path)
-    assert copied(tmp_path) == b'a\nno summary: @mlbench-worker {"worker":7}\nlast, without an end'
+    assert copy_logs(tmp_path) == b'a\nno summary: @mlbench-worker {"worker":7}\nlast, without an end'
     position = read_position(position_file(tmp_path, 0))
     assert position is not None
     assert position.summary == {"worker": 0, "exit_code": 3, "reason": "exited", "held": False}
@@ -182,7 +182,7 @@ def test_another_pod_of_the_worker_appends(server: KubeApi, tmp_path: Path) -> N
     copy(server, tmp_path)
     server.logs[POD] = Log([(stamp(BEGIN), b"again")])
     copy(server, tmp_path, uid="v")
-    assert copied(tmp_path) == b"one\nagain\n"
+    assert copy_logs(tmp_path) == b"one\nagain\n"
 
 
 # --- all workers ----------------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def test_one_process_copies_and_the_next_takes_over(server: KubeApi, tmp_path: P
     first, second = cluster.collector(tmp_path), cluster.collector(tmp_path)
     first.start()
     server.write("r-0", b"one")
-    while not (tmp_path / "logs/rank-0.log").exists() or copied(tmp_path) != b"one\n":
+    while not (tmp_path / "logs/rank-0.log").exists() or copy_logs(tmp_path) != b"one\n":
         first.wait(0.05)
     second.start()
     assert second.sweep([0]) is False
@@ -242,7 +242,7 @@ def test_one_process_copies_and_the_next_takes_over(server: KubeApi, tmp_path: P
     while second.summary(0) is None:
         second.wait(0.05)
     second.close()
-    assert copied(tmp_path) == b"one\ntwo\n"
+    assert copy_logs(tmp_path) == b"one\ntwo\n"
     assert second.complete(0)
     assert first.complete(0)  # it reads what the other has noted
 
@@ -307,7 +307,7 @@ def test_foreign_state_is_no_state(server: KubeApi, tmp_path: Path) -> None:
     for text in ("", "[]", "{}}", '{"offset": 3, "unknown": 1}'):
         position_file(tmp_path, 0).write_text(text)
         copy(server, tmp_path)
-        assert copied(tmp_path) == b"one\n"
+        assert copy_logs(tmp_path) == b"one\n"
 
 
 def test_an_api_error_goes_through(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def put(server: KubeApi, name: str, phase: str = "Pending") -> None:
     server.put("pods", {"metadata": {"name": name, "labels": LABELS}, "status": {"phase": phase}})
 
 
-def seen(watch: PodWatch) -> dict[str, str]:
+def list_seen(watch: PodWatch) -> dict[str, str]:
     return {
         pod["metadata"]["name"]: "gone" if pod.get(GONE) else pod["status"].get("phase", "") for pod in watch.pods()
     }
@@ -39,12 +39,12 @@ def test_what_comes_changes_and_goes_is_seen(server: KubeApi) -> None:
     put(server, "a")
     server.put("pods", {"metadata": {"name": "other", "labels": {"mlbench/run": "x"}}})
     watch = PodWatch(server.access, "default", "mlbench/run=r", period=30)
-    until(watch, lambda: seen(watch) == {"a": "Pending"})
+    until(watch, lambda: list_seen(watch) == {"a": "Pending"})
     put(server, "b")
     put(server, "a", "Running")
-    until(watch, lambda: seen(watch) == {"a": "Running", "b": "Pending"})
+    until(watch, lambda: list_seen(watch) == {"a": "Running", "b": "Pending"})
     server.remove("pods", "a")
-    until(watch, lambda: seen(watch) == {"a": "gone", "b": "Pending"})
+    until(watch, lambda: list_seen(watch) == {"a": "gone", "b": "Pending"})
     watch.close()
     assert server.requests[f"GET {PODS}"] == 1
     assert server.requests[f"GET {PODS} watch"] == 1
@@ -68,10 +68,10 @@ def test_a_fault_costs_no_change(server: KubeApi, fault: Fault) -> None:
     put(server, "a")
     watch = PodWatch(server.access, "default", "mlbench/run=r", period=1)
     put(server, "b")
-    until(watch, lambda: set(seen(watch)) == {"a", "b"})
+    until(watch, lambda: set(list_seen(watch)) == {"a", "b"})
     put(server, "b", "Running")
     server.remove("pods", "a")
-    until(watch, lambda: seen(watch) == {"a": "gone", "b": "Running"})
+    until(watch, lambda: list_seen(watch) == {"a": "gone", "b": "Running"})
     watch.close()
 
 
@@ -80,10 +80,10 @@ def test_an_old_version_is_answered_by_a_new_list(server: KubeApi) -> None:
     # The watch breaks at once; before it comes back, the history is gone.
     server.faults.append(Fault("watch=true", cut=0))
     watch = PodWatch(server.access, "default", "mlbench/run=r", period=2)
-    until(watch, lambda: set(seen(watch)) == {"a"})
+    until(watch, lambda: set(list_seen(watch)) == {"a"})
     put(server, "b")
     server.compact()
-    until(watch, lambda: set(seen(watch)) == {"a", "b"})
+    until(watch, lambda: set(list_seen(watch)) == {"a", "b"})
     watch.close()
 
 
@@ -111,7 +111,7 @@ def test_a_thousand_pods_cost_one_list_and_one_watch(server: KubeApi) -> None:
     until(watch, lambda: len(watch.pods()) == 1000)
     for number in range(1000):
         put(server, f"p{number:04}", "Running")
-    until(watch, lambda: set(seen(watch).values()) == {"Running"})
+    until(watch, lambda: set(list_seen(watch).values()) == {"Running"})
     watch.close()
     assert server.requests[f"GET {PODS}"] == 4  # pages of one list
     assert server.requests[f"GET {PODS} watch"] == 1

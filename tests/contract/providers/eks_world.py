@@ -84,14 +84,14 @@ class Case:
         return self
 
     def making(self) -> int:
-        return self.started(lambda: make(self.name, self.folder / "home"))
+        return self.start_process(lambda: make(self.name, self.folder / "home"))
 
     def removing(self) -> int:
         """From an empty data directory."""
         self.aws.calm(self.name)
-        return self.started(lambda: remove(self.name, self.folder / "empty"))
+        return self.start_process(lambda: remove(self.name, self.folder / "empty"))
 
-    def started(self, work: Callable[[], object], kill_at: int | None = None) -> int:
+    def start_process(self, work: Callable[[], object], kill_at: int | None = None) -> int:
         """The process that does it. Its exit code is the error's; it is killed at request number `kill_at`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         child = os.fork()
@@ -122,8 +122,8 @@ class Case:
     def state(self) -> tuple[str, ...]:
         return self.aws.state(self.name)
 
-    def left(self) -> list[str]:
-        return self.aws.left(self.name)
+    def list_left(self) -> list[str]:
+        return self.aws.list_left(self.name)
 
 
 def together(starts: Sequence[Callable[[], int]]) -> list[int]:
@@ -132,12 +132,12 @@ def together(starts: Sequence[Callable[[], int]]) -> list[int]:
     running: list[int] = []
     for start in starts:
         if len(running) == AT_ONCE:
-            codes.append(_ended(running.pop(0)))
+            codes.append(wait_for_process(running.pop(0)))
         running.append(start())
-    return codes + [_ended(child) for child in running]
+    return codes + [wait_for_process(child) for child in running]
 
 
-def _ended(child: int) -> int:
+def wait_for_process(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
@@ -155,7 +155,7 @@ class Verified:
         codes = together([case.removing for case in new.values()])
         failed = {case.name: case.error for case, code in zip(new.values(), codes, strict=True) if code}
         assert failed == {}
-        assert {case.name: case.left() for case in new.values() if case.left()} == {}
+        assert {case.name: case.list_left() for case in new.values() if case.list_left()} == {}
         self.known |= new.keys()
 
 

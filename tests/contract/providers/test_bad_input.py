@@ -147,7 +147,7 @@ def test_gke(command: Command, gke_world: World, monkeypatch: pytest.MonkeyPatch
 
 def test_gke_the_name_is_a_foreign_clusters(command: Command, gke_world: World) -> None:
     assert command("create-cluster", "gke", "2", "bad", "--yes").code == 0
-    gke_world.named(NAME).resource_labels = {"team": "production"}
+    gke_world.find_cluster(NAME).resource_labels = {"team": "production"}
     Store().forget_cluster(Store().cluster(NAME))
     before = list(gke_world.log)
     told = command("create-cluster", "gke", "2", "bad", "--yes")
@@ -250,16 +250,16 @@ def test_eks(
         case.spoil(aws)
     told = command("create-cluster", "eks", "2", case.release, *case.words, "--yes")
     judge(told, case)
-    assert bool(aws.left(NAME)) == case.recorded
+    assert bool(aws.list_left(NAME)) == case.recorded
     assert {item.name: item.state for item in Store().clusters()}.get(NAME) == ("failed" if case.recorded else None)
     if case.recorded:
         aws.calm("me")
         remove(NAME, tmp_path / "empty")
-        assert aws.left(NAME) == []
+        assert aws.list_left(NAME) == []
 
 
 @pytest.fixture
-def copied(aws: AwsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsClient]:
+def copied_cloud(aws: AwsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsClient]:
     """A double in which something may stay behind."""
     copy = aws.copy()
     become_for_a_test(copy, monkeypatch)
@@ -284,4 +284,4 @@ def test_eks_the_name_is_a_foreign_clusters(copied: AwsClient, tmp_path: Path) -
     remove(NAME, tmp_path / "empty")
     assert client.call("eks", "describe_cluster", name=NAME)["cluster"]["status"] in ("CREATING", "ACTIVE")
     assert not [entry for entry in copied.log("me") if entry["action"] == "eks:DeleteCluster"]
-    assert f"stack mlbench-{NAME}" not in copied.left(NAME)
+    assert f"stack mlbench-{NAME}" not in copied.list_left(NAME)

@@ -91,7 +91,7 @@ def test_what_fails_at_google_is_named(
 
 def test_clusters_that_are_forgotten_are_named(command: Command, gke_world: World) -> None:
     assert command("create-cluster", "gke", "1", "old", "--ttl", "1s", "--yes").code == 0
-    gke_world.named("old-1").resource_labels["mlbench-expires"] = "1000000000"
+    gke_world.find_cluster("old-1").resource_labels["mlbench-expires"] = "1000000000"
     check = checks_of(command("doctor", "gke", "-o", "json"))["gke clusters"]
     assert (check["state"], check["found"]) == ("missing", "1 of ours: old-1")
     assert check["hint"] == "mlbench gc --expired   removes old-1"
@@ -224,7 +224,7 @@ def test_aws_that_never_answers_is_not_waited_for(
         told = command("create-cluster", "eks", "1", "never", "-t", "g4dn.xlarge", "--yes")
         assert told.code == DeadlineError.exit_code, told.err
         assert "no usable answer" in told.err
-        assert aws.left("never-1") == []
+        assert aws.list_left("never-1") == []
     else:
         with pytest.raises(TransientError, match="no usable answer"):
             EksProvider().discover({"location": REGION})

@@ -81,7 +81,7 @@ def test_what_is_asked_for(aws: AwsServer, home: Path, tmp_path: Path) -> None:
     nodes = EksProvider().connect(made).client().get("/api/v1/nodes")["items"]
     assert sum(int(node["status"]["allocatable"].get("nvidia.com/gpu", 0)) for node in nodes) == 2
     remove("whole-2", tmp_path / "empty")
-    assert aws.left("whole-2") == []
+    assert aws.list_left("whole-2") == []
 
 
 def test_every_create_call_says_whose_it_is(aws: AwsServer, home: Path, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_every_create_call_says_whose_it_is(aws: AwsServer, home: Path, tmp_path
     found = {item.name: item for item in provider.discover({"location": REGION})}["marked-2"]
     assert (found.details["owner"], found.details["expires"]) == ("ada", 1800000000)
     down(found, provider.resources(found), Store(home))
-    assert aws.left("marked-2") == []
+    assert aws.list_left("marked-2") == []
 
 
 def test_bottlerocket_shows_gpus_by_itself(aws: AwsServer, home: Path, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_bottlerocket_shows_gpus_by_itself(aws: AwsServer, home: Path, tmp_path:
         EksProvider().connect(made).client().get(f"{PLUGINS}/mlbench-nvidia-device-plugin")
     assert "GPU devices" in {line["kind"] for line in made.details["provisioning"]}
     remove("rocket-2", tmp_path / "empty")
-    assert aws.left("rocket-2") == []
+    assert aws.list_left("rocket-2") == []
 
 
 def test_again_changes_nothing(aws: AwsServer, home: Path, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_cluster_of_somebody_else_is_not_touched(aws: AwsServer, home: Path, t
         make("theirs-1", home, GPU)
     with pytest.raises(UsageError, match="was not created by mlbench"):
         remove("theirs-1", tmp_path / "empty")
-    assert "stack mlbench-theirs-1" in aws.left("theirs-1")
+    assert "stack mlbench-theirs-1" in aws.list_left("theirs-1")
     assert [cluster.name for cluster in EksProvider().discover({"location": REGION})] == []
 
 
@@ -175,7 +175,7 @@ def test_no_machines_in_one_zone_then_in_another(aws: AwsServer, home: Path, tmp
     )
     assert first != second
     remove("scarce-2", tmp_path / "empty")
-    assert aws.left("scarce-2") == []
+    assert aws.list_left("scarce-2") == []
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_what_the_auto_scaling_group_says_comes_first(aws: AwsServer, home: Path
     assert said in caught.value.message
     assert hint in (caught.value.hint or "")
     remove(name, home / "empty")
-    assert aws.left(name) == []
+    assert aws.list_left(name) == []
 
 
 def test_a_stack_that_is_rolled_back_is_made_anew(aws: AwsServer, home: Path, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_stack_that_is_rolled_back_is_made_anew(aws: AwsServer, home: Path, tm
     aws.rules(stack_fails=None)
     assert make("rolled-2", home, GPU).state == "ready"
     remove("rolled-2", tmp_path / "empty")
-    assert aws.left("rolled-2") == []
+    assert aws.list_left("rolled-2") == []
 
 
 def test_what_cannot_be_removed_while_it_is_made_is_waited_for(aws: AwsServer, home: Path, tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_what_cannot_be_removed_while_it_is_made_is_waited_for(aws: AwsServer, h
     # It takes longer than any trouble is borne: waiting for what EKS is still making is none.
     down(cluster, EksProvider().resources(cluster), Store(tmp_path / "empty"), report=steps.append, patience=0.3)
     assert any("is in CREATING status" in step.reason for step in steps)
-    assert aws.left("hasty-2") == []
+    assert aws.list_left("hasty-2") == []
 
 
 # --- finding, scaling, reaching -------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def test_found_by_marks_in_every_region(aws: AwsServer, home: Path, tmp_path: Pa
     assert (found["half-2"].state, found["half-2"].details["region"]) == ("failed", "us-west-2")
     assert [cluster.name for cluster in provider.discover({"location": "eu-central-1"})] == []
     down(found["half-2"], provider.resources(found["half-2"]), Store(home))
-    assert aws.left("half-2", "us-west-2") == []
+    assert aws.list_left("half-2", "us-west-2") == []
 
 
 def test_scaled_to_nothing_and_back(aws: AwsServer, home: Path, tmp_path: Path) -> None:
@@ -358,7 +358,7 @@ def test_from_making_to_removing_on_another_machine(aws: AwsServer, home: Path, 
     assert 'Did you mean "story-2"?' in listed.stderr
     removed = mlbench(aws, tmp_path / "other", "delete-cluster", "aws", "story-2", "--yes")
     assert removed.returncode == 0, removed.stderr
-    assert aws.left("story-2") == []
+    assert aws.list_left("story-2") == []
 
 
 @pytest.mark.parametrize(
@@ -392,5 +392,5 @@ def test_wrong_surroundings(
     told = capsys.readouterr().err
     assert words in told
     assert "Next: " in told
-    assert aws.left("never-2") == []
+    assert aws.list_left("never-2") == []
     assert not os.path.exists(home / "clusters")

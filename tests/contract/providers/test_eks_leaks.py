@@ -43,7 +43,7 @@ def world(aws_server: AwsServer, tmp_path_factory: pytest.TempPathFactory) -> It
         made = aws.copy()
         aws.calm("ref-2")
         assert together([case.removing]) == [0], case.error
-        assert case.left() == []
+        assert case.list_left() == []
         yield World(aws, made, making, case.log)
         made.stop()
     finally:
@@ -54,14 +54,18 @@ def world(aws_server: AwsServer, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.fixture(scope="module")
-def verified() -> Verified:
+def verify_nothing_is_left() -> Verified:
     return Verified()
 
 
 def test_killed_at_every_request_of_making(world: World, verified: Verified, tmp_path: Path) -> None:
     cases = [Case(world.aws, tmp_path, f"kill{number}-2") for number in range(len(world.making))]
     starts = [
-        (lambda case=case, number=number: case.started(lambda: make(case.name, case.folder / "home"), kill_at=number))
+        (
+            lambda case=case, number=number: case.start_process(
+                lambda: make(case.name, case.folder / "home"), kill_at=number
+            )
+        )
         for number, case in enumerate(cases)
     ]
     assert set(together(starts)) == {-9}
@@ -77,7 +81,11 @@ def test_killed_at_every_request_of_removing(world: World, verified: Verified, t
         numbers = range(first, min(first + 6, len(world.removing)))
         cases = [Case(world.made.copy(), tmp_path / str(number), "ref-2") for number in numbers]
         starts = [
-            (lambda case=case, number=number: case.started(lambda: remove("ref-2", case.folder / "h"), kill_at=number))
+            (
+                lambda case=case, number=number: case.start_process(
+                    lambda: remove("ref-2", case.folder / "h"), kill_at=number
+                )
+            )
             for number, case in zip(numbers, cases, strict=True)
         ]
         for case in cases:
@@ -96,8 +104,8 @@ def test_passing_trouble_at_every_request_is_overcome(world: World, tmp_path: Pa
     assert len(set(case.log)) <= len(case.log) / 2 + 1, "hardly anything was repeated"
     case.aws.calm(case.name)
     case.order(kind, once_each=True)
-    assert together([lambda: case.started(lambda: remove(case.name, tmp_path / "empty"))]) == [0], case.error
-    assert case.left() == []
+    assert together([lambda: case.start_process(lambda: remove(case.name, tmp_path / "empty"))]) == [0], case.error
+    assert case.list_left() == []
 
 
 @pytest.mark.parametrize(("kind", "code"), [("deny", CredentialError.exit_code), ("quota", CapacityError.exit_code)])
@@ -127,7 +135,7 @@ def test_refused_at_every_request_of_removing(world: World, verified: Verified, 
         for case, line in zip(cases, some, strict=True):
             case.aws.calm("ref-2")
             case.order("deny", action=pattern(line, "ref-2", "ref-2"), times=1000)
-        starts = [(lambda case=case: case.started(lambda: remove("ref-2", case.folder / "h"))) for case in cases]
+        starts = [(lambda case=case: case.start_process(lambda: remove("ref-2", case.folder / "h"))) for case in cases]
         codes = together(starts)
         assert set(codes) <= {CredentialError.exit_code, CleanupError.exit_code}, dict(zip(some, codes, strict=True))
         verified.show(cases)

@@ -65,7 +65,7 @@ def test_from_create_to_delete(mlbench: Any, world: World) -> None:
     details = told.json["cluster"]["details"]
     assert (details["project"], details["location"], details["gpus_per_node"]) == (PROJECT, "europe-west1-b", 1)
     assert [entry["kind"] for entry in details["provisioning"]] == ["GKE cluster", "node pool", "workers"]
-    made = world.named("rel-2")
+    made = world.find_cluster("rel-2")
     assert made.resource_labels[CLUSTER_TAG] == "rel-2"
     assert set(made.resource_labels) == {CLUSTER_TAG, "mlbench-owner", "mlbench-expires"}
     system, workers = made.node_pools
@@ -112,9 +112,9 @@ def test_without_a_terminal_it_asks_for_yes_and_a_paid_cluster_has_an_end(mlbenc
 def test_scale_to_nothing_and_back(mlbench: Any, world: World) -> None:
     mlbench(*CREATE)
     assert mlbench("scale-cluster", "rel-2", "0").code == 0
-    assert world.named("rel-2").node_pools[1].initial_node_count == 0
+    assert world.find_cluster("rel-2").node_pools[1].initial_node_count == 0
     assert mlbench("scale-cluster", "rel-2", "3", "--yes").code == 0
-    assert world.named("rel-2").node_pools[1].initial_node_count == 3
+    assert world.find_cluster("rel-2").node_pools[1].initial_node_count == 3
     assert Store().cluster("rel-2").details["nodes"] == 3
 
 
@@ -134,7 +134,7 @@ def test_a_regional_cluster_with_workers_in_two_zones(mlbench: Any, world: World
     told = mlbench(*words, "--yes", "-o", "json")
     assert told.code == 0, told.err
     assert told.json["cluster"]["details"]["location"] == "europe-west1"
-    system, workers = world.named("wide-4").node_pools
+    system, workers = world.find_cluster("wide-4").node_pools
     assert (system.initial_node_count, workers.initial_node_count) == (1, 2)
     assert list(workers.locations) == ["europe-west1-b", "europe-west1-d"]
     assert mlbench("scale-cluster", "wide-4", "2", "--yes").code == 0
@@ -152,7 +152,7 @@ def test_a_region_finds_a_zone_for_the_workers_itself(mlbench: Any, world: World
         "create-cluster", "gke", "2", "far", "--region", "europe-west1", "--gpu-type", "l4", "--spot", "--yes"
     )
     assert told.code == 0, told.err
-    cluster = world.named("far-2")
+    cluster = world.find_cluster("far-2")
     assert list(cluster.locations) == list(cluster.node_pools[1].locations) == ["europe-west1-b"]
     told = mlbench("create-cluster", "gke", "2", "no", "--region", "europe-west1", "-t", "n9-standard-4", "--yes")
     assert (told.code, "No zone of europe-west1 has n9-standard-4" in told.err) == (2, True)
@@ -337,7 +337,7 @@ def test_a_cluster_whose_making_failed_is_made_anew(google: Google, world: World
 
 def test_a_foreign_cluster_of_the_name_is_never_touched(mlbench: Any, world: World, tmp_path: Path) -> None:
     _make(_cluster(), tmp_path / "other")
-    world.named("rel-2").resource_labels = {"team": "production"}
+    world.find_cluster("rel-2").resource_labels = {"team": "production"}
     before = len(world.log)
     told = mlbench(*CREATE)
     assert told.code == 2
@@ -356,7 +356,7 @@ def test_a_cluster_with_other_machines_is_refused(world: World, tmp_path: Path) 
 def test_only_what_expired_is_collected(mlbench: Any, world: World, tmp_path: Path) -> None:
     _make(_cluster(), tmp_path / "other")
     assert mlbench("gc", "gke", "--expired", "--everybody", "--yes").out == "There is nothing to delete.\n"
-    world.named("rel-2").resource_labels["mlbench-expires"] = "1000000000"
+    world.find_cluster("rel-2").resource_labels["mlbench-expires"] = "1000000000"
     told = mlbench("gc", "gke", "--expired", "--everybody", "--yes")
     assert "expired" in told.out
     assert world.clusters == {}
@@ -371,11 +371,11 @@ def test_a_zone_that_does_not_answer_is_not_taken_for_empty(mlbench: Any, world:
 
 def test_discovery_tells_what_is_there(world: World, tmp_path: Path) -> None:
     _make(_cluster(), tmp_path / "home")
-    world.named("rel-2").current_node_count = 3
+    world.find_cluster("rel-2").current_node_count = 3
     [found] = GkeProvider().discover({})
     assert (found.name, found.state, found.details["nodes"], found.details["gpus_per_node"]) == ("rel-2", "ready", 2, 1)
     assert found.details["owner"] == "tester"
-    del world.named("rel-2").node_pools[1]
+    del world.find_cluster("rel-2").node_pools[1]
     assert [cluster.state for cluster in GkeProvider().discover({})] == ["failed"]
 
 
@@ -466,7 +466,7 @@ def test_what_cannot_work_is_refused_before_anything_is_made(
 )
 def test_every_kind_of_pool_is_one_that_the_sdk_knows(world: World, tmp_path: Path, options: GkeOptions) -> None:
     _make(_cluster(options=options), tmp_path / "home")
-    pool = world.named("rel-2").node_pools[-1]
+    pool = world.find_cluster("rel-2").node_pools[-1]
     if options.flex_start:
         assert pool.config.reservation_affinity.consume_reservation_type.name == "NO_RESERVATION"
         assert (pool.initial_node_count, pool.autoscaling.total_max_node_count, pool.config.flex_start) == (0, 2, True)

@@ -12,9 +12,9 @@ import pytest
 
 from mlbench_cli.errors import CredentialError, DeadlineError, MlbenchError, NotFoundError, UsageError
 from providers.helm.source import Chart, fetch_chart
-from tests.fakes.chart_repository import Repository, chart_files, packed, serving
+from tests.fakes.chart_repository import Repository, chart_files, pack_chart, serving
 
-GOOD = packed(chart_files())
+GOOD = pack_chart(chart_files())
 PATH = "/archives/web-1.2.3.tgz"
 
 
@@ -22,7 +22,7 @@ PATH = "/archives/web-1.2.3.tgz"
 def repository() -> Iterator[Repository]:
     with serving() as found:
         found.add(GOOD)
-        found.add(packed(chart_files(version="1.3.0-rc.1")), version="1.3.0-rc.1")
+        found.add(pack_chart(chart_files(version="1.3.0-rc.1")), version="1.3.0-rc.1")
         yield found
 
 
@@ -58,7 +58,7 @@ def test_archives_may_be_anywhere(repository: Repository) -> None:
 
 
 def test_without_a_digest_it_is_said(repository: Repository) -> None:
-    repository.add(packed(chart_files("other"), "other/"), "other", digest=None)
+    repository.add(pack_chart(chart_files("other"), "other/"), "other", digest=None)
     [warning] = get(repository, "other@1.2.3").warnings
     assert "cannot be checked" in warning
 
@@ -93,10 +93,10 @@ def test_without_a_digest_it_is_said(repository: Repository) -> None:
 def test_faults(repository: Repository, name: str, kind: type[MlbenchError], says: str) -> None:
     entry = repository.entries["web"][0]
     published: dict[str, bytes] = {
-        "dots": packed({**chart_files(), "../../../evil": "x"}),
+        "dots": pack_chart({**chart_files(), "../../../evil": "x"}),
         "truncated": GOOD[: len(GOOD) // 2],
-        "other chart": packed(chart_files("other")),
-        "other version": packed(chart_files(version="9.9.9")),
+        "other chart": pack_chart(chart_files("other")),
+        "other version": pack_chart(chart_files(version="9.9.9")),
         "large": b"x" * (21 << 20),
     }
     if name in published:

@@ -405,7 +405,7 @@ def test_an_api_that_is_away_for_a_moment_is_waited_for(place: Place) -> None:
 
 def test_a_cluster_without_an_address_goes_at_once(place: Place) -> None:
     place.mlbench(*CREATE)
-    place.world.named("rel-1").endpoint = ""
+    place.world.find_cluster("rel-1").endpoint = ""
     out, told = place.mlbench(*DELETE)
     assert "nothing of it is left" in out
     assert "may be left" not in told
@@ -414,7 +414,7 @@ def test_a_cluster_without_an_address_goes_at_once(place: Place) -> None:
 def test_a_foreign_cluster_keeps_its_balancers(place: Place) -> None:
     place.mlbench(*CREATE)
     place.kube.balancer("web")
-    place.world.named("rel-1").resource_labels.clear()
+    place.world.find_cluster("rel-1").resource_labels.clear()
     with contextlib.suppress(AssertionError):  # it is refused, whatever the code
         place.mlbench(*DELETE)
     assert "rel-1" in {cluster.name for cluster in place.world.clusters.values()}

@@ -34,7 +34,7 @@ def run(
     return ranks.run(f"task_images.{task}", size, folder, parameters, **(environment or {}))
 
 
-def finished(ended: list[Ended]) -> dict[str, Any]:
+def finished_result(ended: list[Ended]) -> dict[str, Any]:
     assert [(one.code, one.stderr) for one in ended] == [(0, "")] * len(ended)
     check_times(ended[0].result)
     return ended[0].result
@@ -46,7 +46,7 @@ def losses(result: dict[str, Any]) -> list[float]:
 
 def test_tiny_reaches_its_goal(ranks: RankServer, tmp_path: Path) -> None:
     ended = run(ranks, tmp_path)
-    result = finished(ended)
+    result = finished_result(ended)
     assert result["outcome"] == "goal_reached"
     assert result["goal"]["metric"] == "Prec@1"
     assert result["goal"]["value"] >= 80.0
@@ -65,14 +65,14 @@ def test_tiny_reaches_its_goal(ranks: RankServer, tmp_path: Path) -> None:
 def test_ddp_and_mpi_follow_the_same_curve(ranks: RankServer, tmp_path: Path) -> None:
     """With uneven last batches: the second of two steps has 2 + 1 images."""
     same = SMALL | {"training_images": 35, "epochs": 4, "rate": 0.02, "nesterov": True, "scale_rate": False}
-    plain = finished(run(ranks, tmp_path / "plain", **same, schedule="multistep", warmup_epochs=0))
+    plain = finished_result(run(ranks, tmp_path / "plain", **same, schedule="multistep", warmup_epochs=0))
     variants: dict[str, Parameters] = {
         "ddp": {"task": DDP, "bucket_mb": 0.05},
         "mpi": {"environment": {"MLBENCH_BACKEND": "mpi"}},
         "plain memory": {"channels_last": False, "loaders": 0},
     }
     for name, changes in variants.items():
-        other = finished(run(ranks, tmp_path / name, **same | changes))
+        other = finished_result(run(ranks, tmp_path / name, **same | changes))
         assert losses(other) == pytest.approx(losses(plain), rel=1e-3), name
         if name == "ddp":
             assert other["details"]["communication"]["messages"] > other["updates"]
@@ -97,7 +97,7 @@ def test_curves_do_not_depend_on_the_number_of_ranks(ranks: RankServer, tmp_path
     curves: dict[tuple[str, int], list[float]] = {}
     for norm, size in (("group", 1), ("group", 2), ("group", 4), ("batch", 1), ("batch", 2)):
         changes = same | {"norm": norm, "batch_size": 32 // size}
-        result = finished(run(ranks, tmp_path / f"{norm}-{size}", size=size, **changes))
+        result = finished_result(run(ranks, tmp_path / f"{norm}-{size}", size=size, **changes))
         points = result["details"]["curve"]
         curves[norm, size] = [point[name] for point in points for name in ("train_loss", "loss", "Prec@1", "Prec@5")]
     for size in (2, 4):
@@ -107,11 +107,11 @@ def test_curves_do_not_depend_on_the_number_of_ranks(ranks: RankServer, tmp_path
 
 
 def test_a_resumed_training_goes_on_as_if_nothing_had_happened(ranks: RankServer, tmp_path: Path) -> None:
-    whole = finished(run(ranks, tmp_path / "whole", **SMALL, epochs=4))
-    finished(run(ranks, tmp_path / "first", **SMALL, epochs=2, checkpoint=True))
+    whole = finished_result(run(ranks, tmp_path / "whole", **SMALL, epochs=4))
+    finished_result(run(ranks, tmp_path / "first", **SMALL, epochs=2, checkpoint=True))
     written = tmp_path / "first" / "output-0" / "checkpoint.pt"
     assert not (tmp_path / "first" / "output-1" / "checkpoint.pt").exists()
-    second = finished(run(ranks, tmp_path / "second", **SMALL, epochs=4, resume=str(written)))
+    second = finished_result(run(ranks, tmp_path / "second", **SMALL, epochs=4, resume=str(written)))
     assert losses(second) == losses(whole)[2:]
     assert second["details"]["resumed"] == {"epoch": 2, "updates": 4}
     assert [point["epoch"] for point in second["details"]["curve"]] == [3, 4]
@@ -126,7 +126,7 @@ def test_a_resumed_training_goes_on_as_if_nothing_had_happened(ranks: RankServer
 
 
 def test_a_budget_ends_the_training_with_the_accuracy_at_that_time(ranks: RankServer, tmp_path: Path) -> None:
-    result = finished(run(ranks, tmp_path, **SMALL, epochs=100_000, budget_seconds=1.0))
+    result = finished_result(run(ranks, tmp_path, **SMALL, epochs=100_000, budget_seconds=1.0))
     assert result["outcome"] == "budget_spent"
     assert result["budget_seconds"] == 1.0
     assert result["wall_seconds"] >= 1.0
@@ -135,7 +135,7 @@ def test_a_budget_ends_the_training_with_the_accuracy_at_that_time(ranks: RankSe
 
 
 def test_a_budget_is_spent_beyond_the_goal(ranks: RankServer, tmp_path: Path) -> None:
-    result = finished(
+    result = finished_result(
         run(ranks, tmp_path, **SMALL | {"goal_full": 0.0, "goal_light": 0.0}, epochs=3, budget_seconds=60.0)
     )
     assert result["outcome"] == "goal_reached"  # for the epochs ended before the budget did
@@ -144,7 +144,7 @@ def test_a_budget_is_spent_beyond_the_goal(ranks: RankServer, tmp_path: Path) ->
 
 
 def test_mixed_precision_learns_and_is_listed(ranks: RankServer, tmp_path: Path) -> None:
-    result = finished(run(ranks, tmp_path, **SMALL, epochs=2, precision="bf16"))
+    result = finished_result(run(ranks, tmp_path, **SMALL, epochs=2, precision="bf16"))
     assert result["details"]["options"]["precision"] == "bf16"
     assert losses(result)[0] < 3.0
 
@@ -152,7 +152,9 @@ def test_mixed_precision_learns_and_is_listed(ranks: RankServer, tmp_path: Path)
 def test_files_in_the_official_format_are_trained_on(ranks: RankServer, tmp_path: Path) -> None:
     unpack(binary_files(), tmp_path / "data")
     changes = SMALL | {"data": "cifar10", "epochs": 1}
-    result = finished(run(ranks, tmp_path / "run", environment={"MLBENCH_DATA_DIR": str(tmp_path / "data")}, **changes))
+    result = finished_result(
+        run(ranks, tmp_path / "run", environment={"MLBENCH_DATA_DIR": str(tmp_path / "data")}, **changes)
+    )
     assert result["synthetic"] is False
     assert result["data"] == "CIFAR-10"
     assert result["details"]["images"] == [35, 7]

@@ -7,7 +7,7 @@ import pytest
 
 from mlbench_cli.catalog import load_task
 from tests.contract.tasks.ranks import Ended, Parameters, RankServer
-from tests.contract.tasks_image.test_cifar_runs import finished, losses
+from tests.contract.tasks_image.test_cifar_runs import finished_result, losses
 from tests.unit.tasks_image.imagenet_files import PER_CLASS, write_folders
 
 TASK = "imagenet_resnet"
@@ -29,7 +29,7 @@ def run(ranks: RankServer, folder: Path, size: int = 2, preset: str = "tiny", **
 
 def test_tiny_reaches_its_goal(ranks: RankServer, tmp_path: Path) -> None:
     ended = run(ranks, tmp_path / "run")
-    result = finished(ended)
+    result = finished_result(ended)
     assert result["outcome"] == "goal_reached"
     assert result["goal"]["value"] >= 80.0
     assert result["synthetic"] is True
@@ -46,21 +46,21 @@ def test_folders_are_trained_on_however_reduced(ranks: RankServer, tmp_path: Pat
     """The last of two steps of an epoch has 2 images for one rank and 1 for the other."""
     write_folders(tmp_path / "data")
     same = SMALL | {"data": "imagenet", "classes": 3, "batch_size": 3, "epochs": 3, "rate": 0.02, "norm": "group"}
-    flat = finished(run(ranks, tmp_path / "flat", **same))
+    flat = finished_result(run(ranks, tmp_path / "flat", **same))
     assert flat["synthetic"] is False
     assert flat["details"]["images"] == [3 * PER_CLASS, 6]
     assert flat["data_identity"]["official"] is False
-    ddp = finished(run(ranks, tmp_path / "ddp", **same, reduction="ddp", bucket_mb=0.05, loaders=2))
+    ddp = finished_result(run(ranks, tmp_path / "ddp", **same, reduction="ddp", bucket_mb=0.05, loaders=2))
     assert losses(ddp) == pytest.approx(losses(flat), rel=1e-3)
     assert ddp["details"]["communication"]["messages"] > flat["details"]["communication"]["messages"]
 
 
 def test_a_resumed_training_goes_on_as_if_nothing_had_happened(ranks: RankServer, tmp_path: Path) -> None:
-    whole = finished(run(ranks, tmp_path / "whole", **SMALL, epochs=4, warmup_epochs=2.5))
+    whole = finished_result(run(ranks, tmp_path / "whole", **SMALL, epochs=4, warmup_epochs=2.5))
     short = SMALL | {"epochs": 4, "warmup_epochs": 2.5, "checkpoint": True}
-    finished(run(ranks, tmp_path / "first", **short | {"budget_seconds": 1e-6}))
+    finished_result(run(ranks, tmp_path / "first", **short | {"budget_seconds": 1e-6}))
     written = tmp_path / "first" / "output-0" / "checkpoint.pt"
-    second = finished(run(ranks, tmp_path / "second", **SMALL, epochs=4, warmup_epochs=2.5, resume=str(written)))
+    second = finished_result(run(ranks, tmp_path / "second", **SMALL, epochs=4, warmup_epochs=2.5, resume=str(written)))
     assert losses(second) == losses(whole)[1:]
     for one in run(ranks, tmp_path / "other", **SMALL | {"width": 0.25}, epochs=4, resume=str(written)):
         assert one.code == 64
@@ -78,7 +78,7 @@ def test_fake_data_measure_throughput_and_nothing_else(ranks: RankServer, tmp_pa
         "epochs": 3,
     }
     ended = run(ranks, tmp_path / "run", preset="throughput", **small)
-    result = finished(ended)
+    result = finished_result(ended)
     assert (result["outcome"], result["goal"]) == ("completed", None)
     assert result["synthetic"] is True
     assert "no files and no decoding" in result["data"]

@@ -16,7 +16,7 @@ AGO = "2027-01-15T07:59:50Z"  # ten seconds before NOW
 LONG_AGO = "2027-01-15T07:50:00Z"
 
 
-def recorded(name: str) -> tuple[dict[str, Any], list[Finding]]:
+def load_recording(name: str) -> tuple[dict[str, Any], list[Finding]]:
     facts = json.loads((RECORDED / f"{name}.json").read_text())
     return facts, diagnose(facts["job"], facts["pods"], facts["events"], facts["nodes"], now=facts["now"])
 
@@ -48,7 +48,7 @@ def recorded(name: str) -> tuple[dict[str, Any], list[Finding]]:
     ],
 )
 def test_a_recorded_trouble_is_named(name: str, code: str, permanent: bool, retryable: bool, words: str) -> None:
-    _, findings = recorded(name)
+    _, findings = load_recording(name)
     first = findings[0]
     assert [finding.code for finding in findings] == [code]
     assert (first.permanent, first.retryable) == (permanent, retryable)
@@ -79,7 +79,7 @@ def _rows() -> list[Any]:
 
 @pytest.mark.parametrize("name", ["pod_deleted", "drained", "preempted", "node_lost", "crash"])
 def test_the_worker_that_was_hit_is_the_first_failed(name: str) -> None:
-    facts, _ = recorded(name)
+    facts, _ = load_recording(name)
     pods = by_worker(facts["pods"])
     words = last_words(pods, {})
     assert first_failed(facts["job"], worker_states(2, pods, words), pods, words) == 1
@@ -131,13 +131,13 @@ def waiting(reason: str, message: str = "") -> dict[str, Any]:
     return {"waiting": {"reason": reason, "message": message}}
 
 
-def ended(code: int, reason: str = "Error", message: str = "", at: str = AGO) -> dict[str, Any]:
+def terminated_container(code: int, reason: str = "Error", message: str = "", at: str = AGO) -> dict[str, Any]:
     return {
         "terminated": {"exitCode": code, "reason": reason, "message": message, "startedAt": LONG_AGO, "finishedAt": at}
     }
 
 
-def unscheduled(
+def unscheduled_pod(
     index: int = 0, reason: str = "Unschedulable", message: str = "0/3 nodes are available"
 ) -> dict[str, Any]:
     condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
@@ -156,9 +156,9 @@ def a_node(name: str = "n0", labels: Any = None, ready: str = "True", **allocata
     }
 
 
-def disrupted(reason: str, **status: Any) -> dict[str, Any]:
+def disrupted_pod(reason: str, **status: Any) -> dict[str, Any]:
     target = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "words of the cluster"}
-    return a_pod(state=ended(143), conditions=[target], phase="Failed", **status)
+    return a_pod(state=terminated_container(143), conditions=[target], phase="Failed", **status)
 
 
 GPUS = {"limits": {"nvidia.com/gpu": "1"}}
@@ -172,10 +172,10 @@ def case(code: str, *pods: dict[str, Any], permanent: bool = False, **facts: Any
 
 
 def from_log(code: str, log: str) -> tuple[str, bool, dict[str, Any]]:
-    return case(code, a_pod(state=ended(1)), logs={0: log})
+    return case(code, a_pod(state=terminated_container(1)), logs={0: log})
 
 
-def told(code: str, **summary: Any) -> tuple[str, bool, dict[str, Any]]:
+def summary_case(code: str, **summary: Any) -> tuple[str, bool, dict[str, Any]]:
     return case(code, a_pod(state={"running": {}}), summaries={0: {"worker": 0, "reason": "exited", **summary}})
 
 
@@ -192,24 +192,24 @@ CREATING = a_pod(created=LONG_AGO, state=waiting("ContainerCreating"))
 BUILT = {
     "kueue": case("queued", job=QUEUED),
     "not released": case("suspended", job=a_job(suspend=True)),
-    "gate": case("queued", unscheduled(reason="SchedulingGated")),
-    "full": case("unschedulable", unscheduled()),
+    "gate": case("queued", unscheduled_pod(reason="SchedulingGated")),
+    "full": case("unschedulable", unscheduled_pod()),
     "no such volume": case(
         "volume_missing",
-        unscheduled(message='0/3 nodes are available: persistentvolumeclaim "sets" not found. preemption: none'),
+        unscheduled_pod(message='0/3 nodes are available: persistentvolumeclaim "sets" not found. preemption: none'),
         permanent=True,
     ),
     "full but large enough": case(
         "unschedulable",
-        unscheduled(),
+        unscheduled_pod(),
         job=a_job(1, resources={"requests": {"cpu": "500m"}}),
         nodes=[a_node(cpu="2")],
     ),
-    "scaling up": case("scaling_up", unscheduled(), events=[SCALING], nodes=[a_node(cpu="0")]),
-    "no pool fits": case("unschedulable", unscheduled(), events=[NO_SCALING], permanent=True),
-    "scaled up after all": case("scaling_up", unscheduled(), events=[SCALING, NO_SCALING]),
-    "stock-out": case("scale_up_failed", unscheduled(), events=[an_event("FailedScaleUp", "GCE out of resources")]),
-    "driver not ready": case("driver_not_ready", unscheduled(), job=a_job(1, resources=GPUS), nodes=[GKE_GPU]),
+    "scaling up": case("scaling_up", unscheduled_pod(), events=[SCALING], nodes=[a_node(cpu="0")]),
+    "no pool fits": case("unschedulable", unscheduled_pod(), events=[NO_SCALING], permanent=True),
+    "scaled up after all": case("scaling_up", unscheduled_pod(), events=[SCALING, NO_SCALING]),
+    "stock-out": case("scale_up_failed", unscheduled_pod(), events=[an_event("FailedScaleUp", "GCE out of resources")]),
+    "driver not ready": case("driver_not_ready", unscheduled_pod(), job=a_job(1, resources=GPUS), nodes=[GKE_GPU]),
     "webhook": case(
         "admission_denied",
         events=[an_event("FailedCreate", 'admission webhook "x" denied the request: no', "job")],
@@ -235,25 +235,25 @@ BUILT = {
     "sandbox": case("pod_sandbox", CREATING, events=[an_event("FailedCreatePodSandBox", "no IP addresses left")]),
     "node silent": case("node_unreachable", a_pod(state={"running": {}}), nodes=[a_node(ready="Unknown")]),
     "GKE spot": case("spot_lost", a_pod(phase="Failed", reason="Terminated", message=SHUTDOWN), nodes=[GKE_SPOT]),
-    "EKS spot": case("spot_lost", disrupted("EvictionByEvictionAPI"), nodes=[EKS_SPOT]),
+    "EKS spot": case("spot_lost", disrupted_pod("EvictionByEvictionAPI"), nodes=[EKS_SPOT]),
     "node shut down": case("node_shut_down", a_pod(phase="Failed", reason="NodeShutdown")),
-    "evicted by the kubelet": case("evicted", disrupted("TerminationByKubelet")),
-    "GPU memory": case("gpu_out_of_memory", a_pod(state=ended(1, message="CUDA out of memory."))),
+    "evicted by the kubelet": case("evicted", disrupted_pod("TerminationByKubelet")),
+    "GPU memory": case("gpu_out_of_memory", a_pod(state=terminated_container(1, message="CUDA out of memory."))),
     "GPU memory, in the log": from_log("gpu_out_of_memory", "x\ntorch.OutOfMemoryError: CUDA out of memory.\n"),
-    "shm by signal": case("shm_exhausted", a_pod(state=ended(135))),
+    "shm by signal": case("shm_exhausted", a_pod(state=terminated_container(135))),
     "shm by message": from_log("shm_exhausted", "RuntimeError: unable to write to file </torch_7_2>"),
     "architecture": from_log("wrong_architecture", "exec /bin/sh: exec format error"),
     "driver too old": from_log("driver_mismatch", "CUDA driver version is insufficient for CUDA"),
     "GPU fault": from_log("gpu_fault", "NVRM: Xid (PCI:0000): 79, GPU has fallen off the bus"),
     "disk": from_log("disk_full", "OSError: [Errno 28] No space left on device"),
-    "usage": case("usage", a_pod(state=ended(64))),
-    "may pass": case("retryable", a_pod(state=ended(75))),
-    "environment": case("bad_environment", a_pod(state=ended(78))),
-    "not found in a shell": case("command_not_found", a_pod(state=ended(127))),
-    "killed": case("rank_crashed", a_pod(state=ended(137))),
-    "memory, told by the worker": told("out_of_memory", exit_code=137, memory_kills=1),
-    "deadline, told by the worker": told("deadline", exit_code=124, reason="deadline"),
-    "deadline before any start": case("deadline", unscheduled(), job=a_job(failed="DeadlineExceeded")),
+    "usage": case("usage", a_pod(state=terminated_container(64))),
+    "may pass": case("retryable", a_pod(state=terminated_container(75))),
+    "environment": case("bad_environment", a_pod(state=terminated_container(78))),
+    "not found in a shell": case("command_not_found", a_pod(state=terminated_container(127))),
+    "killed": case("rank_crashed", a_pod(state=terminated_container(137))),
+    "memory, told by the worker": summary_case("out_of_memory", exit_code=137, memory_kills=1),
+    "deadline, told by the worker": summary_case("deadline", exit_code=124, reason="deadline"),
+    "deadline before any start": case("deadline", unscheduled_pod(), job=a_job(failed="DeadlineExceeded")),
 }
 
 
@@ -274,7 +274,7 @@ def test_a_built_trouble_is_named(name: str) -> None:
         [a_pod(state=waiting("ContainerCreating"))],
         [a_pod(created=LONG_AGO, state=waiting("ContainerCreating"))],  # a large image that is being pulled
         [a_pod(state={"running": {"startedAt": AGO}})],
-        [a_pod(0, state=ended(0, "Completed"), phase="Succeeded"), a_pod(1, state={"running": {}})],
+        [a_pod(0, state=terminated_container(0, "Completed"), phase="Succeeded"), a_pod(1, state={"running": {}})],
     ],
 )
 def test_no_alarm_while_all_is_well(pods: list[dict[str, Any]]) -> None:
@@ -283,9 +283,9 @@ def test_no_alarm_while_all_is_well(pods: list[dict[str, Any]]) -> None:
 
 def test_those_who_fail_because_of_the_first_are_no_findings() -> None:
     pods = [
-        a_pod(0, state=ended(1, at="2027-01-15T07:59:52Z"), phase="Failed"),
-        a_pod(1, state=ended(7, at="2027-01-15T07:59:51Z"), phase="Failed"),
-        a_pod(2, state=ended(143, at="2027-01-15T07:59:50Z"), deleted=True, phase="Failed"),
+        a_pod(0, state=terminated_container(1, at="2027-01-15T07:59:52Z"), phase="Failed"),
+        a_pod(1, state=terminated_container(7, at="2027-01-15T07:59:51Z"), phase="Failed"),
+        a_pod(2, state=terminated_container(143, at="2027-01-15T07:59:50Z"), deleted=True, phase="Failed"),
     ]
     (finding,) = diagnose(a_job(3, failed="PodFailurePolicy"), pods, now=NOW, logs={1: "a\nb"})
     assert finding.evidence["worker"] == 1
@@ -294,7 +294,7 @@ def test_those_who_fail_because_of_the_first_are_no_findings() -> None:
 
 
 def test_a_workers_own_clock_decides_who_was_first() -> None:
-    pods = [a_pod(index, state=ended(index + 1), phase="Failed") for index in (0, 1)]
+    pods = [a_pod(index, state=terminated_container(index + 1), phase="Failed") for index in (0, 1)]
     summaries = {
         index: {"worker": index, "exit_code": index + 1, "reason": "exited", "ended": NOW - 10 + delay}
         for index, delay in ((0, 0.9), (1, 0.2))
@@ -313,5 +313,5 @@ def test_like_troubles_are_one_finding() -> None:
 def test_foreign_objects_do_no_harm() -> None:
     assert diagnose(None, [], now=NOW) == []
     assert diagnose({}, [{"metadata": {"name": "x"}, "status": {}}], [{}], [{}], now=NOW) == []
-    odd = a_pod(state=ended(1, message='{"exit_code": "no number"'))
+    odd = a_pod(state=terminated_container(1, message='{"exit_code": "no number"'))
     assert [finding.code for finding in diagnose(a_job(), [odd], now=NOW)] == ["rank_crashed"]

@@ -62,7 +62,7 @@ FULL = a_spec(
 )
 
 
-def rendered(spec: RunSpec) -> str:
+def render_text(spec: RunSpec) -> str:
     """As `--dry-run` prints it, but for the scripts, which have tests of their own."""
     documents = KubernetesEngine(Access("https://nowhere.invalid", "default")).render(spec).documents
     scripts = documents[1]["data"]
@@ -79,12 +79,12 @@ def pod_of(spec: RunSpec) -> dict[str, Any]:
 def test_the_same_spec_gives_the_same_bytes_for_ever(name: str, spec: RunSpec) -> None:
     """Where a change is wanted: delete the golden file, run the test, look at the difference."""
     path = GOLDEN / f"{name}.yaml"
-    text = rendered(spec)
+    text = render_text(spec)
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     assert text == path.read_text()
-    assert rendered(RunSpec.from_dict(spec.to_dict())) == text
+    assert render_text(RunSpec.from_dict(spec.to_dict())) == text
 
 
 @pytest.mark.parametrize("spec", [a_spec(), FULL])

@@ -27,7 +27,7 @@ def _region(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
 
 
-def described(**options: Any) -> dict[str, Any]:
+def describe_cluster(**options: Any) -> dict[str, Any]:
     return dict(EksProvider().new_cluster("demo-2", 2, EksOptions(**options)).details)
 
 
@@ -109,7 +109,7 @@ def test_what_stands_in_has_the_same_gpus() -> None:
 )
 def test_wrong_options_are_refused_before_any_call(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message.replace("?", r"\?").replace(".", r"\.")):
-        described(**options)
+        describe_cluster(**options)
 
 
 @pytest.mark.parametrize("nodes", [-1, 451])
@@ -119,8 +119,8 @@ def test_wrong_numbers_of_workers(nodes: int) -> None:
 
 
 def test_the_zone_tells_the_region() -> None:
-    assert described(zone="us-west-2b")["region"] == "us-west-2"
-    assert described()["region"] == "eu-west-1"
+    assert describe_cluster(zone="us-west-2b")["region"] == "us-west-2"
+    assert describe_cluster()["region"] == "eu-west-1"
 
 
 def test_no_region_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_no_region_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
     session.cache_clear()
     with pytest.raises(UsageError, match="AWS needs a region"):
-        described()
+        describe_cluster()
     session.cache_clear()
 
 

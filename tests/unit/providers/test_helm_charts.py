@@ -19,7 +19,7 @@ from mlbench_cli.errors import NotFoundError, UsageError
 from providers.helm.archive import MAX_FILES, MAX_UNPACKED, unpack
 from providers.helm.source import ChartReference, fetch_chart, parse_chart_reference
 from providers.helm.values import merge_values, parse_custom_values, resolve_overrides, warn_about
-from tests.fakes.chart_repository import chart_files, packed, write_chart
+from tests.fakes.chart_repository import chart_files, pack_chart, write_chart
 
 DEFAULTS: dict[str, Any] = {
     "replicas": 1,
@@ -31,7 +31,7 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def given(*entries: str) -> dict[str, Any]:
+def resolve_entries(*entries: str) -> dict[str, Any]:
     return resolve_overrides(parse_custom_values(entries), DEFAULTS)
 
 
@@ -46,7 +46,7 @@ def given(*entries: str) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_types(text: str, value: Any) -> None:
-    found = given(f"auth={text}")["auth"]
+    found = resolve_entries(f"auth={text}")["auth"]
     assert found == value
     assert type(found) is type(value)
 
@@ -114,18 +114,18 @@ def test_contradictions_are_named(entries: tuple[str, ...], says: str) -> None:
 
 
 def test_the_same_twice_is_no_contradiction() -> None:
-    assert given("a.b=1", "a.c=2", "a.b=1") == {"a": {"b": 1, "c": 2}}
-    assert given() == {}
+    assert resolve_entries("a.b=1", "a.c=2", "a.b=1") == {"a": {"b": 1, "c": 2}}
+    assert resolve_entries() == {}
 
 
 def test_depth() -> None:
     """The original took two levels only, and lost the first of three."""
-    assert given("deep.er.still.x=9") == {"deep": {"er": {"still": {"x": 9}}}}
-    assert merge_values(DEFAULTS, given("deep.er.still.x=9"))["deep"] == {"er": {"still": {"x": 9, "y": 2}}}
+    assert resolve_entries("deep.er.still.x=9") == {"deep": {"er": {"still": {"x": 9}}}}
+    assert merge_values(DEFAULTS, resolve_entries("deep.er.still.x=9"))["deep"] == {"er": {"still": {"x": 9, "y": 2}}}
 
 
 def test_lists_keep_the_charts_other_elements() -> None:
-    found = given("ports[1].port=8081", "ports[2].name=more", "ports[2].port=1")
+    found = resolve_entries("ports[1].port=8081", "ports[2].name=more", "ports[2].port=1")
     assert found["ports"] == [
         {"name": "http", "port": 80},
         {"name": "admin", "port": 8081},
@@ -136,21 +136,21 @@ def test_lists_keep_the_charts_other_elements() -> None:
 
 def test_a_gap_in_a_list_is_named() -> None:
     with pytest.raises(UsageError, match=r"ports\[4\]=1: the list ports has 2 elements, so the next is \[2\]"):
-        given("ports[4]=1")
+        resolve_entries("ports[4]=1")
     with pytest.raises(UsageError, match=r"the list new has 0 elements"):
-        given("new[1]=1")
+        resolve_entries("new[1]=1")
 
 
 def test_a_mapping_of_the_chart_is_not_replaced_by_a_value() -> None:
     with pytest.raises(UsageError, match="image=3: in the chart this is a mapping, of repository, tag") as caught:
-        given("image=3")
+        resolve_entries("image=3")
     assert "image.repository=" in (caught.value.hint or "")
-    assert given("image=null") == {"image": None}
-    assert given("annotations=none", 'image={"tag": "x"}')["image"] == {"tag": "x"}
+    assert resolve_entries("image=null") == {"image": None}
+    assert resolve_entries("annotations=none", 'image={"tag": "x"}')["image"] == {"tag": "x"}
 
 
 def test_null_takes_away() -> None:
-    assert merge_values(DEFAULTS, given("image.tag=null", "replicas=null")) == {
+    assert merge_values(DEFAULTS, resolve_entries("image.tag=null", "replicas=null")) == {
         **{key: value for key, value in DEFAULTS.items() if key != "replicas"},
         "image": {"repository": "web"},
     }
@@ -276,25 +276,25 @@ def _member(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
     return member
 
 
-WHOLE = packed(chart_files())
+WHOLE = pack_chart(chart_files())
 EVIL: dict[str, tuple[bytes, str]] = {
-    "dots": (packed({"../../evil": "x"}), "outside of its folder"),
-    "inner dots": (packed({"a/../../../evil": "x"}), "outside of its folder"),
-    "absolute": (packed({"/etc/evil": "x"}), "outside of its folder"),
-    "backslash": (packed({"a\\b": "x"}), "outside of its folder"),
-    "symbolic link": (packed({"l": _member("web/l", tarfile.SYMTYPE, "/etc/passwd")}), "neither a file nor a folder"),
-    "hard link": (packed({"l": _member("web/l", tarfile.LNKTYPE, "web/x")}), "neither a file nor a folder"),
-    "device": (packed({"l": _member("web/l", tarfile.CHRTYPE)}), "neither a file nor a folder"),
-    "pipe": (packed({"l": _member("web/l", tarfile.FIFOTYPE)}), "neither a file nor a folder"),
-    "twice": (gzip.compress(gzip.decompress(packed({"a": "1"}))[:1024] * 2), "cannot be unpacked"),
-    "two folders": (packed({"a": "1", "b/": _member("other/", tarfile.DIRTYPE)}), "more than one folder"),
-    "empty": (packed({}), "is empty"),
+    "dots": (pack_chart({"../../evil": "x"}), "outside of its folder"),
+    "inner dots": (pack_chart({"a/../../../evil": "x"}), "outside of its folder"),
+    "absolute": (pack_chart({"/etc/evil": "x"}), "outside of its folder"),
+    "backslash": (pack_chart({"a\\b": "x"}), "outside of its folder"),
+    "symbolic link": (pack_chart({"l": _member("web/l", tarfile.SYMTYPE, "/etc/host")}), "neither a file nor a folder"),
+    "hard link": (pack_chart({"l": _member("web/l", tarfile.LNKTYPE, "web/x")}), "neither a file nor a folder"),
+    "device": (pack_chart({"l": _member("web/l", tarfile.CHRTYPE)}), "neither a file nor a folder"),
+    "pipe": (pack_chart({"l": _member("web/l", tarfile.FIFOTYPE)}), "neither a file nor a folder"),
+    "twice": (gzip.compress(gzip.decompress(pack_chart({"a": "1"}))[:1024] * 2), "cannot be unpacked"),
+    "two folders": (pack_chart({"a": "1", "b/": _member("other/", tarfile.DIRTYPE)}), "more than one folder"),
+    "empty": (pack_chart({}), "is empty"),
     "not gzip": (b"hello", "damaged"),
     "not tar": (gzip.compress(b"hello" * 500), "damaged"),
-    "truncated": (packed(chart_files())[:-20], "ends too early"),
-    "half a file": (gzip.compress(gzip.decompress(packed({"a": "1" * 5000}))[:2000]), "damaged"),
+    "truncated": (pack_chart(chart_files())[:-20], "ends too early"),
+    "half a file": (gzip.compress(gzip.decompress(pack_chart({"a": "1" * 5000}))[:2000]), "damaged"),
     "bomb": (gzip.compress(b"\0" * (MAX_UNPACKED + 1), 1), "when unpacked"),
-    "many": (packed({str(number): "" for number in range(MAX_FILES + 1)}), "more than"),
+    "many": (pack_chart({str(number): "" for number in range(MAX_FILES + 1)}), "more than"),
 }  # fmt: skip
 
 
@@ -317,7 +317,7 @@ def test_a_damaged_archive_is_an_error_or_harmless(place: int, byte: int, cut: b
 
 
 def test_an_archive_is_unpacked(tmp_path: Path) -> None:
-    assert unpack(packed(chart_files()), tmp_path, "web.tgz") == tmp_path / "web"
+    assert unpack(pack_chart(chart_files()), tmp_path, "web.tgz") == tmp_path / "web"
     assert (tmp_path / "web/templates/config.yaml").read_text() == chart_files()["templates/config.yaml"]
-    with tarfile.open(fileobj=io.BytesIO(packed(chart_files()))) as tar:
+    with tarfile.open(fileobj=io.BytesIO(pack_chart(chart_files()))) as tar:
         assert len(tar.getmembers()) == 3

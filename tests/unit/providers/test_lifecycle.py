@@ -45,12 +45,12 @@ def _store(folder: Path) -> Store:
 
 def _together(works: Sequence[Callable[[], object]]) -> list[str]:
     """How each of `works` ended, all running at once in processes of their own: done, killed or failed."""
-    children = [_started(work) for work in works]
+    children = [start_process(work) for work in works]
     statuses = [os.waitpid(child, 0)[1] for child in children]
     return ["killed" if os.WIFSIGNALED(status) else "failed" if status else "done" for status in statuses]
 
 
-def _started(work: Callable[[], object]) -> int:
+def start_process(work: Callable[[], object]) -> int:
     child = os.fork()
     if child == 0:
         try:
@@ -91,7 +91,7 @@ def _cases(folder: Path, trouble: str, requests: int, world: str | None = None) 
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> tuple[str, int, int]:
+def finished_cloud(tmp_path: Path) -> tuple[str, int, int]:
     """A cloud with the cluster in it, and how many requests its making and its removal took."""
     cloud = ToyCloud(tmp_path / "made.json")
     _make(cloud, tmp_path / "made-home")

@@ -108,7 +108,7 @@ def spec(name: str = "demo-2", workers: int = 2, **changes: Any) -> RunSpec:
     return RunSpec(**{**fields, **changes})
 
 
-def observed(
+def observation_of(
     workers: int = 2, seconds: float = 103.0, exit_codes: Iterable[int | None] = (), **changes: Any
 ) -> Observation:
     codes = list(exit_codes) or [0] * workers
@@ -149,7 +149,7 @@ def sealed_run(folder: Path, outcome: str = "goal_reached", **changes: Any) -> P
     if failed:
         logs[0] = [*logs[0][:-1], "Traceback (most recent call last):"]
     run = new_run(folder, run_spec, logs)
-    seen = observed(run_spec.workers, seconds + 3, [int(failed and rank == 0) for rank in ranks])
+    seen = observation_of(run_spec.workers, seconds + 3, [int(failed and rank == 0) for rank in ranks])
     if more["image_digest"]:
         seen = replace(seen, workers=tuple(replace(x, image_digest=more["image_digest"]) for x in seen.workers))
     if more["samples"]:

@@ -11,7 +11,7 @@ from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.archive.verify import find_problems
 from mlbench_cli.spec import OPEN, RunSpec
-from tests.unit.results.runs import event, new_run, observed, result_event, spec, timings
+from tests.unit.results.runs import event, new_run, observation_of, result_event, spec, timings
 
 GOAL = {"metric": "Prec@1", "comparison": ">=", "threshold": 80.0, "kind": "full"}
 GOALS = {"goal_full": 80.0, "goal_light": 70.0}
@@ -22,9 +22,11 @@ def metrics(*values: float) -> list[str]:
     return [event("metric", at=10.0 * n, name="val_global_Prec@1", value=value) for n, value in enumerate(values, 1)]
 
 
-def sealed(folder: Path, run_spec: RunSpec, log: list[str], outcome: str, codes: tuple[int, ...] = (0, 0)) -> Archive:
+def seal_archive(
+    folder: Path, run_spec: RunSpec, log: list[str], outcome: str, codes: tuple[int, ...] = (0, 0)
+) -> Archive:
     run = new_run(folder, run_spec, {0: log, 1: []})
-    seal(run, observed(exit_codes=codes))
+    seal(run, observation_of(exit_codes=codes))
     assert find_problems(run.folder) == []
     return Archive.open(run.folder)
 
@@ -44,7 +46,7 @@ def spent(**goal: Any) -> str:
 
 def test_a_spent_budget_counts_by_what_it_ended_with(tmp_path: Path) -> None:
     asked = spec(task="cifar10_resnet20", parameters={**GOALS, "budget_seconds": 60.0})
-    archive = sealed(tmp_path / "run", asked, [*metrics(70.0, 82.0, 81.25), spent()], "budget_spent")
+    archive = seal_archive(tmp_path / "run", asked, [*metrics(70.0, 82.0, 81.25), spent()], "budget_spent")
     result = archive.result
     assert (result["outcome"], result["budget_seconds"]) == ("budget_spent", 60.0)
     assert result["goal"]["last"] == 81.25
@@ -56,7 +58,9 @@ def test_a_spent_budget_counts_by_what_it_ended_with(tmp_path: Path) -> None:
 
 def test_a_goal_that_was_not_reached_on_the_way_is_not_claimed(tmp_path: Path) -> None:
     asked = spec(task="cifar10_resnet20", parameters={**GOALS, "budget_seconds": 60.0})
-    archive = sealed(tmp_path / "run", asked, [*metrics(70.0, 61.0), spent(value=70.0, last=61.0)], "budget_spent")
+    archive = seal_archive(
+        tmp_path / "run", asked, [*metrics(70.0, 61.0), spent(value=70.0, last=61.0)], "budget_spent"
+    )
     assert archive.result["outcome"] == "budget_spent"
     assert not archive.result["goal"]["reached"]
     assert archive.result["official_line"].startswith("61% Top 1")
@@ -64,7 +68,7 @@ def test_a_goal_that_was_not_reached_on_the_way_is_not_claimed(tmp_path: Path) -
 
 def test_the_last_value_must_have_been_reported(tmp_path: Path) -> None:
     asked = spec(task="cifar10_resnet20", parameters={**GOALS, "budget_seconds": 60.0})
-    archive = sealed(tmp_path / "run", asked, [*metrics(70.0, 82.0), spent()], "budget_spent")
+    archive = seal_archive(tmp_path / "run", asked, [*metrics(70.0, 82.0), spent()], "budget_spent")
     assert archive.result["outcome"] == "goal_missed"
     assert archive.findings[0]["code"] == "goal_not_proved"
 
@@ -78,7 +82,7 @@ OWN: Mapping[str, Any] = {
 
 
 def test_a_command_is_judged_by_the_metric_that_it_reports(tmp_path: Path) -> None:
-    archive = sealed(tmp_path / "run", spec(**OWN), metrics(70.0, 81.0, 85.0), "goal_reached")
+    archive = seal_archive(tmp_path / "run", spec(**OWN), metrics(70.0, 81.0, 85.0), "goal_reached")
     result = archive.result
     assert result["outcome"] == "goal_reached"
     assert result["division"] == {"word": "open", "reason": "a command of one's own"}
@@ -102,12 +106,12 @@ def test_a_command_is_judged_by_the_metric_that_it_reports(tmp_path: Path) -> No
 def test_a_command_that_has_not_reached_the_goal(
     tmp_path: Path, log: list[str], codes: tuple[int, ...], outcome: str
 ) -> None:
-    archive = sealed(tmp_path / "run", spec(**OWN), log, "goal_reached", codes)
+    archive = seal_archive(tmp_path / "run", spec(**OWN), log, "goal_reached", codes)
     assert archive.result["outcome"] == outcome
     assert archive.result["official_line"] is None
 
 
 def test_a_commands_own_result_goes_before_the_judgement(tmp_path: Path) -> None:
     log = [*metrics(81.0), result_event(5.0, goal={**GOAL, "value": 81.0})]
-    archive = sealed(tmp_path / "run", spec(**OWN), log, "goal_reached")
+    archive = seal_archive(tmp_path / "run", spec(**OWN), log, "goal_reached")
     assert archive.result["goal"]["seconds"] == {"wall": 5.0, "training": 4.3}

@@ -18,7 +18,7 @@ from tests.unit.results.runs import sealed_run
 FILES = {"a.txt": b"alpha", "empty": b"", "output/größe.bin": bytes(range(256)) * 5}
 
 
-def packed(files: Iterable[tuple[str, bytes]]) -> io.BytesIO:
+def write_zip(files: Iterable[tuple[str, bytes]]) -> io.BytesIO:
     target = io.BytesIO()
     writer = Writer(target)
     for name, data in files:
@@ -29,7 +29,7 @@ def packed(files: Iterable[tuple[str, bytes]]) -> io.BytesIO:
 
 def test_others_read_it(tmp_path: Path) -> None:
     path = tmp_path / "x.zip"
-    path.write_bytes(packed(FILES.items()).getvalue())
+    path.write_bytes(write_zip(FILES.items()).getvalue())
     with zipfile.ZipFile(path) as zipped:
         assert zipped.testzip() is None
         assert {name: zipped.read(name) for name in zipped.namelist()} == FILES
@@ -40,14 +40,14 @@ def test_others_read_it(tmp_path: Path) -> None:
 
 
 def test_it_is_what_was_written() -> None:
-    file = packed(FILES.items())
+    file = write_zip(FILES.items())
     entries = read_entries(file)
     assert {entry.name: b"".join(read_data(file, entry)) for entry in entries} == FILES
 
 
 def test_bytes_are_fixed_for_all_times() -> None:
     """Another version of Python or of mlbench must write the same; a new form needs a new schema version."""
-    assert packed({"a": b"x"}.items()).getvalue().hex() == (
+    assert write_zip({"a": b"x"}.items()).getvalue().hex() == (
         "504b03041400000000000000210083" + "16dc8c" + "01000000010000000100000061" + "78"
         "504b01021403140000000000000021008316dc8c01000000010000000100000000000000000000" + "00a4810000000061"
         "504b050600000000010001002f000000200000000000"
@@ -86,7 +86,7 @@ def test_sizes_and_offsets_beyond_four_gigabytes(tmp_path: Path, size: int) -> N
 
 def test_more_files_than_a_plain_zip_counts() -> None:
     names = [f"{index:05d}" for index in range(0x10000)]
-    file = packed((name, b"") for name in names)
+    file = write_zip((name, b"") for name in names)
     assert [entry.name for entry in read_entries(file)] == names
     assert zipfile.ZipFile(file).namelist() == names
 

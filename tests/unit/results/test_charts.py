@@ -314,10 +314,10 @@ def test_one_archive_is_drawn_and_the_speedup_says_what_it_needs(tmp_path: Path)
 
 def test_tasks_without_result_count_as_whole_runs(tmp_path: Path) -> None:
     from mlbench_cli.results.archive.seal import seal
-    from tests.unit.results.runs import observed
+    from tests.unit.results.runs import observation_of
 
     run = new_run(tmp_path / "run", spec(task="custom", argv=("python", "$HOME/_train_.py")), {0: ["hello"], 1: []})
-    seal(run, observed(seconds=12.0))
+    seal(run, observation_of(seconds=12.0))
     found = collect([Archive.open(run.folder)])
     assert found.groups[0].points[0].seconds.mean == 12.0
     assert found.groups[0].points[0].parts["other"] == 12.0

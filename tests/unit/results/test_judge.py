@@ -24,14 +24,14 @@ FULL = Finding("disk_full", "The disk is full.")
 CREATED = "1970-01-01T00:00:00.000Z"
 
 
-def ended(
+def observe_end(
     how: str, *codes: int | None, findings: tuple[Finding, ...] = (), started: float | None = 1.0, time: float = 10.0
 ) -> Observation:
     workers = tuple(WorkerState(rank, "succeeded", exit_code=code, started=started) for rank, code in enumerate(codes))
     return Observation(time, workers, findings, Ending(how))
 
 
-def reached(**goal: Any) -> dict[str, Any]:
+def goal_result(**goal: Any) -> dict[str, Any]:
     return {"outcome": "goal_reached", "goal": {**GOAL, **goal}}
 
 
@@ -39,7 +39,7 @@ def event(kind: str, time: float = 5.0, **fields: Any) -> bytes:
     return format_event({"v": 1, "event": kind, "rank": 0, "time": time, **fields}).encode() + b"\n"
 
 
-def judged(
+def judge_run(
     observation: Observation,
     result: dict[str, Any] | None = None,
     spec: RunSpec = SPEC,
@@ -57,39 +57,39 @@ def judged(
 @pytest.mark.parametrize(
     ("seen", "result", "outcome"),
     [
-        (ended("exited", 0, 0), None, "completed"),
-        (ended("exited", 0, 0), {"outcome": "completed"}, "completed"),
-        (ended("exited", 0, 0), {"outcome": "goal_missed"}, "goal_missed"),
-        (ended("exited", 0, 0), REACHED, "goal_reached"),
-        (ended("exited", 0, 0), {"outcome": "splendid"}, "completed"),
-        (ended("exited", 0, 0), {"outcome": ["goal_reached"]}, "completed"),
-        (ended("exited", 0, 0), {"outcome": "budget_spent"}, "budget_spent"),
-        (ended("exited", 0, 1), {"outcome": "budget_spent"}, "failed"),
-        (ended("exited", 0, 0), reached(value=79.9), "goal_missed"),
-        (ended("exited", 0, 0), reached(value="nan"), "goal_missed"),
-        (ended("exited", 0, 0), reached(value=None), "goal_missed"),
-        (ended("exited", 0, 0), reached(value=90.0), "goal_missed"),
-        (ended("exited", 0, 0), reached(comparison="<=", value=81.5), "goal_missed"),
-        (ended("exited", 0, 1), REACHED, "failed"),
-        (ended("exited", 0, None), REACHED, "failed"),
-        (ended("exited", 0), REACHED, "failed"),
-        (ended("exited", 0, 0, findings=(FULL,)), REACHED, "failed"),
-        (ended("failed", 0, 0), REACHED, "failed"),
-        (ended("failed", 3, 143), None, "failed"),
-        (ended("cancelled", 143, 143), None, "cancelled"),
-        (ended("cancelled", None, None, findings=(PERMANENT,), started=None), None, "never_started"),
-        (ended("cancelled", 143, 143, findings=(PERMANENT,)), None, "cancelled"),
-        (ended("cancelled", None, None, started=None), None, "cancelled"),
-        (ended("client_lost", 137, 137), REACHED, "cancelled"),
-        (ended("deadline", 143, 143), REACHED, "deadline"),
-        (ended("never_started"), None, "never_started"),
-        (ended("lost", 0, 0), REACHED, "lost"),
+        (observe_end("exited", 0, 0), None, "completed"),
+        (observe_end("exited", 0, 0), {"outcome": "completed"}, "completed"),
+        (observe_end("exited", 0, 0), {"outcome": "goal_missed"}, "goal_missed"),
+        (observe_end("exited", 0, 0), REACHED, "goal_reached"),
+        (observe_end("exited", 0, 0), {"outcome": "splendid"}, "completed"),
+        (observe_end("exited", 0, 0), {"outcome": ["goal_reached"]}, "completed"),
+        (observe_end("exited", 0, 0), {"outcome": "budget_spent"}, "budget_spent"),
+        (observe_end("exited", 0, 1), {"outcome": "budget_spent"}, "failed"),
+        (observe_end("exited", 0, 0), goal_result(value=79.9), "goal_missed"),
+        (observe_end("exited", 0, 0), goal_result(value="nan"), "goal_missed"),
+        (observe_end("exited", 0, 0), goal_result(value=None), "goal_missed"),
+        (observe_end("exited", 0, 0), goal_result(value=90.0), "goal_missed"),
+        (observe_end("exited", 0, 0), goal_result(comparison="<=", value=81.5), "goal_missed"),
+        (observe_end("exited", 0, 1), REACHED, "failed"),
+        (observe_end("exited", 0, None), REACHED, "failed"),
+        (observe_end("exited", 0), REACHED, "failed"),
+        (observe_end("exited", 0, 0, findings=(FULL,)), REACHED, "failed"),
+        (observe_end("failed", 0, 0), REACHED, "failed"),
+        (observe_end("failed", 3, 143), None, "failed"),
+        (observe_end("cancelled", 143, 143), None, "cancelled"),
+        (observe_end("cancelled", None, None, findings=(PERMANENT,), started=None), None, "never_started"),
+        (observe_end("cancelled", 143, 143, findings=(PERMANENT,)), None, "cancelled"),
+        (observe_end("cancelled", None, None, started=None), None, "cancelled"),
+        (observe_end("client_lost", 137, 137), REACHED, "cancelled"),
+        (observe_end("deadline", 143, 143), REACHED, "deadline"),
+        (observe_end("never_started"), None, "never_started"),
+        (observe_end("lost", 0, 0), REACHED, "lost"),
     ],
 )
 def test_the_outcome_follows_from_exit_codes_before_anything_else(
     seen: Observation, result: dict[str, Any] | None, outcome: str
 ) -> None:
-    assert judged(seen, result).outcome == outcome
+    assert judge_run(seen, result).outcome == outcome
 
 
 @given(
@@ -100,7 +100,7 @@ def test_the_outcome_follows_from_exit_codes_before_anything_else(
 def test_success_needs_the_exit_code_0_of_every_rank(
     how: Ending, codes: list[int | None], result: dict[str, Any] | None
 ) -> None:
-    outcome = judged(ended(how, *codes), result).outcome
+    outcome = judge_run(observe_end(how, *codes), result).outcome
     if outcome.is_success:
         assert how is Ending.EXITED
         assert codes
@@ -110,11 +110,11 @@ def test_success_needs_the_exit_code_0_of_every_rank(
 
 def test_a_run_that_goes_on_cannot_be_judged() -> None:
     with pytest.raises(ValueError, match="not ended"):
-        judged(Observation(1.0, ()))
+        judge_run(Observation(1.0, ()))
 
 
 def test_a_downgraded_outcome_says_why() -> None:
-    judgement = judged(ended("exited", 0, 0), reached(value=79.9))
+    judgement = judge_run(observe_end("exited", 0, 0), goal_result(value=79.9))
     assert [finding.code for finding in judgement.findings] == ["goal_not_proved"]
     assert "79.9 does not meet >= 80" in judgement.result["summary"]
 
@@ -125,7 +125,7 @@ def test_the_official_text_says_that_the_goal_was_changed() -> None:
         parameters={"goal_full": 10.0, "goal_light": 97.0},
     )
     result = {"outcome": "goal_reached", "goal": {**GOAL, "threshold": 10.0}, "training_seconds": 2.0}
-    judgement = judged(ended("exited", 0, 0), result, spec)
+    judgement = judge_run(observe_end("exited", 0, 0), result, spec)
     assert judgement.outcome is Outcome.GOAL_REACHED
     assert judgement.result["division"]["word"] is None
     first, second = judgement.official_text.splitlines()
@@ -139,8 +139,8 @@ def test_another_version_of_the_code_is_a_finding_and_never_closed() -> None:
     result = {"outcome": "goal_reached", "goal": goal, "data_identity": {"official": True}}
     divisions = []
     for digest in ("a" * 64, "b" * 64):
-        judgement = judged(
-            *(ended("exited", 0, 0), result, spec, 99.0),
+        judgement = judge_run(
+            *(observe_end("exited", 0, 0), result, spec, 99.0),
             provenance={"code": {"task": "digits_resnet", "digest": "a" * 64}},
             before=event("environment", code_digest=digest),
         )

@@ -13,7 +13,7 @@ from mlbench_cli.results.archive.network import network_document
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.archive.verify import find_problems
-from tests.unit.results.runs import event, new_run, observed, sealed_run, spec, training_log
+from tests.unit.results.runs import event, new_run, observation_of, sealed_run, spec, training_log
 
 Report = dict[str, Any]  # words: ok
 
@@ -39,7 +39,7 @@ def sealed_with(folder: Path, *probes: Report, shaping: Any = None, **changes: A
     if shaping is not None:
         (folder / "shaping.json").write_text(json.dumps({"schema_version": 1, **shaping}))
     write_run_document(run)
-    seal(run, observed())
+    seal(run, observation_of())
     return folder
 
 

@@ -15,7 +15,7 @@ from mlbench_cli.results.archive.official import (
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.archive.verify import find_problems
-from tests.unit.results.runs import event, new_run, observed, result_event, sealed_run, spec
+from tests.unit.results.runs import event, new_run, observation_of, result_event, sealed_run, spec
 
 
 def result(**changes: Any) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def test_wording_of_the_catalogue(tmp_path: Path) -> None:
     log = [event("metric", name="val_global_Perplexity", value=69.5), result_event(goal=goal, timings={})]
     asked = spec(task="wikitext2_awd_lstm", parameters={"goal_full": 70.0, "goal_light": 100.0})
     run = new_run(tmp_path / "run", asked, {0: log, 1: []})
-    assert seal(run, observed()).outcome == "goal_reached"
+    assert seal(run, observation_of()).outcome == "goal_reached"
     assert Archive.open(run.folder).result["official_line"] == (
         "Validation Perplexity of 70 reached in 100.000 seconds (training steps: 86.000)"
     )

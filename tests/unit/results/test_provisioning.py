@@ -12,7 +12,7 @@ from mlbench_cli.model import Cluster
 from mlbench_cli.results.figures.provisioning import draw, to_csv
 
 
-def made(kind: str, name: str, began: float, ready: float | None, **more: Any) -> dict[str, Any]:
+def times_record(kind: str, name: str, began: float, ready: float | None, **more: Any) -> dict[str, Any]:
     waits = [{"reason": "it is CREATING", "seconds": 1.5}, {"reason": "it is UPDATING", "seconds": 0.25}]
     line = {"kind": kind, "name": name, "adopted": False, "began": began, "accepted": began, "ready": ready}
     return {**line, "waits": waits, **more}
@@ -28,15 +28,15 @@ RECORD = Cluster(
         "gpu": "nvidia-l4",
         "gpus_per_node": 1,
         "provisioning": [
-            made("GKE cluster", "rel-2", 0.0, 300.0),
-            made("node pool", "rel-2/workers", 300.0, 420.5),
-            made("workers", "rel-2/2", 420.5, None),
+            times_record("GKE cluster", "rel-2", 0.0, 300.0),
+            times_record("node pool", "rel-2/workers", 300.0, 420.5),
+            times_record("workers", "rel-2/2", 420.5, None),
         ],
         "removal": [{"kind": "GKE cluster", "name": "rel-2", "began": 0.0, "gone": 180.0, "waits": []}],
     },
 )
 UNFINISHED = Cluster(
-    "half-1", "eks", "failed", details={"provisioning": [made("stack", "s", 0.0, 3.0, adopted=True, waits=[])]}
+    "half-1", "eks", "failed", details={"provisioning": [times_record("stack", "s", 0.0, 3.0, adopted=True, waits=[])]}
 )
 
 

@@ -26,7 +26,7 @@ from tests.unit.results.runs import (
     START,
     event,
     new_run,
-    observed,
+    observation_of,
     result_event,
     sealed_run,
     spec,
@@ -97,10 +97,10 @@ def test_coreutils_check_the_sums(tmp_path: Path) -> None:
 
 def test_sealing_again_changes_nothing(tmp_path: Path) -> None:
     run = new_run(tmp_path / "run")
-    seal(run, observed())
+    seal(run, observation_of())
     before = {path: path.stat().st_mtime_ns for path in run.folder.iterdir() if path.is_file()}
     with pytest.raises(UsageError, match="complete already"):
-        seal(run, observed(exit_codes=[1, 1]))
+        seal(run, observation_of(exit_codes=[1, 1]))
     assert {path: path.stat().st_mtime_ns for path in run.folder.iterdir() if path.is_file()} == before
 
 
@@ -119,7 +119,7 @@ def test_run_that_never_wrote_anything(tmp_path: Path) -> None:
 
 def test_custom_task_that_reports_nothing(tmp_path: Path) -> None:
     run = new_run(tmp_path / "run", spec(task="custom"), {0: ["hello"], 1: []})
-    assert seal(run, observed()).outcome == "completed"
+    assert seal(run, observation_of()).outcome == "completed"
     assert find_problems(run.folder) == []
     assert Archive.open(run.folder).read("official_result.txt") == (
         b"No official result: the run completed, and it has no goal.\n"
@@ -141,7 +141,7 @@ def test_a_goal_that_is_not_proved_is_not_reached(
     tmp_path: Path, log: list[str], codes: list[int], sealed: str, findings: list[str]
 ) -> None:
     run = new_run(tmp_path / "run", logs={0: log, 1: []})
-    assert seal(run, observed(exit_codes=codes)).outcome == sealed
+    assert seal(run, observation_of(exit_codes=codes)).outcome == sealed
     archive = Archive.open(run.folder)
     assert archive.result["outcome"] == sealed
     assert archive.result["official_line"] is None
@@ -154,7 +154,7 @@ def test_catalogue_task_must_report_the_goal_that_was_asked_for(tmp_path: Path) 
     log = [event("metric", name="val_global_Perplexity", value=500.0), result_event(goal=easy)]
     asked = spec(task="wikitext2_awd_lstm", parameters={"goal_full": 70.0, "goal_light": 100.0})
     run = new_run(tmp_path / "run", asked, {0: log, 1: []})
-    assert seal(run, observed()).outcome == "goal_missed"
+    assert seal(run, observation_of()).outcome == "goal_missed"
     archive = Archive.open(run.folder)
     assert archive.findings[0]["code"] == "goal_differs"
     assert archive.result["goal"]["wording"] == "Validation Perplexity of 70"
@@ -165,13 +165,13 @@ def test_only_the_last_result_of_rank_0_counts(tmp_path: Path) -> None:
     broken = event("result", outcome="splendid")
     log = [result_event(seconds=5.0), *training_log(), foreign, broken, "@mlbench {not json", event("result", rank=7)]
     run = new_run(tmp_path / "run", logs={0: log, 1: [result_event(seconds=1.0)]})
-    seal(run, observed())
+    seal(run, observation_of())
     assert Archive.open(run.folder).result["task_seconds"]["wall"] == 100.0
 
 
 def test_events_of_ranks_that_do_not_exist_are_left_out(tmp_path: Path) -> None:
     run = new_run(tmp_path / "run", logs={0: [*training_log(), event("metric", rank=2, name="loss", value=1)]})
-    seal(run, observed())
+    seal(run, observation_of())
     assert {metric["rank"] for metric in Archive.open(run.folder).metrics()} == {0}
 
 
@@ -190,7 +190,7 @@ def test_files_that_no_archive_can_hold(tmp_path: Path) -> None:
     (output / "closed" / "mine").write_text("e")
     (output / "closed" / "mine").chmod(0)
     (output / "closed").chmod(0)
-    seal(run, observed())
+    seal(run, observation_of())
     names = [
         name.removeprefix("output/rank-0/") for name in Archive.open(run.folder).names if name.startswith("output")
     ]
@@ -205,7 +205,7 @@ def test_files_that_no_archive_can_hold(tmp_path: Path) -> None:
 def test_torn_resource_lines_are_mended(tmp_path: Path) -> None:
     run = new_run(tmp_path / "run")
     (run.folder / "resources.jsonl").write_text(f'{{"time":{START},"rank":0,"rss_bytes":5}}\n\n{{"time":1,"ra')
-    seal(run, observed())
+    seal(run, observation_of())
     assert list(Archive.open(run.folder).resources()) == [
         {"time": "2025-10-09T08:53:20.000Z", "rank": 0, "rss_bytes": 5}
     ]
@@ -215,7 +215,7 @@ def test_long_lines_and_many_lines_need_little_memory(tmp_path: Path) -> None:
     run = new_run(tmp_path / "run")
     with open(run.folder / "logs" / "rank-0.log", "ab") as log:
         log.write(b"@mlbench {" + b"x" * (120 << 20))
-    assert _within(60 << 20, lambda: seal(run, observed()))
+    assert _within(60 << 20, lambda: seal(run, observation_of()))
     assert Archive.open(run.folder).result["outcome"] == "goal_reached"
 
 
@@ -223,7 +223,7 @@ def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
     run = new_run(tmp_path / "run")
     (run.folder / "metrics.jsonl").mkdir()
     with pytest.raises(Exception, match="cannot be sealed"):
-        seal(run, observed())
+        seal(run, observation_of())
 
 
 def test_packing_refuses_what_was_changed_after_sealing(tmp_path: Path) -> None:
@@ -247,9 +247,9 @@ def test_killed_at_random_moments_then_sealed_again(tmp_path: Path) -> None:
     chance = random.Random(7)
     program = (
         "import sys; from pathlib import Path; from tests.unit.results.test_seal import _large_run; "
-        "from tests.unit.results.runs import observed; from mlbench_cli.results.archive.seal import seal; "
+        "from tests.unit.results.runs import observation_of; from mlbench_cli.results.archive.seal import seal; "
         "run = _large_run(Path(sys.argv[1])); print(flush=True); "
-        "seal(run, observed())"
+        "seal(run, observation_of())"
     )
     for attempt in range(3):
         folder = tmp_path / str(attempt)
@@ -320,7 +320,7 @@ def test_whatever_a_task_reports_the_archive_verifies(
         record = {**content, "v": 1, "event": kind, "rank": 0, "time": START}
         log.append("@mlbench " + json.dumps(record))  # with NaN and Infinity, as other languages may write them
     run = new_run(tmp_path_factory.mktemp("any") / "run", logs={0: log})
-    seal(run, observed(exit_codes=codes, ended=ending))
+    seal(run, observation_of(exit_codes=codes, ended=ending))
     assert find_problems(run.folder) == []
 
 
@@ -339,7 +339,7 @@ def _seals_after_crash(folder: Path) -> None:
     from mlbench_cli.model import Run
 
     run = Run("0123456789ab", run_spec, folder, "2025-10-09T08:53:19.000Z")
-    assert seal(run, observed()).outcome == "goal_reached"
+    assert seal(run, observation_of()).outcome == "goal_reached"
     assert find_problems(folder) == []
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
 
@@ -360,7 +360,7 @@ def _seal_in_child(folder: Path, die_at: int | None) -> int:
                     os.kill(os.getpid(), signal.SIGKILL)
 
         sys.addaudithook(step)
-        seal(run, observed())
+        seal(run, observation_of())
         os.write(writer, str(steps).encode())
         os._exit(0)
     os.close(writer)

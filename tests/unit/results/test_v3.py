@@ -12,7 +12,7 @@ import pytest
 from mlbench_cli.results.archive.mlbench_v3 import export_v3
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
-from tests.unit.results.runs import START, new_run, observed, sealed_run
+from tests.unit.results.runs import START, new_run, observation_of, sealed_run
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def old_zip(tmp_path: Path) -> Path:
         {"time": START + 5 * index, "rank": 0, "cpu_seconds": 10.0 * index, "rss_bytes": 64 << 20} for index in range(3)
     ]
     (run.folder / "resources.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
-    seal(run, observed())
+    seal(run, observation_of())
     target = tmp_path / "metrics_gloo-2.zip"
     with Archive.open(run.folder) as archive:
         export_v3(archive, target)

@@ -26,7 +26,7 @@ from mlbench_cli.results.archive.pack import pack, unpack
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import find_problems, open_verified, verify_zip
 from tests.unit.results.runs import new_run, sealed_run
-from tests.unit.results.test_canonical_zip import packed
+from tests.unit.results.test_canonical_zip import write_zip
 from tests.unit.results.test_seal import _within
 
 
@@ -50,24 +50,24 @@ def codes(data: bytes) -> list[str]:
     return [problem.code for problem in verify_zip(io.BytesIO(data)).problems]
 
 
-def resealed(**changes: bytes | None) -> bytes:
+def reseal(**changes: bytes | None) -> bytes:
     """The golden archive with files replaced, added or (None) dropped, and with sums and headers that are right."""
     files = {**contents(), **changes}
     kept = {name: data for name, data in files.items() if data is not None and name != "SHA256SUMS"}
     kept["SHA256SUMS"] = layout.format_sums({name: hashlib.sha256(data).hexdigest() for name, data in kept.items()})
-    return packed(sorted(kept.items())).getvalue()
+    return write_zip(sorted(kept.items())).getvalue()
 
 
-def edited(name: str, change: Callable[[dict[str, Any]], Any]) -> bytes:
+def edit(name: str, change: Callable[[dict[str, Any]], Any]) -> bytes:
     """The golden archive with one JSON document changed, and everything else right."""
     document = json.loads(contents()[name])
     change(document)
-    return resealed(**{name: json.dumps(document).encode()})
+    return reseal(**{name: json.dumps(document).encode()})
 
 
 def test_the_golden_archive_is_right() -> None:
     assert codes(golden()) == []
-    assert resealed() == golden()
+    assert reseal() == golden()
 
 
 def test_flipped_bits_are_found() -> None:
@@ -98,7 +98,7 @@ MUTATIONS = st.lists(
 )
 
 
-def mutated(data: bytes, mutations: list[tuple[str, int, bytes]]) -> bytes:
+def mutate(data: bytes, mutations: list[tuple[str, int, bytes]]) -> bytes:
     for kind, number, payload in mutations:
         at = number % (len(data) + 1)
         if kind == "set":
@@ -117,7 +117,7 @@ def mutated(data: bytes, mutations: list[tuple[str, int, bytes]]) -> bytes:
 @settings(max_examples=400, deadline=None)
 @given(MUTATIONS)
 def test_every_mutation_of_a_zip_is_found(mutations: list[tuple[str, int, bytes]]) -> None:
-    data = mutated(golden(), mutations)
+    data = mutate(golden(), mutations)
     assert bool(codes(data)) == (data != golden())
 
 
@@ -126,8 +126,8 @@ def test_every_mutation_of_a_zip_is_found(mutations: list[tuple[str, int, bytes]
 def test_no_mutation_of_a_file_with_right_sums_ends_in_a_traceback(
     name: str, mutations: list[tuple[str, int, bytes]]
 ) -> None:
-    data = mutated(contents()[name], mutations)
-    found = codes(resealed(**{name: data}))
+    data = mutate(contents()[name], mutations)
+    found = codes(reseal(**{name: data}))
     if name in ("metrics.jsonl", "official_result.txt") and data != contents()[name]:
         assert found
 
@@ -162,21 +162,21 @@ def test_what_follows_the_end_is_found() -> None:
     "name", ["../evil", "/etc/passwd", "output/../../evil", "output//x", "a\\b", "out\nput", ".hidden", "./x", "x/"]
 )
 def test_unsafe_names(name: str, tmp_path: Path) -> None:
-    assert codes(packed(sorted({**contents(), name: b"x"}.items())).getvalue()) == ["unsafe_name"]
+    assert codes(write_zip(sorted({**contents(), name: b"x"}.items())).getvalue()) == ["unsafe_name"]
     if "\n" not in name:
         assert codes(_with_sums(f"{'0' * 64}  {name}\n")) == ["unsafe_name"]
     path = tmp_path / "evil.zip"
-    path.write_bytes(packed([(name, b"x")]).getvalue())
+    path.write_bytes(write_zip([(name, b"x")]).getvalue())
     with pytest.raises(DamagedArchive):
         unpack(path, tmp_path / "target")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["evil.zip"]
 
 
 def _with_sums(text: str) -> bytes:
-    return packed(sorted({**contents(), "SHA256SUMS": text.encode()}.items())).getvalue()
+    return write_zip(sorted({**contents(), "SHA256SUMS": text.encode()}.items())).getvalue()
 
 
-def repacked(change: Callable[[zipfile.ZipFile, str, bytes], None]) -> bytes:
+def repack(change: Callable[[zipfile.ZipFile, str, bytes], None]) -> bytes:
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w") as zipped:
         for name, data in contents().items():
@@ -191,12 +191,12 @@ def _info(name: str, mode: int = stat.S_IFREG | 0o644) -> zipfile.ZipInfo:
 
 
 def test_compressed_dated_linked_and_encrypted_entries() -> None:
-    deflated = repacked(lambda zipped, name, data: zipped.writestr(_info(name), data, zipfile.ZIP_DEFLATED))
-    dated = repacked(lambda zipped, name, data: zipped.writestr(zipfile.ZipInfo(name, (2024, 2, 2, 0, 0, 0)), data))
-    linked = repacked(lambda zipped, name, data: zipped.writestr(_info(name, stat.S_IFLNK | 0o777), data))
+    deflated = repack(lambda zipped, name, data: zipped.writestr(_info(name), data, zipfile.ZIP_DEFLATED))
+    dated = repack(lambda zipped, name, data: zipped.writestr(zipfile.ZipInfo(name, (2024, 2, 2, 0, 0, 0)), data))
+    linked = repack(lambda zipped, name, data: zipped.writestr(_info(name, stat.S_IFLNK | 0o777), data))
     encrypted = bytearray(golden())
     encrypted[6] |= 1
-    assert codes(repacked(lambda zipped, name, data: zipped.writestr(_info(name), data))) == []
+    assert codes(repack(lambda zipped, name, data: zipped.writestr(_info(name), data))) == []
     assert [codes(deflated), codes(dated), codes(linked), codes(bytes(encrypted))] == [
         ["compressed"],
         ["header"],
@@ -207,12 +207,12 @@ def test_compressed_dated_linked_and_encrypted_entries() -> None:
 
 def test_duplicates_and_disorder() -> None:
     files = sorted(contents().items())
-    assert codes(packed([*files, files[-1]]).getvalue()) == ["duplicate"]
-    assert codes(packed(reversed(files)).getvalue()) == ["order"]
+    assert codes(write_zip([*files, files[-1]]).getvalue()) == ["duplicate"]
+    assert codes(write_zip(reversed(files)).getvalue()) == ["order"]
 
 
 def test_a_foreign_zip_is_no_archive() -> None:
-    assert codes(packed([("photo.jpg", b"x")]).getvalue()) == ["not_an_archive"]
+    assert codes(write_zip([("photo.jpg", b"x")]).getvalue()) == ["not_an_archive"]
 
 
 def test_declared_sizes_cost_no_memory(tmp_path: Path) -> None:
@@ -240,8 +240,8 @@ def test_declared_sizes_cost_no_memory(tmp_path: Path) -> None:
 
 def test_deep_nesting_and_huge_numbers() -> None:
     for data in (b"[" * 100_000, b'{"a":' * 100_000, b'{"schema_version":' + b"9" * 5000 + b"}", b'{"a":NaN}', b"\xff"):
-        assert codes(resealed(**{"result.json": data})) == ["schema"]
-        assert codes(resealed(**{"resources.jsonl": data})) == ["schema"]
+        assert codes(reseal(**{"result.json": data})) == ["schema"]
+        assert codes(reseal(**{"resources.jsonl": data})) == ["schema"]
 
 
 # --- sums ---------------------------------------------------------------------------------------------------------
@@ -361,7 +361,7 @@ def _set(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
     ],
 )
 def test_a_result_that_contradicts_the_rest_is_found(path: str, value: Any) -> None:
-    assert set(codes(edited("result.json", _set(path, value)))) == {"inconsistent"}
+    assert set(codes(edit("result.json", _set(path, value)))) == {"inconsistent"}
 
 
 @pytest.mark.parametrize(
@@ -383,28 +383,28 @@ def test_a_result_that_contradicts_the_rest_is_found(path: str, value: Any) -> N
     ],
 )
 def test_schema_errors_are_found(file: str, path: str, value: Any) -> None:
-    assert set(codes(edited(file, _set(path, value)))) == {"schema"}
+    assert set(codes(edit(file, _set(path, value)))) == {"schema"}
 
 
 def test_a_missing_field_is_named() -> None:
-    (problem,) = verify_zip(io.BytesIO(edited("result.json", lambda document: document.pop("updates")))).problems
+    (problem,) = verify_zip(io.BytesIO(edit("result.json", lambda document: document.pop("updates")))).problems
     assert str(problem) == 'result.json: "updates" is missing'
 
 
 def test_a_run_spec_with_another_hash_is_found() -> None:
-    assert codes(edited("run.json", _set("spec.seed", 43))) == ["inconsistent"]
+    assert codes(edit("run.json", _set("spec.seed", 43))) == ["inconsistent"]
 
 
 def test_metrics_must_follow_from_the_logs() -> None:
     metrics = contents()["metrics.jsonl"]
-    assert codes(resealed(**{"metrics.jsonl": metrics.replace(b"60.0", b"81.0")})) == ["inconsistent"]
-    assert codes(resealed(**{"metrics.jsonl": metrics + metrics.splitlines(keepends=True)[0]})) == ["inconsistent"]
-    assert codes(resealed(**{"logs/rank-0.log": None})) == ["inconsistent"]
+    assert codes(reseal(**{"metrics.jsonl": metrics.replace(b"60.0", b"81.0")})) == ["inconsistent"]
+    assert codes(reseal(**{"metrics.jsonl": metrics + metrics.splitlines(keepends=True)[0]})) == ["inconsistent"]
+    assert codes(reseal(**{"logs/rank-0.log": None})) == ["inconsistent"]
 
 
 def test_every_required_file_is_missed() -> None:
     for name in layout.REQUIRED:
-        assert codes(resealed(**{name: None})) == ["missing"]
+        assert codes(reseal(**{name: None})) == ["missing"]
 
 
 def test_unpacking_gives_the_folder_back(tmp_path: Path) -> None:

@@ -160,14 +160,14 @@ def _step_in_step(tracker: Tracker) -> None:
         pass
 
 
-def _crossed(tracker: Tracker) -> None:
+def cross_sections(tracker: Tracker) -> None:
     outer, inner = tracker.section("forward"), tracker.section("loss")
     outer.__enter__()
     inner.__enter__()
     outer.__exit__(None, None, None)
 
 
-@pytest.mark.parametrize("misuse", [_unknown, _restart_inside, _step_in_step, _crossed])
+@pytest.mark.parametrize("misuse", [_unknown, _restart_inside, _step_in_step, cross_sections])
 def test_misuse_is_refused(tracker: Tracker, misuse: Callable[[Tracker], None]) -> None:
     with pytest.raises((ValueError, RuntimeError)):
         misuse(tracker)

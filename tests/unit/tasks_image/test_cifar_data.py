@@ -82,7 +82,7 @@ def test_a_folder_that_cannot_be_written_to_is_read(tmp_path: Path, monkeypatch:
     assert (tmp_path / "cache" / "mlbench" / "datasets" / "cifar10.cache").is_dir()
 
 
-def damaged(name: str) -> dict[str, bytes]:
+def damaged_files(name: str) -> dict[str, bytes]:
     files = binary_files()
     return {
         "cut": files | {"cifar-10-batches-bin/data_batch_3.bin": files["cifar-10-batches-bin/data_batch_3.bin"][:-1]},
@@ -104,7 +104,7 @@ def damaged(name: str) -> dict[str, bytes]:
     "name", ["cut", "empty", "label", "missing", "pickle cut", "pickle of something", "pickle of other sizes"]
 )
 def test_damage_is_named_by_file(tmp_path: Path, name: str) -> None:
-    unpack(damaged(name), tmp_path)
+    unpack(damaged_files(name), tmp_path)
     with pytest.raises(EnvironmentUnfitError, match="data_batch_3"):
         load(tmp_path, print)
     assert not (tmp_path / "cifar10.cache").exists()

@@ -98,7 +98,7 @@ def test_who_was_killed_while_unpacking_goes_on(tmp_path: Path) -> None:
     assert (now.st_ino, now.st_mtime_ns) == (kept.st_ino, kept.st_mtime_ns)
 
 
-def refused(folder: Path, contents: dict[str, bytes] | None = None, classes: int = 3) -> EnvironmentUnfitError:
+def refusal_of(folder: Path, contents: dict[str, bytes] | None = None, classes: int = 3) -> EnvironmentUnfitError:
     with pytest.raises(EnvironmentUnfitError) as caught:
         load(folder, classes, quiet, as_official(contents) if contents else OFFICIAL)
     return caught.value
@@ -108,7 +108,7 @@ def test_a_wrong_archive_is_not_unpacked(tmp_path: Path) -> None:
     contents = archives()
     write(tmp_path, contents)
     (tmp_path / OFFICIAL.training.name).write_bytes(contents[OFFICIAL.training.name][:-512])
-    error = refused(tmp_path, contents)
+    error = refusal_of(tmp_path, contents)
     assert "md5" in str(error)
     assert "image-net.org" in str(error.hint)
     assert not (tmp_path / "train.partial").exists()
@@ -155,7 +155,7 @@ def broken(name: str) -> dict[str, bytes]:
 def test_damage_is_named(tmp_path: Path, name: str, words: str) -> None:
     contents = broken(name)
     write(tmp_path, contents)
-    error = refused(tmp_path, contents)
+    error = refusal_of(tmp_path, contents)
     assert words in str(error)
     assert error.hint
     assert not (tmp_path / "imagenet.cache").exists()
@@ -189,20 +189,20 @@ except TaskError as error:
 
 
 def test_folders_that_cannot_be_right_are_refused(tmp_path: Path) -> None:
-    assert "train/ (or ILSVRC2012_img_train.tar) and val/ (or" in str(refused(tmp_path))
-    hint = str(refused(tmp_path).hint)
+    assert "train/ (or ILSVRC2012_img_train.tar) and val/ (or" in str(refusal_of(tmp_path))
+    hint = str(refusal_of(tmp_path).hint)
     for words in ("image-net.org", "--data-dir", "--set data=generated", "--set data=fake"):
         assert words in hint
     write_folders(tmp_path)
-    error = refused(tmp_path, classes=1000)
+    error = refusal_of(tmp_path, classes=1000)
     assert "has 3 classes, the run expects 1000" in str(error)
     assert error.hint == "Complete it, or train on what there is: --set classes=3."
     (tmp_path / "val" / CLASSES[2]).rename(tmp_path / "val" / "other")
-    assert f"val has no {CLASSES[2]}" in str(refused(tmp_path))
+    assert f"val has no {CLASSES[2]}" in str(refusal_of(tmp_path))
     (tmp_path / "val" / "other").rename(tmp_path / "val" / CLASSES[2])
     (tmp_path / "train" / CLASSES[1]).rename(tmp_path / "aside")
     (tmp_path / "train" / CLASSES[1]).mkdir()
-    assert f"{CLASSES[1]} has no images" in str(refused(tmp_path))
+    assert f"{CLASSES[1]} has no images" in str(refusal_of(tmp_path))
 
 
 def test_images_beside_each_other_are_no_classes(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_images_beside_each_other_are_no_classes(tmp_path: Path) -> None:
         path.rename(tmp_path / "val" / path.name)
     for name in CLASSES:
         (tmp_path / "val" / name).rmdir()
-    error = refused(tmp_path)
+    error = refusal_of(tmp_path)
     assert "val has no folders, one per class" in str(error)
     assert "put the archives beside it" in str(error.hint)
 
@@ -220,7 +220,7 @@ def test_a_list_of_folders_that_are_gone_is_not_believed(tmp_path: Path) -> None
     write_folders(tmp_path)
     load(tmp_path, 3, quiet)
     (tmp_path / "train").rename(tmp_path / "elsewhere")
-    assert "has no train/" in str(refused(tmp_path))
+    assert "has no train/" in str(refusal_of(tmp_path))
 
 
 def test_a_training_crop_is_a_part_of_the_image_scaled(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def data(images: ImageFolders, rank: int = 0, size: int = 1, batch_size: int = 1
     )  # fmt: skip
 
 
-def received(source: FileData, epoch: int) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
+def receive_batches(source: FileData, epoch: int) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
     """Inputs, labels and total of every batch, as they are when it arrives."""
     return [(batch.inputs.clone(), batch.targets, batch.total) for batch in source.training(epoch)]
 
@@ -309,8 +309,8 @@ def received(source: FileData, epoch: int) -> list[tuple[torch.Tensor, torch.Ten
 @pytest.mark.parametrize("size", [2, 3])
 def test_the_ranks_share_one_epoch_whatever_their_number_and_threads(images: ImageFolders, size: int) -> None:
     """Every global batch holds the same images, cut in the same way."""
-    alone = received(data(images, batch_size=8 * size), 3)
-    shared = [received(data(images, rank, size, batch_size=8, loaders=rank), 3) for rank in range(size)]
+    alone = receive_batches(data(images, batch_size=8 * size), 3)
+    shared = [receive_batches(data(images, rank, size, batch_size=8, loaders=rank), 3) for rank in range(size)]
     assert len(alone) == data(images, batch_size=8 * size).steps > 1
     for (inputs, targets, total), *parts in zip(alone, *shared, strict=True):
         assert torch.equal(torch.cat([part[0] for part in parts]), inputs)
@@ -322,7 +322,7 @@ def test_an_image_is_cut_in_another_way_in_every_epoch(images: ImageFolders) -> 
     epochs = []
     for epoch in (1, 2):
         order = np.argsort(data(images)._partition.permutation(epoch))
-        epochs.append(torch.cat([inputs for inputs, _, _ in received(data(images), epoch)])[order])
+        epochs.append(torch.cat([inputs for inputs, _, _ in receive_batches(data(images), epoch)])[order])
     assert sum(torch.equal(first, second) for first, second in zip(*epochs, strict=True)) == 0
 
 
@@ -385,4 +385,4 @@ def test_archives_in_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     contents = archives()
     write(tmp_path, contents)
     tmp_path.chmod(0o555)
-    assert "train.partial" in str(refused(tmp_path, contents))
+    assert "train.partial" in str(refusal_of(tmp_path, contents))

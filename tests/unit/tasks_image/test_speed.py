@@ -48,7 +48,7 @@ CompiledModel = Callable[[int, int], tuple[nn.Module, list[str]]]
 
 
 @pytest.fixture
-def compiled() -> Iterator[CompiledModel]:
+def make_compiled() -> Iterator[CompiledModel]:
     """A model of compiled blocks (first and last width), and what has been compiled so far. The compilations are real,
     by a compiler that takes the code as it is."""
     torch._dynamo.reset()

@@ -40,7 +40,7 @@ def test_the_indexed_form(tmp_path: Path, code: int) -> None:
     assert side.rows(np.array([2, 1]), 5, fill=1).tolist() == [[8, 9, 10, 2, 1], [7, 2, 1, 1, 1]]
 
 
-def prepacked(path: Path, pairs: list[tuple[list[int], list[int]]], words: int, width: int) -> None:
+def write_prepacked(path: Path, pairs: list[tuple[list[int], list[int]]], words: int, width: int) -> None:
     kind = "<i2" if words < 2**15 else "<i4"
     head = np.array([len(pairs), words, 0, width], "<i8").tobytes()
     for side in (0, 1):
@@ -52,7 +52,7 @@ def prepacked(path: Path, pairs: list[tuple[list[int], list[int]]], words: int, 
 @pytest.mark.parametrize("words", [40, 40_000])
 def test_the_prepacked_form(tmp_path: Path, words: int) -> None:
     pairs = [([2, 5, 6, 3], [2, 7, 3]), ([2, 8, 3], [2, 9, 10, 11, 3])]
-    prepacked(tmp_path / "x.bin", pairs, words, width=6)
+    write_prepacked(tmp_path / "x.bin", pairs, words, width=6)
     found = read_prepacked(tmp_path / "x.bin", words)
     assert [(found.source.sentence(i), found.target.sentence(i)) for i in range(2)] == pairs
     assert found.target.without_first().sentence(1) == [9, 10, 11, 3]

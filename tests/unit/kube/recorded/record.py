@@ -162,7 +162,7 @@ def no_node(_: Mapping[str, Any], pods: Pods) -> bool:
     return any(condition(pod, "PodScheduled").get("reason") == "Unschedulable" for pod in pods)
 
 
-def failed(job: Mapping[str, Any], _: Pods) -> bool:
+def has_failed(job: Mapping[str, Any], _: Pods) -> bool:
     return is_true(condition(job, "Failed"))
 
 
@@ -199,27 +199,27 @@ def main(image: str, names: list[str]) -> None:
             f"/api/v1/namespaces/{NAMESPACE}", {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": policy}}}
         )
 
-    def refused(job: Mapping[str, Any], pods: Pods) -> bool:
+    def is_refused(job: Mapping[str, Any], pods: Pods) -> bool:
         events = api.get(collection_path("Event", NAMESPACE), fieldSelector="reason=FailedCreate")["items"]
         return any(event["involvedObject"]["uid"] == job["metadata"]["uid"] for event in events)
 
     def pod_security() -> None:
         label("restricted")
-        recorder.record("pod_security", refused, kubernetes=KubernetesOptions(host_network=True))
+        recorder.record("pod_security", is_refused, kubernetes=KubernetesOptions(host_network=True))
         label("privileged")
 
     def quota(name: str, hard: Mapping[str, str]) -> None:
         body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": hard}}
         make(api, f"/api/v1/namespaces/{NAMESPACE}/resourcequotas", body)
         time.sleep(3)
-        recorder.record(name, refused)
+        recorder.record(name, is_refused)
         api.delete(f"/api/v1/namespaces/{NAMESPACE}/resourcequotas/q")
 
     def limit_range() -> None:
         limits = [{"type": "Container", "max": {"memory": "10Mi"}}]
         body = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "l"}, "spec": {"limits": limits}}
         make(api, f"/api/v1/namespaces/{NAMESPACE}/limitranges", body)
-        recorder.record("limit_range", refused, kubernetes=KubernetesOptions(memory="1Gi"))
+        recorder.record("limit_range", is_refused, kubernetes=KubernetesOptions(memory="1Gi"))
         api.delete(f"/api/v1/namespaces/{NAMESPACE}/limitranges/l")
 
     secret = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "nosuch", "key": "k"}}}
@@ -239,36 +239,36 @@ def main(image: str, names: list[str]) -> None:
         "missing_secret": lambda: recorder.record(
             "missing_secret", waits("CreateContainerConfigError"), change=container(env=[secret])
         ),
-        "start_error": lambda: recorder.record("start_error", failed, change=container(command=["nosuch"])),
+        "start_error": lambda: recorder.record("start_error", has_failed, change=container(command=["nosuch"])),
         "out_of_memory": lambda: recorder.record(
             "out_of_memory",
-            failed,
+            has_failed,
             change=container(command=["python3", "-c", eat], args=[]),
             kubernetes=KubernetesOptions(memory="64Mi", shm="16Mi"),
         ),
         "evicted": lambda: recorder.record(
             "evicted",
-            failed,
+            has_failed,
             argv=("sh", "-c", "head -c 40000000 /dev/zero >/tmp/x; sleep 600"),
             change=small_tmp,
             seconds=150,
         ),
-        "crash": lambda: recorder.record("crash", failed, argv=("sh", "-c", "echo boom; exit $((RANK ? 3 : 0))")),
+        "crash": lambda: recorder.record("crash", has_failed, argv=("sh", "-c", "echo boom; exit $((RANK ? 3 : 0))")),
         "deadline": lambda: recorder.record(
             "deadline",
-            failed,
+            has_failed,
             kubernetes=KubernetesOptions(hold_seconds=0),
             timeout=1.0,
             seconds=240,
             argv=WAIT,
             change=container(command=["sleep"], args=["600"]),
         ),
-        "pod_deleted": lambda: recorder.record("pod_deleted", failed, meanwhile=recorder.delete_worker),
-        "drained": lambda: recorder.record("drained", failed, meanwhile=recorder.evict_worker),
-        "preempted": lambda: recorder.record("preempted", failed, meanwhile=recorder.outrank, cpus=1.0),
-        "device_admission": lambda: recorder.record("device_admission", failed, change=on_first_worker, cpus=500.0),
+        "pod_deleted": lambda: recorder.record("pod_deleted", has_failed, meanwhile=recorder.delete_worker),
+        "drained": lambda: recorder.record("drained", has_failed, meanwhile=recorder.evict_worker),
+        "preempted": lambda: recorder.record("preempted", has_failed, meanwhile=recorder.outrank, cpus=1.0),
+        "device_admission": lambda: recorder.record("device_admission", has_failed, change=on_first_worker, cpus=500.0),
         "node_lost": lambda: recorder.record(
-            "node_lost", failed, seconds=400, meanwhile=lambda _: print("stop the node now")
+            "node_lost", has_failed, seconds=400, meanwhile=lambda _: print("stop the node now")
         ),
         "pod_security": pod_security,
         "quota_exceeded": lambda: quota("quota_exceeded", {"pods": "1"}),
