@@ -3,8 +3,8 @@
 import math
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -14,12 +14,20 @@ from task_images.harness.distributed import World
 from task_images.harness.errors import TaskError
 from task_images.harness.tracker import Tracker
 
-CLOCK = (
-    "before every sample the buffers are refilled and all ranks meet at a barrier, outside the clock; a sample is the "
-    "maximum over ranks of the time from a rank's call to its return (on GPUs: until the device is done)"
-)
+ISOLATED, PIPELINED = "isolated", "pipelined"
+MODES = (ISOLATED, PIPELINED)
+CLOCKS = {
+    ISOLATED: "before every sample the buffers are refilled and all ranks meet at a barrier, outside the clock; a "
+    "sample is the maximum over ranks of the time from a rank's call to its return (on GPUs: until the device is done)",
+    PIPELINED: "after a barrier, calls follow each other without a pause, as in nccl-tests; a sample is the maximum "
+    "over ranks of a round's time divided by its calls (on GPUs: between two events of the device, one "
+    "synchronisation per round); buffers hold zeros in the rounds, and one checked call precedes and follows them",
+}
 BANDWIDTH = "algbw = S / p50, GB = 10^9 bytes"
 LEAST_SAMPLES = 3
+# A percentile of fewer samples would be their maximum.
+LEAST_FOR_P95, LEAST_FOR_P99 = 20, 100
+_CALLS_PER_ROUND = 20  # as nccl-tests
 _WARMUP_SHARE = 0.25  # of a size's time budget that warming up may take
 
 
@@ -27,8 +35,9 @@ _WARMUP_SHARE = 0.25  # of a size's time budget that warming up may take
 class Row:
     """One size. Microseconds over samples, percentiles by nearest rank (p50: the median), bandwidths in GB/s.
 
-    `bytes` is S, the larger side, and `elements` its numbers. The legacy protocol knows only the mean of rank 0, from
-    which its bandwidths are.
+    `bytes` is S, the larger side, and `elements` its numbers. p95 and p99 need 20 and 100 samples. `rank_p50_min_us`
+    and `rank_p50_max_us` are the least and the greatest median of a single rank's own times: how far ranks are apart.
+    The legacy protocol knows only the mean of rank 0, from which its bandwidths are.
     """
 
     collective: str
@@ -45,6 +54,9 @@ class Row:
     max_us: float | None = None
     algbw: float | None = None
     busbw: float | None = None
+    mode: str = ISOLATED
+    rank_p50_min_us: float | None = None
+    rank_p50_max_us: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -74,14 +86,17 @@ def measure(
     samples: int,
     warmup: int,
     seconds: float,
+    mode: str = ISOLATED,
 ) -> Row:
     """Time `samples` calls on buffers of `elements` numbers.
 
-    Fewer samples (LEAST_SAMPLES at least) and warm-ups (one at least) where they would take longer than `seconds` (0:
-    no limit). The last result is checked: TaskError if wrong. MemoryError on every rank where one has no room.
+    Fewer samples (LEAST_SAMPLES at least) and warm-ups (one at least) if they would take longer than `seconds` (0: no
+    limit). The results of one call before and of the last call are checked: TaskError if one is wrong. MemoryError on
+    every rank if one has no room.
     """
     call = make(world, ground, series, elements)
     first = world.max([_wall(world, tracker, call, 1)])[0]
+    check(world, series, elements, call)
     if seconds:
         warmup = min(warmup, 1 + int(_WARMUP_SHARE * seconds / max(first, 1e-9)))
     per_sample = first
@@ -89,9 +104,20 @@ def measure(
         per_sample = world.max([_wall(world, tracker, call, warmup - 1) / (warmup - 1)])[0]
     if seconds:
         samples = max(LEAST_SAMPLES, min(samples, int(seconds / max(per_sample, 1e-9))))
-    times = world.max(time_samples(world, tracker, call, samples))
+    if mode == PIPELINED:
+        own = time_rounds(world, tracker, call, samples)
+        time_samples(world, tracker, call, 1)
+    else:
+        own = time_samples(world, tracker, call, samples)
     check(world, series, elements, call)
-    return _row(series, elements, ground.element_size, times, world.size)
+    medians = [row[0] for row in world.gather([statistics.median(own)]) if row[0]]
+    row = _row(series, elements, ground.element_size, world.max(own), world.size)
+    return replace(
+        row,
+        mode=mode,
+        rank_p50_min_us=1e6 * min(medians, default=0.0),
+        rank_p50_max_us=1e6 * max(medians, default=0.0),
+    )
 
 
 def make(world: World, ground: Ground, series: Series, elements: int) -> Call:
@@ -125,6 +151,38 @@ def time_samples(world: World, tracker: Tracker, call: Call, samples: int) -> li
                 world.synchronize()
             times.append(clock() - begin)
     return [one / call.trips if call.counts else 0.0 for one in times]
+
+
+def time_rounds(world: World, tracker: Tracker, call: Call, samples: int) -> list[float]:
+    """This rank's seconds per call in rounds of calls that follow each other without a pause, `samples` in all; 0 if
+    its clock does not count. At least LEAST_SAMPLES rounds."""
+    rounds = max(LEAST_SAMPLES, samples // _CALLS_PER_ROUND)
+    calls = max(1, samples // rounds)
+    times = []
+    with tracker.section("communication"):
+        for buffer in call.buffers:
+            buffer.zero_()  # a sum of sums would overflow
+        for _ in range(rounds):
+            world.barrier()
+            times.append(_time_round(world, call.call, calls) / calls)
+    return [one / call.trips if call.counts else 0.0 for one in times]
+
+
+def _time_round(world: World, call: Callable[[], object], calls: int) -> float:
+    """Seconds of `calls` calls, by events of the device if there is one."""
+    world.synchronize()
+    if world.device.type != "cuda":
+        begin = time.perf_counter()
+        for _ in range(calls):
+            call()
+        return time.perf_counter() - begin
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    first.record()
+    for _ in range(calls):
+        call()
+    last.record()
+    last.synchronize()
+    return float(first.elapsed_time(last)) / 1e3
 
 
 def check(world: World, series: Series, elements: int, call: Call) -> None:
@@ -184,8 +242,8 @@ def _row(series: Series, elements: int, element_size: int, times: Sequence[float
         min_us=ordered[0],
         mean_us=statistics.fmean(ordered),
         p50_us=median,
-        p95_us=_percentile(ordered, 0.95),
-        p99_us=_percentile(ordered, 0.99),
+        p95_us=_percentile(ordered, 0.95) if len(ordered) >= LEAST_FOR_P95 else None,
+        p99_us=_percentile(ordered, 0.99) if len(ordered) >= LEAST_FOR_P99 else None,
         max_us=ordered[-1],
         algbw=algbw,
         busbw=algbw * COLLECTIVES[series.collective].factor(ranks),

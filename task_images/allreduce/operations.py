@@ -1,8 +1,11 @@
 """The collectives that are measured: what each moves, how its bandwidth is counted, and what must have arrived.
 
-S is the size of the larger side in bytes and k the number of ranks; factors and sides are those of nccl-tests, so that
-figures can be read beside each other. Ping-pong and bidirectional are done by pairs, rank r with rank r + k/2 (so that
-they are on different machines where there are several), all pairs at once.
+S is the size of the larger side in bytes and k the number of ranks; factors and sides of the six collectives are those
+of nccl-tests, those of ping-pong and bidirectional are the OSU benchmarks'. The latter two are done by pairs, rank r
+with rank r + k/2 (so that they are on different machines if there are several), all pairs at once.
+
+torch has all_reduce, broadcast and reduce in place only. Out of place means for them that the result has a buffer of
+its own, filled before the clock starts.
 """
 
 import math
@@ -31,13 +34,15 @@ _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.redu
 class Call:
     """One collective on buffers of one size. `fill` makes them ready, `call` is what is timed, `wrong` counts elements.
 
-    counts   whether this rank's clock counts; False where it only answers another
+    buffers  all that `call` reads and writes
+    counts   whether this rank's clock counts; False if it only answers another
     trips    how often the buffer travels within a call, one after the other
     """
 
     fill: Callable[[], None]
     call: Callable[[], object]
     wrong: Callable[[], int]
+    buffers: tuple[Tensor, ...] = ()
     counts: bool = True
     trips: int = 1
 
@@ -66,17 +71,15 @@ class Ground:
 def all_reduce(ground: Ground, elements: int, place: str) -> Call:
     pattern, send = ground.pattern, ground.room(elements)
     if place == IN_PLACE:
-        return Call(lambda: pattern.own.fill(send), lambda: dist.all_reduce(send), lambda: pattern.total.wrong(send))
+        return Call(
+            lambda: pattern.own.fill(send), lambda: dist.all_reduce(send), lambda: pattern.total.wrong(send), (send,)
+        )
     result = ground.room(elements)
-
-    def call() -> None:
-        result.copy_(send)
-        dist.all_reduce(result)
-
     return Call(
-        lambda: _ready(pattern.own.fill, send, result),
-        call,
+        lambda: _fill_both(pattern.own.fill, send, result),
+        lambda: dist.all_reduce(result),
         lambda: pattern.total.wrong(result) + pattern.own.wrong(send),
+        (send, result),
     )
 
 
@@ -88,19 +91,15 @@ def broadcast(ground: Ground, elements: int, place: str) -> Call:
             lambda: pattern.moved.fill(send, own),
             lambda: dist.broadcast(send, 0),
             lambda: pattern.moved.wrong(send, wanted),
+            (send,),
         )
     result = ground.room(elements)
 
-    def call() -> None:
-        if rank == 0:
-            result.copy_(send)
-        dist.broadcast(result, 0)
-
     def fill() -> None:
         pattern.moved.fill(send, own)
-        result.fill_(_NOTHING)
+        result.copy_(send) if rank == 0 else result.fill_(_NOTHING)
 
-    return Call(fill, call, lambda: pattern.moved.wrong(result, wanted))
+    return Call(fill, lambda: dist.broadcast(result, 0), lambda: pattern.moved.wrong(result, wanted), (send, result))
 
 
 def reduce(ground: Ground, elements: int, place: str) -> Call:
@@ -111,17 +110,14 @@ def reduce(ground: Ground, elements: int, place: str) -> Call:
             lambda: pattern.own.fill(send),
             lambda: dist.reduce(send, 0),
             lambda: pattern.total.wrong(send) if is_root else 0,
+            (send,),
         )
     result = ground.room(elements)
-
-    def call() -> None:
-        result.copy_(send)
-        dist.reduce(result, 0)
-
     return Call(
-        lambda: _ready(pattern.own.fill, send, result),
-        call,
+        lambda: _fill_both(pattern.own.fill, send, result),
+        lambda: dist.reduce(result, 0),
         lambda: pattern.own.wrong(send) + (pattern.total.wrong(result) if is_root else 0),
+        (send, result),
     )
 
 
@@ -140,6 +136,7 @@ def all_gather(ground: Ground, elements: int, place: str) -> Call:
         fill,
         lambda: _all_gather(result, send),
         lambda: sum(pattern.moved.wrong(row, pattern.place(source)) for source, row in enumerate(parts)),
+        (send, result),
     )
 
 
@@ -153,7 +150,9 @@ def reduce_scatter(ground: Ground, elements: int, place: str) -> Call:
         result.fill_(_NOTHING)
         pattern.own.fill(send)
 
-    return Call(fill, lambda: _reduce_scatter(result, send), lambda: pattern.total.wrong(result, rank * part))
+    return Call(
+        fill, lambda: _reduce_scatter(result, send), lambda: pattern.total.wrong(result, rank * part), (send, result)
+    )
 
 
 def all_to_all(ground: Ground, elements: int, place: str) -> Call:
@@ -170,6 +169,7 @@ def all_to_all(ground: Ground, elements: int, place: str) -> Call:
         fill,
         lambda: dist.all_to_all_single(result, send),
         lambda: sum(pattern.moved.wrong(row, pattern.place(source, rank * part)) for source, row in enumerate(parts)),
+        (send, result),
     )
 
 
@@ -270,9 +270,9 @@ COLLECTIVES = {
 }  # fmt: skip
 
 
-def _ready(fill: Callable[[Tensor], None], send: Tensor, result: Tensor) -> None:
+def _fill_both(fill: Callable[[Tensor], None], send: Tensor, result: Tensor) -> None:
     fill(send)
-    result.fill_(_NOTHING)
+    result.copy_(send)
 
 
 def _partner(world: World) -> tuple[int | None, bool]:
@@ -292,7 +292,7 @@ def _exchange(
         pattern.moved.fill(send, pattern.place(ground.world.rank))
         result.fill_(_NOTHING)
 
-    return Call(fill, call, lambda: pattern.moved.wrong(result, pattern.place(partner)), **more)
+    return Call(fill, call, lambda: pattern.moved.wrong(result, pattern.place(partner)), (send, result), **more)
 
 
 def _idle() -> Call:

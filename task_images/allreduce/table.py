@@ -6,20 +6,20 @@ from task_images.allreduce.operations import COLLECTIVES
 
 _COLUMNS = (
     *(("bytes", 11), ("elements", 11), ("min us", 10), ("mean us", 10), ("p50 us", 10), ("p95 us", 10)),
-    *(("p99 us", 10), ("max us", 10), ("algbw GB/s", 10), ("busbw GB/s", 10), ("samples", 7)),
+    *(("p99 us", 10), ("max us", 10), ("ranks us", 15), ("algbw GB/s", 10), ("busbw GB/s", 10), ("samples", 7)),
 )
 
 
-def header(series: Series, ranks: int) -> str:
+def header(series: Series, ranks: int, mode: str) -> str:
     kind = COLLECTIVES[series.collective]
     titles = "  ".join(f"{title:>{width}}" for title, width in _COLUMNS)
-    return f"\n{series}, k = {ranks}: S = {kind.size}; busbw = {kind.formula}\n{titles}"
+    return f"\n{series}, {mode}, k = {ranks}: S = {kind.size}; busbw = {kind.formula}\n{titles}"
 
 
 def line(row: Row) -> str:
     values = (
         *(row.bytes, row.elements, row.min_us, row.mean_us, row.p50_us, row.p95_us, row.p99_us, row.max_us),
-        *(row.algbw, row.busbw, row.samples),
+        *(_span(row), row.algbw, row.busbw, row.samples),
     )
     return "  ".join(
         f"{_figure(value, title):>{width}}" for value, (title, width) in zip(values, _COLUMNS, strict=True)
@@ -50,9 +50,18 @@ def size(count: int) -> str:
     return f"{value:.4g} {units[0]}"
 
 
-def _figure(value: float | None, title: str) -> str:
+def _span(row: Row) -> str:
+    """The least and the greatest median of a single rank."""
+    if row.rank_p50_min_us is None or row.rank_p50_max_us is None:
+        return "-"
+    return f"{row.rank_p50_min_us:.1f}-{row.rank_p50_max_us:.1f}"
+
+
+def _figure(value: float | str | None, title: str) -> str:
     if value is None:
         return "-"
+    if isinstance(value, str):
+        return value
     if isinstance(value, int):
         return str(value)
     if title.endswith(" us"):

@@ -11,9 +11,12 @@ from task_images.allreduce import table
 from task_images.allreduce.fit import Fit, fit
 from task_images.allreduce.measure import (
     BANDWIDTH,
-    CLOCK,
+    CLOCKS,
     COLUMNS,
+    ISOLATED,
     LEAST_SAMPLES,
+    MODES,
+    PIPELINED,
     Row,
     Series,
     check,
@@ -29,7 +32,7 @@ from task_images.contract import Contract, emit
 from task_images.harness.distributed import World, open_world
 from task_images.harness.entry import tells_of_lost_peer
 from task_images.harness.errors import TaskError, TaskUsageError
-from task_images.harness.parameters import read_parameters
+from task_images.harness.parameters import check_choices, read_parameters
 from task_images.harness.report import Reporter
 from task_images.harness.tracker import Tracker
 
@@ -54,6 +57,7 @@ class Settings:
     seconds_total: float = 3600.0
     min_busbw_gbps: float = 0.0
     protocol: str = "current"
+    mode: str = ISOLATED
 
 
 @dataclass
@@ -122,7 +126,8 @@ def main(contract: Contract) -> None:
     details = {
         "protocol": settings.protocol,
         "ranks": world.size,
-        "clock": CLOCK if settings.protocol == "current" else "rank 0's own, mean only",
+        "mode": settings.mode,
+        "clock": CLOCKS[settings.mode] if settings.protocol == "current" else "rank 0's own, mean only",
         "formulas": _formulas({one.series.collective for one in measured}),
         "series": [one.to_dict(settings.samples) for one in measured],
         "not_supported": [{"series": str(series), "why": why} for series, why in refused.items()],
@@ -133,7 +138,7 @@ def main(contract: Contract) -> None:
         facts = world.backend_facts()
         _write(Path(contract.output_dir) / "results", {**details, "backend": facts, "rows": rows})
         if settings.protocol == "current":
-            _conclude(report, measured, refused, facts, world.size)
+            _conclude(report, measured, refused, facts, world.size, settings.mode)
     report.phase("finished")
     report.result(tracker, details=details)
     world.close()
@@ -154,6 +159,9 @@ def _check(settings: Settings, ranks: int) -> None:
                 raise TaskUsageError(f'there is no {what} "{name}", only {", ".join(known)}')
     if not all(isinstance(size, int) and size > 0 for size in settings.sizes):
         raise TaskUsageError("sizes are whole numbers of bytes, above 0")
+    check_choices(settings, {"mode": MODES})
+    if settings.mode == PIPELINED and settings.protocol == "legacy":
+        raise TaskUsageError("the protocol legacy has no pipelined mode", "Leave out --preset legacy.")
     if settings.protocol not in ("current", "legacy"):
         raise TaskUsageError(f'the protocol "{settings.protocol}" is neither current nor legacy')
     if settings.protocol == "legacy" and (settings.collectives, settings.places) != (["all_reduce"], [IN_PLACE]):
@@ -249,7 +257,7 @@ def _next_size(
     elements = one.elements[len(one.rows)]
     limits = (settings.samples, settings.warmup, settings.seconds_per_size)
     try:
-        row = measure(world, tracker, ground, one.series, elements, *limits)
+        row = measure(world, tracker, ground, one.series, elements, *limits, settings.mode)
     except MemoryError:
         one.why = "no memory for larger buffers"
         return
@@ -331,11 +339,16 @@ def _formulas(collectives: set[str]) -> dict[str, Any]:
 
 
 def _conclude(
-    report: Reporter, measured: Sequence[Measured], refused: dict[Series, str], facts: dict[str, Any], ranks: int
+    report: Reporter,
+    measured: Sequence[Measured],
+    refused: dict[Series, str],
+    facts: dict[str, Any],
+    ranks: int,
+    mode: str,
 ) -> None:
     """The tables, and under them what is not in them."""
     for one in measured:
-        report.say(table.header(one.series, ranks))
+        report.say(table.header(one.series, ranks, mode))
         for row in one.rows:
             report.say(table.line(row))
         report.say(table.fitted(one.series, one.fit, ranks))
@@ -346,7 +359,7 @@ def _conclude(
         report.say(f"not supported: {series}: {why}")
     for detour in facts.get("detours", ()):
         report.say(f"by the backend: {detour}")
-    report.say(f"time: {CLOCK}; {BANDWIDTH}")
+    report.say(f"{mode}: {CLOCKS[mode]}; {BANDWIDTH}")
 
 
 def _write(folder: Path, document: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import torch
 from mlbench_cli.catalog import load_task
 from task_images.allreduce.fit import fit
 from task_images.allreduce.operations import COLLECTIVES, DTYPES, PLACES
-from task_images.allreduce.pattern import Pattern
+from task_images.allreduce.pattern import Pattern, summands
 from task_images.allreduce.sizes import from_bytes, grid, in_parts
 from task_images.allreduce.table import size
 
@@ -37,31 +37,43 @@ def test_bytes_become_elements_and_parts_are_equal() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("ranks", [1, 2, 4, 33, 43, 300])
-@pytest.mark.parametrize("elements", [1, 5, 57344, 57345, 120001])
+@pytest.mark.parametrize("ranks", [1, 2, 4, 33, 64, 65, 300])
+@pytest.mark.parametrize("elements", [1, 5, 57331, 57332, 120001])
 def test_the_sum_is_exact_in_every_type(dtype: str, ranks: int, elements: int) -> None:
-    some = range(ranks) if elements < 100 else range(min(ranks, 4))
-    patterns = [Pattern(rank, ranks, DTYPES[dtype], CPU) for rank in some]
-    buffer, total = torch.empty(elements, dtype=DTYPES[dtype]), torch.zeros(elements, dtype=DTYPES[dtype])
-    for pattern in patterns:
-        pattern.own.fill(buffer)
-        total += buffer
-    if len(some) == ranks:
-        assert patterns[0].total.wrong(total) == 0
+    pattern = Pattern(0, ranks, DTYPES[dtype], CPU)
+    total = torch.zeros(elements, dtype=DTYPES[dtype])
+    for rank in range(ranks):
+        own = torch.from_numpy(summands(rank, ranks)).to(DTYPES[dtype])
+        total += own.repeat(-(-elements // len(own)))[:elements]
+    assert pattern.total.wrong(total) == 0
+    buffer = torch.empty(elements, dtype=DTYPES[dtype])
+    pattern.own.fill(buffer)
+    assert torch.equal(buffer[:57331].long(), torch.from_numpy(summands(0, ranks))[:elements])
     total[-1] += 1
-    assert patterns[0].total.wrong(total) >= 1
+    assert pattern.total.wrong(total) >= 1
 
 
-def test_a_missing_or_doubled_rank_shows() -> None:
-    patterns = [Pattern(rank, 3, torch.float32, CPU) for rank in range(3)]
-    parts = []
-    for pattern in patterns:
-        buffer = torch.empty(1000)
-        pattern.own.fill(buffer)
-        parts.append(buffer)
-    assert patterns[0].total.wrong(parts[0] + parts[1]) > 0
-    assert patterns[0].total.wrong(parts[0] + parts[1] + parts[1]) > 0
-    assert patterns[0].total.wrong(parts[0] + parts[1] + parts[2]) == 0
+@pytest.mark.parametrize("ranks", [65, 256, 1000, 4096])
+def test_sums_of_many_ranks_stay_exact(ranks: int) -> None:
+    total = sum(summands(rank, ranks) for rank in range(ranks))
+    assert 0 < np.max(total) <= 256
+
+
+@pytest.mark.parametrize("elements", [64, 1000])
+@pytest.mark.parametrize("ranks", range(2, 17))
+def test_every_wrong_source_and_every_wrong_place_shows(ranks: int, elements: int) -> None:
+    """A rank counted twice in place of another one, at any distance; a result reversed, or rotated by any amount."""
+    shares = [torch.from_numpy(summands(rank, ranks))[:elements].float() for rank in range(ranks)]
+    right = torch.stack(shares).sum(0)
+    pattern = Pattern(0, ranks, torch.float32, CPU)
+    assert pattern.total.wrong(right) == 0
+    for lost in range(ranks):
+        assert pattern.total.wrong(right - shares[lost]) > elements / 2
+        for twice in {*range(ranks)} - {lost}:
+            assert pattern.total.wrong(right - shares[lost] + shares[twice]) > elements / 2, (lost, twice)
+    assert pattern.total.wrong(right.flip(0)) > elements / 2
+    for shift in range(1, min(elements, 100)):
+        assert pattern.total.wrong(right.roll(shift)) > elements / 4, shift
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -71,9 +83,10 @@ def test_what_is_moved_tells_its_rank_and_its_place(dtype: str) -> None:
     assert pattern.moved.wrong(whole, pattern.place(5)) == 0
     for begin in (1, 250, 251, 60_001):
         assert pattern.moved.wrong(whole[begin:], pattern.place(5, begin)) == 0
-    for shift in (pattern.place(4), pattern.place(5, 1), pattern.place(5, 57_344)):
-        assert pattern.moved.wrong(whole, shift) > 129_000
-    assert all(pattern.place(rank) % 251 for rank in range(1, 251))
+    for shift in (pattern.place(4), pattern.place(5, 1), pattern.place(5, 57_344), pattern.place(256)):
+        assert pattern.moved.wrong(whole, shift) > 125_000
+    assert int(whole.min()) >= 0
+    assert int(whole.max()) <= 250
 
 
 def test_task_yaml_names_what_there_is_with_its_formula() -> None:
