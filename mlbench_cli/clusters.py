@@ -133,7 +133,7 @@ def require_free_name(store: Store, cluster: Cluster) -> None:
     for known in store.clusters():
         if known.name != cluster.name or known.identity.matches(cluster.identity):
             continue
-        if known.provider != cluster.provider or known.provider == "attached":
+        if known.provider != cluster.provider or known.provider in ("attached", "slurm", "hosts"):
             raise UsageError(
                 f'There is already a cluster "{cluster.name}", of {known.provider}.',
                 hint="Choose another RELEASE; see: mlbench list-clusters",

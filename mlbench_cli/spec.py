@@ -89,7 +89,7 @@ class RunSpec:
 
     name: str  # NAME-N
     cluster: str
-    engine: str  # local | kubernetes
+    engine: str  # local | kubernetes | slurm | hosts
     task: str  # catalogue name, or "custom"
     preset: str  # of the task's; or open, or custom
     argv: tuple[str, ...]

@@ -12,6 +12,8 @@ PROVIDERS = {
     "gke": "providers.gke:GkeProvider",
     "eks": "providers.eks:EksProvider",
     "attached": "providers.attached:AttachedProvider",
+    "slurm": "providers.machines:SlurmProvider",
+    "hosts": "providers.machines:HostsProvider",
 }
 # Names of the original's command line.
 ALIASES = {"gcloud": "gke", "aws": "eks"}

@@ -41,6 +41,8 @@ PANELS: dict[str, dict[str, Command]] = {
         "attach-cluster": Command(
             "mlbench_cli.commands.attach_cluster", "attach_cluster", "Use a Kubernetes cluster that you already have"
         ),
+        "attach-slurm": Command("mlbench_cli.commands.attach_slurm", "attach_slurm", "Use a Slurm cluster"),
+        "attach-hosts": Command("mlbench_cli.commands.attach_hosts", "attach_hosts", "Use a list of hosts over ssh"),
         "scale-cluster": Command(
             "mlbench_cli.commands.scale_cluster", "scale_cluster", "Change a cluster's number of machines"
         ),

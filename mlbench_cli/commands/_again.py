@@ -76,7 +76,7 @@ def _cluster(spec: RunSpec, store: Store) -> Cluster:
             f'it ran on the cluster "{spec.cluster}", which is not known here',
             hint="mlbench attach-cluster, or mlbench create-cluster; then the same again",
         ) from None
-    engine = "local" if cluster.provider == "local" else "kubernetes"
+    engine = launch.engine_name(cluster)
     if engine != spec.engine:
         raise _refusal(f'it ran on {spec.engine}, and the cluster "{spec.cluster}" is {engine} here')
     return cluster

@@ -63,7 +63,7 @@ def delete_with_progress(store: Store, cluster: Cluster) -> str:
     """Delete the cluster, with its steps on stderr. Returns a sentence that says what was done."""
     with StepPrinter() as report:
         certain = clusters.delete_cluster(store, cluster, report, console.warn)
-    if cluster.provider == "attached":
+    if cluster.provider in ("attached", "slurm", "hosts"):
         return f"The cluster {cluster.name} is forgotten; nothing on it was changed."
     return f"The cluster {cluster.name} is deleted{'; nothing of it is left' if certain else ''}."
 

@@ -92,7 +92,7 @@ def engine_of(cluster: Cluster) -> "Engine":
 
 def renderer_of(cluster: Cluster) -> "Engine":
     """An engine that renders for `cluster` and reaches nothing: --dry-run needs no network and no credentials."""
-    if cluster.provider in ("local", "attached"):  # an attached one's access is read from a file
+    if cluster.provider in ("local", "attached", "slurm", "hosts"):  # an attached one's access is read from a file
         return engine_of(cluster)
     from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
     from mlbench_cli.kube.access import Access

@@ -48,7 +48,7 @@ def delete_cluster(
         raise UsageError('The cluster "local" is this machine; it cannot be deleted.')
     if not force:
         _refuse_unfetched(store, cluster)
-    if cluster.provider != "attached":
+    if cluster.provider not in ("attached", "slurm", "hosts"):
         place = f", {cluster.location}" if cluster.location else ""
         console.confirm(f"Delete the cluster {name} ({cluster.provider}{place}) and everything on it?", yes=yes)
     _print(name, delete_with_progress(store, cluster), output)

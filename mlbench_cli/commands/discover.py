@@ -7,7 +7,7 @@ import typer
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output, engine_of
-from mlbench_cli.engines.kubernetes.engine import FoundRun, KubernetesEngine, UnreadableRun
+from mlbench_cli.engines.base import CanDiscover, FoundRun, UnreadableRun
 from mlbench_cli.errors import CleanupError, UsageError
 from mlbench_cli.model import Cluster, RunState
 from mlbench_cli.store import Store
@@ -32,7 +32,7 @@ def discover(
     if chosen.provider == "local":
         raise UsageError("The local cluster has no runs but this machine's own.", hint="mlbench discover CLUSTER")
     engine = engine_of(chosen)
-    assert isinstance(engine, KubernetesEngine)
+    assert isinstance(engine, CanDiscover)
     rows = [_record(found, chosen, store) for found in engine.discover(namespace)]
     if output == Format.json:
         console.out_json({"cluster": chosen.name, "runs": rows})

@@ -282,6 +282,10 @@ def _print_submissions(submissions: list[Submission], output: Format) -> None:
         documents = [{"run": item.spec.name, "documents": list(item.documents)} for item in submissions]
         console.out_json({"submissions": documents})
         return
+    scripts = [str(document["script"]) for item in submissions for document in item.documents if "script" in document]
+    if scripts:  # as sbatch reads them: mlbench run ... --dry-run | sbatch --test-only
+        console.out("\n".join(scripts).rstrip())
+        return
     import templates
 
     console.out(templates.dump(document for item in submissions for document in item.documents).rstrip())

@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from mlbench_cli.model import Finding, Observation, Run
 from mlbench_cli.spec import RunSpec
@@ -96,4 +96,31 @@ class Engine(Protocol):
 
     def delete(self, run: Run, *, force: bool = False) -> None:
         """Remove everything the run has on the cluster. Refuses unfetched results without `force`."""
+        ...
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """A run as its cluster describes it. `id` and `created` (RFC 3339) are the same on every machine."""
+
+    id: str
+    created: str
+    spec: RunSpec
+    is_fetched: bool
+
+
+@dataclass(frozen=True)
+class UnreadableRun:
+    """A run of mlbench's on a cluster that cannot be read, by a newer version for example."""
+
+    name: str
+    reason: str
+
+
+@runtime_checkable
+class CanDiscover(Protocol):
+    """An engine whose cluster knows the runs that other machines have started."""
+
+    def discover(self, namespace: str | None = None) -> list[FoundRun | UnreadableRun]:
+        """All runs on the cluster, oldest first, whoever started them."""
         ...

@@ -17,6 +17,16 @@ def connect_engine(cluster: Cluster, report: Callable[[str], None] | None = None
         from mlbench_cli.engines.local.engine import LocalEngine
 
         return LocalEngine(finalizer=FINALIZER, report=report)
+    if cluster.provider == "slurm":
+        from mlbench_cli.engines.machines.details import SlurmDetails
+        from mlbench_cli.engines.slurm.engine import SlurmEngine
+
+        return SlurmEngine(SlurmDetails.of(cluster))
+    if cluster.provider == "hosts":
+        from mlbench_cli.engines.hosts.engine import HostsEngine
+        from mlbench_cli.engines.machines.details import HostsDetails
+
+        return HostsEngine(HostsDetails.of(cluster))
     from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
     from providers import registry
 

@@ -26,6 +26,7 @@ from task_images.harness.cores import effective_cores
 
 MAX_LOCAL_RANKS = 64
 MAX_REPEATS = 1000
+MACHINE_OPTIONS = ("image", "env")  # options for clusters that also mean something without Kubernetes
 # The word in a cluster's record says that its figures mean nothing; this, in the run's, says why.
 FUNCTIONAL_ONLY = "all nodes of the cluster are containers on one machine"
 REGISTRY = "mlbench"  # where the catalogue's images are unless request or cluster say otherwise
@@ -64,10 +65,14 @@ def resolve(
     local = cluster.provider == "local"
     if local:
         _refuse_cluster_options(request)
+    elif is_machines(cluster):
+        _refuse_cluster_options(request, f"on {cluster.provider}", MACHINE_OPTIONS)
     elif request.share_machine is not None:
         raise UsageError("--share-machine is about this machine; it has no meaning on other clusters.")
     if local:
         request = replace(request, data_dir=require_folder(request.data_dir, "--data-dir"))
+    elif is_machines(cluster):
+        request = replace(request, data_dir=check_machine_folder(request.data_dir))
     elif request.data_claim or request.data_dir:
         request = replace(request, data_dir=check_mount_point(request.data_dir or "/data"))
     common = {
@@ -136,7 +141,7 @@ def _spec(size: Size, cluster: Cluster, common: Mapping[str, Any]) -> RunSpec:
     return RunSpec(
         name=size.name,
         cluster=cluster.name,
-        engine="local" if cluster.provider == "local" else "kubernetes",
+        engine=engine_name(cluster),
         workers=size.workers,
         seed=size.seed,
         price=_price(cluster),
@@ -151,15 +156,15 @@ def _spec(size: Size, cluster: Cluster, common: Mapping[str, Any]) -> RunSpec:
 
 def _program(request: Request, cluster: Cluster, tasks: Mapping[str, Task] | None) -> dict[str, Any]:
     """The fields of RunSpec that say what is run."""
-    local = cluster.provider == "local"
-    if request.image is not None and local:
+    if request.image is not None and cluster.provider in ("local", "hosts"):
+        place = "the local cluster" if cluster.provider == "local" else "hosts"
         raise UsageError(
-            "--image has no meaning on the local cluster, which runs processes.",
+            f"--image has no meaning on {place}, which runs processes.",
             hint="Leave it out, or choose a cluster with --cluster.",
         )
     if request.task is not None and request.command is None:
         task = load_task(request.task, tasks)
-        return {**_task_program(request, task, tasks), "image": None if local else _image(request, task, cluster)}
+        return {**_task_program(request, task, tasks), "image": _image(request, task, cluster)}
     if request.command is None:
         missing = "--task, or --command" if request.image is None else "--command for the image"
         raise UsageError(
@@ -169,8 +174,8 @@ def _program(request: Request, cluster: Cluster, tasks: Mapping[str, Task] | Non
     if request.task is not None:
         task = load_task(request.task, tasks)
         program = _open_program(request, task, _custom_program(request, request.command))
-        return {**program, "image": None if local else _image(request, task, cluster)}
-    if request.image is None and not local:
+        return {**program, "image": _image(request, task, cluster)}
+    if request.image is None and engine_name(cluster) == "kubernetes":
         raise UsageError("--image is missing: on a cluster a command of your own needs one.", hint="--image NAME:TAG")
     return _custom_program(request, request.command)
 
@@ -218,7 +223,10 @@ def _budget(request: Request, task: Task, tasks: Mapping[str, Task] | None) -> d
     return {BUDGET: seconds}
 
 
-def _image(request: Request, task: Task, cluster: Cluster) -> str:
+def _image(request: Request, task: Task, cluster: Cluster) -> str | None:
+    """The image of the ranks; None if they are processes of the machines' own Python."""
+    if engine_name(cluster) != "kubernetes":
+        return request.image
     prefix = request.registry or ClusterDetails.of(cluster).registry or REGISTRY
     return request.image or f"{prefix.rstrip('/')}/{task.image}:{__version__}"
 
@@ -398,11 +406,36 @@ def _check_data(request: Request, common: Mapping[str, Any], tasks: Mapping[str,
     )
 
 
-def _refuse_cluster_options(request: Request) -> None:
+def engine_name(cluster: Cluster) -> str:
+    """The engine that executes runs on the cluster, as specs name it."""
+    return cluster.provider if cluster.provider == "local" or is_machines(cluster) else "kubernetes"
+
+
+def is_machines(cluster: Cluster) -> bool:
+    """Whether the cluster is one of machines without Kubernetes: behind Slurm, or hosts reached through ssh."""
+    return cluster.provider in ("slurm", "hosts")
+
+
+def check_machine_folder(path: str | None) -> str | None:
+    """The normalized path of a data folder on the machines; None for None. Raises UsageError unless it is absolute."""
+    if path is None:
+        return None
+    if not path.startswith("/") or "\0" in path or "\n" in path:
+        raise UsageError(
+            f'--data-dir "{clip(path)}": on machines the path must be absolute.', hint="Name a folder that all have."
+        )
+    return os.path.normpath(path)
+
+
+def _refuse_cluster_options(
+    request: Request, place: str = "on the local cluster", allowed: Collection[str] = ()
+) -> None:
     for item in OPTIONS:
-        if item.metadata["panel"] == KUBERNETES and getattr(request, item.name) not in (None, (), {}):
+        if item.name in allowed or item.metadata["panel"] != KUBERNETES:
+            continue
+        if getattr(request, item.name) not in (None, (), {}):
             raise UsageError(
-                f"{flag(item.name)} has no meaning on the local cluster.",
+                f"{flag(item.name)} has no meaning {place}.",
                 hint="Leave it out, or choose a cluster with --cluster.",
             )
 

@@ -7,7 +7,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlbench_cli.engines.kubernetes.engine import FoundRun, discover_runs
+from mlbench_cli.engines.base import FoundRun
+from mlbench_cli.engines.kubernetes.engine import discover_runs
 from mlbench_cli.engines.kubernetes.manifests import FETCHED_ANNOTATION
 from mlbench_cli.kube.objects import object_path
 from mlbench_cli.model import Run

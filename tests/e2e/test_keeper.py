@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.engines.base import LOG_GAP
+from mlbench_cli.engines.base import LOG_GAP, FoundRun
 from mlbench_cli.engines.kubernetes.ending import is_over
-from mlbench_cli.engines.kubernetes.engine import FoundRun, KubernetesEngine, discover_runs
+from mlbench_cli.engines.kubernetes.engine import KubernetesEngine, discover_runs
 from mlbench_cli.kube.api import ObjectNotFound
 from mlbench_cli.kube.objects import collection_path, object_path
 from mlbench_cli.model import Run

@@ -8,11 +8,11 @@ import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mlbench_cli.engines.base import Cursor, Fetched, LogLine, Submission
+from mlbench_cli.engines.base import Cursor, Fetched, FoundRun, LogLine, Submission, UnreadableRun
 from mlbench_cli.engines.kubernetes.collector import LogCollector
 from mlbench_cli.engines.kubernetes.ending import is_over, is_stopped, is_unreleased
 from mlbench_cli.engines.kubernetes.fetch import FetchError, acknowledge
@@ -218,7 +218,7 @@ class KubernetesEngine:
             results = keeper.read(patience=0) if keeper else None
         return results.until if results else None
 
-    def discover(self, namespace: str | None = None) -> "list[FoundRun | UnreadableRun]":
+    def discover(self, namespace: str | None = None) -> list[FoundRun | UnreadableRun]:
         """All runs in the namespace, oldest first, whoever started them."""
         return discover_runs(self._access, namespace)
 
@@ -304,24 +304,6 @@ class KubernetesEngine:
                     del self._followings[run.id]
             if last:
                 following.close()
-
-
-@dataclass(frozen=True)
-class FoundRun:
-    """A run as its Job describes it. `id` and `created` (RFC 3339) are the same on every machine."""
-
-    id: str
-    created: str
-    spec: RunSpec
-    is_fetched: bool
-
-
-@dataclass(frozen=True)
-class UnreadableRun:
-    """A Job of mlbench's that cannot be read, by a newer version for example."""
-
-    name: str
-    reason: str
 
 
 def discover_runs(access: Access, namespace: str | None = None) -> list[FoundRun | UnreadableRun]:

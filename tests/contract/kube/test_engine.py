@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.engines.kubernetes.engine import FoundRun, KubernetesEngine, UnreadableRun, discover_runs
+from mlbench_cli.engines.base import FoundRun, UnreadableRun
+from mlbench_cli.engines.kubernetes.engine import KubernetesEngine, discover_runs
 from mlbench_cli.engines.kubernetes.manifests import (
     CREATED_ANNOTATION,
     FETCHED_ANNOTATION,

@@ -1,0 +1,140 @@
+"""`mlbench attach-slurm NAME`: use a Slurm cluster, from a login node or through ssh."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlbench_cli import console
+from mlbench_cli.commands._clusters import cluster_document
+from mlbench_cli.commands._common import Format, Output
+from mlbench_cli.commands._machines import SshConfig, read_text_file, record
+from mlbench_cli.errors import CapacityError, UsageError
+from mlbench_cli.model import Cluster
+from mlbench_cli.spec import check_name
+
+
+def attach_slurm(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the cluster in mlbench")],
+    login: Annotated[str | None, typer.Option("--login", help="login node as USER@HOST; default: this machine")] = None,
+    partition: Annotated[str | None, typer.Option("--partition", help="default: the cluster's own")] = None,
+    account: Annotated[str | None, typer.Option("--account", help="account that pays for the jobs")] = None,
+    qos: Annotated[str | None, typer.Option("--qos", help="quality of service of the jobs")] = None,
+    constraint: Annotated[str | None, typer.Option("--constraint", help="features that nodes must have")] = None,
+    switches: Annotated[
+        str | None, typer.Option("--switches", help="COUNT[@MAX-TIME]: most leaf switches between the nodes")
+    ] = None,
+    shared: Annotated[
+        str | None, typer.Option("--shared", help="folder that all nodes share; default: ~/.mlbench of the login node")
+    ] = None,
+    python: Annotated[str, typer.Option("--python", help="Python with torch on the nodes")] = "python3",
+    setup: Annotated[
+        Path | None, typer.Option("--setup", help="file with shell lines before the ranks start (module load ...)")
+    ] = None,
+    interface: Annotated[
+        str | None, typer.Option("--interface", help="network interface; default: found when a run starts")
+    ] = None,
+    exclusive: Annotated[bool, typer.Option("--exclusive/--share-nodes", help="whole nodes for each run")] = True,
+    probe: Annotated[bool, typer.Option("--probe/--no-probe", help="run a job of seconds on every free node")] = True,
+    ssh_config: SshConfig = None,
+    output: Output = Format.text,
+) -> None:
+    """Use a Slurm cluster that you already have. Nothing is installed; delete-cluster forgets it again.
+
+    Folder and versions are checked on every free node by one short job.
+    """
+    from mlbench_cli.engines.machines.channel import Channel, Target, check_login
+    from mlbench_cli.engines.machines.details import SlurmDetails
+    from mlbench_cli.engines.slurm import discovery
+
+    check_name(name, "cluster name")
+    for option, value in {
+        "--partition": partition,
+        "--account": account,
+        "--qos": qos,
+        "--constraint": constraint,
+        "--switches": switches,
+    }.items():
+        if value is not None and (not value.strip() or any(letter.isspace() or ord(letter) < 32 for letter in value)):
+            raise UsageError(f"{option} {value!r:.80} is empty or has blanks.", hint="sinfo -s; sacctmgr show assoc")
+    target = Target(None if login is None else check_login(login), python if login is None else "python3", ssh_config)
+    if login is None and python != "python3" and not os.access(python, os.X_OK):
+        target = Target(None, "python3")
+    channel = Channel(target)
+    try:
+        facts = discovery.discover_cluster(channel, shared or "~/.mlbench")
+        folder = _absolute(shared or "~/.mlbench", str(facts.host["home"]))
+        details = SlurmDetails(
+            folder=folder,
+            python=python,
+            partition=partition,
+            slurm_account=account,
+            qos=qos,
+            constraint=constraint,
+            setup="" if setup is None else read_text_file(setup, "--setup"),
+        )
+        discovery.check_choice(channel, facts, details)
+        chosen = facts.partitions[partition or facts.default_partition or ""]
+        probes = []
+        if probe:
+            free = discovery.free_nodes(channel, details)
+            if not free:
+                raise CapacityError(
+                    "No node of the partition is free now, so that its folder cannot be checked.",
+                    hint="Try again later, or add --no-probe.",
+                )
+            probes = discovery.probe_nodes(channel, details, free)
+            discovery.check_probes(probes, details)
+    finally:
+        channel.close()
+    record_details = {
+        "login": login,
+        "ssh_config": ssh_config,
+        "folder": folder,
+        "python": python,
+        "partition": partition,
+        "slurm_account": account,
+        "qos": qos,
+        "constraint": constraint,
+        "switches": switches,
+        "setup": details.setup,
+        "interface": interface,
+        "exclusive": exclusive,
+        "container": facts.container,
+        "version": facts.version,
+        "kill_wait": facts.kill_wait,
+        "has_accounting": facts.has_accounting,
+        "partitions": {key: dict(value) for key, value in facts.partitions.items()},
+        "nodes": chosen["nodes"],
+        "gpus_per_node": chosen["gpus_per_node"],
+        "machine_type": partition or facts.default_partition,
+    }
+    cluster = record(
+        Cluster(name, "slurm", details={key: value for key, value in record_details.items() if value is not None})
+    )
+    if output == Format.json:
+        console.out_json({"cluster": cluster_document(cluster), "nodes": [vars(item) for item in probes]})
+        return
+    if not facts.has_accounting:
+        console.note(
+            f"There is no accounting: the controller forgets a job {facts.min_job_age} s after its end; results do not "
+            "depend on it."
+        )
+    if probe and not any(item.torch for item in probes):
+        console.warn(f"{python} on the nodes has no torch: tasks need it. --python PATH, or --setup FILE")
+    unprobed = chosen["nodes"] - len(probes)
+    if unprobed:
+        console.note(f"{unprobed} nodes were not probed" + (": they are busy." if probe else "."))
+    console.out(
+        f"The cluster {name} is Slurm {facts.version}, partition {partition or facts.default_partition} with "
+        f"{chosen['nodes']} nodes; commands now use it."
+    )
+
+
+def _absolute(path: str, home: str) -> str:
+    if path.startswith("~/") or path == "~":
+        path = home + path[1:]
+    if not path.startswith("/") or any(letter in path for letter in "\n\0:,"):
+        raise UsageError(f"--shared {path!r:.80} is not an absolute path without : and ,.", hint="--shared /scratch/me")
+    return os.path.normpath(path)

@@ -1,0 +1,1 @@
+"""The engine of plain hosts: one supervisor on each, started through ssh."""

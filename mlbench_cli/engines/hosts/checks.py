@@ -1,0 +1,166 @@
+"""What hosts must have in common before a run on them means anything: checked when they are attached."""
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mlbench_cli.engines.hosts.hostfile import HostEntry
+from mlbench_cli.engines.machines.channel import Channel, Document
+from mlbench_cli.engines.machines.details import HostRecord
+from mlbench_cli.engines.machines.engine import run_in_parallel
+from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError, UnreachableError, UsageError
+
+MAX_CLOCK_SECONDS = 5.0  # by which clocks may differ before it is said
+MIN_FREE_BYTES = 2 << 30
+PROBE_SECONDS = 150.0
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """One host as it answered. `clock_seconds` is how far its clock is ahead of this machine's."""
+
+    name: str
+    facts: Document
+    clock_seconds: float
+    python: str
+    torch: str | None
+    gpus: int
+    interface: str | None
+    address: str
+
+
+def examine_hosts(
+    entries: Sequence[HostEntry], channels: Sequence[Channel], folder: str, python: str, interface: str | None
+) -> list[HostFacts]:
+    """Ask all hosts at once. Raises the first host's error: unreachable, host key, login, Python."""
+    pairs = list(zip(entries, channels, strict=True))
+    answers = run_in_parallel(lambda pair: _examine(pair[0], pair[1], folder, python, interface), pairs)
+    found = []
+    for answer in answers:
+        if isinstance(answer, MlbenchError):
+            raise answer
+        found.append(HostFacts(**answer))
+    return found
+
+
+def _examine(entry: HostEntry, channel: Channel, folder: str, python: str, interface: str | None) -> Document:
+    import time
+
+    channel.call("hello", base=folder)  # connects
+    sent = time.time()
+    facts = channel.call("hello", base=folder)
+    clock = float(facts["time"]) - (sent + time.time()) / 2
+    probe = channel.call("probe", python=python, seconds=PROBE_SECONDS)
+    name = entry.login.rpartition("@")[2]
+    chosen, address = choose_address(facts["addresses"], str(facts["connection"]), interface, name)
+    return {
+        "name": name,
+        "facts": facts,
+        "clock_seconds": clock,
+        "python": str(probe["python"]),
+        "torch": probe["torch"],
+        "gpus": int(probe["gpus"]),
+        "interface": chosen,
+        "address": address,
+    }
+
+
+def choose_address(
+    addresses: Sequence[Mapping[str, str]], connection: str, interface: str | None, name: str
+) -> tuple[str | None, str]:
+    """Interface and address at which other hosts reach this one: that of `interface`, else that which ssh came to.
+
+    `connection` is SSH_CONNECTION: client, its port, server, its port. Raises NotFoundError for an unknown interface.
+    """
+    if interface is not None:
+        for item in addresses:
+            if item["interface"] == interface:
+                return interface, item["address"]
+        known = ", ".join(item["interface"] for item in addresses)
+        raise NotFoundError(f"{name} has no interface {interface} with an IPv4 address, only {known}.")
+    parts = connection.split()
+    server = parts[2] if len(parts) == 4 else ""
+    for item in addresses:
+        if item["address"] == server:
+            return item["interface"], server
+    for item in addresses:
+        if _is_in_network(server, item):
+            return item["interface"], server
+    best = [item for item in addresses if not item["address"].startswith("127.")] or list(addresses)
+    if not best:
+        raise UsageError(f"{name} has no IPv4 address.", hint="--interface IF")
+    return best[0]["interface"], best[0]["address"]
+
+
+def _is_in_network(address: str, item: Mapping[str, str]) -> bool:
+    try:
+        network = ipaddress.ip_network(f"{item['address']}/{item['mask']}", strict=False)
+        return ipaddress.ip_address(address) in network
+    except ValueError:
+        return False
+
+
+def check_hosts(found: Sequence[HostFacts], folder: str) -> list[str]:
+    """Refuse hosts on which no run can be compared with another. Returns what is worth a warning.
+
+    Raises UsageError for versions that differ, CapacityError for a full disk.
+    """
+    for item in found:
+        if not item.facts["writable"]:
+            raise UsageError(f"The folder {folder} cannot be made on {item.name}.", hint="--dir DIR")
+        if int(item.facts["free_bytes"]) < MIN_FREE_BYTES // 20:
+            free = int(item.facts["free_bytes"]) >> 20
+            raise CapacityError(f"{item.name} has {free} MiB free in {folder}.", hint="Make room, or --dir DIR")
+    for what, values in (
+        ("Python", {item.name: item.python for item in found}),
+        ("torch", {item.name: item.torch or "none" for item in found}),
+    ):
+        if len(set(values.values())) > 1:
+            listed = ", ".join(f"{name} has {value}" for name, value in values.items())
+            raise UsageError(
+                f"The hosts have different versions of {what}: {listed}.",
+                hint="--python PATH   names the same environment on all",
+            )
+    return [*_warn_of_clocks(found), *_warn_of_space(found), *_warn_of_torch(found)]
+
+
+def _warn_of_clocks(found: Sequence[HostFacts]) -> list[str]:
+    clocks = {item.name: item.clock_seconds for item in found}
+    spread = max(clocks.values()) - min(clocks.values())
+    if spread <= MAX_CLOCK_SECONDS:
+        return []
+    first, last = min(clocks, key=lambda name: clocks[name]), max(clocks, key=lambda name: clocks[name])
+    return [f"The clocks of {first} and {last} differ by {spread:.0f} s; times in logs cannot be compared."]
+
+
+def _warn_of_space(found: Sequence[HostFacts]) -> list[str]:
+    scarce = [item.name for item in found if int(item.facts["free_bytes"]) < MIN_FREE_BYTES]
+    return [f"Little disk is free on {', '.join(scarce)}."] if scarce else []
+
+
+def _warn_of_torch(found: Sequence[HostFacts]) -> list[str]:
+    return [] if found[0].torch else ["The hosts' Python has no torch: tasks need it. --python PATH"]
+
+
+def check_network(found: Sequence[HostFacts], channels: Sequence[Channel]) -> None:
+    """Every host must reach the first one at its address, on a port that it chooses. Raises UnreachableError."""
+    if len(found) < 2:
+        return
+    port = channels[0].call("listen")["port"]
+    address = found[0].address
+    answers = run_in_parallel(lambda channel: channel.call("connect", address=address, port=port), channels[1:])
+    for item, answer in zip(found[1:], answers, strict=True):
+        if isinstance(answer, MlbenchError):
+            raise answer
+        if not answer["reached"]:
+            raise UnreachableError(
+                f"{item.name} does not reach {found[0].name} at {address}: {answer['problem']}. "
+                "Ranks could not find each other.",
+                hint="--interface IF   names the network that the hosts share; is there a firewall?",
+            )
+
+
+def make_record(entry: HostEntry, facts: HostFacts) -> HostRecord:
+    return HostRecord(
+        name=facts.name, login=entry.login, slots=entry.slots, address=facts.address, interface=facts.interface
+    )

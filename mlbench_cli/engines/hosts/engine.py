@@ -1,0 +1,168 @@
+"""The engine of plain hosts: each run has its own folder on each of its hosts, and one supervisor there.
+
+No program stays behind: supervisors end with their run. An attached run has a lease that its client renews.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mlbench_cli.engines.base import Submission
+from mlbench_cli.engines.machines.channel import Channel, Document
+from mlbench_cli.engines.machines.details import HostsDetails, place_workers
+from mlbench_cli.engines.machines.engine import MachinesEngine, Place, run_in_parallel
+from mlbench_cli.engines.machines.meeting import RENDEZVOUS
+from mlbench_cli.engines.machines.observe import Snapshot
+from mlbench_cli.engines.machines.plan import make_plan, start_command
+from mlbench_cli.errors import CapacityError, MlbenchError, NeverStartedError, UnreachableError
+from mlbench_cli.model import Ending, Finding, Observation, Run
+from mlbench_cli.spec import RunSpec
+
+START_SECONDS = 60.0
+
+
+class HostsEngine(MachinesEngine):
+    """Executes runs on the hosts that `details` list."""
+
+    dies_with_client = True
+
+    def __init__(self, details: HostsDetails) -> None:
+        super().__init__(details)
+        self._details = details
+        self._by_host = {host["name"]: Channel(details.target(host)) for host in details.hosts}
+
+    def render(self, spec: RunSpec) -> Submission:
+        """The plan of the run's supervisors. Raises CapacityError for more workers than slots."""
+        if spec.workers > self._details.slots:
+            raise CapacityError(
+                f"{spec.name} wants {spec.workers} workers; the hosts have {self._details.slots} slots.",
+                hint="Ask for fewer workers, or attach more hosts: mlbench attach-hosts NAME --hosts ...",
+            )
+        placed = place_workers(self._details.hosts, spec.workers)
+        nodes = [(host["name"], host["address"], workers) for host, workers in placed]
+        return Submission(spec, ({**make_plan(spec, self._details, nodes)},))
+
+    # --- submit -----------------------------------------------------------------------------------------------------
+
+    def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None:
+        """Prepare all hosts, then start a supervisor on each. Called again it does what is left to do."""
+        places = self._places(run)
+        (plan,) = submission.documents
+        if not detach:
+            self._owned.add(run.id)
+        data = json.dumps(plan, sort_keys=True).encode()
+        answers = run_in_parallel(lambda place: self._prepare(run, place, data, detach), places)
+        for answer in answers:
+            if isinstance(answer, MlbenchError):
+                raise answer
+        for place, answer in zip(places, run_in_parallel(self._start, places), strict=True):
+            if isinstance(answer, MlbenchError):
+                self.cancel(run)
+                raise NeverStartedError(
+                    f"{place.channel.target.name} could not start {run.name}: {answer.message}", hint=answer.hint
+                )
+        self._introduce(run, places)
+
+    def resume(self, run: Run) -> None:
+        """Start what a client that died has not started, if the others still wait for it."""
+        places = self._places(run)
+        snapshot = self._sync(run)
+        if not snapshot.exists or snapshot.is_cancelled or snapshot.unreachable or snapshot.is_over:
+            return
+        if all((report.state or {}).get("started") for report in snapshot.nodes.values()):
+            return
+        (plan,) = self.render(run.spec).documents
+        data = json.dumps(plan, sort_keys=True).encode()
+        for answer in run_in_parallel(lambda place: self._prepare(run, place, data, True), places):
+            if isinstance(answer, MlbenchError):
+                raise answer
+        run_in_parallel(self._start, places)
+        self._introduce(run, places)
+
+    def _prepare(self, run: Run, place: Place, plan: bytes, detach: bool) -> Document:
+        channel = place.channel
+        self._install_code(channel)
+        if not self._adopt(channel, run) and not detach:
+            channel.call("put", path=f"{place.folder}/lease")
+        channel.call("put", plan, path=f"{place.folder}/plan.json")
+        return {}
+
+    def _start(self, place: Place) -> Document:
+        """Start the host's supervisor unless it was started before: its folder is made by one process only."""
+        own = f"{place.folder}/nodes/{place.nodes[0]}"
+        command = [*start_command(self._details.python, self._code_folder), own]
+        if place.channel.call("get", path=f"{own}/.state/supervisor.lock")["size"] is not None:
+            return {}
+        return place.channel.call("spawn", argv=command, log=f"{place.folder}/supervisor.log", cwd=place.folder)
+
+    def _introduce(self, run: Run, places: Sequence[Place]) -> None:
+        """Give the other hosts what they need to reach the first one."""
+        if len(places) == 1:
+            return
+        first = places[0]
+        note = first.channel.call(
+            "await_file", path=f"{first.folder}/{RENDEZVOUS}", timeout=START_SECONDS, seconds=START_SECONDS + 20
+        )
+        if note["text"] is None:
+            _, data = first.channel.exchange("get", path=f"{first.folder}/supervisor.log")
+            lines = data.decode("utf-8", "replace").strip().splitlines()
+            raise NeverStartedError(
+                f"The supervisor on {first.channel.target.name} does not start: {lines[-1] if lines else 'no reason'}",
+                hint=f"mlbench cancel {run.name}",
+            )
+        text = str(note["text"]).encode()
+        for given in run_in_parallel(
+            lambda place: place.channel.call("put", text, path=f"{place.folder}/{RENDEZVOUS}"), places[1:]
+        ):
+            if isinstance(given, MlbenchError):
+                raise given
+
+    # --- look -------------------------------------------------------------------------------------------------------
+
+    def _places(self, run: Run) -> Sequence[Place]:
+        placed = place_workers(self._details.hosts, run.spec.workers)
+        folder = self._run_place(run)
+        return [Place(self._by_host[host["name"]], folder, (node,)) for node, (host, _) in enumerate(placed)]
+
+    def _channels(self) -> Sequence[Channel]:
+        return list(self._by_host.values())
+
+    def _names(self, run: Run) -> Sequence[str | None]:
+        placed = place_workers(self._details.hosts, run.spec.workers)
+        return [host["name"] for host, workers in placed for _ in workers]
+
+    def _ranks_of_node(self, run: Run, node: int) -> range:
+        _, workers = place_workers(self._details.hosts, run.spec.workers)[node]
+        each = run.spec.processes_per_worker
+        return range(workers[0] * each, (workers[-1] + 1) * each)
+
+    def _judge(self, run: Run, snapshot: Snapshot, observation: Observation) -> Observation:
+        if observation.ended is not None or snapshot.unreachable:
+            return observation
+        if not snapshot.exists:
+            finding = Finding(
+                "folder_gone", "The run has no folder on its hosts: it was never submitted, or was removed since."
+            )
+            ended = Ending.LOST if (run.folder / "manifests" / "plan.json").exists() else Ending.NEVER_STARTED
+            return replace(observation, ended=ended, findings=(*observation.findings, finding))
+        begun = [report for report in snapshot.nodes.values() if report.state is not None]
+        if snapshot.is_cancelled and all(report.is_over for report in begun):
+            return replace(observation, ended=Ending.CANCELLED)
+        if len(begun) < len(snapshot.nodes) and begun and all(report.is_over for report in begun):
+            return replace(observation, ended=Ending.NEVER_STARTED)
+        return observation
+
+    # --- end --------------------------------------------------------------------------------------------------------
+
+    def _stop(self, run: Run, places: Sequence[Place]) -> None:
+        """Kill what has not ended by itself: a supervisor that was stopped, or ranks without one."""
+        snapshot = self._await_end(run)
+        if snapshot.is_over:
+            return
+        for place in places:
+            report = snapshot.nodes.get(place.nodes[0])
+            if report is not None and not report.has_ended:
+                try:
+                    place.channel.call("end_processes", folder=place.folder)
+                except UnreachableError:
+                    continue

@@ -1,0 +1,108 @@
+"""Lists of hosts: names with commas, host files as mpirun reads them, and the environment files of older set-ups."""
+
+import re
+from dataclasses import dataclass
+
+from mlbench_cli.errors import UsageError
+from mlbench_cli.masking import is_secret_variable
+
+MAX_HOSTS = 1024
+MAX_SLOTS = 64
+_NAME = re.compile(r"(?:[A-Za-z0-9._-]+@)?[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_GIVEN_BY_ENGINE = re.compile(r"MLBENCH_|(LOCAL_)?(RANK|WORLD_SIZE)$|NODE_RANK$|MASTER_(ADDR|PORT)$")
+
+
+@dataclass(frozen=True)
+class HostEntry:
+    """One host as it was listed: `login` as [USER@]HOST for ssh, and how many workers it takes."""
+
+    login: str
+    slots: int = 1
+
+
+def parse_list(text: str) -> list[HostEntry]:
+    """ "m1,m2:4": hosts with commas, each with its slots behind a colon as in `mpirun --host`. Raises UsageError."""
+    entries = []
+    for part in text.split(","):
+        name, _, slots = part.strip().partition(":")
+        entries.append(HostEntry(_check_name(name, f'"{part.strip()[:80]}"'), _check_slots(slots or "1", part)))
+    return _check_unique(entries)
+
+
+def parse_file(text: str) -> list[HostEntry]:
+    """A host file: one host a line, "slots=N" or ":N" behind it, comments with #. Raises UsageError with the line.
+
+    Both spellings of mpirun (Open MPI's "HOST slots=N max_slots=M", MPICH's "HOST:N") and bare names are read.
+    """
+    entries = []
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = raw.partition("#")[0].strip()
+        if not line:
+            continue
+        name, *words = line.split()
+        place = f"line {number} of the host file ({line[:80]!r})"
+        name, _, count = name.partition(":")
+        slots = _check_slots(count, place) if count else 1
+        for word in words:
+            key, equals, value = word.partition("=")
+            if not equals or key not in ("slots", "max_slots", "max-slots", "cpu"):
+                raise UsageError(f"{place}: {word[:40]!r} is not understood.", hint="HOST slots=N")
+            if key == "slots":
+                slots = _check_slots(value, place)
+        entries.append(HostEntry(_check_name(name, place), slots))
+    if not entries:
+        raise UsageError("The host file names no host.", hint="One host a line: HOST slots=N")
+    return _check_unique(entries)
+
+
+def parse_environment(text: str) -> dict[str, str]:
+    """An environment file: KEY=VALUE a line, "export" before it and quotes around the value allowed.
+
+    Variables that the engine gives are left to it; names that look like secrets are refused. Raises UsageError.
+    """
+    found: dict[str, str] = {}
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = raw.strip().removeprefix("export ").strip()
+        if not line or line.startswith(("#", "[")):
+            continue
+        name, equals, value = line.partition("=")
+        name, value = name.strip(), value.strip()
+        if not equals or not _VARIABLE.fullmatch(name):
+            raise UsageError(f"Line {number} of the environment file is not KEY=VALUE: {line[:80]!r}.")
+        if is_secret_variable(name):
+            raise UsageError(
+                f"Line {number} of the environment file sets {name}, which looks like a secret.",
+                hint="What it sets is kept with the results; set it on the hosts themselves.",
+            )
+        if len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":
+            value = value[1:-1]
+        if not _GIVEN_BY_ENGINE.match(name):
+            found[name] = value
+    return found
+
+
+def _check_name(name: str, place: str) -> str:
+    if not _NAME.fullmatch(name) or len(name) > 255:
+        raise UsageError(f'{place}: "{name[:80]}" is not the name of a host.', hint="HOST or USER@HOST")
+    return name
+
+
+def _check_slots(text: str, place: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:6]) <= MAX_SLOTS:
+        raise UsageError(f"{place}: {text[:20]!r} is not a number of slots from 1 to {MAX_SLOTS}.")
+    return int(text)
+
+
+def _check_unique(entries: list[HostEntry]) -> list[HostEntry]:
+    """The entries; a host that is listed twice is refused, since its ranks would share what they should not."""
+    if len(entries) > MAX_HOSTS:
+        raise UsageError(f"{len(entries)} hosts: at most {MAX_HOSTS} are taken.")
+    names = [entry.login.rpartition("@")[2] for entry in entries]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(
+                f"The host {name} is listed {names.count(name)} times.",
+                hint=f"List it once, with the number of its workers: {name} slots={names.count(name)}",
+            )
+    return entries

@@ -1,0 +1,1 @@
+"""What the engines of machines without Kubernetes share: `node` supervises the ranks on each machine."""

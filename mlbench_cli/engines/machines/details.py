@@ -1,0 +1,100 @@
+"""What the store keeps of a Slurm cluster and of a list of hosts: typed views of a cluster's record."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+from mlbench_cli.cluster_details import ClusterDetails, fact
+from mlbench_cli.engines.machines.channel import Target
+from mlbench_cli.errors import UsageError
+
+SLURM, HOSTS = "slurm", "hosts"
+PROVIDERS = (SLURM, HOSTS)
+
+
+class PartitionRecord(TypedDict):
+    """One partition: `max_seconds` is None without a limit, `gpus_per_node` 0 without GPUs."""
+
+    max_seconds: int | None
+    nodes: int
+    gpus_per_node: int
+    default: bool
+
+
+class HostRecord(TypedDict):
+    """One host: `login` as ssh knows it, `address` at which the other hosts reach it."""
+
+    name: str
+    login: str
+    slots: int
+    address: str
+    interface: str | None
+
+
+@dataclass(frozen=True)
+class MachineDetails(ClusterDetails):
+    """What both kinds have. `folder` is absolute on the machines; `env` are variables of all ranks."""
+
+    folder: str = fact(str, default="")
+    python: str = fact(str, default="python3")
+    ssh_config: str | None = fact(str)
+    interface: str | None = fact(str)
+    env: Mapping[str, str] = field(default_factory=dict, metadata={"types": (dict,)})
+
+
+@dataclass(frozen=True)
+class SlurmDetails(MachineDetails):
+    """`login` is None if mlbench runs on a login node. `setup` are shell lines before the ranks start."""
+
+    login: str | None = fact(str)
+    partition: str | None = fact(str)
+    slurm_account: str | None = fact(str)
+    qos: str | None = fact(str)
+    constraint: str | None = fact(str)
+    switches: str | None = fact(str)
+    setup: str = fact(str, default="")
+    exclusive: bool = fact(bool, default=True)
+    container: str | None = fact(str)  # pyxis | apptainer | singularity
+    version: str = fact(str, default="")
+    kill_wait: int = fact(int, default=30)  # seconds between Slurm's TERM and KILL
+    has_accounting: bool = fact(bool, default=False)
+    partitions: Mapping[str, PartitionRecord] = field(default_factory=dict, metadata={"types": (dict,)})
+
+    @property
+    def target(self) -> Target:
+        return Target(self.login, self.python, self.ssh_config)
+
+    def find_partition(self) -> PartitionRecord | None:
+        """The partition of the runs: the one chosen, else Slurm's default."""
+        if self.partition is not None:
+            return self.partitions.get(self.partition)
+        return next((item for item in self.partitions.values() if item["default"]), None)
+
+
+@dataclass(frozen=True)
+class HostsDetails(MachineDetails):
+    hosts: Sequence[HostRecord] = field(default_factory=list, metadata={"types": (list,)})
+
+    @property
+    def slots(self) -> int:
+        return sum(host["slots"] for host in self.hosts)
+
+    def target(self, host: HostRecord) -> Target:
+        return Target(host["login"], self.python, self.ssh_config)
+
+
+def place_workers(hosts: Sequence[HostRecord], workers: int) -> list[tuple[HostRecord, list[int]]]:
+    """Hosts with the workers that each gets: as mpirun does, the slots of one host before those of the next.
+
+    Raises UsageError if there are not enough slots.
+    """
+    placed: list[tuple[HostRecord, list[int]]] = []
+    first = 0
+    for host in hosts:
+        own = list(range(first, min(first + host["slots"], workers)))
+        if own:
+            placed.append((host, own))
+        first += host["slots"]
+    if first < workers:
+        raise UsageError(f"{workers} workers, but the hosts have {first} slots.", hint="Ask for fewer workers.")
+    return placed

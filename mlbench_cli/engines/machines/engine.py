@@ -1,0 +1,497 @@
+"""What the engines of Slurm and of plain hosts share: following, logs, results, and the runs that others started.
+
+All that is known of a run is in folders on its machines (RUN/nodes/K, see `node`) and in the run's own folder here:
+any client that reaches the machines may go on. Logs are copied by offset: two clients that copy write the same bytes.
+"""
+
+import json
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mlbench_cli.engines.base import Cursor, Fetched, FoundRun, LogLine, Submission, UnreadableRun
+from mlbench_cli.engines.local import diagnosis
+from mlbench_cli.engines.machines import results
+from mlbench_cli.engines.machines.channel import Channel, Document, RemoteError
+from mlbench_cli.engines.machines.details import MachineDetails
+from mlbench_cli.engines.machines.observe import NodeReport, Snapshot, observe
+from mlbench_cli.engines.machines.plan import pack_code
+from mlbench_cli.errors import MlbenchError, NotFoundError, UnreachableError, UsageError
+from mlbench_cli.files import write_atomically
+from mlbench_cli.model import Ending, Finding, Observation, Run
+from mlbench_cli.run_folder import RunFolder
+from mlbench_cli.spec import RunSpec
+
+POLL_SECONDS = 0.5
+HEARTBEAT_SECONDS = 1.0
+PATIENCE_SECONDS = 600.0  # in which machines that do not answer may come back
+CANCEL_SECONDS = 8.0  # in which supervisors have seen a cancellation and stopped their ranks
+BLOCK = 1 << 20
+MAX_PARALLEL = 32
+
+
+@dataclass(frozen=True)
+class Place:
+    """Nodes of a run that one channel reaches, and the run's folder there."""
+
+    channel: Channel
+    folder: str
+    nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """Processes on a machine of a run that nothing supervises."""
+
+    host: str
+    run: str
+    processes: tuple[int, ...]
+
+
+class MachinesEngine(ABC):
+    """Executes runs on machines that `details` describe."""
+
+    dies_with_client = False
+
+    def __init__(self, details: MachineDetails) -> None:
+        self._base_details = details
+        self._lock = threading.RLock()
+        self._synced: dict[str, tuple[float, Snapshot]] = {}
+        self._owned: set[str] = set()  # ids of runs that this client keeps alive
+
+    # --- what differs ---------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def render(self, spec: RunSpec) -> Submission: ...
+
+    @abstractmethod
+    def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None: ...
+
+    @abstractmethod
+    def _places(self, run: Run) -> Sequence[Place]:
+        """Who reaches which nodes of the run."""
+
+    @abstractmethod
+    def _channels(self) -> Sequence[Channel]:
+        """A channel to each machine that can be asked for runs."""
+
+    @abstractmethod
+    def _judge(self, run: Run, snapshot: Snapshot, observation: Observation) -> Observation:
+        """The observation with what only this engine knows."""
+
+    @abstractmethod
+    def _stop(self, run: Run, places: Sequence[Place]) -> None:
+        """End what the mark of a cancellation has not ended."""
+
+    # --- look -----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def resume(self, run: Run) -> None:
+        """Go on with a submission whose client died halfway."""
+
+    def look(self, run: Run) -> Observation:
+        if (observation := RunFolder(run.folder).read_observation()) is not None:
+            return observation
+        return self._observe(run, self._sync(run))
+
+    def watch(self, run: Run) -> Generator[Observation, None, None]:
+        silent_since: float | None = None
+        last = None
+        while True:
+            if (kept := RunFolder(run.folder).read_observation()) is not None:
+                yield kept
+                return
+            begun = time.monotonic()
+            try:
+                observation = self._observe(run, self._sync(run))
+                silent_since = None
+            except (UnreachableError, RemoteError) as error:
+                silent_since = begun if silent_since is None else silent_since
+                if begun - silent_since > PATIENCE_SECONDS:
+                    raise
+                observation = self._silent(run, last, error)
+            last = observation
+            yield observation
+            if observation.ended:
+                return
+            time.sleep(max(0.05, POLL_SECONDS - (time.monotonic() - begun)))
+
+    def _silent(self, run: Run, last: Observation | None, error: MlbenchError) -> Observation:
+        finding = Finding(
+            "unreachable",
+            f"{error.message} What becomes of the run is unknown until then; it is tried for "
+            f"{PATIENCE_SECONDS / 60:g} minutes.",
+            hint=error.hint,
+            retryable=True,
+        )
+        known = last or observe(run.spec, (), Snapshot(time.time(), {}), _no_lines)
+        return replace(known, time=time.time(), findings=(finding,), ended=None)
+
+    def _observe(self, run: Run, snapshot: Snapshot) -> Observation:
+        observation = observe(run.spec, self._names(run), snapshot, lambda rank: _tail(RunFolder(run.folder).log(rank)))
+        return self._judge(run, snapshot, observation)
+
+    def _names(self, run: Run) -> Sequence[str | None]:
+        """Names of the workers' machines as far as they are known before the run."""
+        return ()
+
+    def _sync(self, run: Run, *, max_age: float = 0.0) -> Snapshot:
+        """Ask all machines once, and copy what is new of the logs. Raises UnreachableError if none answers."""
+        with self._lock:
+            known = self._synced.get(run.id)
+            if known is not None and time.monotonic() - known[0] < max_age:
+                return known[1]
+            places = self._places(run)
+            answers = run_in_parallel(lambda place: self._sync_place(run, place), places)
+            errors = [answer for answer in answers if isinstance(answer, MlbenchError)]
+            if errors and len(errors) == len(places):
+                raise errors[0]
+            snapshot = _merge(places, answers)
+            self._synced[run.id] = time.monotonic(), snapshot
+            return snapshot
+
+    def _sync_place(self, run: Run, place: Place) -> Document:
+        """One machine's answer, after all that it had of the logs has been copied."""
+        folder = RunFolder(run.folder)
+        (run.folder / "logs").mkdir(parents=True, exist_ok=True)
+        while True:
+            offsets = {
+                str(node): {str(rank): _size(folder.log(rank)) for rank in self._ranks_of_node(run, node)}
+                for node in place.nodes
+            }
+            answer, data = place.channel.exchange(
+                "sync", folder=place.folder, nodes=offsets, renew=run.id in self._owned
+            )
+            position = 0
+            for rank, offset, size in answer["pieces"]:
+                _write_at(folder.log(rank), offset, data[position : position + size])
+                position += size
+            if position < 8 * BLOCK:
+                return answer
+
+    def _ranks_of_node(self, run: Run, node: int) -> range:
+        return range(node * run.spec.processes_per_worker, (node + 1) * run.spec.processes_per_worker)
+
+    # --- logs -----------------------------------------------------------------------------------------------------
+
+    def logs(self, run: Run, rank: int, since: Cursor | None = None, follow: bool = False) -> Iterator[LogLine]:
+        """As the protocol says. A line without its end is given once the rank has ended."""
+        if not 0 <= rank < run.spec.world_size:
+            raise NotFoundError(
+                f'The run "{run.name}" has no rank {rank}, only 0 to {run.spec.world_size - 1}.',
+                hint=f"mlbench logs {run.name} --rank 0",
+            )
+        path, offset, rest = RunFolder(run.folder).log(rank), since.offset if since else 0, b""
+        while True:
+            ended = self._rank_ended(run, rank)  # before reading: nothing comes after the end
+            while piece := _read_at(path, offset + len(rest), BLOCK):
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    offset += len(line) + 1
+                    yield LogLine(rank, line + b"\n", Cursor(offset))
+            if ended or not follow:
+                break
+            time.sleep(POLL_SECONDS)
+        if rest and ended:
+            yield LogLine(rank, rest, Cursor(offset + len(rest)))
+
+    def _rank_ended(self, run: Run, rank: int) -> bool:
+        if RunFolder(run.folder).read_observation() is not None:
+            return True
+        try:
+            snapshot = self._sync(run, max_age=POLL_SECONDS * 0.9)
+        except (UnreachableError, RemoteError):
+            return False
+        for report in snapshot.nodes.values():
+            for entry in (report.state or {}).get("ranks", ()):
+                if entry["rank"] == rank:
+                    return report.is_over
+        return self._observe(run, snapshot).ended is not None
+
+    def log_gaps(self, run: Run) -> tuple[Finding, ...]:
+        """None known before the results are fetched: then digests tell."""
+        return ()
+
+    # --- end ------------------------------------------------------------------------------------------------------
+
+    def fetch(self, run: Run) -> Fetched:
+        """Output, samples and logs into the run's folder, each checked against the digest of its machine."""
+        self._save_manifests(run)
+        snapshot = self._sync(run)
+        if snapshot.unreachable:
+            host, why = next(iter(snapshot.unreachable.items()))
+            raise UnreachableError(
+                f"Results of {run.name} are on {host}, which does not answer: {why}",
+                hint=f"mlbench wait {run.name}   tries again",
+            )
+        files = size = 0
+        complete = True
+        for place in self._places(run):
+            for node in place.nodes:
+                report = snapshot.nodes.get(node, NodeReport())
+                found = results.fetch_archive(place.channel, f"{place.folder}/nodes/{node}", report, node, run)
+                if found is None:
+                    complete = complete and report.state is None
+                else:
+                    files, size = files + found[0], size + found[1]
+        results.merge_resources(run, len(snapshot.nodes))
+        findings = self._check_logs(run, snapshot)
+        self._save_placement(run, snapshot)
+        for place in self._places(run):
+            with suppress(MlbenchError):
+                place.channel.call("put", path=f"{place.folder}/fetched")
+        return Fetched(files, size, complete, tuple(findings))
+
+    def _check_logs(self, run: Run, snapshot: Snapshot) -> list[Finding]:
+        wrong, findings = results.check_logs(run, snapshot.nodes.values())
+        for rank in wrong:
+            RunFolder(run.folder).log(rank).unlink(missing_ok=True)
+        if wrong:
+            snapshot = self._sync(run)
+            again, _ = results.check_logs(run, snapshot.nodes.values())
+            if again:
+                raise results.FetchError(
+                    f"The logs of ranks {again} of {run.name} are not what their machines have written down.",
+                    hint=f"mlbench wait {run.name}   tries again",
+                )
+        return findings
+
+    def _save_manifests(self, run: Run) -> None:
+        folder = run.folder / "manifests"
+        folder.mkdir(parents=True, exist_ok=True)
+        for document in self.render(run.spec).documents:
+            if "script" in document:
+                write_atomically(folder / "job.sh", str(document["script"]).encode())
+            else:
+                write_atomically(folder / "plan.json", (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
+
+    def _save_placement(self, run: Run, snapshot: Snapshot) -> None:
+        """manifests/placement.json: which machine, network interface, CPUs and GPUs each node of the run had."""
+        keys = ("node_name", "host", "address", "interface", "master_address", "cpus", "gpus", "slurm")
+        nodes = [
+            {"node": number, "ranks": [entry["rank"] for entry in report.state["ranks"]]}
+            | {key: report.state.get(key) for key in keys}
+            for number, report in sorted(snapshot.nodes.items())
+            if report.state is not None
+        ]
+        document = {"schema_version": 1, "nodes": nodes}
+        write_atomically(run.folder / "manifests" / "placement.json", (json.dumps(document, indent=1) + "\n").encode())
+
+    def kept_until(self, run: Run) -> float | None:
+        """None: results stay on the machines until the run is deleted."""
+        return None
+
+    def cancel(self, run: Run) -> None:
+        """Let the supervisors stop their ranks and pack what is there; then end what is left."""
+        if RunFolder(run.folder).read_observation() is not None:
+            return
+        places = self._places(run)
+        answers = run_in_parallel(lambda place: _mark_cancelled(place), places)
+        errors = [answer for answer in answers if isinstance(answer, MlbenchError)]
+        if errors and len(errors) == len(places):
+            raise errors[0]
+        self._stop(run, places)
+
+    def _await_end(self, run: Run, seconds: float = CANCEL_SECONDS) -> Snapshot:
+        end = time.monotonic() + seconds
+        while True:
+            snapshot = self._sync(run)
+            if not snapshot.shows_life or snapshot.is_over or time.monotonic() >= end:
+                return snapshot
+            time.sleep(0.2)
+
+    def delete(self, run: Run, *, force: bool = False) -> None:
+        """Remove the run's folders on its machines and here; refuses a run that goes on, unless `force`."""
+        places = self._places(run)
+        if not force:
+            self._refuse_loss(run)
+        elif RunFolder(run.folder).read_observation() is None:
+            self.cancel(run)
+            self._await_end(run)
+        for answer in run_in_parallel(lambda place: _remove_place(place, force), places):
+            if isinstance(answer, MlbenchError) and not force:
+                raise answer
+        _remove_folder(run.folder)
+
+    def _refuse_loss(self, run: Run) -> None:
+        if (run.folder / "SHA256SUMS").exists():
+            return
+        observation = self.look(run)
+        if observation.ended is None:
+            raise UsageError(
+                f'The run "{run.name}" is still running.',
+                hint=f"mlbench cancel {run.name}, then: mlbench delete {run.name}",
+            )
+        if observation.ended is not Ending.NEVER_STARTED:
+            raise UsageError(
+                f'The results of the run "{run.name}" have not been fetched.',
+                hint=f"mlbench download {run.name}, or: mlbench delete {run.name} --force",
+            )
+
+    # --- runs of others -------------------------------------------------------------------------------------------
+
+    def discover(self, namespace: str | None = None) -> list[FoundRun | UnreadableRun]:
+        """All runs of the machines' folders, oldest first, whoever started them."""
+        found: dict[str, FoundRun | UnreadableRun] = {}
+        for document in self._list_runs():
+            for entry in document["runs"]:
+                try:
+                    run = entry["run"]
+                    spec = RunSpec.from_dict(run["spec"])
+                    known = FoundRun(str(run["id"]), str(run["created"]), spec, bool(entry["fetched"]))
+                    found[known.id] = known
+                except (TypeError, KeyError, MlbenchError) as error:
+                    found.setdefault(entry["name"], UnreadableRun(entry["name"], str(error)))
+        return sorted(found.values(), key=lambda item: item.created if isinstance(item, FoundRun) else "")
+
+    def list_orphans(self) -> list[Orphan]:
+        """Processes of runs that no supervisor looks after."""
+        return [
+            Orphan(document["host"], entry["name"], tuple(entry["processes"]))
+            for document in self._list_runs()
+            for entry in document["runs"]
+            if entry["processes"] and not entry["supervised"]
+        ]
+
+    def end_orphans(self) -> None:
+        for channel in self._channels():
+            for entry in channel.call("list_runs", base=self._runs_folder)["runs"]:
+                if entry["processes"] and not entry["supervised"]:
+                    channel.call("end_processes", folder=f"{self._runs_folder}/{entry['name']}")
+
+    def _list_runs(self) -> list[Document]:
+        channels = self._channels()
+        answers = run_in_parallel(lambda channel: channel.call("list_runs", base=self._runs_folder), channels)
+        errors = [answer for answer in answers if isinstance(answer, MlbenchError)]
+        if errors and len(errors) == len(channels):
+            raise errors[0]
+        return [
+            {**answer, "host": channel.target.name}
+            for channel, answer in zip(channels, answers, strict=True)
+            if not isinstance(answer, MlbenchError)
+        ]
+
+    # --- plumbing -------------------------------------------------------------------------------------------------
+
+    @property
+    def _runs_folder(self) -> str:
+        return f"{self._base_details.folder}/runs"
+
+    @property
+    def _code_folder(self) -> str:
+        return f"{self._base_details.folder}/code/{pack_code()[1]}"
+
+    def _run_place(self, run: Run) -> str:
+        return f"{self._runs_folder}/{run.name}"
+
+    def _install_code(self, channel: Channel) -> None:
+        """Copy the code once: what has its digest already is left as it is."""
+        data, sha256 = pack_code()
+        folder = f"{self._base_details.folder}/code"
+        if channel.call("install", folder=folder, sha256=sha256)["folder"] is None:
+            channel.call("install", data, folder=folder, sha256=sha256)
+
+    def _adopt(self, channel: Channel, run: Run) -> bool:
+        """Whether the run's folder is there already. Raises UsageError if another run has its name."""
+        document = {"id": run.id, "created": run.created, "spec": run.spec.to_dict(), "spec_hash": run.spec.hash}
+        data = (json.dumps(document, sort_keys=True) + "\n").encode()
+        path = f"{self._run_place(run)}/run.json"
+        if channel.call("put", data, path=path, new=True)["written"]:
+            return False
+        _, known = channel.exchange("get", path=path)
+        if json.loads(known)["id"] != run.id:
+            raise UsageError(
+                f'{channel.target.name} has another run "{run.name}" in {self._run_place(run)}.',
+                hint=f"mlbench discover, then mlbench delete {run.name}; or choose another name",
+            )
+        return True
+
+
+def _mark_cancelled(place: Place) -> Document:
+    return place.channel.call("put", path=f"{place.folder}/cancel")
+
+
+def _remove_place(place: Place, force: bool) -> Document:
+    if force:
+        place.channel.call("end_processes", folder=place.folder)
+    return place.channel.call("remove", folder=place.folder, force=force)
+
+
+def _merge(places: Sequence[Place], answers: Sequence[Document | MlbenchError]) -> Snapshot:
+    nodes: dict[int, NodeReport] = {}
+    unreachable: dict[str, str] = {}
+    exists = cancelled = False
+    for place, answer in zip(places, answers, strict=True):
+        if isinstance(answer, MlbenchError):
+            unreachable[place.channel.target.name] = answer.message
+            nodes.update({node: NodeReport(beat_age=0.0) for node in place.nodes})
+            continue
+        exists = exists or answer["exists"]
+        cancelled = cancelled or bool(answer.get("cancel"))
+        for node in place.nodes:
+            nodes[node] = NodeReport(**answer["nodes"].get(str(node), {}))
+    return Snapshot(time.time(), dict(sorted(nodes.items())), unreachable, exists, cancelled)
+
+
+def run_in_parallel(work: Callable[[Any], Document], items: Sequence[Any]) -> list[Document | MlbenchError]:
+    """The result of each, or its error, in the order of items."""
+
+    def attempt(item: Any) -> Document | MlbenchError:
+        try:
+            return work(item)
+        except MlbenchError as error:
+            return error
+
+    if len(items) == 1:
+        return [attempt(items[0])]
+    with ThreadPoolExecutor(min(MAX_PARALLEL, max(1, len(items)))) as pool:
+        return list(pool.map(attempt, items))
+
+
+def _no_lines(rank: int) -> list[str]:
+    return []
+
+
+def _tail(path: Path) -> list[str]:
+    return diagnosis.last_lines(_read_at(path, max(0, _size(path) - (1 << 16)), 1 << 16))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _read_at(path: Path, offset: int, size: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            return file.read(size)
+    except FileNotFoundError:
+        return b""
+
+
+def _write_at(path: Path, offset: int, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    try:
+        os.pwrite(descriptor, data, offset)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_folder(folder: Path) -> None:
+    import shutil
+
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    hidden = folder.with_name(f".{folder.name}.{os.getpid()}.deleted")
+    os.replace(folder, hidden)
+    shutil.rmtree(hidden)

@@ -1,0 +1,460 @@
+"""The supervisor of one machine's ranks, without Kubernetes: that of local runs, which also talks to those elsewhere.
+
+It is started on each machine of a run as `main([RUN/nodes/K])`: by srun, or through ssh in a session of its own.
+RUN/plan.json says what to do. Node 0 writes RUN/rendezvous.json; the others connect to it, and when all are there, all
+start their ranks. From then on the end of any of them ends the run everywhere. Standard library only.
+
+    RUN/plan.json  cancel  lease  rendezvous.json  nodes/K/      what the run's client and node 0 write
+    RUN/nodes/K/logs/  output/  resources.jsonl                  as in the folder of a local run
+    RUN/nodes/K/.state/state.json  beat  archive.tar  results.json
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import selectors
+import signal
+import socket
+import struct
+import sys
+import tarfile
+import time
+
+from mlbench_cli.engines.local import machine
+from mlbench_cli.engines.local.supervisor import GRACE, Rank, Supervisor
+from mlbench_cli.engines.machines import meeting
+from mlbench_cli.engines.machines.meeting import Link
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+BEAT_SECONDS = 5.0
+LOOK_SECONDS = 0.5  # between two looks for RUN/cancel
+LINGER_SECONDS = 120.0  # in which the others end after node 0 has
+EXIT_REFUSED = 75
+BLOCK = 1 << 20
+SIOCGIFADDR, SIOCGIFNETMASK = 0x8915, 0x891B
+SLURM_FACTS = (
+    *("SLURM_JOB_ID", "SLURM_NODEID", "SLURMD_NODENAME", "SLURM_JOB_NODELIST", "SLURM_TOPOLOGY_ADDR"),
+    *("SLURM_TOPOLOGY_ADDR_PATTERN", "SLURM_CPUS_ON_NODE", "SLURM_JOB_PARTITION", "SLURM_RESTART_COUNT"),
+)
+_PLACEHOLDER = re.compile(r"\{(hosts|rank|run_id|backend)\}")
+
+
+def main(arguments: list[str]) -> int:
+    place = os.path.abspath(arguments[0])
+    folder, node = os.path.dirname(os.path.dirname(place)), int(os.path.basename(place))
+    machine.keep_only()
+    with open(f"{folder}/plan.json", encoding="utf-8") as file:
+        plan = json.load(file)
+    os.makedirs(f"{place}/.state", mode=0o700, exist_ok=True)
+    try:
+        os.mkdir(f"{place}/.state/started")
+    except FileExistsError:  # a batch job that was started again, or a second submission
+        with open(f"{folder}/refused", "a", encoding="utf-8") as file:
+            file.write(f"node {node} job {os.environ.get('SLURM_JOB_ID')} at {time.time():.0f}\n")
+        return EXIT_REFUSED
+    os.makedirs(f"{place}/logs", exist_ok=True)
+    for entry in plan["nodes"][node]["ranks"]:
+        os.makedirs(os.path.join(place, entry["environment"]["MLBENCH_OUTPUT_DIR"]), exist_ok=True)
+    return NodeSupervisor(place, folder, node, plan).conduct()
+
+
+class NodeSupervisor(Supervisor):
+    def __init__(self, place: str, folder: str, node: int, plan: Mapping[str, Any]) -> None:
+        own = plan["nodes"][node]
+        request = {
+            "run_id": plan["name"],
+            "python": plan["python"],
+            "installed_code_only": plan["installed_code_only"],
+            "finalizer": None,
+            "machine_lock": {"lock": "unavailable", "lock_reason": "no lock on machines of a cluster"},
+            "plan": {**plan, "ranks": own["ranks"]},
+        }
+        super().__init__(place, request, -1)
+        self.run_folder, self.node, self.count = folder, node, len(plan["nodes"])
+        self.workers: list[list[int]] = [entry["workers"] for entry in plan["nodes"]]
+        self.name = own["name"] or os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+        self.links: list[Link] = []
+        self.token = ""
+        self.hosts: list[str] | None = None
+        self.server: socket.socket | None = None
+        self.next_beat = self.next_look = self.next_connection = 0.0
+        self.guardian = -1
+        self.is_prepared = False
+        self.gone: list[int] = []
+        addresses = [own["address"]] if own["address"] else list_addresses(plan["interface"])
+        self.addresses = addresses or ["127.0.0.1"]
+        self.state.update(
+            node=node,
+            node_name=self.name,
+            address=self.addresses[0] if node == 0 else None,
+            interface=None,
+            began=time.time(),
+            started=None,
+            cpus=sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+            gpus=machine.visible_gpus(os.environ),
+            first=None,  # what ended the run everywhere: {"why", "node", "rank"}; only node 0 knows the order
+            signalled=False,
+            slurm={name: os.environ[name] for name in SLURM_FACTS if name in os.environ},
+        )
+
+    def conduct(self) -> int:
+        """The whole life of a run on this machine. Returns the highest exit code of its ranks."""
+        self._prepare()
+        self._write_state()
+        problem = self._meet()
+        if problem is None:
+            self.deadline = time.monotonic() + self.plan["timeout"]
+            self.state["started"] = time.time()
+            if not self.state["ended"]:
+                self.start()
+                self.watch()
+        else:
+            self.state["start_problem"] = problem
+            self._stop("never_started", grace=0)
+        self.finish()
+        self._pack()
+        self._linger()
+        return max((rank.facts["exit_code"] or 0 for rank in self.ranks), default=0)
+
+    # --- start --------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        machine.prctl(machine.PR_SET_CHILD_SUBREAPER, 1)
+        super()._hold_lock()
+        super()._listen()
+        self.is_prepared = True
+        self._start_guardian()
+        self._beat(0.0)
+
+    def _hold_lock(self) -> None:
+        """Nothing: it is held since before the meeting."""
+
+    def _listen(self) -> None:
+        """Nothing: signals are handled since before the meeting."""
+
+    def _start_guardian(self) -> None:
+        """A child that outlives this process by a moment, and kills what a SIGKILL of this process leaves behind."""
+        reader, writer = os.pipe()
+        if os.fork():
+            os.close(reader)
+            self.guardian = writer
+            return
+        try:
+            os.close(writer)
+            os.setsid()
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+            machine.prctl(machine.PR_SET_CHILD_SUBREAPER, 0)
+            os.read(reader, 1)
+            kill_ranks(self.folder)
+        finally:
+            os._exit(0)
+
+    def _meet(self) -> str | None:
+        """Wait until all nodes are there. Returns why the run cannot start, or None."""
+        end = time.monotonic() + self.plan["meeting_seconds"]
+        if self.node == 0:
+            self.server, self.token = meeting.open_hub(self.run_folder, self.addresses)
+            self.selector.register(self.server, selectors.EVENT_READ, self._on_connection)
+        while self.hosts is None and not self.state["ended"]:
+            for key, _ in self.selector.select(0.1):
+                key.data()
+            now = time.monotonic()
+            if self.node == 0 and len(self._present()) == self.count - 1:
+                self._go()
+            elif self.node and not self.links and now >= self.next_connection:
+                self._connect()
+            self._on_time(now)
+            if self.hosts is None and now >= end:
+                return self._absent()
+        if self.hosts is not None:
+            self._take_hosts(self.hosts)
+        return None
+
+    def _absent(self) -> str:
+        if self.node:
+            return "node 0 could not be reached"
+        missing = [node for node in range(1, self.count) if node not in self._present()]
+        return f"nodes {', '.join(map(str, missing[:20]))} did not report within {self.plan['meeting_seconds']:g} s"
+
+    def _present(self) -> dict[int, Link]:
+        return {link.node: link for link in self.links if link.node is not None and link.is_open}
+
+    def _on_connection(self) -> None:
+        assert self.server is not None
+        with contextlib.suppress(BlockingIOError):
+            connection, _ = self.server.accept()
+            self.links.append(Link(connection, self.selector, self._on_message, self._on_link_end))
+
+    def _connect(self) -> None:
+        self.next_connection = time.monotonic() + 0.1
+        note = meeting.read_rendezvous(self.run_folder)
+        if note is None:
+            return
+        connection = meeting.connect_to_hub(note, 5.0)
+        if connection is None:
+            return
+        own, hub = connection.getsockname()[0], connection.getpeername()[0]
+        self.state["address"], self.master = own, hub
+        link = Link(connection, self.selector, self._on_message, self._on_link_end)
+        link.node = 0
+        self.links = [link]
+        link.send({"hello": note["token"], "node": self.node, "name": self.name, "time": time.time()})
+
+    def _go(self) -> None:
+        """All are there: give the others what all must know, from node 0."""
+        present = self._present()
+        names = {0: self.name, **{node: link.name for node, link in present.items()}}
+        worker_hosts = {worker: names[node] for node, workers in enumerate(self.workers) for worker in workers}
+        hosts = [worker_hosts[worker] for worker in sorted(worker_hosts)]
+        self.port = machine.free_port()
+        if present:
+            self.addresses[0] = self.state["address"] = next(iter(present.values())).connection.getsockname()[0]
+        self.master = self.addresses[0] if present else "127.0.0.1"
+        for link in present.values():
+            link.send({"go": hosts, "port": self.port})
+        self.hosts = hosts
+
+    def _take_hosts(self, hosts: list[str]) -> None:
+        """Complete variables and command lines with what is known only now."""
+        address = self.state["address"] or self.master
+        interface = self.plan["interface"] or find_interface(address if self.count > 1 else "127.0.0.1")
+        self.state.update(interface=interface, master_address=self.master, master_port=self.port)
+        environment = self.plan["environment"]
+        environment.update(MASTER_ADDR=self.master, MLBENCH_HOSTS=",".join(hosts))
+        for name in self.plan["interface_variables"]:
+            if interface:
+                environment.setdefault(name, interface)
+        words = {"hosts": ",".join(hosts), "run_id": self.plan["name"], "backend": environment["MLBENCH_BACKEND"]}
+        for rank in self.ranks:
+            known = {**words, "rank": str(rank.number)}
+            if rank.argv is not None:
+                rank.argv = [*self.plan["launcher"], *(fill_in(item, known) for item in rank.argv)]
+
+    def _environment(self, rank: Rank) -> dict[str, str]:
+        environment = super()._environment(rank)
+        environment.pop("SLURM_EXPORT_ENV", None)
+        return environment
+
+    # --- watch --------------------------------------------------------------------------------------------------
+
+    def _on_message(self, link: Link, message: Mapping[str, Any]) -> None:
+        if self.node == 0 and link.node is None:
+            node = message.get("node")
+            known = meeting.is_token(message.get("hello"), self.token)
+            if not known or not isinstance(node, int) or not 0 < node < self.count or node in self._present():
+                link.close()
+                return
+            link.node, link.name = node, str(message.get("name"))
+            link.clock_offset = time.time() - float(message.get("time") or 0.0)
+        elif "go" in message and self.hosts is None:
+            self.port, self.hosts = int(message["port"]), [str(host) for host in message["go"]]
+        elif "stop" in message:
+            self._take_first(message, link.clock_offset)
+            self._stop(str(message["why"]), GRACE, own=False)
+            if self.node == 0:
+                self._send_stop(self.state["first"], besides=link)
+        elif "bye" in message:
+            link.has_left = True
+            link.close()
+
+    def _on_link_end(self, link: Link) -> None:
+        if link.has_left or link.node is None or (self.node and self.state["finished"]):
+            return
+        if self.hosts is None:  # before the start it may come back
+            self.links = [other for other in self.links if other is not link]
+            return
+        self.gone.append(link.node)
+        lost = {"why": "lost", "node": link.node, "rank": None, "time": time.time()}
+        self.state["first"] = self.state["first"] or lost
+        self._stop("failed", GRACE, own=False)
+        if self.node == 0:
+            self._send_stop(self.state["first"])
+
+    def _take_first(self, message: Mapping[str, Any], clock_offset: float) -> None:
+        """Keep what came first: two ranks that fail within milliseconds are ordered by the clock of node 0."""
+        cause = {key: message.get(key) for key in ("why", "node", "rank")}
+        cause["time"] = float(message.get("time") or 0.0) + clock_offset
+        known = self.state["first"]
+        if known is None or (known["why"] == cause["why"] == "failed" and cause["time"] < known["time"]):
+            self.state["first"] = cause
+
+    def _send_stop(self, first: Mapping[str, Any], besides: Link | None = None) -> None:
+        why = "failed" if first["why"] == "lost" else first["why"]
+        for link in list(self.links):
+            if link is not besides:
+                link.send({"stop": True, **first, "why": why})
+
+    def _stop(self, why: str, grace: float, *, own: bool = True) -> None:
+        if own and not self.state["ended"] and not self.state["first"]:
+            rank = self.state["first_failed"]
+            self.state["first"] = {"why": why, "node": self.node, "rank": rank, "time": time.time()}
+            self._send_stop(self.state["first"])
+        super()._stop(why, min(grace, self.plan["grace"]) if grace else 0)
+
+    def _on_cancel(self, *_: object) -> None:
+        self.state["signalled"] = True
+        super()._on_cancel()
+
+    def _on_time(self, now: float) -> None:
+        if self.hosts is not None and not self.state["finished"]:
+            super()._on_time(now)
+        elif self.cancelled and self.hosts is None:
+            self._stop("cancelled", grace=0)
+        self._beat(now)
+        for link in list(self.links):
+            link.tick(now)
+        if now >= self.next_look:
+            self.next_look = now + LOOK_SECONDS
+            if os.path.exists(f"{self.run_folder}/cancel") or not os.path.isdir(self.run_folder):
+                self._stop("cancelled", GRACE)
+            if self.node == 0 and self._lease_is_over():
+                self._stop("client_lost", GRACE)
+
+    def _lease_is_over(self) -> bool:
+        lease: float | None = self.plan["lease_seconds"]
+        if lease is None:
+            return False
+        try:
+            return time.time() - os.stat(f"{self.run_folder}/lease").st_mtime > lease
+        except OSError:  # a detached run has none
+            return False
+
+    def _beat(self, now: float) -> None:
+        if now < self.next_beat:
+            return
+        self.next_beat = now + BEAT_SECONDS
+        with contextlib.suppress(OSError), open(f"{self.folder}/.state/beat", "w", encoding="ascii") as file:
+            file.write(f"{time.time():.3f}\n")
+
+    def _write_resources(self, lines: Iterable[dict[str, Any]]) -> None:  # words: ok
+        super()._write_resources([{**row, "worker": self.node} if row.get("kind") else row for row in lines])
+
+    # --- end ----------------------------------------------------------------------------------------------------
+
+    def _pack(self) -> None:
+        """Output and samples as one archive, and the digests of archive and logs: what a client fetches is these."""
+        path = f"{self.folder}/.state/archive.tar"
+        results: dict[str, object] = {"schema_version": 1, "archive": None, "logs": {}, "problem": None}
+        try:
+            with tarfile.open(f"{path}.part", "w") as archive:
+                for name in ("output", "resources.jsonl"):
+                    if os.path.exists(f"{self.folder}/{name}"):
+                        archive.add(f"{self.folder}/{name}", name)
+            os.replace(f"{path}.part", path)
+            results["archive"] = digest(path)
+            logs = {rank.number: f"{self.folder}/logs/rank-{rank.number}.log" for rank in self.ranks}
+            results["logs"] = {number: digest(log) for number, log in logs.items() if os.path.exists(log)}
+        except OSError as error:
+            results["problem"] = error.strerror or str(error)
+        with contextlib.suppress(OSError):
+            with open(f"{self.folder}/.state/results.part", "w", encoding="utf-8") as file:
+                json.dump(results, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(f"{self.folder}/.state/results.part", f"{self.folder}/.state/results.json")
+
+    def _linger(self) -> None:
+        """Node 0 passes on what ends the run until the others have left; they leave at once."""
+        if self.node:
+            for link in self.links:
+                link.send({"bye": True})
+            return
+        end, written = None, self.state["first"]
+        while any(link.is_open and link.node is not None for link in self.links):
+            now = time.monotonic()
+            if self.state["first"] != written:
+                written = self.state["first"]
+                self._write_state(last=True)
+            if self.state["first"] and end is None:
+                end = now + LINGER_SECONDS
+            if end is not None and now >= end:
+                return
+            for key, _ in self.selector.select(0.2):
+                key.data()
+            self._on_time(now)
+        if self.state["first"] != written:
+            self._write_state(last=True)
+
+
+def fill_in(text: str, known: Mapping[str, str]) -> str:
+    """A word of a command with its placeholders replaced."""
+    return _PLACEHOLDER.sub(lambda match: known[match[1]], text)
+
+
+def kill_ranks(folder: str) -> None:
+    """Kill every process that was given an output folder below `folder`, until three looks find none."""
+    mark, empty = os.fsencode(f"MLBENCH_OUTPUT_DIR={folder}/output/"), 0
+    while empty < 3:
+        empty += 1
+        for name in os.listdir("/proc"):
+            if not name.isdigit() or int(name) == os.getpid():
+                continue
+            with contextlib.suppress(OSError):
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    is_rank = any(item.startswith(mark) for item in file.read().split(b"\0"))
+                if is_rank:
+                    os.kill(int(name), signal.SIGKILL)
+                    empty = 0
+        time.sleep(0.05)
+
+
+def digest(path: str) -> Mapping[str, Any]:
+    """Size in bytes and SHA-256 of a file."""
+    sha, size = hashlib.sha256(), 0
+    with open(path, "rb") as file:
+        while piece := file.read(BLOCK):
+            sha.update(piece)
+            size += len(piece)
+    return {"size": size, "sha256": sha.hexdigest()}
+
+
+def interface_addresses() -> list[tuple[str, str, str]]:
+    """Name, IPv4 address and mask of each interface that has one."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            with contextlib.suppress(OSError):
+                address = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24]
+                mask = fcntl.ioctl(probe.fileno(), SIOCGIFNETMASK, request)[20:24]
+                found.append((name, socket.inet_ntoa(address), socket.inet_ntoa(mask)))
+    return found
+
+
+def list_addresses(interface: str | None) -> list[str]:
+    """Addresses of this machine, best first: that of its name, those of its interfaces, the loopback last."""
+    own = [(name, address) for name, address, _ in interface_addresses()]
+    if interface:
+        return [address for name, address in own if name == interface]
+    addresses = [address for name, address in own if not name.startswith(("docker", "br-", "veth", "virbr"))]
+    with contextlib.suppress(OSError):
+        addresses.insert(0, socket.gethostbyname(socket.gethostname()))
+    return sorted(dict.fromkeys(addresses), key=lambda address: address.startswith("127."))
+
+
+def find_interface(address: str) -> str | None:
+    """The interface that has this address, else the one whose network it is in."""
+    own = interface_addresses()
+    for name, known, _ in own:
+        if known == address:
+            return name
+    wanted = int.from_bytes(socket.inet_aton(address), "big")
+    for name, known, mask in own:
+        bits = int.from_bytes(socket.inet_aton(mask), "big")
+        if wanted & bits == int.from_bytes(socket.inet_aton(known), "big") & bits:
+            return name
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

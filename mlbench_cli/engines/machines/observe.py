@@ -1,0 +1,214 @@
+"""From what the machines of a run have written to an observation: pure, tested from its facts."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlbench_cli.engines.local import diagnosis
+from mlbench_cli.model import Ending, Finding, Observation, Phase, WorkerState
+from mlbench_cli.spec import RunSpec
+
+STALE_SECONDS = 60.0  # without a sign of life of a supervisor that cannot be seen as a process
+Facts = Mapping[str, Any]
+Tail = Callable[[int], list[str]]
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """What is known of one machine: its supervisor's state (None: nothing yet) and results (None: not packed).
+
+    `alive` is None if its process cannot be seen from here; `beat_age` is in seconds.
+    """
+
+    state: Facts | None = None
+    results: Facts | None = None
+    alive: bool | None = None
+    beat_age: float | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its ranks have ended, and all that it will write is there."""
+        if self.state is None or not self.state["ended"]:
+            return False
+        return self.results is not None or not self.may_live
+
+    @property
+    def may_live(self) -> bool:
+        if self.alive is not None:
+            return self.alive
+        return self.beat_age is not None and self.beat_age < STALE_SECONDS
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it began, has not ended, and shows no sign of life."""
+        return self.state is not None and not self.state["ended"] and not self.may_live
+
+    @property
+    def is_over(self) -> bool:
+        return self.has_ended or self.is_lost
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All machines of a run at one moment (`time`, seconds since 1970). `unreachable` is host -> why."""
+
+    time: float
+    nodes: Mapping[int, NodeReport]
+    unreachable: Mapping[str, str] = field(default_factory=dict)
+    exists: bool = True  # the run's folder is there
+    is_cancelled: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.exists and bool(self.nodes) and all(report.is_over for report in self.nodes.values())
+
+    @property
+    def is_begun(self) -> bool:
+        return any(report.state is not None for report in self.nodes.values())
+
+    @property
+    def shows_life(self) -> bool:
+        return any(report.state is not None and report.may_live for report in self.nodes.values())
+
+
+def observe(
+    spec: RunSpec, names: Sequence[str | None], snapshot: Snapshot, tail: Tail, more: Sequence[Finding] = ()
+) -> Observation:
+    """The observation that follows from the machines alone; an engine that knows more may replace `ended`.
+
+    `names` are the nodes' names as far as they are known before the run; `more` are findings to add.
+    """
+    first = find_first(snapshot)
+    ended = find_ending(snapshot, first) if snapshot.is_over else None
+    facts = merge_states(spec, snapshot, ended, first)
+    findings = [*diagnosis.diagnose(facts, tail, timeout=spec.timeout), *_node_findings(snapshot, first, ended), *more]
+    workers = tuple(_worker(spec, rank, names, snapshot, facts) for rank in range(spec.world_size))
+    return Observation(snapshot.time, workers, tuple(findings), ended, facts["first_failed"])
+
+
+def find_first(snapshot: Snapshot) -> Facts | None:
+    """What ended the run everywhere: as node 0 has ordered it, else as the others know it."""
+    states = [report.state for _, report in sorted(snapshot.nodes.items()) if report.state is not None]
+    return next((state["first"] for state in states if state.get("first")), None)
+
+
+def find_ending(snapshot: Snapshot, first: Facts | None) -> Ending:
+    """How a run ended whose machines are all over."""
+    words = [report.state["ended"] for report in snapshot.nodes.values() if report.state is not None]
+    if first is not None:
+        return Ending.LOST if first["why"] == "lost" else Ending(first["why"])
+    if any(report.is_lost for report in snapshot.nodes.values()):
+        return Ending.LOST
+    if all(word == Ending.EXITED for word in words):
+        return Ending.EXITED
+    order = (Ending.CANCELLED, Ending.CLIENT_LOST, Ending.DEADLINE, Ending.NEVER_STARTED, Ending.FAILED)
+    return next((ending for ending in order if ending in words), Ending.LOST)
+
+
+def merge_states(spec: RunSpec, snapshot: Snapshot, ended: Ending | None, first: Facts | None) -> Facts:
+    """One state as the supervisor of a local run writes it, from those of all machines."""
+    ranks: dict[int, Facts] = {rank: _pending(rank) for rank in range(spec.world_size)}
+    problems = []
+    for report in snapshot.nodes.values():
+        if report.state is not None:
+            ranks.update({facts["rank"]: facts for facts in report.state["ranks"]})
+            problems += [report.state["start_problem"]] if report.state["start_problem"] else []
+    failed = first["rank"] if first is not None and first["why"] == "failed" else None
+    return {
+        "name": spec.name,
+        "ranks": [ranks[rank] for rank in range(spec.world_size)],
+        "first_failed": failed,
+        "disk_full": any(report.state["disk_full"] for report in snapshot.nodes.values() if report.state is not None),
+        "start_problem": problems[0] if problems else None,
+        "ended": None if ended in (Ending.LOST, None) else str(ended),
+        "stopping": first["why"] if first is not None else None,
+    }
+
+
+def _pending(rank: int) -> Facts:
+    return {
+        "rank": rank,
+        "pid": None,
+        "phase": "pending",
+        "exit_code": None,
+        "signal": None,
+        "started": None,
+        "finished": None,
+        "stopped": False,
+        "out_of_memory": None,
+        "start_error": None,
+    }
+
+
+def _node_findings(snapshot: Snapshot, first: Facts | None, ended: Ending | None) -> list[Finding]:
+    found = []
+    for host, why in snapshot.unreachable.items():
+        found.append(
+            Finding("host_unreachable", f"{host} does not answer: {why}", hint="The run goes on there.", retryable=True)
+        )
+    lost = {number for number, report in snapshot.nodes.items() if report.is_lost}
+    if first is not None and first["why"] == "lost":
+        lost.add(first["node"])
+    for number in sorted(lost):
+        report = snapshot.nodes.get(number, NodeReport())
+        name = (report.state or {}).get("node_name") or f"node {number}"
+        found.append(
+            Finding(
+                "node_lost",
+                f"The supervisor on {name} is gone (it was killed, or the machine went down); its ranks ended with it.",
+                hint="Start the run again.",
+                retryable=True,
+                evidence={"node": number, "beat_age": report.beat_age},
+            )
+        )
+    if ended is Ending.CANCELLED and not snapshot.is_cancelled:
+        found.append(
+            Finding(
+                "cancelled_by_other",
+                "The run was stopped from outside of mlbench: its supervisors were sent SIGTERM.",
+                hint="Start the run again.",
+                retryable=True,
+            )
+        )
+    problems = [(number, (report.results or {}).get("problem")) for number, report in snapshot.nodes.items()]
+    for number, problem in problems:
+        if problem:
+            found.append(Finding("output_incomplete", f"Node {number} could not pack its output: {problem}."))
+    return found
+
+
+def _worker(spec: RunSpec, rank: int, names: Sequence[str | None], snapshot: Snapshot, facts: Facts) -> WorkerState:
+    own = facts["ranks"][rank]
+    node = next(
+        (
+            number
+            for number, report in snapshot.nodes.items()
+            if report.state is not None and any(entry["rank"] == rank for entry in report.state["ranks"])
+        ),
+        None,
+    )
+    report = snapshot.nodes[node] if node is not None else NodeReport()
+    phase, reason = Phase(own["phase"]), None
+    if report.is_lost and not phase.is_final:
+        phase, reason = Phase.LOST, "the supervisor is gone"
+    elif own["stopped"]:
+        failed = facts["first_failed"]
+        reason = f"stopped: rank {failed} failed" if failed is not None else f"stopped: {facts['stopping'] or 'ended'}"
+    elif phase is Phase.FAILED:
+        reason = diagnosis.describe_exit(own)
+    elif phase is Phase.PENDING and report.state is not None and not report.state["ended"]:
+        phase, reason = Phase.STARTING, "waits for the other machines"
+    return WorkerState(
+        rank=rank,
+        phase=phase,
+        reason=reason,
+        node=report.state["node_name"] if report.state is not None else _name_of(spec, rank, names),
+        exit_code=own["exit_code"],
+        started=own["started"],
+        finished=own["finished"],
+    )
+
+
+def _name_of(spec: RunSpec, rank: int, names: Sequence[str | None]) -> str | None:
+    worker = rank // spec.processes_per_worker
+    return names[worker] if worker < len(names) else None

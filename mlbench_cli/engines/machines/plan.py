@@ -1,0 +1,160 @@
+"""From a spec to what the supervisors of its machines do: pure, the same spec gives the same plan."""
+
+import io
+import tarfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TypedDict
+
+import mlbench_cli
+from mlbench_cli.engines.environment import contract_environment
+from mlbench_cli.engines.local.supervisor import AT_START
+from mlbench_cli.engines.machines.details import MachineDetails
+from mlbench_cli.spec import RunSpec
+
+MEETING_SECONDS = 300.0
+LEASE_SECONDS = 60.0
+GRACE_SECONDS = 5.0
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+# What the machines need of the tool itself, besides the tasks.
+_MODULES = (
+    *("mlbench_cli/__init__.py", "mlbench_cli/isolation.py", "mlbench_cli/engines/__init__.py"),
+    *("mlbench_cli/engines/local/__init__.py", "mlbench_cli/engines/local/load.py"),
+    *("mlbench_cli/engines/local/machine.py", "mlbench_cli/engines/local/supervisor.py"),
+    *("mlbench_cli/engines/machines/__init__.py", "mlbench_cli/engines/machines/meeting.py"),
+    "mlbench_cli/engines/machines/node.py",
+)
+_START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from mlbench_cli.engines.machines.node import main; sys.exit(main(sys.argv[1:]))"  # noqa: E501
+
+
+class RankPlan(TypedDict):
+    """One rank: `argv` None if it runs nothing; `environment` is its own part of the contract."""
+
+    rank: int
+    argv: list[str] | None
+    environment: Mapping[str, str]
+
+
+class NodePlan(TypedDict):
+    """One machine. `name` and `address` are None if only the machine itself knows them."""
+
+    name: str | None
+    address: str | None
+    workers: list[int]
+    ranks: list[RankPlan]
+
+
+class Plan(TypedDict):
+    """RUN/plan.json. Times are in seconds."""
+
+    kind: str
+    schema_version: int
+    name: str
+    spec_hash: str
+    timeout: float
+    gpus_per_worker: int
+    environment: Mapping[str, str]
+    defaults: Mapping[str, str]
+    nodes: list[NodePlan]
+    python: str
+    installed_code_only: bool
+    launcher: list[str]
+    interface: str | None
+    interface_variables: list[str]
+    meeting_seconds: float
+    lease_seconds: float | None
+    grace: float
+
+
+def make_plan(
+    spec: RunSpec,
+    details: MachineDetails,
+    nodes: Sequence[tuple[str | None, str | None, Sequence[int]]],
+    *,
+    launcher: Sequence[str] = (),
+    grace: float = GRACE_SECONDS,
+) -> Plan:
+    """The plan of a run on these nodes: name, address and workers of each.
+
+    The supervisors complete MASTER_ADDR, MASTER_PORT and MLBENCH_HOSTS when all are there.
+    """
+    environment = {
+        **details.env,
+        **spec.kubernetes.env,
+        **contract_environment(spec, AT_START, AT_START, AT_START),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if spec.cpus is not None:
+        environment["OMP_NUM_THREADS"] = str(max(1, int(spec.cpus) // spec.processes_per_worker))
+    return Plan(
+        kind="MachinesRun",
+        schema_version=1,
+        name=spec.name,
+        spec_hash=spec.hash,
+        timeout=spec.timeout,
+        gpus_per_worker=spec.gpus_per_worker if spec.device == "gpu" else 0,
+        environment=environment,
+        defaults={} if spec.cpus is not None else {"OMP_NUM_THREADS": AT_START},
+        nodes=[
+            NodePlan(
+                name=name,
+                address=address,
+                workers=list(workers),
+                ranks=[_plan_rank(spec, rank) for worker in workers for rank in _ranks_of(spec, worker)],
+            )
+            for name, address, workers in nodes
+        ],
+        python=details.python,
+        installed_code_only=spec.runs_task_program and not launcher,
+        launcher=list(launcher),
+        interface=details.interface,
+        interface_variables=list(INTERFACE_VARIABLES),
+        meeting_seconds=MEETING_SECONDS,
+        lease_seconds=LEASE_SECONDS,
+        grace=grace,
+    )
+
+
+def _ranks_of(spec: RunSpec, worker: int) -> range:
+    return range(worker * spec.processes_per_worker, (worker + 1) * spec.processes_per_worker)
+
+
+def _plan_rank(spec: RunSpec, rank: int) -> RankPlan:
+    return RankPlan(
+        rank=rank,
+        argv=list(spec.argv) if spec.run_on_all or rank == 0 else None,
+        environment={
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank % spec.processes_per_worker),
+            "NODE_RANK": str(rank // spec.processes_per_worker),
+            "MLBENCH_OUTPUT_DIR": f"output/rank-{rank}",
+        },
+    )
+
+
+def start_command(python: str, code_folder: str) -> list[str]:
+    """How a supervisor is started on its machine; its folder RUN/nodes/K is the last word, which the caller adds."""
+    return [python, "-I", "-S", "-c", _START, code_folder]
+
+
+# --- code -----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def pack_code() -> tuple[bytes, str]:
+    """What the machines run, as a tar that depends on the files alone, and its SHA-256."""
+    import hashlib
+
+    root = Path(mlbench_cli.__file__).parents[1]
+    tasks = (path for path in (root / "task_images").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    names = sorted([*_MODULES, *(path.relative_to(root).as_posix() for path in tasks)])
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name in names:
+            member = tarfile.TarInfo(name)
+            data = (root / name).read_bytes()
+            member.size, member.mode = len(data), 0o644
+            archive.addfile(member, io.BytesIO(data))
+    data = sink.getvalue()
+    return data, hashlib.sha256(data).hexdigest()

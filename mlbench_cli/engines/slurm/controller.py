@@ -1,0 +1,194 @@
+"""Slurm's commands and what they answer. Text in a format of our own, not JSON: that changes with every release."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlbench_cli.engines.machines.channel import Channel
+from mlbench_cli.engines.machines.details import PartitionRecord
+from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, UnreachableError, UsageError
+
+COMMAND_SECONDS = 45.0  # a controller that is down answers after 9 to 18 s
+SEPARATOR = "|"
+FIELDS = "%i|%T|%V|%S|%e|%N|%r"
+ENDED_STATES = frozenset(
+    {
+        *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL"),
+        *("OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
+    }
+)
+PENDING_STATES = frozenset(
+    {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT", "CONFIGURING"}
+)
+MIN_VERSION = (21, 8)
+
+
+@dataclass(frozen=True)
+class JobReport:
+    """One job as Slurm describes it. Times are seconds since 1970, None if Slurm does not say."""
+
+    id: str
+    state: str
+    reason: str = ""
+    nodes: str = ""
+    submitted: float | None = None
+    started: float | None = None
+    ended: float | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in ENDED_STATES
+
+    @property
+    def is_pending(self) -> bool:
+        return self.state in PENDING_STATES
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One command's exit code (None: no answer in time), output and errors."""
+
+    code: int | None
+    out: str
+    err: str
+
+
+def ask(channel: Channel, argv: Sequence[str], stdin: str = "", seconds: float = COMMAND_SECONDS) -> Answer:
+    document = channel.call("run", argv=list(argv), timeout=seconds, stdin=stdin, seconds=seconds + 20)
+    return Answer(document["code"], document["out"], document["err"])
+
+
+def list_jobs(channel: Channel) -> dict[str, JobReport]:
+    """All of this user's jobs that the controller remembers, by id: one squeue. Raises UnreachableError."""
+    answer = ask(channel, ["squeue", "-h", "--me", "-t", "all", "-o", FIELDS])
+    if answer.code != 0:
+        raise no_controller(answer)
+    return parse_jobs(answer.out)
+
+
+def parse_jobs(text: str) -> dict[str, JobReport]:
+    """squeue's lines in the format FIELDS; what is none of them is skipped."""
+    jobs = {}
+    for line in text.splitlines():
+        parts = line.split(SEPARATOR, 6)
+        if len(parts) != 7 or not parts[0].isdigit():
+            continue
+        number, state, submitted, started, ended, nodes, reason = parts
+        jobs[number] = JobReport(
+            number, state, reason.strip(), nodes, *(_seconds(text) for text in (submitted, started, ended))
+        )
+    return jobs
+
+
+def find_jobs(channel: Channel, name: str, comment: str) -> list[str]:
+    """Ids of the jobs of this name and comment, lowest first, without those that were refused at submission."""
+    answer = ask(channel, ["squeue", "-h", "--me", "-t", "all", "-n", name, "-o", "%i|%T|%r|%k"])
+    if answer.code != 0:
+        raise no_controller(answer)
+    found = []
+    for line in answer.out.splitlines():
+        number, state, reason, text = [*line.split(SEPARATOR, 3), "", "", ""][:4]
+        refused = state == "FAILED" and reason == "BadConstraints"
+        if number.isdigit() and text == comment and not refused:
+            found.append(int(number))
+    return [str(number) for number in sorted(found)]
+
+
+def ask_accounting(channel: Channel, number: str) -> JobReport | None:
+    """The job as the accounting database knows it; None if it does not."""
+    argv = ["sacct", "-X", "-n", "-P", "-j", number, "-o", "JobIDRaw,State,Submit,Start,End,NodeList,Reason"]
+    answer = ask(channel, argv)
+    return parse_accounting(answer.out).get(number) if answer.code == 0 else None
+
+
+def parse_accounting(text: str) -> dict[str, JobReport]:
+    """sacct's lines. "CANCELLED by 1000" is CANCELLED; of a job id used twice the newest counts."""
+    jobs = {}
+    for line in text.splitlines():
+        parts = line.split(SEPARATOR, 6)
+        if len(parts) == 7 and parts[0].isdigit() and parts[1]:
+            number, state, submitted, started, ended, nodes, reason = parts
+            times = (_seconds(item) for item in (submitted, started, ended))
+            jobs[number] = JobReport(number, state.split()[0].rstrip("+"), reason.strip(), nodes, *times)
+    return jobs
+
+
+def cancel_job(channel: Channel, number: str) -> None:
+    answer = ask(channel, ["scancel", number])
+    if answer.code != 0 and "Invalid job id" not in answer.err:
+        raise no_controller(answer)
+
+
+def no_controller(answer: Answer) -> UnreachableError:
+    """The error for a command that the controller has not answered: nothing follows for any job."""
+    lines = answer.err.strip().splitlines()
+    return UnreachableError(
+        f"Slurm's controller does not answer: {lines[-1] if lines else 'no reason given'}", hint="scontrol ping"
+    )
+
+
+def explain_refusal(answer: Answer, partition: str | None) -> MlbenchError:
+    """The error for what sbatch refuses, from its own words. Pure."""
+    text = " ".join(answer.err.split())
+    words = text.replace("sbatch: error: ", "").replace("Batch job submission failed: ", "")
+    attach = "mlbench attach-slurm NAME"
+    if "Unable to contact slurm controller" in text or "Socket timed out" in text or answer.code is None:
+        return no_controller(answer)
+    if "invalid partition" in text.lower():
+        return UsageError(f"Slurm does not know the partition: {words}", hint=f"sinfo -s; then {attach} --partition P")
+    if "account" in text.lower():
+        return CredentialError(
+            f"Slurm refuses the account: {words}", hint=f"sacctmgr show assoc user=$USER; then {attach} --account A"
+        )
+    if "qos" in text.lower():
+        return CredentialError(f"Slurm refuses the QOS: {words}", hint=f"sacctmgr show qos; then {attach} --qos Q")
+    for sign in ("configuration is not available", "generic resource", "Memory specification", "feature", "node name"):
+        if sign.lower() in text.lower():
+            return CapacityError(f"Slurm cannot give what the run asks for: {words}", hint="sinfo -N -l")
+    if "time limit" in text.lower():
+        return UsageError(f"Slurm refuses the time limit: {words}", hint="--timeout SECONDS; see: sinfo -o '%P %l'")
+    return UsageError(f"Slurm refuses the job: {words}", hint="mlbench run ... --dry-run prints the script")
+
+
+def parse_version(text: str) -> tuple[int, int] | None:
+    """ "slurm-wlm 22.05.8" -> (22, 5)."""
+    match = re.search(r"(\d{2})\.(\d{2})", text)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def parse_config(text: str) -> dict[str, str]:
+    """`scontrol show config`: name to value."""
+    pairs = (line.partition("=") for line in text.splitlines() if " = " in line)
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def parse_partitions(text: str) -> dict[str, PartitionRecord]:
+    """`sinfo -h -o '%R|%l|%D|%G|%F'`, one line for each kind of node: the nodes of a partition are added up."""
+    partitions: dict[str, PartitionRecord] = {}
+    for line in text.splitlines():
+        parts = line.strip().split(SEPARATOR)
+        if len(parts) != 5 or not parts[2].isdigit():
+            continue
+        name, limit, nodes, gres, mark = parts
+        gpus = sum(int(count) for count in re.findall(r"gpu(?::[^,:()]+)?:(\d+)", gres))
+        known = partitions.get(name, PartitionRecord(max_seconds=None, nodes=0, gpus_per_node=0, default=False))
+        partitions[name] = PartitionRecord(
+            max_seconds=parse_limit(limit),
+            nodes=known["nodes"] + int(nodes),
+            gpus_per_node=max(known["gpus_per_node"], gpus),
+            default=mark.endswith("*"),
+        )
+    return partitions
+
+
+def parse_limit(text: str) -> int | None:
+    """A time limit as Slurm writes it, in seconds: MM:SS, HH:MM:SS, D-HH:MM:SS; None for "infinite"."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text.strip())
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _seconds(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"\d+(\.\d+)?", text.strip()) else None

@@ -1,0 +1,127 @@
+"""What Slurm says of a job -> ending and findings: pure, tested on recorded answers. Files of the ranks come first."""
+
+from collections.abc import Mapping
+
+from mlbench_cli.engines.slurm.controller import JobReport
+from mlbench_cli.model import Ending, Finding
+
+# First word of a pending job's reason -> (hint, whether waiting longer cannot help).
+_REASONS: Mapping[str, tuple[str, bool]] = {
+    "None": ("Slurm has not looked at it yet.", False),
+    "Priority": ("Jobs with a higher priority come first: squeue --start, sprio.", False),
+    "Resources": ("It waits until enough nodes are free: sinfo.", False),
+    "PartitionConfig": ("It asks for more nodes or time than the partition has: sinfo -o '%P %D %l'.", True),
+    "BadConstraints": ("No node has what it asks for: sinfo -N -o '%N %f %G'.", True),
+    "PartitionTimeLimit": ("Its time is above the partition's limit: give a shorter --timeout.", True),
+    "PartitionNodeLimit": ("It asks for more nodes than the partition gives to one job: ask for fewer workers.", True),
+    "PartitionDown": ("The partition is down: ask its administrators, or attach another one.", False),
+    "PartitionInactive": ("The partition is inactive: ask its administrators, or attach another one.", False),
+    "JobHeldUser": ("It is held: scontrol release ID.", False),
+    "JobHeldAdmin": ("An administrator holds it: ask them.", False),
+    "JobHoldMaxRequeue": ("It failed to start too often: ask the administrators for the node's log.", True),
+    "BeginTime": ("It starts later; after a node failure this means that Slurm started it again.", False),
+    "Dependency": ("It waits for another job.", False),
+    "DependencyNeverSatisfied": ("The job that it waits for has failed.", True),
+    "InvalidAccount": ("Attach with an account that you may use: sacctmgr show assoc user=$USER.", True),
+    "InvalidQOS": ("Attach with a QOS that you may use: sacctmgr show assoc user=$USER.", True),
+    "AccountNotAllowed": ("The partition refuses this account: attach with another --account or --partition.", True),
+    "QOSNotAllowed": ("The partition refuses this QOS: attach with another --qos or --partition.", True),
+    "Licenses": ("It waits for a licence.", False),
+    "Reservation": ("It waits for its reservation.", False),
+    "ReservationDeleted": ("Its reservation was deleted.", True),
+    "NodeDown": ("A node that it needs is down: sinfo -R.", False),
+    "ReqNodeNotAvail": ("A node that it needs is down, drained or reserved: sinfo -R.", False),
+    "Nodes": ("Nodes that it needs are down, drained or reserved: sinfo -R.", False),
+}
+_SOON = ("None", "Priority", "Resources")
+
+
+def explain_pending(job: JobReport) -> Finding:
+    """Why a job does not start yet, in words."""
+    reason = job.reason or "None"
+    first = reason.replace("(", "").split(",")[0].split(" ")[0]
+    hint, permanent = _REASONS.get(first, ("", False))
+    if not hint and first.startswith(("QOS", "Assoc", "MaxJobs", "MaxSubmit")):
+        permanent = first.endswith("PerJob") or "PerJob" in first
+        whose = "of its QOS" if first.startswith("QOS") else "of its account"
+        hint = f"A limit {whose} is reached: " + ("ask for less." if permanent else "it waits, or attach another one.")
+    code = "unschedulable" if permanent else "pending"
+    return Finding(
+        code,
+        f"Slurm's job {job.id} waits: {reason}.",
+        hint=hint or "squeue --start; scontrol show job " + job.id,
+        permanent=permanent,
+        retryable=not permanent,
+        evidence={"job": job.id, "state": job.state, "reason": reason},
+    )
+
+
+def is_worth_telling(job: JobReport) -> bool:
+    """Whether the reason is more than the ordinary wait for a free node."""
+    return (job.reason or "None").split(",")[0].split(" ")[0] not in _SOON
+
+
+def explain_end(job: JobReport, *, is_begun: bool, is_cancelled: bool) -> tuple[Ending, Finding | None]:
+    """How a run ended whose supervisors have not written so, from Slurm's state of its job.
+
+    `is_begun` says whether a supervisor has written anything, `is_cancelled` whether mlbench was asked to cancel.
+    COMPLETED is never a success here: evidence of the ranks is missing.
+    """
+    state, facts = job.state, {"job": job.id, "state": job.state, "reason": job.reason, "nodes": job.nodes}
+    ended, code, summary, hint = _decide(job, is_begun)
+    if state == "CANCELLED" and is_cancelled:
+        return Ending.CANCELLED, None
+    return ended, Finding(code, summary, hint=hint, retryable=state != "FAILED", evidence=facts)
+
+
+def _decide(job: JobReport, is_begun: bool) -> tuple[Ending, str, str, str]:
+    number, nodes = job.id, job.nodes or "its nodes"
+    again = "Run it again."
+    if job.state in ("TIMEOUT", "DEADLINE"):
+        return (
+            Ending.DEADLINE,
+            "time_limit",
+            f"Slurm ended the job {number} at its time limit ({job.state}).",
+            "Give it more time with --timeout, or attach a partition with a longer limit.",
+        )
+    if job.state == "OUT_OF_MEMORY":
+        return (
+            Ending.FAILED,
+            "out_of_memory",
+            f"Slurm ended the job {number}: it used more memory than it was given.",
+            "Use smaller batches, or more nodes.",
+        )
+    if job.state in ("NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED"):
+        ended = Ending.LOST if is_begun else Ending.NEVER_STARTED
+        return ended, "node_failed", f"A node of the job {number} failed ({job.state}, {nodes}).", f"sinfo -R. {again}"
+    if job.state in ("PREEMPTED", "REVOKED"):
+        return Ending.LOST, "preempted", f"The job {number} had to make room for another one ({job.state}).", again
+    if job.state == "CANCELLED":
+        summary = f"The job {number} was cancelled, and not by mlbench."
+        return (Ending.CANCELLED if is_begun else Ending.NEVER_STARTED), "cancelled_by_other", summary, again
+    if job.state == "FAILED" and not is_begun:
+        if job.reason == "JobLaunchFailure":
+            summary = f"Slurm could not start the job {number}: its folder cannot be written on {nodes}."
+            return Ending.NEVER_STARTED, "output_unwritable", summary, "Is the shared folder mounted there?"
+        if job.reason == "BadConstraints":
+            summary = f"Slurm refused the job {number}: no node has what it asks for."
+            return Ending.NEVER_STARTED, "impossible_request", summary, "sinfo -N -l"
+        summary = f"The job {number} failed before a supervisor could start ({job.reason})."
+        return Ending.NEVER_STARTED, "not_started", summary, "Its batch.log and step.log say why."
+    if not is_begun:
+        summary = f"The job {number} ended ({job.state}), and nothing of the run was started."
+        return Ending.NEVER_STARTED, "not_started", summary, "Is the folder shared by all nodes? mlbench doctor slurm"
+    summary = f"The job {number} ended ({job.state}), and what its ranks should have written is missing."
+    return Ending.LOST, "evidence_missing", summary, again
+
+
+def forgotten(number: str, *, is_begun: bool, shows_life: bool) -> tuple[Ending | None, Finding]:  # words: ok
+    """What follows for a job that the controller does not know (any more)."""
+    if shows_life:
+        summary = f"Slurm does not know the job {number} any more, but its ranks run on."
+        return None, Finding("controller_forgot", summary, hint="mlbench cancel NAME ends them.", retryable=True)
+    ended = Ending.LOST if is_begun else Ending.NEVER_STARTED
+    summary = f"Slurm does not know the job {number} any more, and its ranks " + (
+        "have ended without a trace." if is_begun else "never began."
+    )
+    return ended, Finding("job_vanished", summary, hint="Run it again.", retryable=True)

@@ -1,0 +1,241 @@
+"""What a Slurm cluster has, asked once when it is attached, and again by `mlbench doctor slurm`."""
+
+import secrets
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mlbench_cli.engines.machines.channel import Channel, Document
+from mlbench_cli.engines.machines.details import PartitionRecord, SlurmDetails
+from mlbench_cli.engines.slurm import controller
+from mlbench_cli.errors import CapacityError, NotFoundError, UnreachableError, UsageError, did_you_mean
+
+PROBE_SECONDS = 60.0
+_VERSIONS = (
+    "import sys, importlib.metadata as m\n"
+    "try: v = m.version('torch')\n"
+    "except Exception: v = ''\n"
+    "print(sys.version.split()[0] + '|' + v)"
+)
+# Runs on each node: $0 is a file in the shared folder, $1 the Python; the answer is one line.
+_PROBE = (
+    'versions=$("$1" -c "$2" 2>/dev/null || echo "|"); '
+    'printf "%s|%s|%s\\n" "${SLURMD_NODENAME:-$(hostname)}" "$(cat "$0" 2>/dev/null)" "$versions"; '
+    ': >"$0.$SLURM_NODEID" 2>/dev/null'
+)
+
+
+@dataclass(frozen=True)
+class ClusterFacts:
+    """What the cluster has. `container` is what can start images: pyxis, apptainer, singularity or None."""
+
+    version: str
+    partitions: Mapping[str, PartitionRecord]
+    kill_wait: int
+    min_job_age: int
+    has_accounting: bool
+    container: str | None
+    host: Document
+
+    @property
+    def default_partition(self) -> str | None:
+        return next((name for name, item in self.partitions.items() if item["default"]), None)
+
+
+@dataclass(frozen=True)
+class NodeProbe:
+    """What one node has answered; `torch` is empty without it."""
+
+    node: str
+    sees_folder: bool
+    python: str
+    torch: str
+
+
+def discover_cluster(channel: Channel, folder: str) -> ClusterFacts:
+    """Ask the login node. Raises UnreachableError, UsageError for no Slurm or one that is too old."""
+    host = channel.call("hello", base=folder)
+    version = controller.ask(channel, ["sinfo", "--version"])
+    found = controller.parse_version(version.out)
+    if version.code != 0 or found is None:
+        raise UsageError(
+            f"{channel.target.name} has no Slurm: {(version.err or version.out).strip() or 'sinfo says nothing'}.",
+            hint="Name a login node: --login USER@HOST",
+        )
+    if found < controller.MIN_VERSION:
+        raise UsageError(
+            f"{channel.target.name} has Slurm {found[0]}.{found[1]:02d}; mlbench needs 21.08 or later.",
+            hint="Its hosts may still serve as plain hosts: mlbench attach-hosts --help",
+        )
+    ping = controller.ask(channel, ["scontrol", "ping"])
+    if ping.code != 0:
+        raise UnreachableError(f"Slurm's controller does not answer: {ping.out.strip()}", hint="scontrol ping")
+    config = controller.parse_config(controller.ask(channel, ["scontrol", "show", "config"]).out)
+    sinfo = controller.ask(channel, ["sinfo", "-h", "-o", "%R|%l|%D|%G|%P"])
+    return ClusterFacts(
+        version=version.out.split()[-1],
+        partitions=controller.parse_partitions(sinfo.out),
+        kill_wait=_seconds(config.get("KillWait"), 30),
+        min_job_age=_seconds(config.get("MinJobAge"), 300),
+        has_accounting=config.get("AccountingStorageType", "accounting_storage/none").endswith("slurmdbd"),
+        container=_find_container(channel),
+        host=host,
+    )
+
+
+def check_choice(channel: Channel, facts: ClusterFacts, details: SlurmDetails) -> None:
+    """Refuse an unknown partition, account or QOS. Raises NotFoundError or UsageError."""
+    if details.partition is not None and details.partition not in facts.partitions:
+        near = did_you_mean(details.partition, list(facts.partitions))
+        raise NotFoundError(
+            f'The cluster has no partition "{details.partition}", only {", ".join(facts.partitions)}.{near}',
+            hint="sinfo -s",
+        )
+    if details.partition is None and facts.default_partition is None:
+        raise UsageError(
+            "The cluster has no default partition.", hint=f"--partition {next(iter(facts.partitions), 'P')}"
+        )
+    if facts.has_accounting:
+        _check_association(channel, details)
+    elif details.slurm_account or details.qos:
+        raise UsageError(
+            "The cluster has no accounting: it would accept any --account and --qos, and ignore them.",
+            hint="Leave them out.",
+        )
+
+
+def _check_association(channel: Channel, details: SlurmDetails) -> None:
+    argv = [
+        "sacctmgr",
+        "-n",
+        "-P",
+        "show",
+        "assoc",
+        "where",
+        "user=" + _user(channel),
+        "format=Account,QOS",
+    ]  # words: ok
+    answer = controller.ask(channel, argv)
+    known = parse_associations(answer.out)
+    if answer.code != 0 or not known:
+        return
+    if details.slurm_account is not None and details.slurm_account not in known:
+        raise NotFoundError(
+            f'You have no account "{details.slurm_account}" on this cluster, only {", ".join(sorted(known))}.'
+            f"{did_you_mean(details.slurm_account, sorted(known))}",
+            hint="sacctmgr show assoc user=$USER",
+        )
+    allowed = {
+        name for account, names in known.items() for name in names if account in (details.slurm_account, account)
+    }
+    if details.qos is not None and allowed and details.qos not in allowed:
+        raise NotFoundError(
+            f'You may not use the QOS "{details.qos}", only {", ".join(sorted(allowed))}.',
+            hint="sacctmgr show assoc user=$USER format=account,qos",
+        )
+
+
+def parse_associations(text: str) -> dict[str, set[str]]:
+    """`sacctmgr -n -P show assoc format=Account,QOS`: account to the names of its QOS."""
+    known: dict[str, set[str]] = {}
+    for line in text.splitlines():
+        account, separator, names = line.strip().partition("|")
+        if separator and account:
+            known.setdefault(account, set()).update(name for name in names.split(",") if name)
+    return known
+
+
+def _user(channel: Channel) -> str:
+    return controller.ask(channel, ["id", "-un"]).out.strip()
+
+
+def probe_nodes(channel: Channel, details: SlurmDetails, nodes: int) -> list[NodeProbe]:
+    """One short job on `nodes` nodes: whether each sees the folder, and its versions.
+
+    Raises CapacityError if the nodes are not free now.
+    """
+    token, path = secrets.token_hex(8), f"{details.folder}/probe-{secrets.token_hex(4)}/token"
+    channel.call("put", token.encode(), path=path, mode=0o644)
+    python = details.python
+    if details.setup:
+        raw = f'{details.setup}\nexec /bin/sh -c "$@"'
+        words = ["/bin/bash", "-c", raw, "setup", _PROBE, path, python, _VERSIONS]
+    else:
+        words = ["/bin/sh", "-c", _PROBE, path, python, _VERSIONS]
+    argv = ["srun", f"--nodes={nodes}", "--ntasks-per-node=1", "--time=0-00:01:00", "--immediate=30", "--chdir=/"]
+    argv += [f"--partition={details.partition}"] if details.partition else []
+    argv += [f"--account={details.slurm_account}"] if details.slurm_account else []
+    argv += [f"--qos={details.qos}"] if details.qos else []
+    argv += [f"--constraint={details.constraint}"] if details.constraint else []
+    try:
+        answer = controller.ask(channel, [*argv, "--job-name=mlbench-probe", *words], seconds=PROBE_SECONDS)
+    finally:
+        controller.ask(channel, ["rm", "-r", path.rpartition("/")[0]])
+    probes = parse_probes(answer.out, token)
+    if not probes:
+        if answer.code is None or "Unable to allocate" in answer.err or "immediate" in answer.err.lower():
+            last = (answer.err.strip().splitlines() or [f"no answer within {PROBE_SECONDS:g} s"])[-1]
+            raise CapacityError(
+                f"The nodes could not be probed: {last}", hint="Try again when nodes are free, or add --no-probe."
+            )
+        raise controller.explain_refusal(answer, details.partition)
+    return probes
+
+
+def parse_probes(text: str, token: str) -> list[NodeProbe]:
+    probes = []
+    for line in text.splitlines():
+        parts = line.split("|")
+        if len(parts) == 4:
+            probes.append(NodeProbe(parts[0], parts[1] == token, parts[2], parts[3]))
+    return sorted(probes, key=lambda probe: probe.node)
+
+
+def check_probes(probes: Sequence[NodeProbe], details: SlurmDetails) -> None:
+    """Refuse a folder that is not shared, and nodes that differ. Raises UsageError."""
+    blind = [probe.node for probe in probes if not probe.sees_folder]
+    if blind:
+        raise UsageError(
+            f"The folder {details.folder} is not shared: {', '.join(blind)} cannot read what the login node wrote.",
+            hint="--shared DIR   names a folder that login node and all nodes have in common",
+        )
+    missing = [probe.node for probe in probes if not probe.python]
+    if missing:
+        raise UsageError(
+            f"{details.python} cannot be run on {', '.join(missing)}.",
+            hint="--python PATH, or --setup FILE with the lines that load it (module load ...)",
+        )
+    for what, values in (
+        ("Python", {probe.python for probe in probes}),
+        ("torch", {probe.torch or "none" for probe in probes}),
+    ):
+        if len(values) > 1:
+            raise UsageError(
+                f"The nodes have different versions of {what}: "
+                + ", ".join(
+                    f"{probe.node} {probe.python if what == 'Python' else probe.torch or 'none'}" for probe in probes
+                ),
+                hint="--python PATH   names one environment that all nodes share",
+            )
+
+
+def free_nodes(channel: Channel, details: SlurmDetails) -> int:
+    """How many nodes of the partition are idle now."""
+    argv = ["sinfo", "-h", "-t", "idle", "-o", "%D"]
+    argv += ["-p", details.partition] if details.partition else []
+    answer = controller.ask(channel, argv)
+    return sum(int(line) for line in answer.out.split() if line.isdigit())
+
+
+def _find_container(channel: Channel) -> str | None:
+    if "--container-image" in controller.ask(channel, ["srun", "--help"]).out:
+        return "pyxis"
+    for name in ("apptainer", "singularity"):
+        if controller.ask(channel, ["sh", "-c", f"command -v {shlex.quote(name)}"]).code == 0:
+            return name
+    return None
+
+
+def _seconds(text: str | None, default: int) -> int:
+    digits = (text or "").split()[0] if (text or "").split() else ""
+    return int(digits) if digits.isdigit() else default

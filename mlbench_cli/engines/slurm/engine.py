@@ -1,0 +1,233 @@
+"""The engine of a Slurm cluster: the truth is in the run's shared folder, the controller only explains its absence."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mlbench_cli.engines.base import Submission
+from mlbench_cli.engines.machines.channel import Channel, Document, RemoteError
+from mlbench_cli.engines.machines.details import SlurmDetails
+from mlbench_cli.engines.machines.engine import MachinesEngine, Place
+from mlbench_cli.engines.machines.observe import Snapshot
+from mlbench_cli.engines.slurm import controller, diagnosis
+from mlbench_cli.engines.slurm.controller import JobReport
+from mlbench_cli.engines.slurm.script import job_comment, job_name, make_slurm_plan, render_script
+from mlbench_cli.errors import UnreachableError, UsageError
+from mlbench_cli.model import Ending, Finding, Observation, Run
+from mlbench_cli.spec import RunSpec
+
+PENDING_POLL = 5.0  # seconds between two squeues while the run's job waits
+RUNNING_POLL = 30.0
+MAX_POLL = 120.0  # after errors
+FILE_SECONDS = 10.0  # in which what a node has written before its job's end is visible to all
+VANISHED_SECONDS = 60.0
+CONTROLLER_SILENT = "controller_silent"
+
+
+class SlurmEngine(MachinesEngine):
+    """Executes runs as batch jobs of the cluster that `details` describe."""
+
+    def __init__(self, details: SlurmDetails) -> None:
+        super().__init__(details)
+        self._details = details
+        self._channel = Channel(details.target)
+        self._jobs: dict[str, JobReport] = {}
+        self._next_squeue = 0.0
+        self._pause = PENDING_POLL
+        self._silence: str | None = None
+        self._vanished: dict[str, float] = {}
+
+    def render(self, spec: RunSpec) -> Submission:
+        """The batch script, and the plan of its supervisors."""
+        script = render_script(spec, self._details, self._code_folder)
+        return Submission(spec, ({"kind": "SlurmJob", "name": spec.name, "script": script}, _plan(spec, self._details)))
+
+    # --- submit -----------------------------------------------------------------------------------------------------
+
+    def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None:
+        """Submit the job once, however often this is called, by however many clients, wherever each was killed."""
+        folder = self._run_place(run)
+        self._install_code(self._channel)
+        lock = f"{self._details.folder}/locks/{run.name}"
+        self._channel.call("lock", path=lock)
+        try:
+            self._adopt(self._channel, run)
+            if self._job_id(run) is not None:
+                return
+            if self._is_marked(folder, "cancel"):
+                raise UsageError(f'The run "{run.name}" was cancelled before it was started.')
+            script, plan = submission.documents
+            self._channel.call("put", str(script["script"]).encode(), path=f"{folder}/job.sh", mode=0o700)
+            self._channel.call("put", json.dumps(plan, sort_keys=True).encode(), path=f"{folder}/plan.json")
+            number = self._find_job(run) or self._sbatch(run, str(script["script"]))
+            self._note_job(run, number)
+        finally:
+            self._channel.call("unlock", path=lock)
+
+    def resume(self, run: Run) -> None:
+        """Submit the job if the client that was about to do so died."""
+        if self._job_id(run) is None and self._sync(run).exists:
+            self.submit(run, self.render(run.spec))
+
+    def _find_job(self, run: Run) -> str | None:
+        """A job that a client has submitted without noting its number. Of several the first stays."""
+        known = self._read_text(f"{self._run_place(run)}/started/job")
+        if known is not None and known.isdigit():
+            return known
+        found = controller.find_jobs(self._channel, job_name(run.spec), job_comment(run.spec, run.id))
+        for number in found[1:]:
+            controller.cancel_job(self._channel, number)
+        return found[0] if found else None
+
+    def _sbatch(self, run: Run, script: str) -> str:
+        tested = controller.ask(self._channel, ["sbatch", "--test-only"], script)
+        if tested.code != 0:
+            raise controller.explain_refusal(tested, self._details.partition)
+        comment = f"--comment={job_comment(run.spec, run.id)}"
+        answer = controller.ask(self._channel, ["sbatch", "--parsable", comment], script)
+        number = answer.out.strip().split(";")[0]
+        if answer.code != 0 or not number.isdigit():
+            raise controller.explain_refusal(answer, self._details.partition)
+        return number
+
+    def _note_job(self, run: Run, number: str) -> None:
+        note = json.dumps({"job": number, "submitted": time.time()}).encode()
+        self._channel.call("put", note, path=f"{self._run_place(run)}/job.json")
+        self._next_squeue = 0.0
+
+    def _job_id(self, run: Run) -> str | None:
+        text = self._read_text(f"{self._run_place(run)}/job.json")
+        return None if text is None else str(json.loads(text)["job"])
+
+    def _read_text(self, path: str) -> str | None:
+        answer, data = self._channel.exchange("get", path=path)
+        return None if answer["size"] is None else data.decode().strip()
+
+    def _is_marked(self, folder: str, name: str) -> bool:
+        return self._channel.call("get", path=f"{folder}/{name}")["size"] is not None
+
+    # --- look -------------------------------------------------------------------------------------------------------
+
+    def _places(self, run: Run) -> Sequence[Place]:
+        return [Place(self._channel, self._run_place(run), tuple(range(run.spec.workers)))]
+
+    def _channels(self) -> Sequence[Channel]:
+        return [self._channel]
+
+    def _judge(self, run: Run, snapshot: Snapshot, observation: Observation) -> Observation:
+        """What Slurm says explains what the files leave open, and never contradicts them."""
+        number = self._job_id(run) if snapshot.exists else None
+        if number is None:
+            return self._without_job(run, snapshot, observation)
+        if observation.ended not in (None, Ending.LOST, Ending.CANCELLED):
+            return observation
+        job = self._find_report(number, snapshot, is_over=observation.ended is not None)
+        if self._silence is not None and observation.ended is None:
+            finding = Finding(CONTROLLER_SILENT, self._silence, hint="The run goes on.", retryable=True)
+            observation = replace(observation, findings=(*observation.findings, finding))
+        if observation.ended is not None:
+            return _explain_loss(observation, job, snapshot)
+        if job is None:
+            return self._judge_vanished(run, number, snapshot, observation)
+        return self._judge_running(job, snapshot, observation)
+
+    def _judge_running(self, job: JobReport, snapshot: Snapshot, observation: Observation) -> Observation:
+        if job.is_pending and not snapshot.is_begun:
+            workers = tuple(replace(worker, reason=job.reason or None) for worker in observation.workers)
+            found = (diagnosis.explain_pending(job),) if diagnosis.is_worth_telling(job) else ()
+            return replace(observation, workers=workers, findings=(*observation.findings, *found))
+        if not job.has_ended or (job.ended is not None and snapshot.time - job.ended < FILE_SECONDS):
+            return observation
+        if snapshot.shows_life:
+            finding = Finding(
+                "job_ended_ranks_run",
+                f"Slurm's job {job.id} has ended ({job.state}), but processes of it show signs of life.",
+                hint="mlbench cancel NAME ends them.",
+                retryable=True,
+            )
+            return replace(observation, findings=(*observation.findings, finding))
+        ended, found_end = diagnosis.explain_end(job, is_begun=snapshot.is_begun, is_cancelled=snapshot.is_cancelled)
+        more = (found_end,) if found_end is not None else ()
+        return replace(observation, ended=ended, findings=(*observation.findings, *more))
+
+    def _judge_vanished(self, run: Run, number: str, snapshot: Snapshot, observation: Observation) -> Observation:
+        if self._silence is not None:
+            return observation
+        if self._details.has_accounting:
+            report = controller.ask_accounting(self._channel, number)
+            if report is not None and report.has_ended:
+                return self._judge_running(report, snapshot, observation)
+        since = self._vanished.setdefault(run.id, time.time())
+        submitted = float(json.loads(self._read_text(f"{self._run_place(run)}/job.json") or "{}").get("submitted", 0))
+        if (
+            not snapshot.shows_life
+            and min(since, submitted) > snapshot.time - VANISHED_SECONDS
+            and (submitted > snapshot.time - VANISHED_SECONDS)
+        ):
+            return observation
+        ended, finding = diagnosis.forgotten(number, is_begun=snapshot.is_begun, shows_life=snapshot.shows_life)
+        return replace(observation, ended=ended, findings=(*observation.findings, finding))
+
+    def _without_job(self, run: Run, snapshot: Snapshot, observation: Observation) -> Observation:
+        if observation.ended is not None:
+            return observation
+        if snapshot.exists and snapshot.is_cancelled:
+            return replace(observation, ended=Ending.CANCELLED)
+        if snapshot.exists and (self._read_text(f"{self._run_place(run)}/started/job") is not None):
+            return observation
+        if snapshot.exists or not (run.folder / "manifests" / "job.sh").exists():
+            finding = Finding(
+                "not_submitted",
+                "The run has no job on the cluster: the client that was about to submit it was stopped.",
+                hint=f"mlbench wait {run.name}   submits it; mlbench delete {run.name}   forgets it",
+                retryable=True,
+            )
+            return replace(observation, findings=(*observation.findings, finding))
+        finding = Finding("folder_gone", "The run's folder on the cluster is gone: somebody has removed it.")
+        return replace(observation, ended=Ending.LOST, findings=(*observation.findings, finding))
+
+    def _find_report(self, number: str, snapshot: Snapshot, *, is_over: bool) -> JobReport | None:
+        """The job as the controller describes it, from one squeue for all runs, asked as seldom as will do."""
+        now = time.monotonic()
+        wanted = is_over or not snapshot.shows_life
+        if now >= self._next_squeue - (RUNNING_POLL - PENDING_POLL if wanted and self._silence is None else 0.0):
+            try:
+                self._jobs = controller.list_jobs(self._channel)
+                self._silence, self._pause = None, RUNNING_POLL
+            except (UnreachableError, RemoteError) as error:
+                self._silence, self._pause = error.message, min(MAX_POLL, 2 * self._pause)
+            self._next_squeue = time.monotonic() + self._pause
+        return self._jobs.get(number)
+
+    # --- end --------------------------------------------------------------------------------------------------------
+
+    def _stop(self, run: Run, places: Sequence[Place]) -> None:
+        """Let the supervisors end by themselves if there are any; then scancel, which ends what is left."""
+        number = self._job_id(run) or self._find_job(run)
+        if number is None:
+            return
+        if self._sync(run).is_begun:
+            self._await_end(run)
+        controller.cancel_job(self._channel, number)
+        self._next_squeue = 0.0
+
+    def delete(self, run: Run, *, force: bool = False) -> None:
+        if force and (number := self._job_id(run)) is not None:
+            controller.cancel_job(self._channel, number)
+        super().delete(run, force=force)
+
+
+def _plan(spec: RunSpec, details: SlurmDetails) -> Document:
+    return {**make_slurm_plan(spec, details)}
+
+
+def _explain_loss(observation: Observation, job: JobReport | None, snapshot: Snapshot) -> Observation:
+    """A run whose supervisors were stopped or lost, with Slurm's reason for it."""
+    if job is None or (observation.ended is Ending.CANCELLED and snapshot.is_cancelled):
+        return observation
+    if job.state in ("RUNNING", "COMPLETING", "COMPLETED", "FAILED"):
+        return observation
+    ended, finding = diagnosis.explain_end(job, is_begun=True, is_cancelled=snapshot.is_cancelled)
+    kept = tuple(item for item in observation.findings if item.code not in ("cancelled_by_other", "node_lost"))
+    return replace(observation, ended=ended, findings=(*kept, *([finding] if finding else [])))

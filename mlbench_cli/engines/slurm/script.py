@@ -1,0 +1,144 @@
+"""A run as a batch script: pure, and accepted by `sbatch --test-only`."""
+
+import hashlib
+import shlex
+from collections.abc import Sequence
+
+import templates
+from mlbench_cli.engines.machines.details import SlurmDetails
+from mlbench_cli.engines.machines.plan import GRACE_SECONDS, MEETING_SECONDS, Plan, make_plan, start_command
+from mlbench_cli.errors import CapacityError, UsageError
+from mlbench_cli.spec import RunSpec
+
+MARGIN_SECONDS = 60.0  # in which ranks are stopped and output is packed
+TEMPLATE = "slurm/job.sh.j2"
+
+
+def check_request(spec: RunSpec, details: SlurmDetails) -> None:
+    """Refuse what the cluster would accept and never start. Raises CapacityError or UsageError."""
+    partition = details.find_partition()
+    if partition is None:
+        return
+    name = details.partition or next(name for name, item in details.partitions.items() if item is partition)
+    if spec.workers > partition["nodes"]:
+        raise CapacityError(
+            f'{spec.name} wants {spec.workers} nodes; the partition "{name}" has {partition["nodes"]}.',
+            hint="Ask for fewer workers, or attach another partition: mlbench attach-slurm NAME --partition P",
+        )
+    if spec.gpus_per_worker > partition["gpus_per_node"]:
+        raise CapacityError(
+            f'{spec.name} wants {spec.gpus_per_worker} GPUs on each node; those of the partition "{name}" have '
+            f"{partition['gpus_per_node']}.",
+            hint="Leave out --gpu, or attach another partition: mlbench attach-slurm NAME --partition P",
+        )
+    limit = partition["max_seconds"]
+    if limit is not None and spec.timeout > limit:
+        raise UsageError(
+            f'{spec.name} may take {spec.timeout:g} s; the partition "{name}" ends jobs after {limit} s.',
+            hint=f"--timeout {limit}s, or attach another partition: mlbench attach-slurm NAME --partition P",
+        )
+
+
+def make_slurm_plan(spec: RunSpec, details: SlurmDetails) -> Plan:
+    """What the supervisors do. Their patience after TERM is below Slurm's own, so that evidence is written in time."""
+    nodes = [(None, None, [worker]) for worker in range(spec.workers)]
+    grace = min(GRACE_SECONDS, max(1.0, details.kill_wait / 2))
+    return make_plan(spec, details, nodes, launcher=_launcher(spec, details), grace=grace)
+
+
+def render_script(spec: RunSpec, details: SlurmDetails, code_folder: str) -> str:
+    """The batch script. The same spec and cluster give the same bytes."""
+    check_request(spec, details)
+    run = f"{details.folder}/runs/{spec.name}"
+    return templates.render(
+        TEMPLATE,
+        {
+            "options": _options(spec, details, run),
+            "run": shlex.quote(run),
+            "setup": details.setup.rstrip(),
+            "step": shlex.join(_step(spec, details)),
+            "command": shlex.join(start_command(details.python, code_folder)),
+        },
+    )
+
+
+def job_name(spec: RunSpec) -> str:
+    return f"mlbench-{spec.name}"
+
+
+def job_comment(spec: RunSpec, run_id: str) -> str:
+    """By which a job is found again: it names the run and the hash of its spec."""
+    return f"mlbench:{run_id}:{spec.hash}"
+
+
+def wall_seconds(spec: RunSpec, details: SlurmDetails) -> int:
+    """The job's time limit: that of the run, and what starting and packing may take, within the partition's."""
+    wanted = int(spec.timeout + MARGIN_SECONDS + (MEETING_SECONDS if spec.workers > 1 else 0))
+    partition = details.find_partition()
+    limit = partition["max_seconds"] if partition is not None else None
+    return wanted if limit is None else min(wanted, limit)
+
+
+def format_time(seconds: int) -> str:
+    """D-HH:MM:SS, rounded up to a minute: Slurm counts in minutes."""
+    minutes = -(-seconds // 60)
+    return f"{minutes // 1440}-{minutes // 60 % 24:02d}:{minutes % 60:02d}:00"
+
+
+def script_digest(script: str) -> str:
+    return hashlib.sha256(script.encode()).hexdigest()
+
+
+def _options(spec: RunSpec, details: SlurmDetails, run: str) -> list[str]:
+    chosen = {
+        "partition": details.partition,
+        "account": details.slurm_account,
+        "qos": details.qos,
+        "constraint": details.constraint,
+        "switches": details.switches,
+        "gres": f"gpu:{spec.gpus_per_worker}" if spec.gpus_per_worker else None,
+        "cpus-per-task": None if spec.cpus is None else str(int(spec.cpus)),
+    }
+    return [
+        f"--job-name={job_name(spec)}",
+        f"--nodes={spec.workers}",
+        "--ntasks-per-node=1",
+        f"--time={format_time(wall_seconds(spec, details))}",
+        *(["--exclusive"] if details.exclusive else []),
+        *(f"--{name}={value}" for name, value in chosen.items() if value is not None),
+        "--no-requeue",
+        "--export=NONE",
+        "--open-mode=append",
+        f"--chdir={run}",
+        f"--output={run}/batch.log",
+    ]
+
+
+def _step(spec: RunSpec, details: SlurmDetails) -> list[str]:
+    """srun's options: every rank's end is our supervisors' business, and no CPU of a node is taken from its ranks."""
+    words = [f"--nodes={spec.workers}", f"--ntasks={spec.workers}", "--ntasks-per-node=1", "--kill-on-bad-exit=0"]
+    words += ["--cpu-bind=none", "--export=ALL", f"--output={details.folder}/runs/{spec.name}/step.log"]
+    words += [] if spec.cpus is None else [f"--cpus-per-task={int(spec.cpus)}"]
+    if spec.image is not None and details.container == "pyxis":
+        mounts = ",".join(f"{folder}:{folder}" for folder in _mounts(spec, details))
+        words += [f"--container-image={spec.image}", f"--container-mounts={mounts}"]
+    return words
+
+
+def _launcher(spec: RunSpec, details: SlurmDetails) -> Sequence[str]:
+    """What starts a rank in its container; with pyxis the step is in it already."""
+    if spec.image is None or details.container == "pyxis":
+        return ()
+    if details.container is None:
+        raise UsageError(
+            "--image: the cluster has neither pyxis nor apptainer, so no container can be started.",
+            hint="Leave out --image, and name Python or modules: mlbench attach-slurm NAME --python PATH --setup FILE",
+        )
+    binds = [word for folder in _mounts(spec, details) for word in ("--bind", folder)]
+    gpus = ["--nv"] if spec.gpus_per_worker else []
+    image = spec.image if spec.image.startswith(("/", "docker://", "oras://")) else f"docker://{spec.image}"
+    return (details.container, "exec", *gpus, *binds, image)
+
+
+def _mounts(spec: RunSpec, details: SlurmDetails) -> list[str]:
+    return [details.folder, *([spec.data_dir] if spec.data_dir else [])]

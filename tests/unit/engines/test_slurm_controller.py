@@ -1,0 +1,73 @@
+"""What Slurm's commands answer, as recorded from 22.05, and what is made of it."""
+
+import pytest
+
+from mlbench_cli.engines.slurm import controller
+from mlbench_cli.engines.slurm.controller import Answer, JobReport
+from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, UnreachableError, UsageError
+
+
+def test_jobs_are_read_from_the_format_of_our_own() -> None:
+    text = (
+        "27|FAILED|1795308550|1795308552|1795308565|n[1-3]|NonZeroExitCode\n"
+        "28|PENDING|1795308550|N/A|N/A||Nodes required for job are DOWN, DRAINED or reserved\n"
+        "47_[0-999]|PENDING|1795308550|N/A|N/A||Priority\n"
+        "slurm_load_jobs error: Invalid job id specified\n"
+    )
+    jobs = controller.parse_jobs(text)
+    assert jobs == {
+        "27": JobReport("27", "FAILED", "NonZeroExitCode", "n[1-3]", 1795308550.0, 1795308552.0, 1795308565.0),
+        "28": JobReport("28", "PENDING", "Nodes required for job are DOWN, DRAINED or reserved", "", 1795308550.0),
+    }
+
+
+def test_a_state_of_accounting_loses_who_cancelled() -> None:
+    text = "51|CANCELLED by 1000|1795308550|1795308551|1795308560|n1|None\n51.batch|CANCELLED||||n1|\n"
+    assert controller.parse_accounting(text)["51"].state == "CANCELLED"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("1:00", 60), ("30:00", 1800), ("1-00:00:00", 86400), ("2-12:30:15", 217815), ("infinite", None), ("n/a", None)],
+)
+def test_limits_are_read_in_all_of_slurms_forms(text: str, seconds: int | None) -> None:
+    assert controller.parse_limit(text) == seconds
+
+
+def test_partitions_add_up_their_kinds_of_nodes() -> None:
+    text = "gpu|1-00:00:00|4|gpu:a100:4(S:0-1)|gpu*\ngpu|1-00:00:00|2|gpu:8|gpu*\ncpu|infinite|3|(null)|cpu\n"
+    partitions = controller.parse_partitions(text)
+    assert partitions["gpu"] == {"max_seconds": 86400, "nodes": 6, "gpus_per_node": 8, "default": True}
+    assert partitions["cpu"] == {"max_seconds": None, "nodes": 3, "gpus_per_node": 0, "default": False}
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("sbatch: error: invalid partition specified: nope\nsbatch: error: Batch job submission failed: ", UsageError),
+        ("sbatch: error: Invalid account or account/partition combination specified", CredentialError),
+        ("sbatch: error: Invalid qos specification", CredentialError),
+        ("allocation failure: Requested node configuration is not available", CapacityError),
+        ("sbatch: error: Invalid generic resource (gres) specification", CapacityError),
+        ("sbatch: error: Memory specification can not be satisfied", CapacityError),
+        ("sbatch: error: Invalid feature specification", CapacityError),
+        ("sbatch: error: Invalid --time specification", UsageError),
+        ("sbatch: error: Unable to contact slurm controller (connect failure)", UnreachableError),
+        ("sbatch: error: Socket timed out on send/recv operation", UnreachableError),
+    ],
+)
+def test_a_refusal_becomes_an_error_with_the_next_command(text: str, kind: type[MlbenchError]) -> None:
+    error = controller.explain_refusal(Answer(1, "", text), "nope")
+    assert type(error) is kind
+    assert error.hint
+
+
+def test_versions_are_compared_by_year_and_month() -> None:
+    assert controller.parse_version("slurm-wlm 22.05.8") == (22, 5)
+    assert controller.parse_version("slurm 20.11.9") == (20, 11)
+    assert controller.parse_version("") is None
+
+
+def test_configuration_keeps_values_with_blanks() -> None:
+    text = "Configuration data as of 2026\nKillWait                = 5 sec\nMinJobAge               = 300 sec\n"
+    assert controller.parse_config(text)["KillWait"] == "5 sec"

@@ -1,0 +1,80 @@
+"""What Slurm says of a job, in words and as an ending."""
+
+import pytest
+
+from mlbench_cli.engines.slurm import diagnosis
+from mlbench_cli.engines.slurm.controller import JobReport
+from mlbench_cli.model import Ending
+
+
+def job(state: str, reason: str = "") -> JobReport:
+    return JobReport("27", state, reason, "n[1-3]")
+
+
+@pytest.mark.parametrize(
+    ("reason", "permanent", "word"),
+    [
+        ("Priority", False, "priority"),
+        ("Resources", False, "free"),
+        ("PartitionConfig", True, "more nodes or time"),
+        ("PartitionTimeLimit", True, "--timeout"),
+        ("PartitionNodeLimit", True, "fewer workers"),
+        ("BadConstraints", True, "sinfo"),
+        ("ReqNodeNotAvail, UnavailableNodes:n2", False, "sinfo -R"),
+        ("Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions", False, "-R"),
+        ("QOSMaxJobsPerUserLimit", False, "QOS"),
+        ("QOSMaxNodePerJob", True, "ask for less"),
+        ("QOSMaxWallDurationPerJobLimit", True, "ask for less"),
+        ("AssocGrpCpuLimit", False, "account"),
+        ("AssocMaxWallDurationPerJobLimit", True, "account"),
+        ("InvalidAccount", True, "account"),
+        ("InvalidQOS", True, "QOS"),
+        ("JobHeldUser", False, "scontrol release"),
+        ("DependencyNeverSatisfied", True, "failed"),
+        ("BeginTime", False, "later"),
+        ("SomethingOfNextYear", False, "scontrol show job 27"),
+    ],
+)
+def test_a_pending_reason_comes_with_a_hint(reason: str, permanent: bool, word: str) -> None:
+    finding = diagnosis.explain_pending(job("PENDING", reason))
+    assert reason in finding.summary
+    assert finding.permanent is permanent
+    assert word in (finding.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "begun", "ended", "code"),
+    [
+        ("TIMEOUT", "TimeLimit", True, Ending.DEADLINE, "time_limit"),
+        ("DEADLINE", "", True, Ending.DEADLINE, "time_limit"),
+        ("OUT_OF_MEMORY", "", True, Ending.FAILED, "out_of_memory"),
+        ("NODE_FAIL", "NodeDown", True, Ending.LOST, "node_failed"),
+        ("BOOT_FAIL", "", False, Ending.NEVER_STARTED, "node_failed"),
+        ("PREEMPTED", "", True, Ending.LOST, "preempted"),
+        ("CANCELLED", "", True, Ending.CANCELLED, "cancelled_by_other"),
+        ("FAILED", "JobLaunchFailure", False, Ending.NEVER_STARTED, "output_unwritable"),
+        ("FAILED", "BadConstraints", False, Ending.NEVER_STARTED, "impossible_request"),
+        ("FAILED", "NonZeroExitCode", False, Ending.NEVER_STARTED, "not_started"),
+        ("COMPLETED", "None", False, Ending.NEVER_STARTED, "not_started"),
+        ("COMPLETED", "None", True, Ending.LOST, "evidence_missing"),
+    ],
+)
+def test_an_end_that_no_rank_wrote_down_is_never_a_success(
+    state: str, reason: str, begun: bool, ended: Ending, code: str
+) -> None:
+    found, finding = diagnosis.explain_end(job(state, reason), is_begun=begun, is_cancelled=False)
+    assert found is ended
+    assert finding is not None
+    assert finding.code == code
+
+
+def test_our_own_cancellation_needs_no_finding() -> None:
+    assert diagnosis.explain_end(job("CANCELLED"), is_begun=True, is_cancelled=True) == (Ending.CANCELLED, None)
+
+
+def test_a_job_that_slurm_forgot_runs_on_while_its_ranks_show_life() -> None:
+    ended, finding = diagnosis.forgotten("27", is_begun=True, shows_life=True)
+    assert ended is None
+    assert finding.code == "controller_forgot"
+    assert diagnosis.forgotten("27", is_begun=True, shows_life=False)[0] is Ending.LOST
+    assert diagnosis.forgotten("27", is_begun=False, shows_life=False)[0] is Ending.NEVER_STARTED

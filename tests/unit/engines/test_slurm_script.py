@@ -1,0 +1,82 @@
+"""The batch script of a run: what it asks for, and what is refused before anything is submitted."""
+
+from dataclasses import replace
+
+import pytest
+
+from mlbench_cli.engines.machines.details import PartitionRecord, SlurmDetails
+from mlbench_cli.engines.slurm.script import format_time, job_comment, make_slurm_plan, render_script, wall_seconds
+from mlbench_cli.errors import CapacityError, UsageError
+from mlbench_cli.spec import KubernetesOptions, RunSpec
+
+GPU = PartitionRecord(max_seconds=3600, nodes=4, gpus_per_node=8, default=True)
+DETAILS = SlurmDetails(folder="/shared/it's mine", partitions={"gpu": GPU}, kill_wait=5)
+SPEC = RunSpec(
+    name="demo-2", cluster="c", engine="slurm", task="custom", preset="custom", argv=("true",), backend="gloo",
+    workers=2, timeout=600.0,
+)  # fmt: skip
+
+
+def test_the_same_spec_gives_the_same_bytes() -> None:
+    assert render_script(SPEC, DETAILS, "/code") == render_script(SPEC, DETAILS, "/code")
+
+
+def test_a_script_asks_for_what_the_run_wants() -> None:
+    details = replace(DETAILS, partition="gpu", slurm_account="a", qos="q", constraint="c", switches="1@10:00")
+    script = render_script(replace(SPEC, device="gpu", gpus_per_worker=4, cpus=8.0), details, "/code")
+    options = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH")]
+    assert {
+        *("--job-name=mlbench-demo-2", "--nodes=2", "--ntasks-per-node=1", "--exclusive", "--no-requeue"),
+        *("--export=NONE", "--partition=gpu", "--account=a", "--qos=q", "--constraint=c", "--switches=1@10:00"),
+        *("--gres=gpu:4", "--cpus-per-task=8", "--time=0-00:16:00"),
+    } <= set(options)
+
+
+def test_the_wall_time_is_the_timeout_with_a_margin_within_the_partitions_limit() -> None:
+    assert wall_seconds(SPEC, DETAILS) == 960
+    assert wall_seconds(replace(SPEC, timeout=3600.0), DETAILS) == 3600
+    assert format_time(61) == "0-00:02:00"
+    assert format_time(90061) == "1-01:02:00"
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "word"),
+    [
+        ({"workers": 5}, CapacityError, "4"),
+        ({"timeout": 3601.0}, UsageError, "--timeout 3600s"),
+        ({"device": "gpu", "gpus_per_worker": 9}, CapacityError, "8"),
+        ({"image": "busybox"}, UsageError, "--setup"),
+    ],
+)
+def test_what_slurm_would_accept_and_never_start_is_refused(
+    change: dict[str, object], error: type[Exception], word: str
+) -> None:
+    spec = replace(SPEC, **change)  # type: ignore[arg-type]
+    with pytest.raises(error) as caught:
+        (render_script(spec, DETAILS, "/code"), make_slurm_plan(spec, DETAILS))
+    assert word in f"{caught.value.message} {caught.value.hint}"  # type: ignore[attr-defined]
+
+
+def test_containers_start_through_what_the_cluster_has() -> None:
+    spec = replace(SPEC, image="me/image:1", data_dir="/data")
+    pyxis = render_script(spec, replace(DETAILS, container="pyxis", folder="/s"), "/code")
+    assert "--container-image=me/image:1 --container-mounts=/s:/s,/data:/data" in pyxis
+    plan = make_slurm_plan(spec, replace(DETAILS, container="apptainer", folder="/s"))
+    assert plan["launcher"] == ["apptainer", "exec", "--bind", "/s", "--bind", "/data", "docker://me/image:1"]
+    assert not plan["installed_code_only"]
+
+
+def test_ranks_have_less_patience_than_slurm() -> None:
+    assert make_slurm_plan(SPEC, DETAILS)["grace"] == 2.5
+    assert make_slurm_plan(SPEC, replace(DETAILS, kill_wait=30))["grace"] == 5.0
+
+
+def test_the_environment_of_the_user_is_in_the_plan_and_the_contract_on_top() -> None:
+    spec = replace(SPEC, kubernetes=KubernetesOptions(env={"A": "1", "WORLD_SIZE": "9"}))
+    environment = make_slurm_plan(spec, DETAILS)["environment"]
+    assert environment["A"] == "1"
+    assert environment["WORLD_SIZE"] == "2"
+
+
+def test_a_job_is_found_again_by_run_and_spec() -> None:
+    assert job_comment(SPEC, "abc") == f"mlbench:abc:{SPEC.hash}"
