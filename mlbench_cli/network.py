@@ -25,6 +25,14 @@ _HINT = "For example 1gbit,5ms: rate per rank and direction, and one-way delay."
 _NOT_OFFERED = ("loss", "jitter", "reorder", "duplicate", "corrupt", "burst")
 
 
+SUBNET = "10.77.0"  # of the workers of a local run with a network of its own
+
+
+def worker_address(worker: int) -> str:
+    """The address of a worker in the network that the local engine makes."""
+    return f"{SUBNET}.{worker + 1}"
+
+
 @dataclass(frozen=True)
 class NetworkShape:
     """`rate` in bits per second, `delay` one way in seconds; `is_modelled` says that a formula stands for it."""

@@ -101,6 +101,11 @@ class Request:
         metavar="DURATION",
     )
     cluster: str | None = _option("cluster to run on; default: the one chosen with set-cluster")
+    network: str | None = _option(
+        "on local: join the workers by a network of this rate (per worker and direction) and one-way delay, e.g. "
+        "1gbit,5ms; a probe proves it before and after the run, which is refused otherwise",
+        metavar="RATE[,DELAY]",
+    )
     share_machine: bool | None = _option(
         "on local: start even if another run has this machine, and let others start; the result is labelled as shared",
         kind="switch",

@@ -13,7 +13,7 @@ from mlbench_cli.cluster_details import PlanRecord
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model import LOCAL, Cluster
 from mlbench_cli.runs.launch import Machine, check_names, local_machine, resolve
-from mlbench_cli.runs.request import Request, equivalent_command, merge, parse_file, read_file
+from mlbench_cli.runs.request import Request, apply_point, equivalent_command, matrix_of, merge, parse_file, read_file
 from mlbench_cli.spec import RunSpec
 
 MACHINE = Machine(cores=4, gpus=0)
@@ -291,6 +291,11 @@ def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
         (COMMAND, {"preset": "tiny"}, "--preset is for a task"),
         (COMMAND, {"set": {"a": {1, 2}}}, "JSON cannot hold"),
         (COMMAND, {"set": {"a": [float("nan")]}}, "JSON cannot hold"),
+        (DIGITS, {"network": "1gbit,loss=1%"}, "loss is not offered"),
+        (DIGITS, {"network": "fast"}, 'the rate "fast" is not a number'),
+        (DIGITS, {"network": "model:1gbit"}, "a run has a real network"),
+        (COMMAND, {"network": "1gbit", "backend": "custom:mine"}, "may talk through this machine's memory"),
+        (CIFAR, {"network": "1gbit", "backend": "mpi"}, "may talk through this machine's memory"),
     ],
 )
 def test_refused_on_this_machine(request_: Request, changes: dict[str, Any], words: str) -> None:
@@ -301,6 +306,7 @@ def test_refused_on_this_machine(request_: Request, changes: dict[str, Any], wor
     ("changes", "words"),
     [
         ({"image": None}, "--image is missing"),
+        ({"network": "1gbit"}, "what joins the nodes of a cluster is the cluster's"),
         ({"memory": "8GB"}, "not a Kubernetes quantity"),
         ({"shm": "lots"}, "not a Kubernetes quantity"),
         ({"namespace": "Team"}, "not a Kubernetes name"),
@@ -324,6 +330,14 @@ def test_refused_on_this_machine(request_: Request, changes: dict[str, Any], wor
 def test_refused_on_a_cluster(changes: dict[str, Any], words: str) -> None:
     request = replace(COMMAND, image="me/train:1")
     assert words in refusal(request, REMOTE, **changes).message
+
+
+def test_a_network_is_written_one_way_and_can_be_an_axis() -> None:
+    assert one(DIGITS, network="1000mbit, 5000us").network == "1gbit,5ms"
+    assert one(DIGITS).network is None
+    request = replace(DIGITS, matrix={"network": ("1gbit,5ms", "100mbit")})
+    points = matrix_of(request).points()
+    assert [one(apply_point(request, point)).network for point in points] == ["1gbit,5ms", "100mbit"]
 
 
 def test_refused_where_the_task_cannot() -> None:

@@ -24,6 +24,15 @@ def diagnose(
     first = state.get("first_failed")
     if first is not None:
         found.append(_failure_finding(state["name"], state["ranks"][first], tail(first)))
+    if problem := state.get("network_problem"):
+        found.append(
+            Finding(
+                "network_not_as_asked",
+                f"The network that was asked for could not be had: {problem}.",
+                hint="Ask for a slower one, or fewer workers, or wait until the machine is idle.",
+                retryable=True,
+            )
+        )
     if state.get("disk_full"):
         found.append(
             Finding(

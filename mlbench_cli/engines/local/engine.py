@@ -35,8 +35,9 @@ from mlbench_cli.engines.local.state import (
     tail,
 )
 from mlbench_cli.engines.local.supervisor import AT_START, main
-from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.errors import CapacityError, NotFoundError, UsageError
 from mlbench_cli.model import Finding, Observation, Run
+from mlbench_cli.network import worker_address
 from mlbench_cli.spec import RunSpec
 
 POLL = 0.02  # seconds between two looks at the supervisor's state
@@ -44,6 +45,7 @@ HEARTBEAT = 1.0  # seconds between two observations where nothing changes
 ENDING = 10.0  # seconds that a forced delete waits for a run to end well
 BLOCK = 1 << 20
 _PLACEHOLDER = re.compile(r"\{(hosts|rank|run_id|backend)\}")
+_NETWORK = "network: "  # before the reason why a supervisor cannot shape it
 _INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 _INTERFACE_VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 
@@ -74,10 +76,14 @@ class LocalEngine:
             defaults["OMP_NUM_THREADS"] = AT_START
         if spec.backend in _INTERFACE_VARIABLES:
             defaults[_INTERFACE_VARIABLES[spec.backend]] = _INTERFACE
+        is_shaped = _is_shaped(spec)
+        master = worker_address(0) if is_shaped else "127.0.0.1"
         environment = {
-            **contract_environment(spec, _hosts(spec), "127.0.0.1", AT_START),
+            **contract_environment(spec, _hosts(spec), master, AT_START),
             "PYTHONUNBUFFERED": "1",
         }
+        if is_shaped:  # in the environment, not the defaults: no other interface leads to the other workers
+            environment |= {"MLBENCH_NETWORK": str(spec.network), "GLOO_SOCKET_IFNAME": "eth0"}
         if spec.cpus is not None:  # what the run's record says must be true, whatever the user's environment has
             environment["OMP_NUM_THREADS"] = str(max(1, int(spec.cpus) // spec.processes_per_worker))
         plan = {
@@ -91,6 +97,8 @@ class LocalEngine:
             "defaults": defaults,
             "ranks": [_rank_plan(spec, rank) for rank in range(spec.world_size)],
         }
+        if is_shaped:
+            plan.update(network=spec.network, workers=spec.workers)
         return Submission(spec, (plan,))
 
     # --- start --------------------------------------------------------------------------------------------------
@@ -154,6 +162,13 @@ class LocalEngine:
         except BaseException:
             os.kill(pid, signal.SIGTERM)
             raise
+        if answer.startswith(_NETWORK):
+            self._release(run)
+            raise CapacityError(
+                f'The network {run.spec.network} of the run "{run.name}" cannot be made on this machine: '
+                f"{answer.removeprefix(_NETWORK)}.",
+                hint="Ask for a slower one or fewer workers, or wait until the machine is idle.",
+            )
         if answer != "ok":
             self._release(run)
             problem = answer or "its supervisor died; " + " ".join(tail(run.folder / ".state/supervisor.log")[-1:])
@@ -305,8 +320,14 @@ class LocalEngine:
 # --- plan -------------------------------------------------------------------------------------------------------
 
 
+def _is_shaped(spec: RunSpec) -> bool:
+    """Whether the run's workers are joined by a network of their own."""
+    return spec.network is not None and spec.workers > 1
+
+
 def _hosts(spec: RunSpec) -> str:
-    return ",".join(["localhost"] * spec.workers)
+    hosts = map(worker_address, range(spec.workers)) if _is_shaped(spec) else ["localhost"] * spec.workers
+    return ",".join(hosts)
 
 
 def _rank_plan(spec: RunSpec, rank: int) -> dict[str, Any]:

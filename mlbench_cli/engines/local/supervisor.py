@@ -33,6 +33,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # `typing` would cost a tenth of the start
     from typing import Any
 
+    from mlbench_cli.engines.local.network.shaped import ShapedNetwork
+
 GRACE = 5.0  # seconds between TERM and KILL
 UNKILLABLE = 30.0  # seconds after KILL in which a process in the kernel may still vanish
 SAMPLE = 1.0  # seconds between two lines of resources per rank
@@ -118,6 +120,7 @@ class Supervisor:
         self.load = load.LoadMeter(**request["machine_lock"])
         self.out_of_memory_before = machine.memory_kills()
         self.cancelled = False
+        self.network: ShapedNetwork | None = None
         self.state: dict[str, Any] = {
             "schema_version": 1,
             "run_id": request["run_id"],
@@ -134,6 +137,7 @@ class Supervisor:
             "first_failed": None,
             "disk_full": False,
             "start_problem": None,
+            "network_problem": None,
             "ranks": [rank.facts for rank in self.ranks],
         }
         self.selector = selectors.DefaultSelector()
@@ -147,6 +151,8 @@ class Supervisor:
         self._listen()
         try:
             self._reserve()
+            if not self._shape_network():
+                return f"network: {self.state['network_problem']}"
             for rank in self.ranks:
                 self._start(rank)
         except OSError as error:
@@ -157,6 +163,40 @@ class Supervisor:
         self._sample()
         self._write_state()
         return None
+
+    def _shape_network(self) -> bool:
+        """Make the network that the plan asks for, and prove it; False if that cannot be done."""
+        asked = self.plan.get("network")
+        if asked is None:
+            return True
+        from mlbench_cli.engines.local.network.namespaces import ShapingError
+        from mlbench_cli.engines.local.network.shaped import ShapedNetwork
+        from mlbench_cli.network import parse_network
+
+        try:
+            self.network = ShapedNetwork(parse_network(asked), self.plan["workers"])
+            self.network.verify()
+        except ShapingError as error:
+            self.state["network_problem"] = str(error)
+            self._stop("never_started", grace=0)
+            return False
+        self.selector.register(self.network.channel, selectors.EVENT_READ, self._on_network_lost)
+        return True
+
+    def _on_network_lost(self) -> None:
+        """The hub says nothing unasked: it has ended, and with it the network."""
+        assert self.network is not None
+        self.selector.unregister(self.network.channel)
+        self.state["network_problem"] = "the process that made it has ended"
+        self._stop("failed", GRACE)
+
+    def _finish_network(self) -> None:
+        if self.network is None:
+            return
+        try:
+            self.network.finish(f"{self.folder}/shaping.json")
+        except OSError as error:
+            self._on_write_error(error)
 
     def _hold_lock(self) -> None:
         """Held to the end of this process, whatever ends it: readers take a free lock for proof of its death."""
@@ -208,6 +248,8 @@ class Supervisor:
         code, argv = 126, list(rank.argv or ())
         try:
             os.setpgid(0, 0)
+            if self.network is not None:  # first, since a new user namespace clears what is set for a parent's death
+                self.network.enter_worker(int(rank.environment["NODE_RANK"]))
             machine.prctl(machine.PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(code)
@@ -344,6 +386,7 @@ class Supervisor:
 
     def finish(self) -> None:
         """Nothing of the run is left when this returns, and the last state is on disk."""
+        self._finish_network()
         machine.kill_descendants()
         self._write_resources([self.load.row(0.0)])
         self._check_space()

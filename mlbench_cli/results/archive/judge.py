@@ -102,7 +102,7 @@ def judge(evidence: Evidence, write_metric: Callable[[bytes], object] = lambda l
     nodes = [worker.node for worker in evidence.observation.workers]
     is_alone = not spec.functional_only and len(set(nodes)) == len(nodes)
     result["conditions"] = assess_conditions(spec, evidence.provenance, evidence.samples(), is_alone).to_dict()
-    network = network_document(spec.network, collector.probes, evidence.shaping)
+    network = network_document(spec.network if spec.workers > 1 else None, collector.probes, evidence.shaping)
     if network is not None:
         result["network"] = network["summary"]
     result["started"] = None if started is None else timestamp(started)

@@ -1,0 +1,195 @@
+"""Networks of a given rate and delay between the workers of a local run: made, proved, refused, gone."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli.engines.local.network.namespaces import ShapingError
+from mlbench_cli.engines.local.network.shaped import ShapedNetwork
+from mlbench_cli.engines.local.state import read_state
+from mlbench_cli.errors import CapacityError
+from mlbench_cli.model import Ending
+from mlbench_cli.network import find_deviations, parse_network
+from tests.contract.local_runs import Lab, python, until
+
+ROOT = Path(__file__).parents[2]
+SLOW = "50mbit,20ms"  # slow enough for a machine that is busy with other tests
+
+
+def find_obstacle() -> str | None:
+    """Why this machine cannot make such networks, None if it can."""
+    if sys.platform != "linux":
+        return "namespaces are Linux's"
+    try:
+        ShapedNetwork(parse_network(SLOW), 2).close()
+    except ShapingError as error:
+        return str(error)
+    return None
+
+
+OBSTACLE = find_obstacle()
+pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    lab = Lab(tmp_path)
+    yield lab
+    lab.close()
+
+
+@pytest.fixture
+def network() -> Iterator[ShapedNetwork]:
+    made = ShapedNetwork(parse_network(SLOW), 3)
+    yield made
+    made.close()
+
+
+def test_the_network_is_what_was_asked_for_and_its_bytes_are_counted(network: ShapedNetwork) -> None:
+    network.verify()
+    (report,) = network.document["probes"]
+    assert find_deviations(network.shape, report) == []
+    assert (report["form"], report["networks"]) == ("full", 3)
+    # Whatever used another way than these links would be missing here.
+    counters = report["counters"]
+    assert isinstance(counters, list)
+    assert [row["interface"] for row in counters] == ["eth0"] * 3
+    sent = network._count()["sent_bytes"]
+    assert all(count > 500_000 for count in sent)
+
+
+@pytest.mark.slow
+def test_a_network_beyond_the_machine_is_refused_with_what_it_carries() -> None:
+    network = ShapedNetwork(parse_network("400gbit,20ms"), 2)
+    try:
+        with pytest.raises(ShapingError, match=r"asked for 400gbit,20ms, but it carries .*bit/s alone"):
+            network.verify()
+    finally:
+        network.close()
+
+
+def test_nothing_of_it_is_left_behind(network: ShapedNetwork) -> None:
+    before = namespaces_of_others()
+    hub = network._hub.pid
+    assert len(namespaces_of_others()) >= 1
+    network.close()
+    assert not Path(f"/proc/{hub}").exists()
+    assert namespaces_of_others() <= before
+    assert not [name for name in os.listdir("/sys/class/net") if name in ("h0", "h1", "hub")]
+
+
+def namespaces_of_others() -> set[str]:
+    """Network namespaces of all processes, besides this one's."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/ns/net"):
+        try:
+            found.add(os.readlink(path))
+        except OSError:
+            continue
+    return found - {os.readlink("/proc/self/ns/net")}
+
+
+def test_it_dies_with_whoever_made_it() -> None:
+    code = (
+        "import os, sys, time; sys.path.insert(0, sys.argv[1]);"
+        "from mlbench_cli.engines.local.network.shaped import ShapedNetwork\n"
+        "from mlbench_cli.network import parse_network\n"
+        f"made = ShapedNetwork(parse_network({SLOW!r}), 2); print(made._hub.pid, flush=True); time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(ROOT)], stdout=subprocess.PIPE, text=True) as maker:
+        assert maker.stdout is not None
+        hub = int(maker.stdout.readline())
+        assert Path(f"/proc/{hub}").exists()
+        maker.kill()
+    until(lambda: not Path(f"/proc/{hub}").exists())
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can become another user")
+def test_an_ordinary_user_can_make_it_too(tmp_path: Path) -> None:
+    interpreter = shutil.which("python3", path="/usr/bin:/bin")
+    if interpreter is None:
+        pytest.skip("no interpreter that every user may start")
+    for package in ("mlbench_cli", "task_images"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    code = (
+        "import json, os, sys; sys.path.insert(0, sys.argv[1]);"
+        "from mlbench_cli.engines.local.network.namespaces import ShapingError\n"
+        "from mlbench_cli.engines.local.network.shaped import ShapedNetwork\n"
+        "from mlbench_cli.network import parse_network\n"
+        "try: made = ShapedNetwork(parse_network(sys.argv[2]), 2)\n"
+        "except ShapingError as error: sys.exit(f'cannot: {error}')\n"
+        "made.verify()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    made.enter_worker(1); print(os.getuid(), os.listdir('/sys/class/net') and '', flush=True); os._exit(0)\n"
+        "os.waitpid(child, 0); print(json.dumps(made.setup)); made.close()\n"
+    )
+    words = [interpreter, "-c", code, str(tmp_path), SLOW]
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=240, cwd=tmp_path, user=65534, group=65534, extra_groups=[]
+    )
+    if done.stderr.startswith("cannot: "):
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stderr
+    identity, setup = done.stdout.splitlines()
+    assert identity.split()[0] == "65534"  # the ranks are the user again, without rights over the network
+    assert json.loads(setup)["user_namespace"] is True
+
+
+@pytest.mark.slow
+def test_a_run_has_the_network_and_its_archive_the_proof(lab: Lab) -> None:
+    code = (
+        "import json, os, socket; print(json.dumps([sorted(name for _, name in socket.if_nameindex()),"
+        "os.environ['MASTER_ADDR'], os.environ['MLBENCH_HOSTS'], os.environ['MLBENCH_NETWORK'],"
+        "os.environ['GLOO_SOCKET_IFNAME'], '{hosts}']), flush=True)"
+    )
+    run = lab.start(python(code), workers=2, processes_per_worker=2, network=SLOW)
+    assert lab.end(run).ended == Ending.EXITED
+    hosts = "10.77.0.1,10.77.0.2"
+    for rank in range(4):
+        assert json.loads(lab.log(run, rank)) == [["eth0", "lo"], "10.77.0.1", hosts, SLOW, "eth0", hosts]
+    document = json.loads((run.folder / "shaping.json").read_text())
+    assert (document["asked"], [probe["stage"] for probe in document["probes"]]) == (SLOW, ["before", "after"])
+    assert document["task"]["sent_bytes"] is not None
+
+
+@pytest.mark.slow
+def test_a_network_that_cannot_be_had_never_starts_the_run(lab: Lab) -> None:
+    run = lab.record(python("print('started')"), workers=2, network="100tbit,1ms")
+    with pytest.raises(CapacityError, match=r"cannot be made on this machine: asked for 100tbit,1ms, but it carries"):
+        lab.engine.submit(run, lab.engine.render(run.spec))
+    last = lab.end(run)
+    assert last.ended == Ending.NEVER_STARTED
+    assert [finding.code for finding in last.findings][:1] == ["network_not_as_asked"]
+    assert not (run.folder / "logs" / "rank-0.log").exists()
+
+
+def test_a_single_worker_needs_no_network(lab: Lab) -> None:
+    run = lab.start(python("import os; print(os.environ['MASTER_ADDR'])"), network="100tbit")
+    assert lab.end(run).ended == Ending.EXITED
+    assert lab.log(run) == b"127.0.0.1\n"
+    assert not (run.folder / "shaping.json").exists()
+
+
+def test_a_run_whose_network_breaks_fails_with_the_reason(lab: Lab) -> None:
+    run = lab.start(("sleep", "600"), workers=2, network=SLOW)
+    state = read_state(run.folder)
+    assert state is not None
+    children = [int(pid) for pid in Path(f"/proc/{state['pid']}/task/{state['pid']}/children").read_text().split()]
+    (hub,) = (pid for pid in children if b"network.hub" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    os.kill(hub, signal.SIGKILL)
+    last = lab.end(run)
+    assert last.ended == Ending.FAILED
+    assert "network_not_as_asked" in [finding.code for finding in last.findings]
+    assert time.time() - last.time < 600

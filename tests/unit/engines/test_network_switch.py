@@ -1,0 +1,66 @@
+"""The times of the user-space switch: rate, delay, queueing and bursts, by its virtual clocks alone."""
+
+import pytest
+
+from mlbench_cli.engines.local.network.hub import NETEM, PACKET, choose_mtu
+from mlbench_cli.engines.local.network.switch import CREDIT_SECONDS, Scheduler
+
+RATE, DELAY = 1e8, 0.005  # 100 Mbit/s: 80 ns for a byte
+BYTE = 8 / RATE
+FLOW, OTHER = b"\0\1\0\2", b"\0\3\0\4"
+
+
+def scheduler(links: int = 4, credit: float = 0.0) -> Scheduler:
+    return Scheduler(links, RATE, DELAY, credit)
+
+
+def test_a_packet_takes_its_length_at_the_rate_and_the_delay() -> None:
+    assert scheduler().admit(1.0, 0, 1, 10_000, FLOW) == pytest.approx(1.0 + 10_000 * BYTE + DELAY)
+
+
+def test_packets_of_one_link_wait_for_each_other() -> None:
+    links = scheduler()
+    arrivals = [links.admit(1.0, 0, 1, 10_000, FLOW) for _ in range(50)]
+    assert arrivals == pytest.approx([1.0 + (n + 1) * 10_000 * BYTE + DELAY for n in range(50)])
+
+
+def test_both_directions_are_independent() -> None:
+    links = scheduler()
+    assert links.admit(1.0, 0, 1, 10_000, FLOW) == links.admit(1.0, 1, 0, 10_000, FLOW)
+
+
+def test_senders_to_one_receiver_share_its_link() -> None:
+    links = scheduler()
+    last = max(links.admit(1.0, source, 0, 10_000, FLOW) for source in (1, 2, 3) for _ in range(10))
+    assert last == pytest.approx(1.0 + 30 * 10_000 * BYTE + DELAY)
+
+
+def test_an_acknowledgement_does_not_wait_behind_other_flows_data() -> None:
+    """With one queue for all, the "ready" messages of a ring wait for megabytes."""
+    links = scheduler()
+    for _ in range(100):
+        links.admit(1.0, 0, 1, 65_000, FLOW)
+    assert links.admit(1.0, 0, 1, 60, OTHER) == pytest.approx(1.0 + 60 * BYTE + DELAY)
+
+
+def test_a_small_packet_never_overtakes_its_own_flow() -> None:
+    links = scheduler()
+    data = links.admit(1.0, 0, 1, 65_000, FLOW)
+    assert links.admit(1.0, 0, 1, 60, FLOW) >= data
+
+
+def test_a_pause_earns_no_burst() -> None:
+    """A token bucket would let the first MiB after a pause pass faster than the rate."""
+    links = scheduler(credit=CREDIT_SECONDS)
+    links.admit(1.0, 0, 1, 10_000, FLOW)
+    arrivals = [links.admit(60.0, 0, 1, 10_000, FLOW) for _ in range(105)]
+    took = arrivals[-1] - DELAY - 60.0
+    assert took >= 105 * 10_000 * BYTE - CREDIT_SECONDS - 1e-9
+    assert took <= 105 * 10_000 * BYTE
+
+
+def test_packets_are_large_for_python_and_small_for_slow_links() -> None:
+    assert choose_mtu(1e9, PACKET) == 65_535
+    assert choose_mtu(1e8, PACKET) == 8333
+    assert choose_mtu(1e7, PACKET) == 1500
+    assert (choose_mtu(1e10, NETEM), choose_mtu(1e8, NETEM)) == (9000, 1500)
