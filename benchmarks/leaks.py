@@ -2,7 +2,7 @@
 
 The boundaries come from the doubles' logs of an undisturbed pass. At each, a process of its own is killed, or gets the
 trouble as its answer; then one command removes the cluster by its name alone, from an empty data directory, and what
-the cloud still has is counted. Prints a table; the exit code is 1 where anything was left.
+the cloud still has is counted. Prints a table; the exit code is 1 if anything was left.
 
 For EKS, troubles that pass come at every request of one pass, the first time that it is asked; all others are passes
 of their own.

@@ -45,7 +45,7 @@ def _flush_and_exit(code: int) -> None:
 
 
 def _open_closed_streams() -> None:
-    """Whoever starts the tool may have closed them; Python then has None where a stream should be."""
+    """Whoever starts the tool may have closed them; Python then has None in place of a stream."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))

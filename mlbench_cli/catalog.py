@@ -222,104 +222,104 @@ def _tasks_folder() -> Path:
 def parse_task(text: str, path: Path) -> Task:
     """The task that a task.yaml describes. Raises UsageError that names file and key."""
     data = read_yaml(text)
-    where = f"{path.parent.name}/{path.name}"
+    file = f"{path.parent.name}/{path.name}"
     if not isinstance(data, dict):
-        raise UsageError(f"{where} is not a mapping.")
+        raise UsageError(f"{file} is not a mapping.")
     known = {*Task.__dataclass_fields__} - {"folder"}
     for key in data:
         if key not in known:
-            raise UsageError(f"{where}: unknown key {key!r}.{did_you_mean(str(key), sorted(known))}")
+            raise UsageError(f"{file}: unknown key {key!r}.{did_you_mean(str(key), sorted(known))}")
     for key in sorted(known - {"goal", "files", "free", "notes", "preflight", "legacy_name"}):
         if key not in data:
-            raise UsageError(f'{where}: the key "{key}" is missing.')
+            raise UsageError(f'{file}: the key "{key}" is missing.')
     for key in ("name", "title", "image", "data", "preflight", "legacy_name"):
         if key in data and (not isinstance(data[key], str) or not data[key]):
-            raise UsageError(f'{where}: "{key}" is not a text.')
-    parameters = {name: _parameter(where, name, entry) for name, entry in _mapping(where, data, "parameters").items()}
-    presets = _mapping(where, data, "presets")
+            raise UsageError(f'{file}: "{key}" is not a text.')
+    parameters = {name: _parameter(file, name, entry) for name, entry in _mapping(file, data, "parameters").items()}
+    presets = _mapping(file, data, "presets")
     if "spec" not in presets:
-        raise UsageError(f'{where}: the preset "spec" is missing.')
-    checked = {name: _preset(where, name, entry, parameters) for name, entry in presets.items()}
+        raise UsageError(f'{file}: the preset "spec" is missing.')
+    checked = {name: _preset(file, name, entry, parameters) for name, entry in presets.items()}
     missing = sorted(set(parameters) - set(checked["spec"]))
     if missing:
-        raise UsageError(f'{where}: the preset "spec" gives no value for "{missing[0]}".')
+        raise UsageError(f'{file}: the preset "spec" gives no value for "{missing[0]}".')
     return Task(
         name=data["name"],
         number=str(data["number"]),
         title=data["title"],
         image=data["image"],
-        command=_texts(where, data, "command"),
-        backends=_texts(where, data, "backends", BACKENDS),
-        devices=_texts(where, data, "devices", ("cpu", "gpu")),
+        command=_texts(file, data, "command"),
+        backends=_texts(file, data, "backends", BACKENDS),
+        devices=_texts(file, data, "devices", ("cpu", "gpu")),
         data=data["data"],
         parameters=parameters,
         presets=checked,
-        goal=_goal(where, data.get("goal"), parameters),
-        files=parse_data_files(where, data["files"]) if "files" in data else None,
-        free=_texts(where, data, "free", tuple(parameters)) if "free" in data else (),
-        notes=_texts(where, data, "notes") if "notes" in data else (),
+        goal=_goal(file, data.get("goal"), parameters),
+        files=parse_data_files(file, data["files"]) if "files" in data else None,
+        free=_texts(file, data, "free", tuple(parameters)) if "free" in data else (),
+        notes=_texts(file, data, "notes") if "notes" in data else (),
         preflight=data.get("preflight"),
         legacy_name=data.get("legacy_name"),
         folder=path.parent,
     )
 
 
-def _parameter(where: str, name: str, entry: Any) -> Parameter:
+def _parameter(file: str, name: str, entry: Any) -> Parameter:
     if not isinstance(entry, dict) or entry.get("type") not in TYPES or not entry.get("help"):
-        raise UsageError(f'{where}: parameter "{name}" needs a type ({", ".join(TYPES)}) and a help text.')
+        raise UsageError(f'{file}: parameter "{name}" needs a type ({", ".join(TYPES)}) and a help text.')
     kind = entry["type"]
     allowed = {"int": ("min", "max"), "float": ("min", "max"), "str": ("choices",), "list": ("choices",)}.get(kind, ())
     for key in entry:
         if key not in ("type", "help", *allowed):
-            raise UsageError(f'{where}: {key!r} is no key of parameter "{name}", which is of type {kind}.')
+            raise UsageError(f'{file}: {key!r} is no key of parameter "{name}", which is of type {kind}.')
     bounds = {key: _read_float(entry[key]) for key in ("min", "max") if entry.get(key) is not None}
     for key, bound in bounds.items():
         if bound is None:
-            raise UsageError(f'{where}: "{key}" of parameter "{name}" is not a number.')
+            raise UsageError(f'{file}: "{key}" of parameter "{name}" is not a number.')
     choices = entry.get("choices", [])
     if not isinstance(choices, list):
-        raise UsageError(f'{where}: "choices" of parameter "{name}" is not a list.')
+        raise UsageError(f'{file}: "choices" of parameter "{name}" is not a list.')
     return Parameter(name, kind, str(entry["help"]), choices=tuple(str(choice) for choice in choices), **bounds)
 
 
-def _preset(where: str, name: str, entry: Any, parameters: Mapping[str, Parameter]) -> dict[str, Any]:
+def _preset(file: str, name: str, entry: Any, parameters: Mapping[str, Parameter]) -> dict[str, Any]:
     if not isinstance(entry, dict):
-        raise UsageError(f'{where}: the preset "{name}" is not a mapping.')
+        raise UsageError(f'{file}: the preset "{name}" is not a mapping.')
     for key in entry:
         if key not in parameters:
-            raise UsageError(f'{where}: the preset "{name}" sets {key!r}, which is no parameter.')
+            raise UsageError(f'{file}: the preset "{name}" sets {key!r}, which is no parameter.')
     try:
         return {key: parameters[key].check(value) for key, value in entry.items()}
     except UsageError as error:
-        raise UsageError(f'{where}: preset "{name}": {error.message}') from None
+        raise UsageError(f'{file}: preset "{name}": {error.message}') from None
 
 
-def _goal(where: str, entry: Any, parameters: Mapping[str, Parameter]) -> GoalRule | None:
+def _goal(file: str, entry: Any, parameters: Mapping[str, Parameter]) -> GoalRule | None:
     if entry is None:
         return None
     if not isinstance(entry, dict) or set(entry) != {"metric", "comparison", "wording"}:
-        raise UsageError(f"{where}: a goal has exactly metric, comparison and wording.")
+        raise UsageError(f"{file}: a goal has exactly metric, comparison and wording.")
     if entry["comparison"] not in COMPARISONS:
-        raise UsageError(f"{where}: the comparison of the goal is neither >= nor <=.")
+        raise UsageError(f"{file}: the comparison of the goal is neither >= nor <=.")
     if not {"goal_full", "goal_light"} <= set(parameters):
-        raise UsageError(f"{where}: a task with a goal has the parameters goal_full and goal_light.")
+        raise UsageError(f"{file}: a task with a goal has the parameters goal_full and goal_light.")
     return GoalRule(str(entry["metric"]), entry["comparison"], str(entry["wording"]))
 
 
-def _mapping(where: str, data: Mapping[str, Any], key: str) -> dict[str, Any]:
+def _mapping(file: str, data: Mapping[str, Any], key: str) -> dict[str, Any]:
     value = data[key]
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-        raise UsageError(f'{where}: "{key}" is not a mapping with texts as keys.')
+        raise UsageError(f'{file}: "{key}" is not a mapping with texts as keys.')
     return value
 
 
-def _texts(where: str, data: Mapping[str, Any], key: str, allowed: tuple[str, ...] = ()) -> tuple[str, ...]:
+def _texts(file: str, data: Mapping[str, Any], key: str, allowed: tuple[str, ...] = ()) -> tuple[str, ...]:
     value = data[key]
     if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
-        raise UsageError(f'{where}: "{key}" is not a list of texts.')
+        raise UsageError(f'{file}: "{key}" is not a list of texts.')
     for item in value:
         if allowed and item not in allowed:
-            raise UsageError(f'{where}: {item!r} in "{key}" is not one of {", ".join(allowed)}.')
+            raise UsageError(f'{file}: {item!r} in "{key}" is not one of {", ".join(allowed)}.')
     return tuple(value)
 
 
@@ -363,7 +363,7 @@ def short(value: Any) -> str:
         return "a giant number"
 
 
-# A value, or the text of one, as a parameter's type; None where it is not of that type. Texts are not read as YAML,
+# A value, or the text of one, as a parameter's type; None if it is not of that type. Texts are not read as YAML,
 # whose 1e-3 is a text, whose 1:30 is ninety and whose "no" is a boolean.
 
 

@@ -347,7 +347,7 @@ def _require_account(provider: Provider, cluster: Cluster) -> None:
     if account != cluster.account:
         raise CredentialError(
             f'The cluster "{cluster.name}" is in the account {cluster.account}; today\'s credentials are those of '
-            f"{account}, where it cannot be found.",
+            f"{account}, so that it cannot be found.",
             hint=f"Use credentials of {cluster.account}, then repeat: {delete_command(cluster)}",
         )
 

@@ -126,7 +126,7 @@ class Store:
     # --- runs ---------------------------------------------------------------------------------------------------
 
     def record_run(self, spec: RunSpec, *, run_id: str | None = None, created: str | None = None) -> Run:
-        """Record a run before anything is started for it. Raises UsageError where the name is taken."""
+        """Record a run before anything is started for it. Raises UsageError if the name is taken."""
         run_id = run_id or os.urandom(6).hex()
         run = Run(run_id, spec, self.folder / "runs" / run_id, created or now())
         with self._transaction() as db:

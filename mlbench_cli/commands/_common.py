@@ -111,7 +111,7 @@ def is_sealed(run: Run) -> bool:
 
 
 def results_of(run: Run) -> Path:
-    """The folder of a run's archive. Raises UsageError where it is not complete yet."""
+    """The folder of a run's archive. Raises UsageError if it is not complete yet."""
     if not is_sealed(run):
         raise UsageError(f'The run "{run.name}" has no results yet.', hint=f"mlbench wait {run.name}")
     return run.folder

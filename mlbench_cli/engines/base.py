@@ -39,7 +39,7 @@ class LogLine:
 
 @dataclass(frozen=True)
 class Fetched:
-    """What `fetch` brought into the run's folder. `complete` is False where an archive had to be rebuilt from logs;
+    """What `fetch` brought into the run's folder. `complete` is False if an archive had to be rebuilt from logs;
     `findings` are what else there is to say of it."""
 
     files: int
@@ -51,7 +51,7 @@ class Fetched:
 class Engine(Protocol):
     """Executes runs on one cluster. Every method may be called from any process that knows the cluster."""
 
-    # True where the run dies with an attached client, so that Ctrl-C cancels instead of detaching.
+    # True if the run dies with an attached client, so that Ctrl-C cancels instead of detaching.
     dies_with_client: bool
 
     def render(self, spec: RunSpec) -> Submission:

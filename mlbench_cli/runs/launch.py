@@ -244,7 +244,7 @@ def _task_backend(request: Request, task: Task, device: str) -> str:
     backend = _asked_backend(request)
     if backend is None:
         return "nccl" if device == "gpu" and "nccl" in task.backends else task.backends[0]
-    # Whether torch has a custom backend can only be seen where the task runs.
+    # Whether torch has a custom backend can only be known on the machine that runs the task.
     if backend in BACKENDS and backend not in task.backends:
         raise UsageError(f'The task "{task.name}" has no backend {backend}, only {", ".join(task.backends)}.')
     return _checked_device(backend, request)
@@ -292,7 +292,7 @@ def _open_program(request: Request, task: Task, program: dict[str, Any]) -> dict
 
 
 def _asked_backend(request: Request) -> str | None:
-    """The backend's word, without "custom:", in lower case where it is one of ours."""
+    """The backend's word, without "custom:", in lower case if it is one of ours."""
     asked = request.backend
     if request.custom_backend is not None:
         if asked not in (None, CUSTOM, f"{CUSTOM}:{request.custom_backend}"):
@@ -339,7 +339,7 @@ def _plain_value(key: str, value: Any) -> Any:
         raise UsageError(f'The parameter "{clip(key)}" is {short(value)}, which JSON cannot hold.') from None
 
 
-# --- where and how it runs ------------------------------------------------------------------------------------------
+# --- cluster and engine -----------------------------------------------------------------------------------------------
 
 
 def _placement(request: Request) -> dict[str, Any]:

@@ -20,8 +20,8 @@ TREND = 4  # values of the goal's metric that its straight trend is drawn from; 
 @dataclass(frozen=True)
 class Progress:
     """How far a run is. `value` is the goal's metric as last reported, `best` the best so far; `elapsed` and `eta` are
-    seconds. `eta` (None where nothing tells) goes by the last straight trend, which is too early while the curve still
-    bends; `eta_high` by how it bends, or by the last epoch (None where neither bounds it). Everything but `observation`
+    seconds. `eta` (None if nothing tells) goes by the last straight trend, which is too early while the curve still
+    bends; `eta_high` by how it bends, or by the last epoch (None if neither bounds it). Everything but `observation`
     and `elapsed` may be None: a task that reports nothing is a valid task.
     """
 
@@ -98,7 +98,7 @@ class ProgressTracker:
             self._take_metric(event.get("name"), event.get("value"), event["time"])
 
     def progress(self, observation: Observation, created: float) -> Progress:
-        """`created` is the time of the run's submission, which counts where no worker has started yet."""
+        """`created` is the time of the run's submission, which counts while no worker has started yet."""
         starts = [worker.started for worker in observation.workers if worker.started is not None]
         ends = [worker.finished for worker in observation.workers if worker.finished is not None]
         until = max(ends, default=observation.time) if observation.ended else observation.time
@@ -158,7 +158,7 @@ class ProgressTracker:
         self._trend = [*self._trend[1 - 2 * TREND :], (moment, value)]
 
     def _eta(self) -> tuple[float | None, float | None]:
-        """Seconds to the end, at the earliest and at the latest as far as is known; None where nothing tells."""
+        """Seconds to the end, at the earliest and at the latest as far as is known; None if nothing tells."""
         epochs = self._eta_by_epochs()
         if self._budget:
             known = [eta for eta in (self._eta_by_budget(), epochs) if eta is not None]
@@ -190,7 +190,7 @@ class ProgressTracker:
         return gap * (now - begun) / gained
 
     def _eta_by_bent_trend(self) -> float | None:
-        """By a speed that falls exponentially, as it did between the two halves of the last values; None where that
+        """By a speed that falls exponentially, as it did between the two halves of the last values; None if that
         leads past the goal or nowhere near it.
 
         With speeds s1 > s2 in the halves, whose middles are c apart, the speed falls at the rate k = ln(s1 / s2) / c.

@@ -56,7 +56,7 @@ fi
 export NODE_RANK="$index" LOCAL_RANK=0 RANK=$((index * LOCAL_WORLD_SIZE)) MLBENCH_OUTPUT_DIR="$work/output"
 mkdir -p "$MLBENCH_OUTPUT_DIR"
 
-signal_command() { # NAME; to the whole group where there is one
+signal_command() { # NAME; to the whole group if there is one
   kill -s "$1" -- "-$command" 2>/dev/null || kill -s "$1" "$command" 2>/dev/null
 }
 

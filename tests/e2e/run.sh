@@ -29,7 +29,7 @@ for tool in docker kind; do
 done
 docker info >/dev/null 2>&1 || { echo "e2e: no Docker engine answers" >&2; exit 2; }
 
-# helm, for charts: where there is none and Go can build it, it is built once.
+# helm, for charts: if there is none and Go can build it, it is built once.
 if ! command -v helm >/dev/null && command -v go >/dev/null; then
   tools=${XDG_CACHE_HOME:-$HOME/.cache}/mlbench-e2e/helm-$HELM_VERSION
   [ -x "$tools/helm" ] || GOBIN=$tools go install "helm.sh/helm/v3/cmd/helm@$HELM_VERSION"

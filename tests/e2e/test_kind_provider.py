@@ -1,6 +1,6 @@
 """The KIND provider with the real `kind` and `docker`: made, used, killed half-way, removed from nothing.
 
-MLBENCH_TEST_NODE_IMAGE names a node image where kind's own cannot be pulled, and
+MLBENCH_TEST_NODE_IMAGE names a node image if kind's own cannot be pulled, and
 MLBENCH_TEST_LOAD_IMAGE an image with a shell to put on the nodes.
 """
 

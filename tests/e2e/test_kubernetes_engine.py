@@ -75,7 +75,7 @@ def test_a_shell_script_on_two_nodes(runs: Runs, tmp_path: Path) -> None:
 def test_an_image_with_nothing_but_busybox(runs: Runs, tmp_path: Path) -> None:
     name, busybox = os.environ.get("LAB_CLUSTER"), shutil.which("busybox")
     if not (os.environ.get("MLBENCH_E2E_KUBECONFIG") and name and busybox and shutil.which("kind")):
-        pytest.skip("an image can be made and loaded only where LAB_CLUSTER names the kind cluster and busybox is here")
+        pytest.skip("an image can be made and loaded only if LAB_CLUSTER names the kind cluster and busybox is here")
     shutil.copy(busybox, tmp_path / "busybox")
     lines = ("FROM scratch", "COPY busybox /bin/busybox", 'RUN ["/bin/busybox", "--install", "/bin"]', "")
     (tmp_path / "Dockerfile").write_text("\n".join(lines))
@@ -283,7 +283,7 @@ def test_results_that_are_gone_are_said_to_be(runs: Runs, tmp_path: Path) -> Non
 def test_a_client_killed_at_any_step(runs: Runs, tmp_path: Path, event: str, number: int, elsewhere: bool) -> None:
     survived = survive(runs, tmp_path, event, number, elsewhere)
     assert survived.well, survived
-    # Only who has brought the output home and was killed then has it, where another one goes on.
+    # Only who has brought the output home and was killed then has it, when another one goes on.
     assert survived.output == "here" or elsewhere
 
 

@@ -64,7 +64,7 @@ class Trouble:
 
 def provoke(trouble: Trouble, name: str, runs: Runs, folder: Path) -> tuple[Observation, dict[str, float]]:
     """The first observation that has the trouble's code, or that the run has ended; and by how many seconds each code
-    came after the API showed it (0 where it came first: a watch is quicker than a list now and then)."""
+    came after the API showed it (0 if it came first: a watch is quicker than a list now and then)."""
     cluster, changes = runs.cluster, dict(trouble.changes)
     stages = {**dict(trouble.before), trouble.code: trouble.known}
     told: dict[str, float] = {}

@@ -98,7 +98,7 @@ class AwsDouble(EksRules, ServiceRules):
             return None
         if kind == "cut":
             return None
-        # The words are AWS' own where they are known, else ASSUMED.
+        # The words are AWS' own if they are known, else ASSUMED.
         codes = {
             "throttle": ("ThrottlingException", "Rate exceeded", 429 if request.service == "eks" else 400),
             "error": ("InternalFailure", "An internal error has occurred", 500),

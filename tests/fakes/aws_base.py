@@ -121,7 +121,7 @@ class Base:
         self.until[thing] = time.monotonic() + float(self.rules.get("seconds", 0.0))
 
     def _look(self, *thing: str) -> bool:
-        """One look more. True where the state that `thing` is in has ended with it."""
+        """One look more. True if the state that `thing` is in has ended with it."""
         if thing not in self.left:
             return False
         self.left[thing] -= 1

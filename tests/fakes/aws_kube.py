@@ -48,7 +48,7 @@ class KubeSide:
             del self.daemon_sets[key]
 
     def _nodes(self, cluster: Any, query: str) -> list[dict[str, Any]]:
-        """A machine shows its devices only where their plugin may run on it, or its image has one."""
+        """A machine shows its devices only if their plugin may run on it, or its image has one."""
         key, _, value = parse_qs(query).get("labelSelector", [""])[0].partition("=")
         plugins = [item for name, item in self.daemon_sets.items() if name.startswith(f"{cluster.name} ")]
         nodes = []
@@ -63,7 +63,7 @@ class KubeSide:
 
 
 def refusal_of(authorization: str, cluster: str, secret: str = SECRET) -> str | None:
-    """What is wrong with a token for `cluster`: what AWS' authenticator and STS would say. None where nothing is."""
+    """What is wrong with a token for `cluster`: what AWS' authenticator and STS would say. None if nothing is."""
     token = authorization.removeprefix("Bearer ")
     if not token.startswith("k8s-aws-v1."):
         return "the token is not one of EKS"

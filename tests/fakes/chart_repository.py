@@ -63,7 +63,7 @@ class Repository:
     cut: dict[str, int] = field(default_factory=dict)
     stall: dict[str, int] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
-    hold_headers: bool = False  # where it stalls, not even these come
+    hold_headers: bool = False  # when it stalls, not even these come
     over: threading.Event = field(default_factory=threading.Event)
 
     def add(self, archive: bytes, name: str = "web", version: str = "1.2.3", **changes: Any) -> None:

@@ -27,7 +27,7 @@ class Zygote:
         )
 
     def run(self, argv: list[str], environment: dict[str, str], pidfile: Path) -> tuple[int, str]:
-        """Run `mlbench ARGV`. Returns the exit code (minus the signal where one ended it) and all that was printed."""
+        """Run `mlbench ARGV`. Returns the exit code (minus the signal if one ended it) and all that was printed."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with tempfile.NamedTemporaryFile("r") as output:

@@ -15,7 +15,7 @@ from mlbench_cli.engines.kubernetes.workers import Pod, Summary, has_ended, has_
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import ApiError
 
-FOLLOWED = 48  # logs that are followed as they are written, where there are more than THREADS
+FOLLOWED = 48  # logs that are followed as they are written, if there are more than THREADS
 THREADS = 64
 AGAIN_SECONDS = 0.3  # from the end of a stream to the next, and from look to look at a pod that has not started
 SWEEP_SECONDS = 30.0  # from look to look at a log that is not followed
@@ -25,7 +25,7 @@ DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.E
 
 
 class LogCollector:
-    """`ranks[i]` names the log of worker i. `pods` gives the pods as they are now; where one is missing and the run is
+    """`ranks[i]` names the log of worker i. `pods` gives the pods as they are now; if one is missing and the run is
     `over`, its log is complete.
 
     `run` copies in threads of its own until closed or all is complete. Where another process holds the lock, it waits
@@ -117,7 +117,7 @@ class LogCollector:
         self._api.close()
 
     def sweep(self, workers: Sequence[int]) -> bool:
-        """Bring these logs up to now, without following them. False where another process is copying."""
+        """Bring these logs up to now, without following them. False if another process is copying."""
         lock = self._lock()
         if lock is None:
             return False
@@ -235,7 +235,7 @@ class LogCollector:
                     self._complete.add(worker)
 
     def _copy(self, pod: Pod, log: LogFile, follow: bool) -> bool:
-        """Copy until the stream ends; False where it broke. Raises ApiError for what is not a mere break."""
+        """Copy until the stream ends; False if it broke. Raises ApiError for what is not a mere break."""
         import urllib3
 
         copying = Copying(self._api, self._namespace)
@@ -279,6 +279,6 @@ class LogCollector:
             self._changed.notify_all()
 
     def _sleep(self, seconds: float) -> bool:
-        """True where closed meanwhile."""
+        """True if closed meanwhile."""
         with self._changed:
             return self._changed.wait_for(lambda: self._closed, seconds)

@@ -79,7 +79,7 @@ def _annotations(job: Mapping[str, Any]) -> Mapping[str, str]:
 def _waits_in_vain(pods: Mapping[int, Pod], summaries: Mapping[int, Summary], seconds_failing: float) -> bool:
     """Whether those who go on after a failure wait for somebody who will not come.
 
-    The Job controller stops them when it sees a failed pod. It sees none where the failed worker holds its results, or
+    The Job controller stops them when it sees a failed pod. It sees none if the failed worker holds its results, or
     went away with its node.
     """
     stopped = any(pod.get("status", {}).get("phase") == "Failed" for pod in pods.values())

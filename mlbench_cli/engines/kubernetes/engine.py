@@ -47,7 +47,7 @@ from mlbench_cli.run_folder import RunFolder
 from mlbench_cli.spec import RunSpec
 from mlbench_cli.times import now
 
-HEARTBEAT = 1.0  # seconds between two observations where nothing changes
+HEARTBEAT = 1.0  # seconds between two observations while nothing changes
 TICK = 0.25
 REST = 15  # so many times as long as a look has taken, nothing is done: of a thousand pods there is always news
 FIRST_LIST_SECONDS = 30.0
@@ -174,7 +174,7 @@ class KubernetesEngine:
                 yield LogLine(rank, text, Cursor(offset))
 
     def _catch_up(self, run: Run, worker: int) -> bool:
-        """Bring a log's copy up to now, unless somebody follows it already. True where nothing more will come."""
+        """Bring a log's copy up to now, unless somebody follows it already. True if nothing more will come."""
         with self._lock:
             following = self._followings.get(run.id)
         if following is not None:
@@ -201,7 +201,7 @@ class KubernetesEngine:
     def fetch(self, run: Run) -> Fetched:
         """Output and logs into the run's folder; the held workers are let go when all is on disk.
 
-        `complete` is False where a worker that held its output is gone: then the logs are all there is.
+        `complete` is False if a worker that held its output is gone: then the logs are all there is.
         """
         save_manifests(run, self.render(run.spec))
         seen = RunFolder(run.folder).read_observation()

@@ -52,7 +52,7 @@ def parse_held_archive(summary: Mapping[str, Any] | None) -> HeldArchive | None:
 
 
 def read_summary(access: Access, namespace: str, pod: str) -> dict[str, Any] | None:
-    """A worker's last word from its own file; None while it has not spoken it. Raises ApiError where exec fails."""
+    """A worker's last word from its own file; None while it has not spoken it. Raises ApiError if exec fails."""
     done = execute(access, namespace, pod, ["cat", f"{WORK_DIR}/summary.json"])
     if done.code:
         return None
@@ -89,7 +89,7 @@ def download(access: Access, namespace: str, pod: str, what: HeldArchive, part: 
 
 
 def acknowledge(access: Access, namespace: str, pod: str) -> None:
-    """Let the worker go. A worker that is gone already is fine. Raises FetchError where it cannot be reached."""
+    """Let the worker go. A worker that is gone already is fine. Raises FetchError if it cannot be reached."""
     for attempt in range(1, ACK_TRIES + 1):
         try:
             done = execute(access, namespace, pod, ["touch", f"{WORK_DIR}/ack"])
@@ -167,7 +167,7 @@ class _Digest:
     def _digest(self, size: int) -> None:
         with open(self._path, "rb") as file:
             file.seek(self._done)
-            # Empty where somebody has cut the file: then the digest is wrong, as it should be.
+            # Empty if somebody has cut the file: then the digest is wrong, as it should be.
             while piece := file.read(min(BLOCK, size - self._done)):
                 self._sha.update(piece)
                 self._done += len(piece)

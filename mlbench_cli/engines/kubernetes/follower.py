@@ -14,7 +14,7 @@ from mlbench_cli.kube.objects import object_path
 from mlbench_cli.kube.watch import PodWatch
 from mlbench_cli.model import Run
 
-JOB_SECONDS = 5.0  # from look to look at the Job, where a pod is missing
+JOB_SECONDS = 5.0  # from look to look at the Job, while a pod is missing
 
 
 class RunFollower:

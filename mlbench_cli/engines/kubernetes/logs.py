@@ -2,7 +2,7 @@
 
 The server can resume from a second only, and gives the lines whose time stamp is not before it. Of the lines already
 copied as many have such a time stamp as the state says; they are a beginning of what comes, so exactly that many are
-skipped. No line is lost or doubled, also where several share a time stamp or the two output streams are out of order.
+skipped. No line is lost or doubled, also if several share a time stamp or the two output streams are out of order.
 """
 
 import contextlib
@@ -170,7 +170,7 @@ class LogFile:
         return own, b""
 
     def _parse_marked(self, text: bytes, marker: bytes) -> tuple[bytes, dict[str, Any] | None]:
-        """What is before the marker, and the object behind it, where it is this worker's."""
+        """What is before the marker, and the object behind it, if it is this worker's."""
         own, _, said = text.rpartition(marker)
         try:
             document = json.loads(b"{" + said)
@@ -298,7 +298,7 @@ def tail(
 ) -> Iterator[tuple[bytes, int]]:
     """The lines of a growing file from `offset`, each with the offset behind it, until `ended` and all is read.
 
-    `wait` is called where there is nothing new; without it, that is the end. A line without its end is given only where
+    `wait` is called when there is nothing new; without it, that is the end. A line without its end is given only if
     it is the last for good.
     """
     rest = b""
@@ -344,7 +344,7 @@ def _chunks(path: Path, offset: int) -> Iterator[bytes]:
 
 
 def _split(line: bytes) -> tuple[str, bytes]:
-    """Time stamp (fixed width, so that it can be compared as text) and text; no time stamp where the line has none."""
+    """Time stamp (fixed width, so that it can be compared as text) and text; no time stamp if the line has none."""
     stamp, _, text = line.partition(b" ")
     if len(stamp) < 20 or stamp[10:11] != b"T" or not stamp[:4].isdigit():
         return "", line

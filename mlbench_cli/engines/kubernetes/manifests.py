@@ -71,7 +71,7 @@ def manifests(spec: RunSpec, namespace: str) -> tuple[dict[str, Any], ...]:
 
 
 def spec_of(job: Mapping[str, Any]) -> RunSpec:
-    """The spec that a Job of ours was made from. Raises UsageError where it holds none."""
+    """The spec that a Job of ours was made from. Raises UsageError if it holds none."""
     metadata = job.get("metadata", {})
     try:
         document = json.loads(metadata["annotations"][SPEC_ANNOTATION])

@@ -61,7 +61,7 @@ class RunObserver:
         self.job: dict[str, Any] | None = None
 
     def refresh(self, pods: Mapping[int, Pod]) -> None:
-        """Ask for the Job, and for events and nodes where they can tell something."""
+        """Ask for the Job, and for events and nodes if they can tell something."""
         try:
             self.job = self._api.get(object_path("Job", self._namespace, self._run.name))
         except ObjectNotFound:
@@ -145,7 +145,7 @@ class RunObserver:
         )
 
     def _confirm_lasting(self, found: Sequence[Finding], now: float) -> list[Finding]:
-        """The findings, permanent only where they have lasted."""
+        """The findings, permanent only if they have lasted."""
         self._since = {finding.code: self._since.get(finding.code, now) for finding in found}
         return [replace(finding, permanent=finding.permanent and self._lasts(finding, now)) for finding in found]
 

@@ -83,7 +83,7 @@ def last_words(pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -> dic
 
 
 def main_status(pod: Pod) -> Mapping[str, Any]:
-    """Status of the container that runs the command; empty where the kubelet has not reported one."""
+    """Status of the container that runs the command; empty if the kubelet has not reported one."""
     statuses: Sequence[Mapping[str, Any]] = pod.get("status", {}).get("containerStatuses") or ()
     return next((item for item in statuses if item.get("name") == "main"), {})
 
@@ -94,7 +94,7 @@ def terminated_state(pod: Pod) -> Mapping[str, Any]:
 
 
 def condition(owner: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """The condition of that type in a Job's, pod's or node's status; empty where there is none."""
+    """The condition of that type in a Job's, pod's or node's status; empty if there is none."""
     conditions: Sequence[Mapping[str, Any]] = owner.get("status", {}).get("conditions") or ()
     return next((item for item in conditions if item.get("type") == kind), {})
 
@@ -159,13 +159,13 @@ def first_failed(
 
 
 def failure_of(job: Mapping[str, Any]) -> str | None:
-    """Why the Job has failed, in Kubernetes' word; None where it has not."""
+    """Why the Job has failed, in Kubernetes' word; None if it has not."""
     found = (condition(job, kind) for kind in ("FailureTarget", "Failed"))
     return next((str(item.get("reason")) for item in found if is_true(item)), None)
 
 
 def was_stopped(pod: Pod | None, summary: Summary | None) -> bool:
-    """Whether the worker ended because the run was being stopped; not where its pod was taken away from outside."""
+    """Whether the worker ended because the run was being stopped; not if its pod was taken away from outside."""
     if pod is not None and (
         is_true(condition(pod, "DisruptionTarget")) or pod.get("status", {}).get("reason") in TAKEN_AWAY
     ):

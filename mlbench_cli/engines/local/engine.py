@@ -41,7 +41,7 @@ from mlbench_cli.network import worker_address
 from mlbench_cli.spec import RunSpec
 
 POLL = 0.02  # seconds between two looks at the supervisor's state
-HEARTBEAT = 1.0  # seconds between two observations where nothing changes
+HEARTBEAT = 1.0  # seconds between two observations while nothing changes
 ENDING = 10.0  # seconds that a forced delete waits for a run to end well
 BLOCK = 1 << 20
 _PLACEHOLDER = re.compile(r"\{(hosts|rank|run_id|backend)\}")
@@ -68,7 +68,7 @@ class LocalEngine:
     # --- plan ---------------------------------------------------------------------------------------------------
 
     def render(self, spec: RunSpec) -> Submission:
-        """One document: `environment` for all ranks, `defaults` where the user's environment has no such variable,
+        """One document: `environment` for all ranks, `defaults` if the user's environment has no such variable,
         `ranks` with each one's argv (None: it runs nothing) and further variables. Folders are relative to the run's.
         """
         defaults = {}
@@ -274,7 +274,7 @@ class LocalEngine:
             self.cancel(run)  # it has been started meanwhile
 
     def _abandon(self, run: Run) -> bool:
-        """Have a run that waits for its turn never start; False where it has been started."""
+        """Have a run that waits for its turn never start; False if it has been started."""
         with _explain_os_errors(run, "changed"):
             lock = os.open(run.folder / ".state" / "submit.lock", os.O_RDWR | os.O_CREAT, 0o600)
             try:
@@ -349,7 +349,7 @@ def _rank_plan(spec: RunSpec, rank: int) -> dict[str, Any]:
 
 
 def _adopt(run: Run) -> bool:
-    """Whether the run is there already. Raises UsageError where the folder belongs to another one."""
+    """Whether the run is there already. Raises UsageError if the folder belongs to another one."""
     state = read_state(run.folder)
     if state is None:
         return False

@@ -1,6 +1,6 @@
 """This machine as the local engine sees it: processes, memory kills, ports, devices. Standard library only.
 
-Linux's /proc where there is one; elsewhere what needs it is left out, and process groups alone must do.
+Linux's /proc if there is one; otherwise what needs it is left out, and process groups alone must do.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
 
 
 def gpus_of_worker(worker: int, count: int, devices: list[str]) -> list[str]:
-    """The worker's own devices; where there are too few, workers share them."""
+    """The worker's own devices; if there are too few, workers share them."""
     chosen = [devices[(worker * count + index) % len(devices)] for index in range(count)]
     return list(dict.fromkeys(chosen))
 
@@ -124,7 +124,7 @@ def process_origin() -> dict[str, Any]:
 
 
 def stat_fields(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the third (state) on, or None where there is no such process."""
+    """The fields of /proc/PID/stat from the third (state) on, or None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].decode("ascii").split()
@@ -155,7 +155,7 @@ def descendants(pid: int, children: Mapping[int, list[int]]) -> list[int]:
 
 
 def process_handle(pid: int) -> int:
-    """A descriptor that names the process for good and is readable once it has ended; -1 where there is no such thing:
+    """A descriptor that names the process for good and is readable once it has ended; -1 if there is no such thing:
     another system, an old kernel, a sandbox. Raises ProcessLookupError.
     """
     try:

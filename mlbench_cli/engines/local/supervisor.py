@@ -40,7 +40,7 @@ UNKILLABLE = 30.0  # seconds after KILL in which a process in the kernel may sti
 SAMPLE = 1.0  # seconds between two lines of resources per rank
 SCARCE = 1 << 20  # bytes of free disk from which on it is watched closely
 RESERVE = 1 << 16  # bytes kept so that the last state can be written on a full disk
-AT_START = "chosen at start"  # what render() says where only the start can know
+AT_START = "chosen at start"  # what render() says what only the start can know
 
 
 def main(arguments: list[str]) -> int:

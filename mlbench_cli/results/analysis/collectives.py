@@ -64,7 +64,7 @@ class Curve:
 
 
 def read(archive: Archive) -> list[Curve]:
-    """The curves in a verified archive; none where it is of another task. Raises DamagedArchive for foreign rows."""
+    """The curves in a verified archive; none if it is of another task. Raises DamagedArchive for foreign rows."""
     name = next((name for name in archive.names if _ROWS.fullmatch(name)), None)
     if name is None or archive.run["spec"]["task"] != "allreduce":
         return []
@@ -100,7 +100,7 @@ def figures_of(archive: Archive) -> dict[str, float]:
 
 def select_published(curves: Sequence[Curve]) -> list[Curve]:
     """The original's curves that belong beside these: of their devices and types, and of their numbers of ranks where
-    there are such. Raises UsageError where none of these is an all-reduce in a type that was published.
+    there are such. Raises UsageError if none of these is an all-reduce in a type that was published.
     """
     found = find_published(curves)
     if not found:
@@ -404,7 +404,7 @@ def _footnote(curves: Sequence[Curve]) -> str:
 
 
 def _ticks(low: int, high: int) -> list[int]:
-    """Powers of 2^5, or all powers of two where the range is short."""
+    """Powers of 2^5, or all powers of two if the range is short."""
     coarse = [2**power for power in range(0, 60, 5) if low <= 2**power <= high]
     if len(coarse) >= 3:
         return coarse
@@ -413,7 +413,7 @@ def _ticks(low: int, high: int) -> list[int]:
 
 
 def _decades(values: Sequence[float]) -> list[float]:
-    """Powers of ten, or 1, 2 and 5 times these where the range is short."""
+    """Powers of ten, or 1, 2 and 5 times these if the range is short."""
     if not values:
         return []
     low, high = min(values), max(values)

@@ -28,7 +28,7 @@ THROUGHPUT = "samples per second"
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of both sides, and B's over A's; None where a side has none. `higher_is_better` is None if unknown."""
+    """One figure of both sides, and B's over A's; None if a side has none. `higher_is_better` is None if unknown."""
 
     a: Estimate | None
     b: Estimate | None
@@ -198,7 +198,7 @@ def _others(archive: Archive) -> dict[str, float | None]:
 
 
 def _columns(every: Sequence[Mapping[str, float | None]]) -> dict[str, Estimate | None]:
-    """Name to estimate; None where not every archive has that figure."""
+    """Name to estimate; None if not every archive has that figure."""
     found: dict[str, Estimate | None] = {}
     for name in dict.fromkeys(name for figures in every for name in figures):
         values = [value for figures in every if (value := figures.get(name)) is not None]

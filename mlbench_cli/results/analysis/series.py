@@ -109,7 +109,7 @@ class Group:
 
     @property
     def metric(self) -> str:
-        """Name of the goal's metric, empty where there is no goal."""
+        """Name of the goal's metric, empty if there is no goal."""
         return self.facts["metric"]
 
     @cached_property
@@ -242,7 +242,7 @@ def _group(key: ComparisonKey, varying: Container[str], runs: Sequence[Measureme
 
 
 def describe(name: str, value: str) -> str:
-    """A fact in a few words, empty where there is nothing to say."""
+    """A fact in a few words, empty if there is nothing to say."""
     if not value:
         return ""
     if value == UNKNOWN:
@@ -328,7 +328,7 @@ def _row(group: Group, point: Point) -> Iterator[Any]:
 
 
 def _figures(found: Estimate | None) -> tuple[str, str, str]:
-    """Mean, low and high; empty where there is none."""
+    """Mean, low and high; empty if there is none."""
     return (_figure(found.mean), _figure(found.low), _figure(found.high)) if found else ("", "", "")
 
 

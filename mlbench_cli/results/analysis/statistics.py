@@ -14,7 +14,7 @@ class Estimate:
     """What repeats of one measurement say: how many there are, their mean, and the 95 % interval of the true mean.
 
     The interval is Student's: mean +- t s / sqrt(n), where s = sqrt(sum (x - mean)^2 / (n - 1)) and t is the quantile
-    0.975 of Student's distribution with n - 1 degrees of freedom. It holds where repeats are independent and about
+    0.975 of Student's distribution with n - 1 degrees of freedom. It holds if repeats are independent and about
     normally distributed. One measurement has no interval: `low` and `high` are None.
     """
 
@@ -108,7 +108,7 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
     """The regularised incomplete beta function I_x(a, b) for 0 <= x <= 1."""
     if x <= 0 or x >= 1:
         return min(1.0, max(0.0, x))
-    if x > (a + 1) / (a + b + 2):  # where the fraction below converges slowly; I_x(a, b) = 1 - I_{1-x}(b, a)
+    if x > (a + 1) / (a + b + 2):  # here the fraction below converges slowly; I_x(a, b) = 1 - I_{1-x}(b, a)
         return 1 - _incomplete_beta(b, a, 1 - x)
     logarithm = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
     return math.exp(logarithm) / a / _beta_fraction(a, b, x)

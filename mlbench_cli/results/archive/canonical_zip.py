@@ -5,7 +5,7 @@ comments, no gaps and no optional fields. Hence equal contents give equal bytes 
 rebuilds the headers from what it has read finds a flipped bit in any of them. Any unzip program reads such a file.
 
 Layout and constants are those of PKWARE's APPNOTE 6.3.10, sections 4.3.7, 4.3.12, 4.3.14-16 and 4.5.3. Zip64 fields
-appear exactly where a number does not fit without them.
+appear exactly when a number does not fit without them.
 """
 
 import os
@@ -68,7 +68,7 @@ class Writer:
         self._entries: list[Entry] = []
 
     def add(self, name: str, size: int, chunks: Iterator[bytes]) -> None:
-        """Store a file of exactly `size` bytes. Raises ZipDamage where it turned out to be longer or shorter."""
+        """Store a file of exactly `size` bytes. Raises ZipDamage if it turned out to be longer or shorter."""
         start, crc, written = self._file.tell(), 0, 0
         self._file.write(local_header(Entry(name, size, 0, start)))
         for chunk in chunks:
@@ -119,7 +119,7 @@ def read_entries(file: BinaryIO) -> list[Entry]:
 
 
 def read_data(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
-    """The entry's data in chunks. Raises ZipDamage at the end where they do not have its CRC-32."""
+    """The entry's data in chunks. Raises ZipDamage at the end if they do not have its CRC-32."""
     at, crc = entry.data_offset, 0
     end = at + entry.size
     while at < end:

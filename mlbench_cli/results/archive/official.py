@@ -94,7 +94,7 @@ def _has_other_data(result: Mapping[str, Any]) -> bool:
 
 
 def goal_wording(goal: Mapping[str, Any], template: str | None) -> str:
-    """ "80% Top 1 Validation Accuracy" from a task's wording, or "Prec@1 >= 80" where there is none."""
+    """ "80% Top 1 Validation Accuracy" from a task's wording, or "Prec@1 >= 80" if there is none."""
     threshold = f"{goal['threshold']:g}"
     if template is None:
         return f"{goal['metric']} {goal['comparison']} {threshold}"

@@ -31,9 +31,9 @@ FIELDS = ("cluster", "provider", "phase", "kind", "resource", "adopted", "began"
 
 
 def draw(clusters: Sequence[Cluster], folder: Path) -> list[Path]:
-    """Draw the making, and where it is known the removal, of clusters into `folder`; the paths that were written.
+    """Draw the making and, if it is known, the removal of clusters into `folder`; the paths that were written.
 
-    Takes records as the store and the journal have them. Raises UsageError where one tells of no times.
+    Takes records as the store and the journal have them. Raises UsageError if one tells of no times.
     """
     for cluster in clusters:
         if not _lines(cluster, "making") and not _lines(cluster, "removal"):
@@ -84,7 +84,7 @@ def _lines(cluster: Cluster, phase: str) -> list[dict[str, Any]]:
 
 
 def _figure(clusters: Sequence[Cluster]) -> "Figure":
-    """A row of panels for each cluster: its making, and its removal where one of them was removed."""
+    """A row of panels for each cluster: its making, and its removal if one of them was removed."""
     from matplotlib.figure import Figure
     from matplotlib.gridspec import GridSpec
 

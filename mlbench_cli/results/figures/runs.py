@@ -1,5 +1,5 @@
 """The figures of a set of runs: total_time, speedup and time_for_all_phases, each as PNG and SVG, and a CSV. Where runs
-had a time to spend, accuracy_after_time, too; where they measured collectives, those of results/collectives.py.
+had a time to spend, accuracy_after_time, too; if they measured collectives, those of results/collectives.py.
 
 Figures are drawn without pyplot, so nothing global is touched, and hold neither dates nor versions: the same archives
 give the same bytes with the same matplotlib.
@@ -72,7 +72,7 @@ _STYLE: dict[str, Any] = {
 def draw(archives: Iterable[Archive | Run | Path], folder: Path, *, published: bool = False) -> list[Path]:
     """Draw the figures of sealed archives (folders, zips or runs) into `folder`; the paths that were written.
 
-    Every archive is verified first. Raises UsageError without archives, DamagedArchive (which names it) where one is
+    Every archive is verified first. Raises UsageError without archives, DamagedArchive (which names it) if one is
     damaged or not sealed. With one number of workers there is no speed-up, and that figure says what to run.
     `published` puts the original's curves beside those of collectives.
     """
@@ -347,7 +347,7 @@ def _footnote(series: Series) -> str:
     if series.bad:
         names = [f"{run.name} ({_BAD.get(run.outcome, run.outcome)})" for run in series.bad]
         more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-        notes.append(f"Not counted, hatched where nothing else is there: {', '.join(names[:8])}{more}.")
+        notes.append(f"Not counted, hatched if nothing else is there: {', '.join(names[:8])}{more}.")
     return " ".join(notes)
 
 

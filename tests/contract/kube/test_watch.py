@@ -30,7 +30,7 @@ def list_seen(watch: PodWatch) -> dict[str, str]:
 
 
 def until(watch: PodWatch, wanted: Callable[[], bool]) -> None:
-    """Wait; the test's own time limit ends it where that never comes."""
+    """Wait; the test's own time limit ends it if that never comes."""
     while not wanted():
         watch.wait(watch.version, 0.1)
 

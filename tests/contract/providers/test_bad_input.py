@@ -268,7 +268,7 @@ def copied_cloud(aws: AwsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Aw
     copy.stop()
 
 
-def test_eks_the_name_is_a_foreign_clusters(copied: AwsClient, tmp_path: Path) -> None:
+def test_eks_the_name_is_a_foreign_clusters(copied_cloud: AwsClient, tmp_path: Path) -> None:
     """Its network may be made for it, since that has a name of its own; the cluster is refused and not touched."""
     host = make("host-0", tmp_path / "host", EksOptions(), 0)
     stack = EksProvider().resources(host)[0]
@@ -283,5 +283,5 @@ def test_eks_the_name_is_a_foreign_clusters(copied: AwsClient, tmp_path: Path) -
     assert Store(tmp_path / "home").cluster(NAME).state == "failed"  # its network is ours
     remove(NAME, tmp_path / "empty")
     assert client.call("eks", "describe_cluster", name=NAME)["cluster"]["status"] in ("CREATING", "ACTIVE")
-    assert not [entry for entry in copied.log("me") if entry["action"] == "eks:DeleteCluster"]
-    assert f"stack mlbench-{NAME}" not in copied.list_left(NAME)
+    assert not [entry for entry in copied_cloud.log("me") if entry["action"] == "eks:DeleteCluster"]
+    assert f"stack mlbench-{NAME}" not in copied_cloud.list_left(NAME)

@@ -54,11 +54,11 @@ def world(aws_server: AwsServer, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.fixture(scope="module")
-def verify_nothing_is_left() -> Verified:
+def verifier() -> Verified:
     return Verified()
 
 
-def test_killed_at_every_request_of_making(world: World, verified: Verified, tmp_path: Path) -> None:
+def test_killed_at_every_request_of_making(world: World, verifier: Verified, tmp_path: Path) -> None:
     cases = [Case(world.aws, tmp_path, f"kill{number}-2") for number in range(len(world.making))]
     starts = [
         (
@@ -73,10 +73,10 @@ def test_killed_at_every_request_of_making(world: World, verified: Verified, tmp
         asked = {line.split()[1] for line in case.log if ":Create" in line}
         noted = {entry.name.rpartition("/")[2] for entry in Store(case.folder / "home").journal_of(case.name)}
         assert all(any(name in asked_for for name in noted) for asked_for in asked), "asked for before it was noted"
-    verified.show(cases)
+    verifier.show(cases)
 
 
-def test_killed_at_every_request_of_removing(world: World, verified: Verified, tmp_path: Path) -> None:
+def test_killed_at_every_request_of_removing(world: World, verifier: Verified, tmp_path: Path) -> None:
     for first in range(0, len(world.removing), 6):
         numbers = range(first, min(first + 6, len(world.removing)))
         cases = [Case(world.made.copy(), tmp_path / str(number), "ref-2") for number in numbers]
@@ -91,7 +91,7 @@ def test_killed_at_every_request_of_removing(world: World, verified: Verified, t
         for case in cases:
             case.aws.calm("ref-2")
         assert set(together(starts)) == {-9}
-        verified.show(cases)
+        verifier.show(cases)
         for case in cases:
             case.aws.stop()
 
@@ -110,7 +110,7 @@ def test_passing_trouble_at_every_request_is_overcome(world: World, tmp_path: Pa
 
 @pytest.mark.parametrize(("kind", "code"), [("deny", CredentialError.exit_code), ("quota", CapacityError.exit_code)])
 def test_refused_at_every_request_of_making(
-    world: World, verified: Verified, tmp_path: Path, kind: str, code: int
+    world: World, verifier: Verified, tmp_path: Path, kind: str, code: int
 ) -> None:
     lines = [line for line in dict.fromkeys(world.making) if kind == "deny" or any(word in line for word in CHANGES)]
     cases = [Case(world.aws, tmp_path, f"{kind}{number}-2") for number in range(len(lines))]
@@ -124,10 +124,10 @@ def test_refused_at_every_request_of_making(
         if line not in tolerated:
             assert "AWS refused" in case.error
             assert line == lines[0] or "mlbench delete-cluster eks" in case.error or "resources exist" not in case.error
-    verified.show(cases)
+    verifier.show(cases)
 
 
-def test_refused_at_every_request_of_removing(world: World, verified: Verified, tmp_path: Path) -> None:
+def test_refused_at_every_request_of_removing(world: World, verifier: Verified, tmp_path: Path) -> None:
     lines = list(dict.fromkeys(world.removing))
     for first in range(0, len(lines), 6):
         some = lines[first : first + 6]
@@ -138,15 +138,15 @@ def test_refused_at_every_request_of_removing(world: World, verified: Verified, 
         starts = [(lambda case=case: case.start_process(lambda: remove("ref-2", case.folder / "h"))) for case in cases]
         codes = together(starts)
         assert set(codes) <= {CredentialError.exit_code, CleanupError.exit_code}, dict(zip(some, codes, strict=True))
-        verified.show(cases)
+        verifier.show(cases)
         for case in cases:
             case.aws.stop()
 
 
-def test_no_answer_for_longer_than_patience(world: World, verified: Verified, tmp_path: Path) -> None:
+def test_no_answer_for_longer_than_patience(world: World, verifier: Verified, tmp_path: Path) -> None:
     case = Case(world.aws, tmp_path, "silent-2").order("cut-after", action="eks:CreateNodegroup .*workers", times=1000)
     case.order("cut", action="eks:DescribeNodegroup .*workers", times=1000, skip=1)
     assert together([case.making]) == [DeadlineError.exit_code]
     assert "gave no usable answer" in case.error
     assert "node group silent-2-workers (unconfirmed)" in case.error
-    verified.show([case])
+    verifier.show([case])

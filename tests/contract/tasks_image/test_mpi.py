@@ -26,7 +26,7 @@ def test_every_collective_gives_what_it_should(ranks: RankServer, tmp_path: Path
             "bfloat16 reduced as float32",
             "bool reduced as int32",
             "float16 reduced as float32",
-            "input copied where it shares memory with the output",
+            "input copied if it shares memory with the output",
         ]
 
 

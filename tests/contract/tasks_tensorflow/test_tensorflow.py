@@ -1,4 +1,4 @@
-"""The TensorFlow task in real processes. Skipped where TensorFlow is not installed: pip install -e '.[tensorflow]'."""
+"""The TensorFlow task in real processes. Skipped if TensorFlow is not installed: pip install -e '.[tensorflow]'."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""Every row of the table of troubles: recorded on a real cluster where it can be provoked, built by hand where not."""
+"""Every row of the table of troubles: recorded on a real cluster if it can be provoked, built by hand if not."""
 
 import json
 from pathlib import Path

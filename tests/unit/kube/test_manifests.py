@@ -1,4 +1,4 @@
-"""The objects of a run: byte-stable, valid, allowed where Pod Security is restricted, and refused early where wrong."""
+"""The objects of a run: byte-stable, valid, allowed where Pod Security is restricted, and refused early if wrong."""
 
 import dataclasses
 from pathlib import Path

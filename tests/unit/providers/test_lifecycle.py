@@ -125,8 +125,8 @@ def test_up_again_changes_nothing(cloud: ToyCloud, store: Store) -> None:
     assert second.details["provisioning"] == first.details["provisioning"]
 
 
-def test_killed_at_every_request_of_up_nothing_leaks(tmp_path: Path, made: tuple[str, int, int]) -> None:
-    cases = [case for trouble in KILLS for case in _cases(tmp_path, trouble, made[1])]
+def test_killed_at_every_request_of_up_nothing_leaks(tmp_path: Path, finished_cloud: tuple[str, int, int]) -> None:
+    cases = [case for trouble in KILLS for case in _cases(tmp_path, trouble, finished_cloud[1])]
     ends = _together([partial(_make, case.cloud, case.home) for case in cases])
     assert set(ends) == {"killed"}
     for case in cases:
@@ -138,8 +138,8 @@ def test_killed_at_every_request_of_up_nothing_leaks(tmp_path: Path, made: tuple
     assert {case.number: case.cloud.things for case in cases if case.cloud.things} == {}
 
 
-def test_killed_at_every_request_of_up_it_goes_on(tmp_path: Path, made: tuple[str, int, int]) -> None:
-    cases = [case for trouble in KILLS for case in _cases(tmp_path, trouble, made[1])]
+def test_killed_at_every_request_of_up_it_goes_on(tmp_path: Path, finished_cloud: tuple[str, int, int]) -> None:
+    cases = [case for trouble in KILLS for case in _cases(tmp_path, trouble, finished_cloud[1])]
     _together([partial(_make, case.cloud, case.home) for case in cases])
     for case in cases:
         case.cloud.calm()
@@ -149,8 +149,8 @@ def test_killed_at_every_request_of_up_it_goes_on(tmp_path: Path, made: tuple[st
     assert {Store(case.home).cluster("demo").state for case in cases} == {"ready"}
 
 
-def test_killed_at_every_request_of_down_nothing_leaks(tmp_path: Path, made: tuple[str, int, int]) -> None:
-    cases = [case for trouble in KILLS for case in _cases(tmp_path, trouble, made[2], made[0])]
+def test_killed_at_every_request_of_down_nothing_leaks(tmp_path: Path, finished_cloud: tuple[str, int, int]) -> None:
+    cases = [case for trouble in KILLS for case in _cases(tmp_path, trouble, finished_cloud[2], finished_cloud[0])]
     ends = _together([partial(_remove, case.cloud, case.home) for case in cases])
     assert set(ends) == {"killed"}
     for case in cases:
@@ -160,8 +160,10 @@ def test_killed_at_every_request_of_down_nothing_leaks(tmp_path: Path, made: tup
 
 
 @pytest.mark.parametrize("trouble", ["busy-before", "busy-after"])
-def test_passing_trouble_at_any_request_is_overcome(tmp_path: Path, made: tuple[str, int, int], trouble: str) -> None:
-    cases = _cases(tmp_path, trouble, made[1])
+def test_passing_trouble_at_any_request_is_overcome(
+    tmp_path: Path, finished_cloud: tuple[str, int, int], trouble: str
+) -> None:
+    cases = _cases(tmp_path, trouble, finished_cloud[1])
     assert set(_together([partial(_make, case.cloud, case.home) for case in cases])) == {"done"}
     for case in cases:
         assert len(case.cloud.things) == 5

@@ -1,4 +1,4 @@
-"""Intervals of repeats: against tables, against samples whose mean is known, and none where there is nothing to say."""
+"""Intervals of repeats: against tables, against samples whose mean is known, and none if there is nothing to say."""
 
 import math
 import random

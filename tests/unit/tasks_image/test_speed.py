@@ -70,16 +70,16 @@ def make_compiled() -> Iterator[CompiledModel]:
     torch._dynamo.reset()
 
 
-def test_no_block_is_left_uncompiled_for_being_one_of_many(compiled: CompiledModel) -> None:
+def test_no_block_is_left_uncompiled_for_being_one_of_many(make_compiled: CompiledModel) -> None:
     """More of them than torch's own limit."""
-    model, seen = compiled(2, 13)
+    model, seen = make_compiled(2, 13)
     model(torch.ones(2, 2))
     assert len(seen) == 11
 
 
-def test_odd_batches_and_validation_compile_nothing_more(compiled: CompiledModel) -> None:
+def test_odd_batches_and_validation_compile_nothing_more(make_compiled: CompiledModel) -> None:
     """Three batches an epoch, the last of which is smaller, then validation."""
-    model, seen = compiled(4, 7)
+    model, seen = make_compiled(4, 7)
     world = open_world(Contract({"OMP_NUM_THREADS": "1"}))
     samples = (np.ones((19, 4), np.float32), np.arange(19) % 3)
     Trainer(

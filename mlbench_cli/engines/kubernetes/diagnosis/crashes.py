@@ -27,7 +27,7 @@ DISK = re.compile(r"No space left on device|Disk quota exceeded")
 def crash(name: str, worker: int, code: int, reason: str, message: str, log: str) -> Finding:
     """The finding on a worker whose command ended badly.
 
-    `reason` and `message` are the container's; `log` is the end of the worker's log, where it is at hand.
+    `reason` and `message` are the container's; `log` is the end of the worker's log, if it is at hand.
     """
     lines = _lines(log or message)
     evidence = {"worker": worker, "exit_code": code, "reason": reason or None, "log": lines}

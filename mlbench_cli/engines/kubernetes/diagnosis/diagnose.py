@@ -1,6 +1,6 @@
 """Why a run does not go on, or ended as it did: `diagnose`, a pure function of what the API server says.
 
-Typed fields decide; the text of messages and events only where Kubernetes has no field for it. What concerns many
+Typed fields decide; the text of messages and events only if Kubernetes has no field for it. What concerns many
 workers alike is one finding. `permanent` means that waiting cannot help; whoever acts on that confirms it first.
 """
 
@@ -32,7 +32,7 @@ def diagnose(
     """The findings, the most telling first.
 
     `now` is in seconds since 1970, `summaries` are the workers' own last words, `logs` the last lines of their logs,
-    `states` what follows from pods and last words, where that is known already.
+    `states` what follows from pods and last words, if that is known already.
     """
     newest = by_worker(pods)
     facts = Facts(job or {}, newest, events, nodes, now, last_words(newest, summaries or {}), logs or {}, states)

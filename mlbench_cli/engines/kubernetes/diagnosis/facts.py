@@ -15,7 +15,7 @@ Object = Mapping[str, Any]
 class Facts:
     """Objects as the API server gives them; pods, last words and last log lines by worker. `now` is since 1970.
 
-    `told` are the workers' states, where they are known already.
+    `told` are the workers' states, if they are known already.
     """
 
     job: Object
@@ -62,7 +62,7 @@ class Facts:
         return sorted(found, key=when)
 
     def node(self, pod: Pod) -> Object:
-        """The pod's node; empty where it is not known."""
+        """The pod's node; empty if it is not known."""
         return self._nodes_by_name.get(pod.get("spec", {}).get("nodeName"), {})
 
     @cached_property

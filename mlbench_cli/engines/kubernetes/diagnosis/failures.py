@@ -32,7 +32,7 @@ def failures(facts: Facts) -> list[tuple[int, Finding]]:
 
 
 def disruption(facts: Facts, worker: int) -> Finding | None:
-    """What was done to a worker from outside; None where its own command ended badly."""
+    """What was done to a worker from outside; None if its own command ended badly."""
     pod = facts.pods.get(worker)
     if pod is None:
         return None
@@ -104,7 +104,7 @@ def ending(facts: Facts, worker: int) -> Finding:
             evidence=evidence(worker, pod),
         )
     code = int(summary["exit_code"]) if summary else int(ended.get("exitCode", -1))
-    # The container's message is its worker's last word where it had time for one, else the end of its log.
+    # The container's message is its worker's last word if it had time for one, else the end of its log.
     message = "" if summary else str(ended.get("message") or "")
     # Where memory is limited by process, the command is killed and worker.sh lives to tell of it.
     reason = "OOMKilled" if summary and summary.get("memory_kills") else str(ended.get("reason") or "")

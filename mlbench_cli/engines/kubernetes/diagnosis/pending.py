@@ -86,7 +86,7 @@ def _suspended_finding(facts: Facts) -> Finding:
 
 
 def _refusal(message: str) -> tuple[str, str | None]:
-    """Code and hint for a refused pod; no hint where it is not known whether the trouble passes."""
+    """Code and hint for a refused pod; no hint if it is not known whether the trouble passes."""
     if "violates PodSecurity" in message:
         return "pod_security", "The namespace forbids such pods: leave out --host-network, or use another namespace."
     if "admission webhook" in message or "denied the request" in message:

@@ -105,7 +105,7 @@ def _autoscaler(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> Object | No
 
 
 def _never(facts: Facts) -> str | None:
-    """Why these nodes can never take the run, even if they were empty; None where they can, or are not known."""
+    """Why these nodes can never take the run, even if they were empty; None if they can, or are not known."""
     if not facts.nodes:
         return None
     asked = _requests(facts.template)
@@ -174,7 +174,7 @@ def _tolerates(toleration: Object, taint: Object) -> bool:
 
 
 def _driver(facts: Facts) -> str | None:
-    """What to say where a node has GPUs that cannot be had yet."""
+    """What to say if a node has GPUs that cannot be had yet."""
     if not _requests(facts.template).get(GPU):
         return None
     for node in facts.nodes:
