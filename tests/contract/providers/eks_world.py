@@ -19,22 +19,23 @@ from tests.fakes.aws_server import AwsClient
 REGION = "eu-west-1"
 AT_ONCE = 4
 made_for: list[str] = []  # the double that this process has clients for
-PATIENCE = 3.0
+PATIENCE = 3.0  # seconds after which a case that waits for the end of patience has it
+LONG_PATIENCE = 60.0  # for trouble that passes, on a machine that is busy
 OPTIONS = EksOptions(machine_type="g4dn.xlarge", placement_group=True, admin=("arn:aws:iam::123456789012:role/ci",))
 
 
-def make(name: str, home: Path, options: EksOptions = OPTIONS, nodes: int = 2) -> Cluster:
+def make(name: str, home: Path, options: EksOptions = OPTIONS, nodes: int = 2, patience: float = PATIENCE) -> Cluster:
     home.mkdir(parents=True, exist_ok=True)
     provider = EksProvider()
     cluster = provider.new_cluster(name, nodes, options)
-    return up(cluster, provider.resources(cluster), Store(home), patience=PATIENCE)
+    return up(cluster, provider.resources(cluster), Store(home), patience=patience)
 
 
-def remove(name: str, home: Path) -> None:
+def remove(name: str, home: Path, patience: float = PATIENCE) -> None:
     """By the name alone, as from another machine."""
     home.mkdir(parents=True, exist_ok=True)
     cluster = Cluster(name, "eks")
-    down(cluster, EksProvider().resources(cluster), Store(home), patience=PATIENCE)
+    down(cluster, EksProvider().resources(cluster), Store(home), patience=patience)
 
 
 def warm(aws: AwsClient) -> None:

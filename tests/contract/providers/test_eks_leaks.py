@@ -7,13 +7,24 @@ answer: what a kill before it leaves is what the one before has left.
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from mlbench_cli.errors import CapacityError, CleanupError, CredentialError, DeadlineError
 from mlbench_cli.store import Store
-from tests.contract.providers.eks_world import Case, Verified, forget, make, pattern, remove, together, warm
+from tests.contract.providers.eks_world import (
+    LONG_PATIENCE,
+    Case,
+    Verified,
+    forget,
+    make,
+    pattern,
+    remove,
+    together,
+    warm,
+)
 from tests.fakes.aws_server import AwsClient, AwsServer
 
 CHANGES = ("Create", "Delete", "Associate", "Update")
@@ -100,11 +111,13 @@ def test_killed_at_every_request_of_removing(world: World, verifier: Verified, t
 def test_passing_trouble_at_every_request_is_overcome(world: World, tmp_path: Path, kind: str) -> None:
     """Every request that is not like an earlier one fails the first time; -after: though it was done."""
     case = Case(world.aws, tmp_path, f"pass-{kind}-2").order(kind, once_each=True)
-    assert together([case.making]) == [0], case.error
+    create = partial(make, case.name, case.folder / "home", patience=LONG_PATIENCE)
+    assert together([lambda: case.start_process(create)]) == [0], case.error
     assert len(set(case.log)) <= len(case.log) / 2 + 1, "hardly anything was repeated"
     case.aws.calm(case.name)
     case.order(kind, once_each=True)
-    assert together([lambda: case.start_process(lambda: remove(case.name, tmp_path / "empty"))]) == [0], case.error
+    delete = partial(remove, case.name, tmp_path / "empty", LONG_PATIENCE)
+    assert together([lambda: case.start_process(delete)]) == [0], case.error
     assert case.list_left() == []
 
 
