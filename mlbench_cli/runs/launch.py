@@ -72,7 +72,7 @@ def resolve(
         _refuse_cluster_options(request, f"on {cluster.provider}", MACHINE_OPTIONS)
     elif request.share_machine is not None:
         raise UsageError("--share-machine is about this machine; it has no meaning on other clusters.")
-    elif request.network is not None:
+    if request.network is not None and not local:
         raise UsageError(
             "--network makes a network on this machine; what joins the nodes of a cluster is the cluster's.",
             hint="Every run of several workers measures its network: see network.json of its archive.",
