@@ -19,6 +19,10 @@ MLBENCH_DATA_DIR                 folder with data sets, or empty
 MLBENCH_SEED                     integer seed of the run
 MLBENCH_PARAMETERS               JSON object: the task's resolved parameters
 MLBENCH_NETWORK                  the shaped network that the engine made and measures itself, e.g. 1gbit,5ms; else empty
+MLBENCH_METHOD                   JSON object: how ranks communicate, axis -> value; empty: the task's own way
+MLBENCH_ROLE                     trainer (or empty), or server: a parameter server, which takes no part in the
+                                 collective; its RANK is WORLD_SIZE + its number
+MLBENCH_SERVERS                  number of parameter servers
 
 Taken from every rank
 ---------------------
@@ -122,7 +126,17 @@ class Contract:
         self.seed = _integer(environ, "MLBENCH_SEED", 42)
         self.parameters = _object(environ, "MLBENCH_PARAMETERS")
         self.network = environ.get("MLBENCH_NETWORK") or None
-        if not 0 <= self.rank < self.world_size:
+        self.method = _object(environ, "MLBENCH_METHOD")
+        self.role = environ.get("MLBENCH_ROLE") or "trainer"
+        self.servers = _integer(environ, "MLBENCH_SERVERS", 0)
+        if self.role not in ("trainer", "server"):
+            raise ContractError(f"MLBENCH_ROLE is {self.role!r}, not trainer or server")
+        if self.role == "server":
+            if not self.world_size <= self.rank < self.world_size + self.servers:
+                raise ContractError(
+                    f"RANK is {self.rank} but WORLD_SIZE is {self.world_size} and MLBENCH_SERVERS {self.servers}"
+                )
+        elif not 0 <= self.rank < self.world_size:
             raise ContractError(f"RANK is {self.rank} but WORLD_SIZE is {self.world_size}")
         if self.device not in ("cpu", "gpu"):
             raise ContractError(f"MLBENCH_DEVICE is {self.device!r}, not cpu or gpu")

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from task_images.harness.distributed import World
 from task_images.harness.precision import LossScale
-from task_images.harness.replicas import broadcast_state
+from task_images.harness.replicas import broadcast_state, check_identical
 from task_images.harness.tracker import Tracker
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
@@ -96,6 +96,7 @@ class Strategy:
     """
 
     traits = Traits()
+    _clear_to_none = False
     optimizer: torch.optim.Optimizer
     model: nn.Module  # as given to `attach`, without any wrapper
     place: Placement
@@ -154,6 +155,12 @@ class Strategy:
         """The context of validation and checkpoints: nothing is under way, and all ranks have the same model."""
         return contextlib.nullcontext()
 
+    def check_replicas(self) -> float | None:
+        """Within `consensus`, after training: raise DivergedError if models that must be equal are not. Returns the
+        distance that drifting replicas had, relative to their norm; None if they do not drift. Collective."""
+        check_identical(self.place.world, self.model)
+        return None
+
     def state_dict(self) -> StrategyState:
         """What training needs to go on. Collective, within `consensus`; rank 0's is the one to keep."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "method": {}}
@@ -199,8 +206,8 @@ class Strategy:
         if finite:
             set_rate(self.optimizer, rate)
             self.optimizer.step()
-        # In place: gradients may be views of the buffers that are sent.
-        self.optimizer.zero_grad(set_to_none=False)
+        # In place if gradients are views of the buffers that are sent.
+        self.optimizer.zero_grad(set_to_none=self._clear_to_none)
         return Applied(finite, norm)
 
     def _agree(self, finite: bool) -> bool:

@@ -5,7 +5,7 @@ import platform
 import socket
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,14 @@ from task_images.contract import Contract, emit
 from task_images.harness.errors import EnvironmentUnfitError, PeerLostError
 from task_images.harness.network import measure_network
 from task_images.harness.ranks import COLLECTIVE_SECONDS, RENDEZVOUS_SECONDS, cpu_threads
+
+
+class Companion(Protocol):
+    """Something that lives as long as the world, for example connections to parameter servers."""
+
+    def close(self) -> None:
+        """Part after success."""
+        ...
 
 
 class World:
@@ -39,6 +47,7 @@ class World:
         self.threads = threads
         self._grouped = grouped
         self._store = store
+        self.companions: list[Companion] = []
         # NCCL moves device memory only; the others take the bookkeeping's few numbers from the host.
         self._small = device if contract.backend == "nccl" else torch.device("cpu")
 
@@ -118,6 +127,8 @@ class World:
         """Leave together: rank 0 holds the rendezvous, so it must not go first. Only after success."""
         if self._grouped:
             self.barrier()
+            for companion in self.companions:
+                companion.close()
             dist.destroy_process_group()
             self._grouped = False
             _probe_network(self.contract, self._store, "after")

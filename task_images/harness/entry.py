@@ -28,7 +28,12 @@ def run(main: Callable[[Contract], None]) -> NoReturn:
     try:
         contract = Contract()
         rank = contract.rank
-        main(contract)
+        if contract.role == "server":
+            from task_images.comm.server import serve
+
+            serve(contract)
+        else:
+            main(contract)
     except ContractError as error:
         _say(rank, str(error))
         sys.exit(EXIT_USAGE)

@@ -1,6 +1,7 @@
 """Keeping the ranks' models equal: initial broadcast, averaged buffers, and a check that they are."""
 
 import zlib
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,15 @@ def check_identical(world: World, model: nn.Module) -> None:
     odd = [str(rank) for rank, value in enumerate(sums) if value != sums[0]]
     if odd:
         raise DivergedError(f"the model of rank {', '.join(odd)} differs from that of rank 0")
+
+
+def measure_distance(world: World, parameters: Iterable[Tensor]) -> float:
+    """How far apart the ranks' parameters are: the root of the mean squared distance from their mean, over the norm of
+    the mean. Collective."""
+    own = torch.cat([parameter.detach().reshape(-1).float() for parameter in parameters])
+    mean = world.all_reduce(own / world.size)
+    squares = world.sum([float((own - mean).square().sum())])[0] / world.size
+    return float(squares**0.5 / max(float(mean.norm()), 1e-30))
 
 
 def _by_type(tensors: list[Tensor]) -> dict[torch.dtype, list[Tensor]]:

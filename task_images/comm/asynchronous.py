@@ -1,0 +1,87 @@
+"""Asynchronous parameter servers: weights that every trainer adds to by its own steps."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from task_images.comm.client import connect_servers
+from task_images.comm.drifting import Drifting
+from task_images.comm.methods import parse_size
+from task_images.comm.wire import PULL, PUSH, SET, Frame, assign
+
+
+class AsynchronousServers(Drifting):
+    """Every trainer makes its own steps, sends what they changed, and takes the servers' weights (async), perhaps after
+    waiting until it is no more than so many updates ahead of the slowest (SSP).
+
+    A trainer's gradient counts by its share, so that the changes of all trainers add up to one synchronous update.
+    """
+
+    def _connect(self) -> None:
+        super()._connect()
+        self._ahead = 0
+        if self.place.size == 1:
+            return
+        self._client = connect_servers(self.place.world, self.method.server_count)
+        self._base = self._collect()
+        limit = self._base.numel()
+        if self.method.partition != "none":
+            limit = max(1, parse_size(self.method.partition) // self._base.element_size())
+        self._limit = limit
+        parts = torch.split(self._base, limit)
+        self._server_of = assign([part.numel() for part in parts], self.method.server_count)
+        self._set()
+
+    def _set(self) -> None:
+        """Rank 0's weights become the servers'."""
+        if self.place.rank == 0:
+            self._ask(SET, self._base)
+        self.place.world.barrier()
+
+    def _reduce(self) -> None:
+        self._scale_alone()
+
+    def _exchange(self, updated: bool) -> None:
+        self._update += 1
+        if self.place.size > 1:
+            change = self._collect() - self._base
+            self._take(self._ask(PUSH, change))
+
+    def _take(self, weights: Tensor) -> None:
+        self._base = weights.to(self._base)
+        self._distribute(self._base)
+
+    def _ask(self, kind: int, flat: Tensor) -> Tensor:
+        """Send all parts to their servers, and put their answers together."""
+        parts = torch.split(flat, self._limit)
+        for number, part in enumerate(parts):
+            if kind != PULL:
+                self._link.book(part, 1)
+            self._client.send(
+                self._server_of[number], Frame(kind, number, self._update, part if kind != PULL else torch.empty(0))
+            )
+        answers = [self._client.receive(self._server_of[number]) for number in range(len(parts))]
+        self._ahead = max(self._ahead, *(answer.clock for answer in answers))
+        return torch.cat([answer.tensor for answer in answers])
+
+    @contextmanager
+    def _on_servers_weights(self) -> Iterator[None]:
+        self.place.world.barrier()  # all that was sent is in
+        self._take(self._ask(PULL, self._base))
+        self.place.world.barrier()  # nobody goes on before all have it
+        yield
+
+    def consensus(self) -> AbstractContextManager[object]:
+        return self._on_servers_weights() if self.place.size > 1 else nullcontext()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        if self.place.size > 1:
+            self._base = self._collect()
+            self._set()
+
+    def stats(self) -> dict[str, float]:
+        return {**super().stats(), "most_updates_ahead": float(self._ahead)}

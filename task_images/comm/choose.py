@@ -1,0 +1,39 @@
+"""From the contract's method to a strategy."""
+
+from collections.abc import Callable
+
+from task_images.comm.base import Strategy
+from task_images.comm.methods import Method, MethodError, check
+from task_images.contract import Contract
+from task_images.harness.errors import TaskUsageError
+
+
+def choose_strategy(contract: Contract, own: Callable[[], Strategy]) -> Strategy:
+    """The strategy of the run's method, or the task's `own`. Raises TaskUsageError for a method that cannot be."""
+    if not contract.method:
+        return own()
+    try:
+        method = Method.from_dict(contract.method)
+        check(method, contract.world_size)
+    except (MethodError, TypeError) as error:
+        raise TaskUsageError(f"MLBENCH_METHOD: {error}", getattr(error, "instead", None)) from None
+    return make_strategy(method, contract.seed)
+
+
+def make_strategy(method: Method, seed: int = 0) -> Strategy:
+    """The strategy that realises a legal method."""
+    if method.engine in ("ddp", "ddp-static", "zero1", "fsdp2", "hsdp"):
+        from task_images.comm.native import make_native
+
+        return make_native(method)
+    if method.transport == "gossip" or method.sync != "every":
+        from task_images.comm.drifting import make_drifting
+
+        return make_drifting(method, seed)
+    if method.staleness != "sync":
+        from task_images.comm.asynchronous import AsynchronousServers
+
+        return AsynchronousServers(method)
+    from task_images.comm.reducer import Reducer
+
+    return Reducer(method, seed)

@@ -1,0 +1,104 @@
+"""The trainers' side of parameter servers: connections, and the synchronous sum as a transport."""
+
+import json
+import socket
+from collections.abc import Callable
+
+import torch
+
+from task_images.comm.exchange import Message
+from task_images.comm.link import Link
+from task_images.comm.methods import Method
+from task_images.comm.server import open_store
+from task_images.comm.wire import DONE, SUM, Frame, assign, receive_frame, send_frame
+from task_images.contract import Contract
+from task_images.harness.distributed import World
+from task_images.harness.errors import PeerLostError
+from task_images.harness.ranks import COLLECTIVE_SECONDS
+
+
+class ServerClient:
+    """One trainer's connections to all servers. Requests are answered in their order, server by server."""
+
+    def __init__(self, contract: Contract, servers: int, seconds: float = COLLECTIVE_SECONDS) -> None:
+        store = open_store(contract)
+        self._connections = []
+        for number in range(servers):
+            try:
+                host, port, token = json.loads(store.get(str(number)))
+                connection = socket.create_connection((host, port), timeout=seconds)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.sendall(bytes.fromhex(token) + contract.rank.to_bytes(4, "big"))
+            except (OSError, RuntimeError) as error:
+                raise PeerLostError(f"parameter server {number} did not come: {_short(error)}") from None
+            self._connections.append(connection)
+        self.bytes = 0
+
+    def send(self, server: int, frame: Frame) -> None:
+        """Send a request. Raises PeerLostError."""
+        try:
+            send_frame(self._connections[server], frame)
+        except OSError as error:
+            raise self._lost(server, error) from None
+
+    def receive(self, server: int) -> Frame:
+        """The next answer of a server. Raises PeerLostError."""
+        try:
+            return receive_frame(self._connections[server])
+        except OSError as error:
+            raise self._lost(server, error) from None
+
+    def close(self) -> None:
+        """Say to all servers that this trainer is done."""
+        for number, connection in enumerate(self._connections):
+            self.send(number, Frame(DONE, 0, 0, torch.empty(0)))
+            connection.close()
+
+    def _lost(self, server: int, error: OSError) -> PeerLostError:
+        return PeerLostError(f"parameter server {server} is gone: {_short(error)}", "Its own log says why.")
+
+
+class ServerSum:
+    """A transport: messages are sent to their servers, which answer with the sum over trainers."""
+
+    def __init__(self, link: Link, client: ServerClient, servers: int) -> None:
+        self._link = link
+        self._client = client
+        self._servers = servers
+        self._server_of: list[int] = []
+        self._round = 0
+
+    def arrange(self, messages: list[Message]) -> None:
+        """Share the messages out among the servers by their bytes."""
+        sizes = [message.flat.numel() * message.flat.element_size() for message in messages]
+        self._server_of = assign(sizes, self._servers)
+
+    def start(self, message: Message, seed: int) -> Callable[[], None] | None:
+        server = self._server_of[message.number]
+        payload = message.encode(seed, 0.0)
+        self._link.book(payload[0], 1)
+        self._client.send(server, Frame(SUM, message.number, seed, payload[0]))
+
+        def finish() -> None:
+            answer = self._client.receive(server)
+            message.flat.copy_(message.codec.decode([answer.tensor], message.flat, seed))
+
+        return finish
+
+
+def connect_servers(world: World, servers: int) -> ServerClient:
+    """This rank's connections to the servers, which live as long as the world. Raises PeerLostError."""
+    found = next((item for item in world.companions if isinstance(item, ServerClient)), None)
+    if found is None:
+        found = ServerClient(world.contract, servers)
+        world.companions.append(found)
+    return found
+
+
+def make_server_transport(method: Method, link: Link, world: World) -> ServerSum:
+    """The synchronous transport of a method."""
+    return ServerSum(link, connect_servers(world, method.server_count), method.server_count)
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

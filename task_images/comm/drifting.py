@@ -1,0 +1,262 @@
+"""Methods whose replicas drift apart: local steps with averages in between, and exchange with neighbours on a ring."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from task_images.comm.base import Strategy, StrategyState, Traits
+from task_images.comm.codecs import join_payload, make_codec, split_payload
+from task_images.comm.link import Link
+from task_images.comm.methods import Method
+from task_images.comm.reducer import Reducer
+from task_images.harness.replicas import measure_distance
+
+CHOCO_STEP = 0.5  # how far weights move towards what the neighbours are believed to have
+
+
+class Drifting(Strategy):
+    """Every rank updates with its own gradients; subclasses exchange weights after the update."""
+
+    traits = Traits(identical=False, gradients_agree=False)
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+
+    def _connect(self) -> None:
+        self._update = 0
+        self._distance: float | None = None
+        if self.place.size > 1:
+            delay = self.method.delay.split(",")
+            self._link = Link(self.place.world, None if delay == ["none"] else (float(delay[0]), float(delay[1])))
+
+    def _reduce(self) -> None:
+        """Only what makes sums means: ranks count by their share, all shares being 1/P if batches are equal."""
+        share = self.place.size * self._weight / self._total
+        if share != 1:
+            torch._foreach_mul_([item.grad for item in self._parameters if item.grad is not None], share)
+
+    def check_replicas(self) -> float | None:
+        return self._distance
+
+    def stats(self) -> dict[str, float]:
+        figures = super().stats()
+        if self.place.size > 1:
+            figures.update(
+                messages=float(self._link.messages), bytes=float(self._link.bytes), wire_bytes=self._link.wire_bytes
+            )
+        if self._distance is not None:
+            figures["distance"] = self._distance
+        return figures
+
+    @torch.no_grad()
+    def _collect(self) -> Tensor:
+        """All parameters (of one type) in one flat tensor."""
+        return torch.cat([parameter.detach().reshape(-1) for parameter in self._parameters])
+
+    @torch.no_grad()
+    def _distribute(self, flat: Tensor) -> None:
+        start = 0
+        for parameter in self._parameters:
+            parameter.copy_(flat[start : start + parameter.numel()].view_as(parameter))
+            start += parameter.numel()
+
+    def _average(self) -> None:
+        """Weights become the mean of all ranks' weights."""
+        self._distribute(self._link.all_reduce(self._collect().div_(self.place.size)))
+
+    @contextmanager
+    def _on_average(self) -> Iterator[None]:
+        """The mean of all ranks' weights for the time being; afterwards each rank has its own again."""
+        own = self._collect()
+        self._distance = measure_distance(self.place.world, self._parameters)
+        self._average()
+        try:
+            yield
+        finally:
+            self._distribute(own)
+
+    def consensus(self) -> AbstractContextManager[object]:
+        return self._on_average() if self.place.size > 1 else nullcontext()
+
+    def state_dict(self) -> StrategyState:
+        state = super().state_dict()
+        if self.place.size > 1:
+            ranks: list[Any] = [None] * self.place.size
+            dist.all_gather_object(ranks, self._own_state())
+            state["method"] = {"update": self._update, "ranks": ranks}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        method = state.get("method") or {}
+        if self.place.size == 1 or not method:
+            return
+        self._update = int(method["update"])
+        if len(method["ranks"]) == self.place.size:  # else all go on from the mean
+            self._load_own_state(method["ranks"][self.place.rank])
+
+    def _own_state(self) -> dict[str, Any]:  # words: ok
+        """What only this rank has."""
+        return {"optimizer": self.optimizer.state_dict()}
+
+    def _load_own_state(self, state: Mapping[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+class LocalSteps(Drifting):
+    """Weights are averaged every `steps` updates; `consensus` averages them for good."""
+
+    def __init__(self, method: Method) -> None:
+        super().__init__(method)
+        self._steps = int(method.sync.partition(":")[2].split(",")[-1])
+
+    def _exchange(self, updated: bool) -> None:
+        self._update += 1
+        if self.place.size > 1 and self._update % self._steps == 0:
+            self._average()
+
+    def consensus(self) -> AbstractContextManager[object]:
+        if self.place.size > 1:
+            self._distance = measure_distance(self.place.world, self._parameters)
+            self._average()
+        return nullcontext()
+
+
+class PostLocalSteps(Reducer):
+    """Gradients are averaged for `start` updates; from then on weights are, every `steps` updates."""
+
+    def __init__(self, method: Method, seed: int) -> None:
+        super().__init__(method, seed)
+        start, steps = method.sync.partition(":")[2].split(",")
+        self._begins_at, self._steps = int(start), int(steps)
+        self.traits = Traits(identical=False, gradients_agree=False)
+        self._count_updates = 0
+        self._distance: float | None = None
+
+    @property
+    def _is_local(self) -> bool:
+        return self.place.size > 1 and self._count_updates >= self._begins_at
+
+    def last_pass(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._is_local else super().last_pass()
+
+    def _reduce(self) -> None:
+        if not self._is_local:
+            super()._reduce()
+            return
+        share = self.place.size * self._weight / self._total
+        torch._foreach_mul_([item.grad for item in self._parameters if item.grad is not None], share)
+
+    def _exchange(self, updated: bool) -> None:
+        local = self._is_local
+        self._count_updates += 1
+        if local and (self._count_updates - self._begins_at) % self._steps == 0:
+            self._average()
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        for parameter in self._parameters:
+            self._link.all_reduce(parameter.detach().div_(self.place.size))
+
+    def consensus(self) -> AbstractContextManager[object]:
+        if self.place.size > 1:
+            self._distance = measure_distance(self.place.world, self._parameters)
+            self._average()
+        return nullcontext()
+
+    def check_replicas(self) -> float | None:
+        return self._distance
+
+    def state_dict(self) -> StrategyState:
+        state = super().state_dict()
+        ranks: list[Any] = [None] * self.place.size
+        if self.place.size > 1:
+            dist.all_gather_object(ranks, self.optimizer.state_dict())
+        state["method"] = {"update": self._update, "ranks": [], "count": self._count_updates, "optimizers": ranks}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        method = state.get("method") or {}
+        if not method:
+            return
+        self._count_updates = int(method["count"])
+        if self.place.size > 1 and len(method["optimizers"]) == self.place.size:
+            self.optimizer.load_state_dict(method["optimizers"][self.place.rank])
+
+
+class Gossip(Drifting):
+    """After every update weights become their mean with those of the neighbours on a ring (Lian et al. 2017)."""
+
+    def _connect(self) -> None:
+        super()._connect()
+        self._peers = find_neighbours(self.place.rank, self.place.size)
+        self._mixing = 1 / (1 + len(self._peers))
+
+    def _exchange(self, updated: bool) -> None:
+        self._update += 1
+        if not self._peers:
+            return
+        own = self._collect()
+        received = self._link.swap(own, self._peers)
+        for other in received:
+            own += other
+        self._distribute(own.mul_(self._mixing))
+
+    def _own_state(self) -> dict[str, Any]:  # words: ok
+        return {**super()._own_state(), "weights": self._collect().cpu()}
+
+    def _load_own_state(self, state: Mapping[str, Any]) -> None:
+        super()._load_own_state(state)
+        self._distribute(state["weights"].to(self.place.world.device))
+
+
+class ChocoGossip(Gossip):
+    """Gossip with compressed differences: neighbours keep a copy of what they believe this rank to have, which the
+    largest entries of its difference bring nearer after every update (Koloskova et al. 2019)."""
+
+    def _connect(self) -> None:
+        super()._connect()
+        self._codec = make_codec(self.method, self.place.rank)
+        # All ranks start from the same weights, so these are known to all.
+        self._believed = self._collect()
+        self._mixed = self._believed.clone()  # sum over the neighbours and itself of mixing x what is believed
+
+    def _exchange(self, updated: bool) -> None:
+        self._update += 1
+        if not self._peers:
+            return
+        own = self._collect()
+        payload = self._codec.encode(own - self._believed, self._update)
+        message = join_payload(payload)
+        payloads = [split_payload(other, payload) for other in self._link.swap(message, self._peers)]
+        change = self._codec.decode(payload, own, self._update)
+        self._believed += change
+        self._mixed += change * self._mixing
+        for other in payloads:
+            self._mixed += self._codec.decode(other, own, self._update) * self._mixing
+        self._distribute(own + CHOCO_STEP * (self._mixed - self._believed))
+
+    def _own_state(self) -> dict[str, Any]:  # words: ok
+        return {**super()._own_state(), "believed": self._believed.cpu(), "mixed": self._mixed.cpu()}
+
+    def _load_own_state(self, state: Mapping[str, Any]) -> None:
+        super()._load_own_state(state)
+        self._believed.copy_(state["believed"])
+        self._mixed.copy_(state["mixed"])
+
+
+def find_neighbours(rank: int, size: int) -> list[int]:
+    """The ranks before and after this one on a ring: none of one rank, one of two."""
+    return sorted({(rank - 1) % size, (rank + 1) % size} - {rank})
+
+
+def make_drifting(method: Method, seed: int) -> Strategy:
+    """The strategy of a method with local steps or neighbours."""
+    if method.transport == "gossip":
+        return Gossip(method) if method.codec == "none" else ChocoGossip(method)
+    return LocalSteps(method) if method.sync.startswith("local:") else PostLocalSteps(method, seed)

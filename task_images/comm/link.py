@@ -1,0 +1,110 @@
+"""A link: the collectives of one communication thread on a process group of its own, with their bytes counted."""
+
+import time
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from task_images.harness.distributed import World
+
+
+class Link:
+    """One data group. Every call blocks, and is made by one thread only, in the same order on all ranks.
+
+    delay            (alpha, beta): seconds that every message takes more, and seconds per byte of it
+    messages, bytes  what this rank handed over; `wire_bytes`: what it sends of that by the ring or tree used
+    """
+
+    def __init__(self, world: World, delay: tuple[float, float] | None = None) -> None:
+        self.size = world.size
+        self.rank = world.rank
+        group = dist.new_group(list(range(world.size)), group_desc="gradients")
+        assert isinstance(group, dist.ProcessGroup)
+        self.group = group
+        self._delay = delay
+        self.messages = 0
+        self.bytes = 0
+        self.wire_bytes = 0.0
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """`tensor` becomes its sum over ranks."""
+        self.book(tensor, 2 * (self.size - 1) / self.size)
+        dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+    def reduce_scatter(self, tensor: Tensor) -> Tensor:
+        """tensor (P n) -> this rank's n numbers of the sum over ranks."""
+        self.book(tensor, (self.size - 1) / self.size)
+        own = tensor.new_empty(tensor.numel() // self.size)
+        dist.reduce_scatter_single(own, tensor, group=self.group)
+        return own
+
+    def all_gather_into(self, whole: Tensor, own: Tensor) -> None:
+        """own (n) of each rank -> whole (P n)."""
+        self.book(whole, (self.size - 1) / self.size)
+        dist.all_gather_single(whole, own, group=self.group)
+
+    def all_gather(self, own: Tensor) -> list[Tensor]:
+        """Every rank's `own`, equally large on all, by rank."""
+        self.book(own, self.size - 1)
+        whole = own.new_empty(self.size * own.numel())
+        dist.all_gather_single(whole, own, group=self.group)
+        return list(whole.chunk(self.size))
+
+    def all_to_all(self, tensor: Tensor) -> list[Tensor]:
+        """tensor (P n): the i-th n numbers go to rank i -> what each rank had for this one."""
+        self.book(tensor, (self.size - 1) / self.size)
+        received = torch.empty_like(tensor)
+        dist.all_to_all_single(received, tensor, group=self.group)
+        return list(received.chunk(self.size))
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
+        if self.rank == root:
+            self.book(tensor, 1)
+        dist.broadcast(tensor, root, group=self.group)
+        return tensor
+
+    def send(self, tensor: Tensor, peer: int) -> None:
+        self.book(tensor, 1)
+        dist.send(tensor, peer, group=self.group)
+
+    def receive(self, tensor: Tensor, peer: int) -> Tensor:
+        dist.recv(tensor, peer, group=self.group)
+        return tensor
+
+    def swap(self, tensor: Tensor, peers: Sequence[int]) -> list[Tensor]:
+        """`tensor` goes to all `peers`, whose own come back, in their order."""
+        received = [torch.empty_like(tensor) for _ in peers]
+        works = []
+        for peer, place in zip(peers, received, strict=True):
+            self.book(tensor, 1)
+            works.append(dist.isend(tensor, peer, group=self.group))
+            works.append(dist.irecv(place, peer, group=self.group))
+        for work in works:
+            if work is not None:
+                work.wait()
+        return received
+
+    def book(self, tensor: Tensor, factor: float) -> None:
+        """Count a message, of which this rank sends `factor` times the size, and take the time that it is to take."""
+        size = tensor.numel() * tensor.element_size()
+        self.messages += 1
+        self.bytes += size
+        self.wire_bytes += factor * size
+        if self._delay is not None:
+            time.sleep(self._delay[0] + self._delay[1] * size)
+
+
+def measure_cost(link: Link, sizes: Sequence[int] = (1024, 16384, 65536, 262144), repeats: int = 5) -> list[float]:
+    """Mean seconds of an all-reduce of each of `sizes` numbers, after two that do not count. Collective."""
+    seconds = []
+    for size in sizes:
+        tensor = torch.zeros(size)
+        for number in range(repeats + 2):
+            if number == 2:
+                begin = time.perf_counter()
+            link.all_reduce(tensor)
+        seconds.append((time.perf_counter() - begin) / repeats)
+    return seconds

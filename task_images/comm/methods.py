@@ -1,0 +1,339 @@
+"""Methods of communication as data: axes, and what may be combined with what. No torch: the tool reads this.
+
+A method is a point on the axes of `Method`. `check` refuses what does not go together, with the nearest choice that
+does. Points with a name are in `presets`.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+
+UNITS = {"": 1, "B": 1, "kB": 10**3, "KB": 10**3, "KiB": 2**10, "MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30}
+MAX_SERVERS = 64
+FEEDBACK_CODECS = ("sign", "topk", "randomk", "qsgd", "powersgd")
+NATIVE = ("ddp", "ddp-static", "zero1", "fsdp2", "hsdp")
+
+
+class MethodError(ValueError):
+    """A method that cannot be. `reason` is a sentence; `instead` is the nearest choice that is legal, as options."""
+
+    def __init__(self, reason: str, instead: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.instead = instead
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis: what it decides, and the forms of its values."""
+
+    name: str
+    help: str
+    forms: tuple[str, ...]
+
+
+AXES = {
+    axis.name: axis
+    for axis in (
+        Axis("plan", "which tensors share a message", ("tensor", "all", "threshold:SIZE", "mgwfbp", "optimal")),
+        Axis("partition", "messages are cut into parts of at most this size", ("none", "SIZE")),
+        Axis("order", "which message goes first among those that are ready", ("fifo", "priority", "deferred")),
+        Axis("credit", "bytes that may be under way at the same time", ("SIZE",)),
+        Axis("barrier", "wait for all gradients in each step, or for those of a layer before its forward pass",
+             ("step", "none")),
+        Axis("codec", "how a message is compressed",
+             ("none", "fp16", "bf16", "sign", "topk:DENSITY", "randomk:DENSITY", "qsgd:LEVELS", "powersgd:RANK")),
+        Axis("feedback", "what a codec leaves out is added to the next gradient", ("none", "ef")),
+        Axis("momentum", "momentum correction before the codec (deep gradient compression)", ("none", "FACTOR")),
+        Axis("selection", "how topk finds its entries: exactly, or by a threshold from a sample",
+             ("exact", "sampled")),
+        Axis("transport", "how messages are combined",
+             ("allreduce", "rsag", "allgather", "a2a", "gtopk", "ps", "gossip", "noop")),
+        Axis("staleness", "what a parameter server waits for", ("sync", "async", "ssp:BOUND")),
+        Axis("servers", "number of parameter servers", ("NUMBER",)),
+        Axis("delay", "network to imitate: seconds per message and per byte", ("none", "ALPHA,BETA")),
+        Axis("sync", "how often workers exchange anything", ("every", "local:STEPS", "postlocal:START,STEPS")),
+        Axis("engine", "mlbench's own reducer, or one of torch's", ("reducer", *NATIVE)),
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Method:
+    """A point on the axes; every value is a text of one of the axis' forms."""
+
+    name: str = "bsp"
+    plan: str = "threshold:25MiB"
+    partition: str = "none"
+    order: str = "fifo"
+    credit: str = "4MiB"
+    barrier: str = "step"
+    codec: str = "none"
+    feedback: str = "none"
+    momentum: str = "none"
+    selection: str = "exact"
+    transport: str = "allreduce"
+    staleness: str = "sync"
+    servers: str = "0"
+    delay: str = "none"
+    sync: str = "every"
+    engine: str = "reducer"
+
+    @property
+    def codec_name(self) -> str:
+        return self.codec.partition(":")[0]
+
+    @property
+    def server_count(self) -> int:
+        return int(self.servers)
+
+    def axes(self) -> dict[str, str]:
+        """Every axis and its value."""
+        return {name: value for name, value in asdict(self).items() if name != "name"}
+
+    def to_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, str]) -> "Method":
+        """The method in a dictionary as `to_dict` makes it. Raises MethodError for any other."""
+        known = {item.name for item in fields(cls)}
+        for key, value in document.items():
+            if key not in known or not isinstance(value, str):
+                raise MethodError(f'a method has no axis "{key}" with the value {value!r}')
+        method = cls(**document)
+        check_values(method)
+        return method
+
+
+def parse_size(text: str) -> int:
+    """Bytes in a text like 25MiB or 4096000. Raises ValueError."""
+    digits = text.rstrip("BKMGik")
+    unit = text[len(digits) :]
+    value = float(digits)
+    if unit not in UNITS or not 0 < value * UNITS[unit] < 2**50:
+        raise ValueError(f"{text} is not a size")
+    return int(value * UNITS[unit])
+
+
+def check_values(method: Method) -> None:
+    """Raises MethodError for a value that its axis does not have."""
+    for axis in AXES.values():
+        value = getattr(method, axis.name)
+        if not any(_has_form(value, form) for form in axis.forms):
+            raise MethodError(
+                f"comm.{axis.name} is {value!r}, not of the form {' or '.join(axis.forms)}",
+                f"--set comm.{axis.name}={getattr(Method(), axis.name)}",
+            )
+
+
+def _has_form(value: str, form: str) -> bool:
+    word, colon, argument = form.partition(":")
+    given, given_colon, given_argument = value.partition(":")
+    if not word.isupper():
+        return given == word and colon == given_colon and (not colon or _is_valid(argument, given_argument))
+    return _is_valid(form, value)
+
+
+def _is_valid(kind: str, text: str) -> bool:
+    """Whether a text is a value of a kind of argument."""
+    try:
+        return _KINDS[kind](text)
+    except (ValueError, OverflowError):
+        return False
+
+
+def _is_number(text: str, low: int, high: int) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 12 and low <= int(text) <= high
+
+
+def _is_delay(text: str) -> bool:
+    alpha, comma, beta = text.partition(",")
+    return bool(comma) and all(0 <= float(part) < 60 for part in (alpha, beta))
+
+
+def _is_start_and_steps(text: str) -> bool:
+    start, comma, steps = text.partition(",")
+    return bool(comma) and _is_number(start, 0, 10**9) and _is_number(steps, 1, 10**6)
+
+
+_KINDS: dict[str, Callable[[str], bool]] = {
+    "SIZE": lambda text: parse_size(text) > 0,
+    "DENSITY": lambda text: 0 < float(text) <= 1 and math.isfinite(float(text)),
+    "LEVELS": lambda text: _is_number(text, 1, 127),
+    "RANK": lambda text: _is_number(text, 1, 4096),
+    "FACTOR": lambda text: 0 < float(text) < 1,
+    "STEPS": lambda text: _is_number(text, 1, 10**6),
+    "BOUND": lambda text: _is_number(text, 0, 10**6),
+    "START,STEPS": _is_start_and_steps,
+    "NUMBER": lambda text: _is_number(text, 0, MAX_SERVERS),
+    "ALPHA,BETA": _is_delay,
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What must hold if `when` does. `reason` says why, `instead` changes axes to the nearest legal point."""
+
+    when: Callable[[Method], bool]
+    holds: Callable[[Method], bool]
+    reason: str
+    instead: Mapping[str, str]
+
+
+TRANSPORTS = {
+    "none": ("allreduce", "rsag", "ps", "gossip", "noop"),
+    "fp16": ("allreduce", "rsag", "ps", "noop"),
+    "bf16": ("allreduce", "rsag", "ps", "noop"),
+    "sign": ("allgather", "a2a"),
+    "topk": ("allgather", "gtopk", "gossip"),
+    "randomk": ("allreduce",),
+    "qsgd": ("allgather",),
+    "powersgd": ("allreduce",),
+}
+
+
+def _carries(transport: str) -> str:
+    return ", ".join(codec for codec, carried in TRANSPORTS.items() if transport in carried)
+
+
+RULES = (
+    Rule(
+        lambda m: m.engine in NATIVE,
+        lambda m: m.plan.startswith("threshold:") and m.transport == "allreduce" and m.order == "fifo"
+        and m.partition == "none" and m.sync == "every" and m.barrier == "step" and m.delay == "none",
+        "torch's own engines have their own order: only plan=threshold:SIZE can be set",
+        {"plan": "threshold:25MiB", "transport": "allreduce", "order": "fifo", "partition": "none", "sync": "every",
+         "barrier": "step", "delay": "none", "codec": "none", "feedback": "none", "momentum": "none",
+         "selection": "exact", "staleness": "sync", "servers": "0"},
+    ),
+    Rule(
+        lambda m: m.engine in NATIVE,
+        lambda m: m.codec == "none" or (m.engine == "ddp" and m.codec in ("fp16", "bf16")),
+        "of torch's engines only ddp takes a codec, fp16 or bf16",
+        {"codec": "none", "feedback": "none", "momentum": "none", "selection": "exact"},
+    ),
+    *(
+        Rule(
+            lambda m, codec=codec: m.codec_name == codec,  # type: ignore[misc]
+            lambda m, carried=carried: m.transport in carried,  # type: ignore[misc]
+            f"the codec {codec} travels by {' or '.join(carried)} only",
+            {"transport": carried[0]},
+        )
+        for codec, carried in TRANSPORTS.items()
+    ),
+    Rule(
+        lambda m: m.staleness != "sync", lambda m: m.transport == "ps",
+        "only parameter servers can be asynchronous", {"staleness": "sync"},
+    ),
+    Rule(
+        lambda m: m.staleness != "sync", lambda m: m.codec == "none" and m.barrier == "step" and m.plan == "all",
+        "asynchronous servers take whole steps: plan all, barrier step, codec none",
+        {"plan": "all", "barrier": "step", "codec": "none"},
+    ),
+    Rule(lambda m: m.transport == "ps", lambda m: m.server_count > 0, "a parameter server is needed", {"servers": "1"}),
+    Rule(
+        lambda m: m.transport != "ps", lambda m: m.server_count == 0, "only the transport ps has servers",
+        {"servers": "0"},
+    ),
+    Rule(
+        lambda m: m.feedback == "ef", lambda m: m.codec_name in FEEDBACK_CODECS and m.transport != "gossip",
+        "error feedback is for a codec that leaves something out", {"feedback": "none"},
+    ),
+    Rule(
+        lambda m: m.transport == "gtopk", lambda m: m.feedback == "ef",
+        "gtopk loses what inner merges drop unless error feedback keeps it", {"feedback": "ef"},
+    ),
+    Rule(
+        lambda m: m.codec_name == "powersgd", lambda m: m.feedback == "ef" and m.partition == "none",
+        "powersgd needs error feedback and whole matrices", {"feedback": "ef", "partition": "none"},
+    ),
+    Rule(
+        lambda m: m.momentum != "none",
+        lambda m: m.codec_name == "topk" and m.feedback == "ef" and m.transport == "allgather",
+        "momentum correction is for topk with error feedback over allgather", {"momentum": "none"},
+    ),
+    Rule(
+        lambda m: m.selection == "sampled", lambda m: m.codec_name == "topk", "only topk selects",
+        {"selection": "exact"},
+    ),
+    Rule(
+        lambda m: m.transport == "a2a", lambda m: m.codec == "sign" and m.feedback == "none",
+        "votes are counted by shards without scales only", {"feedback": "none"},
+    ),
+    Rule(
+        lambda m: m.transport == "gossip", lambda m: m.plan == "all" and m.order == "deferred" and m.barrier == "step",
+        "neighbours exchange whole models after the step", {"plan": "all", "order": "deferred", "barrier": "step"},
+    ),
+    Rule(
+        lambda m: m.sync != "every", lambda m: m.transport == "allreduce" and m.codec == "none" and m.barrier == "step",
+        "local steps are averaged by allreduce, without codec and with the barrier",
+        {"transport": "allreduce", "codec": "none", "barrier": "step"},
+    ),
+    Rule(
+        lambda m: m.barrier == "none", lambda m: m.codec_name in ("none", "fp16", "bf16"),
+        "without the barrier only the codecs none, fp16 and bf16 are built", {"barrier": "step"},
+    ),
+    Rule(lambda m: m.barrier == "none", lambda m: m.order != "deferred",
+         "messages that wait for the backward pass leave no layer to wait for", {"order": "fifo"}),
+)  # fmt: skip
+
+
+def check(method: Method, trainers: int | None = None) -> None:
+    """Raises MethodError for what does not go together, on `trainers` ranks if that is known."""
+    check_values(method)
+    for rule in RULES:
+        if rule.when(method) and not rule.holds(method):
+            changes = {axis: value for axis, value in rule.instead.items() if getattr(method, axis) != value}
+            raise MethodError(rule.reason, _as_options(method, changes))
+    if trainers is None:
+        return
+    if method.server_count > max(1, trainers):
+        raise MethodError(
+            f"{method.server_count} servers for {trainers} workers: more servers than workers serve nobody",
+            f"--servers {max(1, trainers)}",
+        )
+    if method.engine == "hsdp" and (trainers < 4 or trainers % 2):
+        raise MethodError(
+            f"hsdp needs two groups of ranks, so an even number from 4 on, not {trainers}", "--method fsdp2"
+        )
+
+
+def _as_options(method: Method, changes: Mapping[str, str]) -> str:
+    """The legal neighbour as options of the command line; a second rule that it breaks is mended with it."""
+    changed = replace(method, **changes)
+    for _ in RULES:
+        broken = next((rule for rule in RULES if rule.when(changed) and not rule.holds(changed)), None)
+        if broken is None:
+            break
+        changed = replace(changed, **broken.instead)
+    else:
+        return f"--method {method.name}, without further changes"
+    all_changes = {axis: value for axis, value in changed.axes().items() if value != getattr(method, axis)}
+    return " ".join(f"--set comm.{axis}={value}" for axis, value in all_changes.items())
+
+
+def count_topk(size: int, density: float) -> int:
+    """Entries that topk and randomk send of `size` numbers."""
+    return max(1, int(density * size))
+
+
+def payload_bytes(method: Method, size: int) -> int:
+    """Bytes of one rank's message with `size` numbers of 4 bytes, for codecs whose messages depend on it alone.
+
+    Raises ValueError for powersgd, which depends on the shapes.
+    """
+    word, _, argument = method.codec.partition(":")
+    if word == "none":
+        return 4 * size
+    if word in ("fp16", "bf16"):
+        return 2 * size
+    if word == "sign":
+        return -(-size // 8) + (4 if method.feedback == "ef" else 0)
+    if word == "topk":
+        return 8 * count_topk(size, float(argument))
+    if word == "randomk":
+        return 4 * count_topk(size, float(argument))
+    if word == "qsgd":
+        return size + 4 * -(-size // 512)
+    raise ValueError(f"the messages of {word} depend on shapes")

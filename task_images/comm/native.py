@@ -1,0 +1,140 @@
+"""torch's own engines as controls: DistributedDataParallel, ZeroRedundancyOptimizer, and fully_shard."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from task_images.comm.base import MakeOptimizer, Placement, Profile, Strategy, StrategyState
+from task_images.comm.ddp import DdpAllReduce
+from task_images.comm.methods import Method, parse_size
+from task_images.harness.tracker import Tracker
+
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+SPREAD = StateDictOptions(full_state_dict=True)
+
+
+def make_native(method: Method) -> Strategy:
+    """The control that a method names."""
+    if method.engine in ("fsdp2", "hsdp"):
+        return ShardedModel(groups=2 if method.engine == "hsdp" else 1)
+    bucket_mb = parse_size(method.plan.partition(":")[2]) / 2**20
+    if method.engine == "zero1":
+        return ShardedOptimizer(bucket_mb)
+    wire = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(method.codec)
+    return DdpAllReduce(bucket_mb, static=method.engine == "ddp-static", wire=wire)
+
+
+class ShardedOptimizer(DdpAllReduce):
+    """ZeRO-1: gradients by DistributedDataParallel; each rank updates a part of the parameters and broadcasts it."""
+
+    def attach(
+        self,
+        place: Placement,
+        model: nn.Module,
+        make_optimizer: MakeOptimizer,
+        profile: Profile | None = None,
+        tracker: Tracker | None = None,
+    ) -> nn.Module:
+        def make_sharded(model: nn.Module) -> torch.optim.Optimizer:
+            whole = make_optimizer(model)
+            if place.size == 1:
+                return whole
+            known = inspect.signature(type(whole)).parameters
+            defaults = {name: value for name, value in whole.defaults.items() if name in known}
+            groups = [
+                {name: value for name, value in group.items() if name == "params" or name in known}
+                for group in whole.param_groups
+            ]
+            return ZeroRedundancyOptimizer(groups, type(whole), **defaults)
+
+        return super().attach(place, model, make_sharded, profile, tracker)
+
+    def state_dict(self) -> StrategyState:
+        if not isinstance(self.optimizer, ZeroRedundancyOptimizer):
+            return super().state_dict()
+        self.optimizer.consolidate_state_dict(0)
+        state = self.optimizer.state_dict() if self.place.rank == 0 else {}
+        return {"model": self.model.state_dict(), "optimizer": state, "method": {}}
+
+
+class ShardedModel(Strategy):
+    """FSDP2: parameters, gradients and optimiser state in parts; with two groups each has all parts (HSDP).
+
+    Gradients are means over ranks; unequal batches are weighted when the loss enters the backward pass.
+    """
+
+    def __init__(self, groups: int) -> None:
+        self._group_count = groups
+
+    def _prepare(self, model: nn.Module) -> nn.Module:
+        if self.place.size == 1:
+            return model
+        kind, count = self.place.world.device.type, self._group_count
+        if count == 1:
+            mesh = init_device_mesh(kind, (self.place.size,))
+        else:
+            mesh = init_device_mesh(kind, (count, self.place.size // count), mesh_dim_names=("replicate", "shard"))
+        for block in _list_blocks(model):
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        model.register_full_backward_pre_hook(self._weigh)
+        return model
+
+    def _weigh(self, module: nn.Module, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        factor = self.place.size * self._weight / self._total
+        return None if factor == 1 else tuple(gradient * factor for gradient in gradients)
+
+    def begin(self, weight: float, total: float, passes: int = 1) -> None:
+        super().begin(weight, total, passes)
+        if self.place.size > 1:
+            self.model.set_requires_gradient_sync(passes == 1)  # type: ignore[operator]
+
+    def last_pass(self) -> Any:
+        if self.place.size > 1:
+            self.model.set_requires_gradient_sync(True)  # type: ignore[operator]
+        return super().last_pass()
+
+    def _reduce(self) -> None:
+        if self.place.size == 1:
+            self._scale_alone()
+
+    def check_replicas(self) -> float | None:
+        return None  # there is one model in parts
+
+    def state_dict(self) -> StrategyState:
+        if self.place.size == 1:
+            return super().state_dict()
+        return {
+            "model": get_model_state_dict(self.model, options=WHOLE),
+            "optimizer": get_optimizer_state_dict(self.model, self.optimizer, options=WHOLE),
+            "method": {},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self.place.size == 1:
+            super().load_state_dict(state)
+            return
+        set_model_state_dict(self.model, dict(state["model"]), options=SPREAD)
+        set_optimizer_state_dict(self.model, self.optimizer, dict(state["optimizer"]), options=SPREAD)
+
+
+def _list_blocks(model: nn.Module) -> list[nn.Module]:
+    """The parts of a model that are gathered one at a time: its children, or theirs if they are mere lists."""
+    found: list[nn.Module] = []
+    for child in model.children():
+        parts = child.children() if isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential) else [child]
+        found += [part for part in parts if any(True for _ in part.parameters())]
+    return found

@@ -1,0 +1,135 @@
+"""Plans: which tensors share a message. Pure functions, no torch. Tensors are numbered in the order in which their
+gradients become ready; a plan is a list of groups of consecutive numbers, in the order in which they are ready."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from task_images.comm.methods import parse_size
+
+Groups = list[list[int]]
+
+
+class Cost(NamedTuple):
+    """Seconds of a message: alpha + beta x bytes."""
+
+    alpha: float
+    beta: float
+
+    def time(self, size: float) -> float:
+        return self.alpha + self.beta * size
+
+
+def build(plan: str, sizes: Sequence[int], ready: Sequence[float], cost: Cost) -> Groups:
+    """The groups of `plan` for tensors of `sizes` bytes whose gradients are ready at `ready` seconds, ascending."""
+    word, _, argument = plan.partition(":")
+    if word == "threshold":
+        return threshold(sizes, parse_size(argument))
+    return _PLANS[word](sizes, ready, cost)
+
+
+def threshold(sizes: Sequence[int], limit: int) -> Groups:
+    """Append tensors until a group has `limit` bytes or more."""
+    groups: Groups = []
+    filled = limit
+    for number, size in enumerate(sizes):
+        if filled >= limit:
+            groups.append([])
+            filled = 0
+        groups[-1].append(number)
+        filled += size
+    return groups
+
+
+def merge_greedily(sizes: Sequence[int], ready: Sequence[float], cost: Cost) -> Groups:
+    """MG-WFBP: a group waits for the next tensor if it could not start before that is ready anyway, or if the wait is
+    shorter than the start-up time that merging saves (Shi et al. 2019, arXiv:1811.11141, algorithm 1)."""
+    groups: Groups = []
+    free = 0.0  # when the messages before the open group are over
+    for number, size in enumerate(sizes):
+        if not groups:
+            groups, total = [[0]], float(size)
+            continue
+        start = max(free, ready[number - 1])
+        if ready[number] < start + cost.time(total) and ready[number] - start < cost.alpha:
+            groups[-1].append(number)
+            total += size
+            continue
+        free = start + cost.time(total)
+        groups.append([number])
+        total = float(size)
+    return groups
+
+
+def find_optimum(sizes: Sequence[int], ready: Sequence[float], cost: Cost) -> Groups:
+    """The grouping whose last message is over first, under the same model. O(n^2) time and O(n) space."""
+    count = len(sizes)
+    ends = [0.0] * (count + 1)  # ends[n]: when the first n tensors have been sent, at the earliest
+    cuts = [0] * (count + 1)
+    for stop in range(1, count + 1):
+        best, total = float("inf"), 0
+        for start in range(stop - 1, -1, -1):
+            total += sizes[start]
+            end = max(ends[start], ready[stop - 1]) + cost.time(total)
+            if end < best:
+                best, cuts[stop] = end, start
+        ends[stop] = best
+    groups: Groups = []
+    stop = count
+    while stop:
+        groups.insert(0, list(range(cuts[stop], stop)))
+        stop = cuts[stop]
+    return groups
+
+
+def predict_end(groups: Groups, sizes: Sequence[int], ready: Sequence[float], cost: Cost) -> float:
+    """When the last message is over, in seconds from the same moment as `ready`."""
+    end = 0.0
+    for group in groups:
+        end = max(end, ready[group[-1]]) + cost.time(sum(sizes[number] for number in group))
+    return end
+
+
+def fit(samples: Sequence[tuple[float, float]]) -> Cost:
+    """alpha and beta by least squares from (bytes, seconds), neither of them negative."""
+    count = len(samples)
+    mean_size = sum(size for size, _ in samples) / count
+    mean_time = sum(time for _, time in samples) / count
+    spread = sum((size - mean_size) ** 2 for size, _ in samples)
+    slope = sum((size - mean_size) * (time - mean_time) for size, time in samples) / spread if spread else 0.0
+    beta = max(0.0, slope)
+    return Cost(max(0.0, mean_time - beta * mean_size), beta)
+
+
+def simulate_order(sizes: Sequence[int], ready: Sequence[float], priorities: Sequence[int], cost: Cost) -> list[int]:
+    """The order in which one link sends messages if the ready one with the least priority number goes first.
+
+    Made from rank 0's measurements, it is the same on all ranks without a word between them.
+    """
+    waiting = set(range(len(sizes)))
+    now, order = 0.0, []
+    while waiting:
+        able = [number for number in waiting if ready[number] <= now]
+        if not able:
+            now = min(ready[number] for number in waiting)
+            continue
+        chosen = min(able, key=lambda number: (priorities[number], number))
+        waiting.remove(chosen)
+        order.append(chosen)
+        now += cost.time(sizes[chosen])
+    return order
+
+
+def _one_each(sizes: Sequence[int], ready: Sequence[float], cost: Cost) -> Groups:
+    return [[number] for number in range(len(sizes))]
+
+
+def _one_for_all(sizes: Sequence[int], ready: Sequence[float], cost: Cost) -> Groups:
+    return [list(range(len(sizes)))] if sizes else []
+
+
+_PLANS: dict[str, Callable[[Sequence[int], Sequence[float], Cost], Groups]] = {
+    "tensor": _one_each,
+    "all": _one_for_all,
+    "mgwfbp": merge_greedily,
+    "optimal": find_optimum,
+}

@@ -1,0 +1,205 @@
+"""Methods with a name, as data: what they are, what they send, who described them. No torch: the tool reads this."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from task_images.comm.methods import AXES, Method, MethodError, check, check_values
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A method with a name.
+
+    changes    axes that differ from Method's defaults
+    bytes      what a rank sends in a step, as a formula: M bytes of gradients in d numbers, P ranks
+    goal       False if training is not meant to reach a task's goal with it; `note` says why
+    """
+
+    summary: str
+    changes: Mapping[str, str]
+    bytes: str
+    source: str
+    goal: bool = True
+    note: str = ""
+
+
+RING = "2 (P-1)/P M"
+PRESETS: dict[str, Preset] = {
+    "single": Preset("one message after the backward pass", {"plan": "all", "order": "deferred"}, RING, "baseline"),
+    "noop": Preset(
+        "no communication: what a step costs without it", {"transport": "noop"}, "0", "measurement",
+        False, "The replicas drift apart. Other methods' exposed communication is their step time less this one's.",
+    ),
+    "bsp": Preset(
+        "one message with all gradients after the backward pass", {"plan": "all", "order": "deferred"}, RING,
+        "Valiant 1990; Chen et al. 2016, arXiv:1604.00981",
+    ),
+    "wfbp": Preset(
+        "one message per tensor, as soon as it is ready", {"plan": "tensor"}, RING,
+        "Zhang et al. 2017 (Poseidon), arXiv:1706.03292",
+    ),
+    "fusion": Preset(
+        "tensors are merged up to a size", {"plan": "threshold:25MiB"}, RING,
+        "Sergeev and Del Balso 2018, arXiv:1802.05799",
+    ),
+    "mgwfbp": Preset(
+        "tensors are merged if that saves more start-up time than it costs in waiting (greedy, measured)",
+        {"plan": "mgwfbp"}, RING, "Shi et al. 2019, arXiv:1811.11141",
+    ),
+    "optfusion": Preset(
+        "the best grouping under the model of mgwfbp, by dynamic programming", {"plan": "optimal"}, RING,
+        "the cost model of arXiv:1811.11141",
+    ),
+    "bytescheduler": Preset(
+        "tensors in parts, those of the first layers first; forward passes wait for their own layer only",
+        {"plan": "tensor", "partition": "4MB", "order": "priority", "credit": "16MB", "barrier": "none"}, RING,
+        "Peng et al. 2019, SOSP",
+    ),
+    "dear": Preset(
+        "reduce-scatter in the backward pass, all-gather in the next forward pass",
+        {"transport": "rsag", "barrier": "none"}, RING, "Zhang et al. 2023, arXiv:2302.12445",
+    ),
+    "bsp-ps": Preset(
+        "parameter servers sum all gradients after the backward pass",
+        {"plan": "all", "partition": "4096000", "order": "deferred", "transport": "ps", "servers": "1"}, "M",
+        "Li et al. 2014, OSDI",
+    ),
+    "wfbp-ps": Preset(
+        "parameter servers sum each tensor as soon as it is ready",
+        {"plan": "tensor", "partition": "4096000", "transport": "ps", "servers": "1"}, "M", "Jiang et al. 2020, OSDI",
+    ),
+    "bytescheduler-ps": Preset(
+        "parameter servers, tensors in parts, those of the first layers first",
+        {"plan": "tensor", "partition": "1MB", "order": "priority", "barrier": "none", "transport": "ps",
+         "servers": "1"}, "M", "Peng et al. 2019, SOSP",
+    ),
+    "async-ps": Preset(
+        "every worker updates the servers' weights by its own steps, waiting for nobody",
+        {"plan": "all", "partition": "4096000", "order": "deferred", "transport": "ps", "servers": "1",
+         "staleness": "async"}, "M", "Dean et al. 2012, NeurIPS",
+    ),
+    "ssp-ps": Preset(
+        "like async-ps, but no worker is more than 2 steps ahead of the slowest",
+        {"plan": "all", "partition": "4096000", "order": "deferred", "transport": "ps", "servers": "1",
+         "staleness": "ssp:2"}, "M", "Ho et al. 2013, NeurIPS",
+    ),
+    "fp16": Preset("gradients travel in 16-bit floating point", {"codec": "fp16"}, "(P-1)/P M", "common practice"),
+    "bf16": Preset("gradients travel in bfloat16", {"codec": "bf16"}, "(P-1)/P M", "common practice"),
+    "signsgd-mv": Preset(
+        "one bit per number; the majority decides the sign", {"codec": "sign", "transport": "allgather"},
+        "(P-1) ceil(d/8)", "Bernstein et al. 2019, arXiv:1810.05291", False,
+        "Every number of an update is +1 or -1, so it needs a learning rate of its own, far below that of SGD.",
+    ),
+    "ef-signsgd": Preset(
+        "one bit per number and one scale, with error feedback",
+        {"codec": "sign", "feedback": "ef", "transport": "allgather"}, "(P-1) (ceil(d/8) + 4)",
+        "Karimireddy et al. 2019, arXiv:1901.09847",
+    ),
+    "topk": Preset(
+        "the largest 1 % of the numbers, the rest is lost", {"codec": "topk:0.01", "transport": "allgather"},
+        "8 k (P-1), k = max(1, floor(d/100))", "Aji and Heafield 2017, arXiv:1704.05021", False,
+        "Without error feedback most coordinates are never updated.",
+    ),
+    "eftopk": Preset(
+        "the largest 1 % of the numbers, the rest is added to the next gradient",
+        {"codec": "topk:0.01", "feedback": "ef", "transport": "allgather"}, "8 k (P-1), k = max(1, floor(d/100))",
+        "Stich et al. 2018, arXiv:1809.07599",
+    ),
+    "dgc": Preset(
+        "eftopk with momentum correction",
+        {"codec": "topk:0.01", "feedback": "ef", "momentum": "0.9", "transport": "allgather"},
+        "8 k (P-1), k = max(1, floor(d/100))", "Lin et al. 2018, arXiv:1712.01887", False,
+        "The momentum belongs to the codec: a task's own momentum comes on top, so use it with --set momentum=0.",
+    ),
+    "gtopk": Preset(
+        "the largest 1 % of the sum, merged along a tree",
+        {"codec": "topk:0.01", "feedback": "ef", "transport": "gtopk"}, "at most 16 k ceil(log2 P)",
+        "Shi et al. 2019, arXiv:1901.04359",
+    ),
+    "randomk": Preset(
+        "10 % of the numbers, at the same random places on all ranks, with error feedback",
+        {"codec": "randomk:0.1", "feedback": "ef"}, "8 (P-1)/P k, k = max(1, floor(d/10))",
+        "Stich et al. 2018, arXiv:1809.07599",
+    ),
+    "qsgd": Preset(
+        "127 levels per number, rounded at random without bias", {"codec": "qsgd:127", "transport": "allgather"},
+        "(P-1) (d + 4 ceil(d/512))", "Alistarh et al. 2017, arXiv:1610.02132",
+    ),
+    "powersgd": Preset(
+        "matrices as products of two thin ones, with error feedback and warm start",
+        {"codec": "powersgd:4", "feedback": "ef"}, "2 (P-1)/P (4 r (n+m) per n x m matrix, 4 d otherwise)",
+        "Vogels et al. 2019, arXiv:1905.13727",
+    ),
+    "localsgd": Preset(
+        "every worker trains alone; every 4 steps the weights are averaged", {"sync": "local:4"},
+        "2 (P-1)/P M / 4", "Stich 2019, arXiv:1805.09767",
+    ),
+    "postlocalsgd": Preset(
+        "gradients are averaged for 100 steps; then like localsgd", {"sync": "postlocal:100,4"},
+        "2 (P-1)/P M, later a fourth of it", "Lin et al. 2020, arXiv:1808.07217",
+    ),
+    "dpsgd": Preset(
+        "after every step weights are averaged with the two neighbours on a ring",
+        {"plan": "all", "order": "deferred", "transport": "gossip"}, "2 M", "Lian et al. 2017, arXiv:1705.09056",
+    ),
+    "choco": Preset(
+        "like dpsgd, but only the largest 10 % of what changed is sent",
+        {"plan": "all", "order": "deferred", "transport": "gossip", "codec": "topk:0.1"},
+        "16 k, k = max(1, floor(d/10))", "Koloskova et al. 2019, arXiv:1902.00340",
+    ),
+    "ddp": Preset("torch's DistributedDataParallel", {"engine": "ddp"}, RING, "Li et al. 2020, arXiv:2006.15704"),
+    "ddp-static": Preset(
+        "DistributedDataParallel for a graph that never changes", {"engine": "ddp-static"}, RING, "arXiv:2006.15704"
+    ),
+    "zero1": Preset(
+        "each rank holds a part of the optimiser's state (torch's ZeroRedundancyOptimizer)", {"engine": "zero1"},
+        "2 (P-1)/P M + (P-1)/P M", "Rajbhandari et al. 2020, arXiv:1910.02054",
+    ),
+    "fsdp2": Preset(
+        "each rank holds a part of parameters, gradients and state (torch's fully_shard)", {"engine": "fsdp2"},
+        "3 (P-1)/P M", "Zhao et al. 2023, arXiv:2304.11277",
+    ),
+    "hsdp": Preset(
+        "fsdp2 within groups of half of the ranks, all-reduce between the two groups", {"engine": "hsdp"},
+        "6 (P/2-1)/P M + 2 M/P", "Zhao et al. 2023, arXiv:2304.11277",
+    ),
+}  # fmt: skip
+
+
+def resolve(name: str, changes: Mapping[str, str] | None = None) -> Method:
+    """The preset `name` with other values on some axes. Raises MethodError for unknown words and bad values."""
+    if name not in PRESETS:
+        raise MethodError(f'there is no method "{name}"')
+    for axis in changes or {}:
+        if axis not in AXES:
+            raise MethodError(f'a method has no axis "{axis}"', f"axes: {', '.join(AXES)}")
+    method = Method(name=name, **{**PRESETS[name].changes, **(changes or {})})
+    check_values(method)
+    return method
+
+
+def list_companions(name: str) -> dict[str, list[str]]:
+    """What a preset may be combined with: for each axis of words the other values that are legal with it."""
+    method = resolve(name)
+    found = {}
+    for axis in AXES.values():
+        samples = [_EXAMPLES.get(form, form) for form in axis.forms]
+        legal = []
+        for value in samples:
+            if value == getattr(method, axis.name) or value.isupper():
+                continue
+            try:
+                check(replace(method, **{axis.name: value}))
+            except MethodError:
+                continue
+            legal.append(next(form for form, sample in zip(axis.forms, samples, strict=True) if sample == value))
+        if legal:
+            found[axis.name] = legal
+    return found
+
+
+_EXAMPLES = {
+    "threshold:SIZE": "threshold:1MiB", "SIZE": "1MiB", "topk:DENSITY": "topk:0.5", "randomk:DENSITY": "randomk:0.5",
+    "qsgd:LEVELS": "qsgd:7", "powersgd:RANK": "powersgd:2", "FACTOR": "0.9", "ssp:BOUND": "ssp:3", "NUMBER": "2",
+    "ALPHA,BETA": "0.001,1e-9", "local:STEPS": "local:2", "postlocal:START,STEPS": "postlocal:1,2",
+}  # fmt: skip

@@ -1,0 +1,426 @@
+"""mlbench's own reducer: hooks fill messages during the backward pass, one thread sends them in one fixed order.
+
+Gradients are scaled and copied into flat buffers in the order of the plan; from then on a parameter's gradient is a
+view of its buffer. The thread takes the messages in the same order on every rank, waits until each is ready, and
+runs all rounds of its transport; nothing ever waits inside a callback. Forward gates take the place of the barrier if
+the method has none: a layer's forward pass waits for the layer's own messages, and updates its parameters then.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from task_images.comm import plans
+from task_images.comm.base import Applied, Strategy, StrategyState, Traits, set_rate
+from task_images.comm.client import ServerSum, make_server_transport
+from task_images.comm.exchange import Matrix, Transport, make_message, make_transport
+from task_images.comm.link import Link, measure_cost
+from task_images.comm.methods import Method, parse_size
+from task_images.comm.plans import Cost
+from task_images.comm.sender import Group, Sender, Slot
+from task_images.harness.precision import LossScale
+
+MEASURED_UPDATES = 3  # whose backward passes the plans mgwfbp and optimal and the order priority are made from
+COST_SIZES = (1024, 16384, 65536, 262144)  # numbers of 4 bytes
+
+
+class Reducer(Strategy):
+    """Every rank's gradients become their weighted mean, exact for unequal batches, or what the codec makes of it."""
+
+    _clear_to_none = True
+
+    def __init__(self, method: Method, seed: int = 0) -> None:
+        self.method = method
+        self._seed = seed
+        exact = method.transport != "noop"
+        self.traits = Traits(exact, exact, method.barrier == "step", method.server_count)
+
+    # --- set-up ---------------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        self._update = 0
+        self._armed = False
+        self._open = False  # messages of an update are under way
+        self._due: float | None = None  # the rate of an update that the forward gates still have to make
+        self._groups: list[Group] = []
+        self._slots: list[Slot] = []
+        if self.place.size == 1:
+            return
+        named = [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+        self._named = list(reversed(named))  # gradients become ready about in this order
+        self._times: dict[str, float] = {}
+        self._cost = Cost(self.profile.alpha, self.profile.beta) if self.profile else Cost(0.0, 0.0)
+        self._link = self._make_link()
+        self._transport = self._make_transport()
+        self._sender = Sender(self._transport, parse_size(self.method.credit))
+        self._measuring = self._needs_profile and self.profile is None
+        if self._measuring:
+            self._cost = self._measure_cost()
+        ready = self.profile.backward_seconds if self.profile else {}
+        if ready:
+            self._named.sort(key=lambda item: ready.get(item[0], float("inf")))
+        self._build([ready.get(name, float(number)) for number, (name, _) in enumerate(self._named)], bool(ready))
+        for index, slot in enumerate(self._slots):
+            slot.parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, index))  # type: ignore[no-untyped-call]
+        if self.method.barrier == "none":
+            self._gate_modules()
+
+    @property
+    def _needs_profile(self) -> bool:
+        return self.method.plan in ("mgwfbp", "optimal") or self.method.order == "priority"
+
+    def _make_link(self) -> Link:
+        delay = self.method.delay.split(",")
+        return Link(self.place.world, None if delay == ["none"] else (float(delay[0]), float(delay[1])))
+
+    def _make_transport(self) -> Transport:
+        if self.method.transport == "ps":
+            return make_server_transport(self.method, self._link, self.place.world)
+        return make_transport(self.method, self._link)
+
+    def _measure_cost(self) -> Cost:
+        seconds = measure_cost(self._link, COST_SIZES)
+        found = plans.fit([(4 * size, time) for size, time in zip(COST_SIZES, seconds, strict=True)])
+        return Cost(self.place.world.agree(found.alpha), self.place.world.agree(found.beta))
+
+    def _build(self, ready: list[float], measured: bool) -> None:
+        """Groups, messages and their order for `self._named`, whose gradients are ready at `ready`, ascending."""
+        self._groups, slots = [], {}
+        by_type: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+        for number, (_, parameter) in enumerate(self._named):
+            by_type.setdefault((parameter.dtype, parameter.device), []).append(number)
+        plan = "tensor" if self._measuring and self.method.plan in ("mgwfbp", "optimal") else self.method.plan
+        numbered: list[list[int]] = []
+        for members in by_type.values():
+            sizes = [_size(self._named[number][1]) for number in members]
+            groups = plans.build(plan, sizes, [ready[number] for number in members], self._cost)
+            numbered += [[members[place] for place in group] for group in groups]
+        indices = {id(slot.parameter): slot.index for slot in self._slots}
+        for numbers in sorted(numbered, key=lambda group: group[-1]):
+            first = self._named[numbers[0]][1]
+            total = sum(self._named[number][1].numel() for number in numbers)
+            group = Group(torch.zeros(total, dtype=first.dtype, device=first.device))
+            self._groups.append(group)
+            start = 0
+            for number in numbers:
+                name, parameter = self._named[number]
+                view = group.flat.as_strided(parameter.size(), parameter.stride(), start)
+                slot = Slot(indices.get(id(parameter), number), name, parameter, group, view, start)
+                group.slots.append(slot)
+                slots[slot.index] = slot
+                start += parameter.numel()
+        self._slots = [slots[index] for index in range(len(slots))]
+        self._cut()
+        self._arrange([ready[group[-1]] for group in sorted(numbered, key=lambda group: group[-1])], measured)
+
+    def _cut(self) -> None:
+        """Cut each group's buffer into messages."""
+        number = 0
+        for group in self._groups:
+            limit = group.flat.numel()
+            if self.method.partition != "none":
+                limit = max(1, parse_size(self.method.partition) // group.flat.element_size())
+            for part in torch.split(group.flat, limit):
+                matrices = [_matrix(slot) for slot in group.slots] if self.method.codec_name == "powersgd" else []
+                group.messages.append(make_message(self.method, number, part, self.place.rank, matrices))
+                number += 1
+
+    def _arrange(self, ready: list[float], measured: bool) -> None:
+        """The order in which the thread takes messages, the same on all ranks."""
+        entries = [(group, message) for group in self._groups for message in group.messages]
+        order = entries
+        if isinstance(self._transport, ServerSum):
+            self._transport.arrange([message for _, message in entries])
+        if self.method.order == "priority" and measured:
+            times = {id(group): time for group, time in zip(self._groups, ready, strict=True)}
+            numbers = plans.simulate_order(
+                [message.flat.numel() * message.flat.element_size() for _, message in entries],
+                [times[id(group)] for group, _ in entries],
+                [-self._depth(group) for group, _ in entries],
+                self._cost,
+            )
+            order = [entries[number] for number in numbers]
+        self._sender.arrange(order, sorted(entries, key=lambda entry: -self._depth(entry[0])))
+
+    def _depth(self, group: Group) -> int:
+        """How late in the backward pass, so how near to the input, a group's last parameter is."""
+        return max(self._place[slot.name] for slot in group.slots)
+
+    @property
+    def _place(self) -> dict[str, int]:
+        return {name: number for number, (name, _) in enumerate(self._named)}
+
+    # --- an update, on the training thread -------------------------------------------------------------------------
+
+    def begin(self, weight: float, total: float, passes: int = 1) -> None:
+        super().begin(weight, total, passes)
+        self._share = weight / total
+        if self.method.transport == "noop" and self.place.size > 1:
+            self._share *= self.place.size
+
+    def last_pass(self) -> AbstractContextManager[object]:
+        return self._arm() if self.place.size > 1 else nullcontext()
+
+    @contextmanager
+    def _arm(self):  # type: ignore[no-untyped-def]
+        self._armed = True
+        try:
+            yield
+        finally:
+            self._armed = False
+
+    def _on_gradient(self, index: int, parameter: Tensor) -> None:
+        """A gradient is complete: scale it into its place, and mark its group ready with the last of them."""
+        if not self._armed:
+            return
+        if not self._open:
+            self._start()
+        slot = self._slots[index]
+        if self._measuring:
+            self._times[slot.name] = self._times.get(slot.name, 0.0) + time.perf_counter() - self._started
+        self._take(slot)
+        if slot.group.missing == 0 and self.method.order != "deferred":
+            self._sender.release([slot.group])
+
+    def _take(self, slot: Slot) -> None:
+        """Move a gradient into the buffer."""
+        gradient = slot.parameter.grad
+        if gradient is None:
+            slot.view.zero_()
+        else:
+            torch.mul(gradient, self._share, out=slot.view)
+        slot.parameter.grad = slot.view
+        slot.arrived = True
+        slot.group.missing -= 1
+
+    def _start(self) -> None:
+        """A new update: all messages of the last one are summed, and its parameters updated."""
+        self._drain()
+        for group in self._groups:
+            group.missing, group.ready, group.pending = len(group.slots), False, len(group.messages)
+            for slot in group.slots:
+                slot.arrived = False
+        self._started = time.perf_counter()
+        self._open = True
+        self._update += 1
+        self._sender.begin(self._seed * 1_000_003 + self._update)
+
+    def _reduce(self) -> None:
+        if self.place.size == 1:
+            self._scale_alone()
+            return
+        self._finish_backward()
+        self._sender.wait(self._groups)
+
+    def _finish_backward(self) -> None:
+        """What got no gradient counts as zeros."""
+        if not self._open:
+            self._start()
+        for slot in self._slots:
+            if not slot.arrived:
+                self._take(slot)
+        self._sender.release([group for group in self._groups if not group.ready])
+
+    def step(self, rate: float, clip: float | None = None, scale: LossScale | None = None) -> Applied:
+        if self.method.barrier == "step" or self.place.size == 1:
+            applied = super().step(rate, clip, scale)
+            self._open = False
+            self._plan_again()
+            return applied
+        if clip is not None or scale is not None:
+            raise ValueError("without a barrier gradients cannot be clipped by their norm, nor their overflow found")
+        with self._section("communication"):
+            self._finish_backward()
+        self._due, self._open = rate, False
+        if self._measuring:
+            self._drain()
+            self._plan_again()
+        self._stats["updates"] += 1
+        return Applied(True, None)
+
+    def _plan_again(self) -> None:
+        """With enough backward passes measured: the final plan, by rank 0's times."""
+        if not self._measuring or self._update < MEASURED_UPDATES:
+            return
+        self._measuring = False
+        names = [name for name, _ in self._named]
+        late = max(self._times.values(), default=0.0)
+        own = torch.tensor([self._times.get(name, late) for name in names], dtype=torch.float64)
+        means = self.place.world.broadcast(own / MEASURED_UPDATES).tolist()
+        order = sorted(range(len(names)), key=lambda number: (means[number], number))
+        self._named = [self._named[number] for number in order]
+        state = self._own_state()
+        self._build([means[number] for number in order], measured=True)
+        self._load_own_state(state)
+        for slot in self._slots:
+            slot.parameter.grad = None
+
+    # --- forward gates -------------------------------------------------------------------------------------------
+
+    def _gate_modules(self) -> None:
+        """Before a module's forward pass its own parameters must be updated. Those that several modules share, and
+        those of modules that never had a forward pass (they are used in another way), before the whole model's."""
+        self._applied: set[int] = set()
+        self._gated: set[int] = set()
+        self.model.register_forward_pre_hook(self._pass_first_gate)
+        owned = {id(slot.parameter): slot.index for slot in self._slots}
+        own = [list(module.parameters(recurse=False)) for module in self.model.modules()]
+        uses = Counter(id(parameter) for parameters in own for parameter in parameters)
+        for module, parameters in zip(self.model.modules(), own, strict=True):
+            indices = [owned[id(item)] for item in parameters if id(item) in owned and uses[id(item)] == 1]
+            if indices:
+                module.register_forward_pre_hook(partial(self._pass_gate, indices))
+
+    def _pass_first_gate(self, module: nn.Module, inputs: object) -> None:
+        if self._due is not None and torch.is_grad_enabled():
+            self._update_due([slot.index for slot in self._slots if slot.index not in self._gated])
+
+    def _pass_gate(self, indices: list[int], module: nn.Module, inputs: object) -> None:
+        self._gated.update(indices)
+        if self._due is None or not torch.is_grad_enabled():
+            return
+        self._update_due(indices)
+
+    def _update_due(self, indices: list[int]) -> None:
+        waiting = [index for index in indices if index not in self._applied]
+        if waiting:
+            with self._section("communication"):
+                self._sender.wait([self._slots[index].group for index in waiting])
+            with self._section("optimizer"):
+                self._update_parameters(waiting)
+
+    def _update_parameters(self, indices: list[int]) -> None:
+        assert self._due is not None
+        set_rate(self.optimizer, self._due)
+        wanted = {id(self._slots[index].parameter) for index in indices}
+        groups = self.optimizer.param_groups
+        chosen = [{**group, "params": [item for item in group["params"] if id(item) in wanted]} for group in groups]
+        self.optimizer.param_groups = [group for group in chosen if group["params"]]
+        try:
+            self.optimizer.step()
+        finally:
+            self.optimizer.param_groups = groups
+        for index in indices:
+            self._slots[index].parameter.grad = None
+        self._applied.update(indices)
+
+    def _drain(self) -> None:
+        """Finish an update whose parameters wait at the gates."""
+        if self._due is None:
+            return
+        self._sender.wait(self._groups)
+        rest = [slot.index for slot in self._slots if slot.index not in self._applied]
+        # What has its gradient of the next update already was updated before: its module ran.
+        if rest:
+            self._update_parameters(rest)
+        self._applied.clear()
+        self._due = None
+
+    def consensus(self) -> AbstractContextManager[object]:
+        if self.place.size > 1:
+            self._drain()
+        return nullcontext()
+
+    # --- state and figures ---------------------------------------------------------------------------------------
+
+    def state_dict(self) -> StrategyState:
+        state = super().state_dict()
+        if self.place.size == 1:
+            return state
+        own = self._own_state()
+        ranks: list[Any] = [None] * self.place.size
+        if any(own.values()):
+            dist.all_gather_object(ranks, own)
+        state["method"] = {"update": self._update, "ranks": [item for item in ranks if item]}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        method = state.get("method") or {}
+        if self.place.size == 1 or not method:
+            return
+        self._update = int(method["update"])
+        if method["ranks"]:
+            self._load_own_state(pick_state(method["ranks"], self.place.rank, self.place.size))
+
+    def _own_state(self) -> dict[str, dict[str, Tensor]]:
+        """Residuals, velocities and factors of this rank by parameter name."""
+        found: dict[str, dict[str, Tensor]] = {"residual": {}, "velocity": {}, "factor": {}}
+        for group in self._groups:
+            for kind in ("residual", "velocity"):
+                parts = [getattr(message, kind) for message in group.messages]
+                if any(part is not None for part in parts):
+                    whole = torch.cat(parts)
+                    for slot in group.slots:
+                        found[kind][slot.name] = whole[slot.start : slot.start + slot.parameter.numel()].cpu()
+            for message in group.messages:
+                found["factor"].update({name: factor.cpu() for name, factor in message.factors.items()})
+        return found
+
+    def _load_own_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        for group in self._groups:
+            for kind in ("residual", "velocity"):
+                if not state[kind]:
+                    continue
+                whole = torch.cat([state[kind][slot.name] for slot in group.slots])
+                start = 0
+                for message in group.messages:
+                    getattr(message, kind).copy_(whole[start : start + message.flat.numel()])
+                    start += message.flat.numel()
+            for message in group.messages:
+                names = {matrix.name for matrix in message.matrices}
+                message.factors = {
+                    name: factor.to(message.flat) for name, factor in state["factor"].items() if name in names
+                }
+
+    def stats(self) -> dict[str, float]:
+        figures = super().stats()
+        if self.place.size > 1:
+            sender = self._sender
+            figures.update(
+                messages=float(self._link.messages),
+                bytes=float(self._link.bytes),
+                wire_bytes=self._link.wire_bytes,
+                queue_seconds=sender.queue_seconds,
+                communication_seconds=sender.communication_seconds,
+                exposed_seconds=sender.exposed_seconds,
+                hidden_seconds=max(0.0, sender.communication_seconds - sender.exposed_seconds),
+                groups=float(len(self._groups)),
+            )
+        return figures
+
+    def close(self) -> None:
+        if self.place.size > 1:
+            self._drain()
+            self._sender.close()
+
+
+def pick_state(ranks: list[Any], rank: int, size: int) -> dict[str, dict[str, Tensor]]:
+    """The state of rank `rank` of `size` from that of a run with perhaps another number of ranks.
+
+    Gradients and residuals are shares of a sum over ranks: with another number each rank takes an equal part of the sum
+    of the old ones, so that nothing is lost.
+    """
+    if len(ranks) == size:
+        return dict(ranks[rank])
+    found = {kind: dict(ranks[0][kind]) for kind in ranks[0]}
+    for kind in ("residual", "velocity"):
+        for name in found[kind]:
+            found[kind][name] = torch.stack([other[kind][name] for other in ranks]).sum(0) / size
+    return found
+
+
+def _size(parameter: Tensor) -> int:
+    return parameter.numel() * parameter.element_size()
+
+
+def _matrix(slot: Slot) -> Matrix:
+    rows = slot.parameter.shape[0] if slot.parameter.dim() > 1 else 1
+    return Matrix(slot.name, slot.start, rows, slot.parameter.numel() // max(1, rows))

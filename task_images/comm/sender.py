@@ -1,0 +1,162 @@
+"""The communication thread: it takes messages in one fixed order, waits until each is ready, and runs its transport."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from task_images.comm.exchange import Message, ScatterGather, Transport
+
+
+@dataclass
+class Slot:
+    """One parameter: its place in a group's buffer."""
+
+    index: int
+    name: str
+    parameter: nn.Parameter
+    group: "Group"
+    view: Tensor
+    start: int
+    arrived: bool = False
+
+
+@dataclass
+class Group:
+    """Parameters whose gradients share a buffer, and the messages that it is cut into."""
+
+    flat: Tensor
+    slots: list[Slot] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    missing: int = 0
+    ready: bool = False
+    ready_at: float = 0.0
+    pending: int = 0  # messages that are not summed yet
+
+
+class Sender:
+    """One thread for all messages of a strategy. Its figures are sums since the start, in seconds.
+
+    queue_seconds           messages waited for others although they were ready
+    communication_seconds   the thread sent, received, or waited for other ranks
+    exposed_seconds         the training thread waited for this one
+    """
+
+    def __init__(self, transport: Transport, credit: int) -> None:
+        self._transport = transport
+        self._credit = credit
+        self._order: list[tuple[Group, Message]] = []
+        self._forward: list[tuple[Group, Message]] = []
+        self._changed = threading.Condition()
+        self._updates: deque[int] = deque()
+        self._failure: BaseException | None = None
+        self._stopping = False
+        self.queue_seconds = self.communication_seconds = self.exposed_seconds = 0.0
+        self._thread = threading.Thread(target=self._serve, name="communication", daemon=True)
+        self._thread.start()
+
+    def arrange(self, order: list[tuple[Group, Message]], forward: list[tuple[Group, Message]]) -> None:
+        """Set the order of sending, and that of second halves. Nothing is under way."""
+        self._order, self._forward = order, forward
+
+    def begin(self, seed: int) -> None:
+        """A new update begins, whose groups are not ready yet. `seed` differs for every update."""
+        with self._changed:
+            self._updates.append(seed)
+            self._changed.notify_all()
+
+    def release(self, groups: list[Group]) -> None:
+        """Mark groups ready: their gradients are in their buffers."""
+        now = time.perf_counter()
+        with self._changed:
+            for group in groups:
+                group.ready, group.ready_at = True, now
+            self._changed.notify_all()
+
+    def wait(self, groups: list[Group]) -> None:
+        """Wait until the messages of `groups` are summed. Raises what the communication thread raised."""
+        begin = time.perf_counter()
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure or all(group.pending == 0 for group in groups))
+        self.exposed_seconds += time.perf_counter() - begin
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        """End the thread. Nothing is under way."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join(timeout=60)
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._updates or self._stopping)
+                    if not self._updates:
+                        return
+                    update = self._updates.popleft()
+                self._send_all(update)
+        except BaseException as error:  # the training thread raises it
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+
+    def _send_all(self, update: int) -> None:
+        under_way: deque[tuple[Group, Callable[[], None], int]] = deque()
+        flying = 0
+
+        def land() -> int:
+            group, finish, size = under_way.popleft()
+            begin = time.perf_counter()
+            finish()
+            self.communication_seconds += time.perf_counter() - begin
+            self._mark_done(group)
+            return size
+
+        for group, message in list(self._order):
+            while under_way and not group.ready:
+                flying -= land()
+            with self._changed:
+                self._changed.wait_for(lambda group=group: group.ready or self._stopping)  # type: ignore[misc]
+                if self._stopping:
+                    return
+            size = message.flat.numel() * message.flat.element_size()
+            while under_way and flying + size > self._credit:
+                flying -= land()
+            begin = time.perf_counter()
+            self.queue_seconds += begin - group.ready_at
+            finish = self._transport.start(message, self._message_seed(update, message))
+            self.communication_seconds += time.perf_counter() - begin
+            if finish is not None:
+                under_way.append((group, finish, size))
+                flying += size
+            elif message.shard is None:
+                self._mark_done(group)
+        while under_way:
+            land()
+        if isinstance(self._transport, ScatterGather):
+            self._gather_all(self._transport)
+
+    def _gather_all(self, transport: ScatterGather) -> None:
+        """The second halves, those of the first layers first, since these are needed first."""
+        for group, message in self._forward:
+            if message.shard is not None:
+                begin = time.perf_counter()
+                transport.gather(message)
+                self.communication_seconds += time.perf_counter() - begin
+                self._mark_done(group)
+
+    def _mark_done(self, group: Group) -> None:
+        with self._changed:
+            group.pending -= 1
+            self._changed.notify_all()
+
+    @staticmethod
+    def _message_seed(seed: int, message: Message) -> int:
+        """Different for every message of every update, the same on all ranks and after a resumption."""
+        return (seed * 100_003 + message.number) % 2**40

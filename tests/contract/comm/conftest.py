@@ -1,0 +1,3 @@
+from tests.contract.tasks.conftest import ranks
+
+__all__ = ["ranks"]

@@ -1,0 +1,18 @@
+"""Every method on real ranks: exact sums, conservation, bytes, checkpoints."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.contract.comm import checks
+from tests.contract.tasks.ranks import RankServer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_all_checks_hold(ranks: RankServer, tmp_path: Path, size: int) -> None:
+    started = ranks.start("tests.contract.comm.checks", size, tmp_path, {})
+    for one in ranks.wait(started, 400):
+        assert one.stderr == ""
+        assert one.stdout.split("\n")[:-1] == [f"OK {check.__name__}" for check in checks.CHECKS]
+        assert one.code == 0

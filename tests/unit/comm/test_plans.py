@@ -1,0 +1,83 @@
+"""Plans against brute force and their own limits."""
+
+import itertools
+import random
+
+import pytest
+
+from task_images.comm.plans import Cost, Groups, build, find_optimum, fit, merge_greedily, predict_end, simulate_order
+
+Case = tuple[list[int], list[float], Cost]
+
+
+def make_case(seed: int) -> Case:
+    generator = random.Random(seed)
+    count = generator.randint(1, 8)
+    sizes = [generator.choice([4, 64, 4096, 2**20]) * generator.randint(1, 9) for _ in range(count)]
+    ready, now = [], 0.0
+    for _ in sizes:
+        now += generator.uniform(0, 3e-3)
+        ready.append(now)
+    return sizes, ready, Cost(generator.choice([0.0, 1e-4, 2e-3]), generator.choice([0.0, 1e-9, 1e-8]))
+
+
+def all_groupings(count: int) -> list[Groups]:
+    found = []
+    for cuts in itertools.product((False, True), repeat=count - 1):
+        groups = [[0]]
+        for number, cut in enumerate(cuts, 1):
+            if cut:
+                groups.append([number])
+            else:
+                groups[-1].append(number)
+        found.append(groups)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_optimum_is_that_of_brute_force_and_the_others_are_no_better(seed: int) -> None:
+    sizes, ready, cost = make_case(seed)
+    best = min(predict_end(groups, sizes, ready, cost) for groups in all_groupings(len(sizes)))
+    assert predict_end(find_optimum(sizes, ready, cost), sizes, ready, cost) == pytest.approx(best)
+    greedy = predict_end(merge_greedily(sizes, ready, cost), sizes, ready, cost)
+    for plan in ("tensor", "all"):
+        assert greedy <= predict_end(build(plan, sizes, ready, cost), sizes, ready, cost) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("plan", ["tensor", "all", "threshold:1MiB", "threshold:64", "mgwfbp", "optimal"])
+@pytest.mark.parametrize("seed", range(10))
+def test_every_tensor_is_in_exactly_one_group(plan: str, seed: int) -> None:
+    sizes, ready, cost = make_case(seed)
+    assert [number for group in build(plan, sizes, ready, cost) for number in group] == list(range(len(sizes)))
+
+
+def test_a_threshold_closes_a_group_when_it_is_reached() -> None:
+    cost = Cost(0, 0)
+    assert build("threshold:10B", [4, 4, 4, 20, 1], [0] * 5, cost) == [[0, 1, 2], [3], [4]]
+    assert build("threshold:1GiB", [4, 4, 4], [0] * 3, cost) == [[0, 1, 2]]
+    assert build("threshold:1", [4, 4], [0] * 2, cost) == [[0], [1]]
+
+
+def test_free_messages_are_never_worse_than_one_each_and_dear_ones_are_merged() -> None:
+    sizes, ready, _ = make_case(3)
+    expensive = Cost(100.0, 1e-9)
+    assert merge_greedily(sizes, ready, expensive) == find_optimum(sizes, ready, expensive) == [list(range(len(sizes)))]
+    free = Cost(0.0, 1e-8)
+    each = predict_end([[number] for number in range(len(sizes))], sizes, ready, free)
+    assert predict_end(merge_greedily(sizes, ready, free), sizes, ready, free) == pytest.approx(each)
+
+
+def test_costs_are_found_again_in_exact_times() -> None:
+    cost = fit([(size, 3e-4 + 2e-9 * size) for size in (1e3, 1e5, 1e6, 4e6)])
+    assert cost.alpha == pytest.approx(3e-4)
+    assert cost.beta == pytest.approx(2e-9)
+    falling = fit([(1e3, 1e-3), (1e6, 0.5e-3)])
+    assert falling.beta == 0
+    assert falling.alpha == pytest.approx(0.75e-3)
+
+
+def test_the_simulated_order_takes_the_first_layer_among_what_is_ready() -> None:
+    # Four messages of one second; the last to be ready has the first layer.
+    order = simulate_order([1, 1, 1, 1], [0.0, 0.1, 0.2, 0.3], [3, 2, 1, 0], Cost(1.0, 0.0))
+    assert order == [0, 3, 2, 1]
+    assert simulate_order([1, 1], [0.0, 5.0], [1, 0], Cost(1.0, 0.0)) == [0, 1]
