@@ -11,7 +11,6 @@ SETTINGS at its top level, each with a text as its value:
 import json
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,6 +103,8 @@ def read_config(path: Path | None = None) -> dict[str, Default]:
 
 def parse_config(text: str, path: Path) -> dict[str, Default]:
     """As `read_config`, of a file's text."""
+    import tomllib  # most users have no such file
+
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:
