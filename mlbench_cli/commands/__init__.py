@@ -17,6 +17,7 @@ class Command(NamedTuple):
 PANELS: dict[str, dict[str, Command]] = {
     "Runs": {
         "run": Command("mlbench_cli.commands.run", "run", "Run a task with one or several numbers of workers"),
+        "campaign": Command("mlbench_cli.commands.campaign", "campaign", "Run a file of many settings, with a table"),
         "status": Command("mlbench_cli.commands.status", "status", "Show all runs, or the workers and metrics of one"),
         "logs": Command("mlbench_cli.commands.logs", "logs", "Print what the ranks of a run have written"),
         "wait": Command("mlbench_cli.commands.wait", "wait", "Wait for a run to end; the exit code is the run's"),

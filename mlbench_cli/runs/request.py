@@ -219,9 +219,14 @@ def parse_file(text: str) -> Request:
     data = read_yaml(text)
     if not isinstance(data, dict):
         raise UsageError("The spec file is not a mapping of options to values.")
+    return parse_mapping(data)
+
+
+def parse_mapping(data: Mapping[Any, Any]) -> Request:
+    """The request in a mapping of options to values. Raises UsageError that names the key."""
     known = {item.name: item.metadata.get("kind", "") for item in fields(Request)}
     values: dict[str, Any] = {}
-    data = _with_flat_matrix(data)
+    data = _with_flat_matrix(dict(data))
     for key, value in data.items():
         name = str(key).replace("-", "_")
         if name not in known:

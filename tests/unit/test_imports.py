@@ -79,6 +79,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.runs.connect": (*BASE, "mlbench_cli.engines", "providers"),
     "mlbench_cli.runs.kubernetes_options": (*BASE, "mlbench_cli.masking", "mlbench_cli.runs.request"),
     "mlbench_cli.runs.preflight": BASE,
+    "mlbench_cli.runs.campaign": (*BASE, "mlbench_cli.runs"),
     "mlbench_cli.runs.launch": (
         *(*BASE, "mlbench_cli.masking", "mlbench_cli.runs.request", "mlbench_cli.runs.kubernetes_options"),
         *("mlbench_cli.runs.preflight", "mlbench_cli.__init__"),

@@ -234,7 +234,7 @@ class Pretraining(Generic[B]):
         self.report.say(str(measured))
         self.report.metric("tokens_per_second", measured.summary.mean, unit="tokens/s")
         self.report.phase("finished")
-        details = {**self._details(measured.summary.mean), "train_loss": loss, "throughput": asdict(measured)}
+        details = {**self._details(measured.summary.mean), "train_loss": loss, "throughput_protocol": asdict(measured)}
         self.report.result(self.tracker, None, details)
 
     # --- one update -----------------------------------------------------------------------------------------------

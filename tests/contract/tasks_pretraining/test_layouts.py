@@ -110,7 +110,7 @@ def test_the_throughput_protocol_reports_tokens_and_utilisation(ranks: RankServe
     assert result["synthetic"]
     assert result["updates"] == 6
     details = result["details"]
-    measured = details["throughput"]
+    measured = details["throughput_protocol"]
     assert [len(times) for times in measured["seconds"]] == [2, 2, 2]
     assert measured["rates"] == [8 * 64 * 2 / max(times) for times in measured["seconds"]]
     assert details["tokens_per_second"] == pytest.approx(measured["summary"]["mean"])

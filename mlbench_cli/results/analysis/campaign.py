@@ -1,0 +1,349 @@
+"""What a campaign found: rows of settings by number of workers, with mean, interval, speed-up and efficiency.
+
+Pure: from results to rows to texts. A speed-up is only given beside a baseline of one worker that was measured in the
+same campaign, by the same settings, or by the same settings but for the method if a method has none of its own.
+"""
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlbench_cli.goals import is_finite_number
+from mlbench_cli.model import JsonObject
+from mlbench_cli.results.analysis.rates import PublishedSeries
+from mlbench_cli.results.analysis.statistics import Estimate, estimate, ratio
+
+METHOD = "method"
+NO_COMMUNICATION = "noop"
+SECONDS = "seconds"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One run that ended. `value` is None if it failed; then `problem` says why.
+
+    settings   what sets the run's row apart, by name
+    values     one per block of the throughput protocol; for another run its one value
+    price      of the run; None if it is not known
+    """
+
+    run: str
+    settings: Mapping[str, str]
+    workers: int
+    value: float | None
+    unit: str
+    values: tuple[float, ...] = ()
+    seconds: float | None = None
+    price: float | None = None
+    currency: str | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row at one number of workers. `value` is None if no run succeeded."""
+
+    workers: int
+    value: Estimate | None
+    runs: tuple[str, ...]
+    problems: tuple[str, ...] = ()
+    seconds: float | None = None
+    price: float | None = None
+    deviation: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One combination of settings. `source` is None for the campaign's own rows, else who published it."""
+
+    settings: Mapping[str, str]
+    unit: str
+    cells: Mapping[int, Cell]
+    source: str | None = None
+    baseline: Estimate | None = None
+    exposed: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def is_rate(self) -> bool:
+        return self.unit != SECONDS
+
+    @property
+    def label(self) -> str:
+        return ", ".join(value for value in self.settings.values() if value) or "run"
+
+    def speedup(self, workers: int) -> Estimate | None:
+        """Against one worker; None without a baseline or a value."""
+        cell = self.cells.get(workers)
+        if cell is None or cell.value is None or self.baseline is None or workers == 1:
+            return None
+        return ratio(cell.value, self.baseline) if self.is_rate else ratio(self.baseline, cell.value)
+
+    def efficiency(self, workers: int) -> float | None:
+        found = self.speedup(workers)
+        return None if found is None else found.mean / workers
+
+
+def read_sample(run: str, settings: Mapping[str, str], workers: int, result: JsonObject, metric: str | None) -> Sample:
+    """A run's value: the metric that was asked for, else the rate of its throughput protocol, else samples per second,
+    else its seconds. `result` is a result.json."""
+    facts: dict[str, Any] = {"seconds": result.get("wall_seconds"), "problem": None}  # words: ok
+    price = result.get("price") or {}
+    facts |= {"price": price.get("amount"), "currency": price.get("currency")}
+    if result["outcome"] not in ("goal_reached", "goal_missed", "completed", "budget_spent"):
+        return Sample(run, settings, workers, None, "", **{**facts, "problem": str(result.get("summary"))})
+    if metric is not None:
+        found = result.get("metrics", {}).get(metric)
+        if not is_finite_number(found):
+            return Sample(run, settings, workers, None, metric, **{**facts, "problem": f"it reported no {metric}"})
+        return Sample(run, settings, workers, float(found), metric, (float(found),), **facts)
+    details = result.get("details") or {}
+    rates = _rates_of(details.get("throughput_protocol"))
+    if rates:
+        unit = f"{details['throughput_protocol'].get('unit', 'samples')}/s"
+        return Sample(run, settings, workers, math.fsum(rates) / len(rates), unit, rates, **facts)
+    throughput = details.get("throughput")
+    rate = throughput.get("samples_per_second") if isinstance(throughput, dict) else None
+    if is_finite_number(rate):
+        return Sample(run, settings, workers, float(rate), "samples/s", (float(rate),), **facts)
+    seconds = (result.get("task_seconds") or {}).get("wall") or result.get("wall_seconds")
+    if not is_finite_number(seconds):
+        return Sample(run, settings, workers, None, SECONDS, **{**facts, "problem": "it reported no time"})
+    return Sample(run, settings, workers, float(seconds), SECONDS, (float(seconds),), **facts)
+
+
+def _rates_of(protocol: object) -> tuple[float, ...]:
+    rates = protocol.get("rates") if isinstance(protocol, dict) else None
+    if not isinstance(rates, list) or not all(is_finite_number(rate) for rate in rates):
+        return ()
+    return tuple(float(rate) for rate in rates)
+
+
+def make_rows(samples: Iterable[Sample], published: Sequence[PublishedSeries] = ()) -> list[Row]:
+    """The campaign's rows in order of appearance, then those that others published.
+
+    With repeats the runs are the unit of the interval; with one run, the blocks of its protocol.
+    """
+    grouped: dict[tuple[tuple[str, str], ...], dict[int, list[Sample]]] = {}
+    for sample in samples:
+        grouped.setdefault(tuple(sample.settings.items()), {}).setdefault(sample.workers, []).append(sample)
+    rows = [
+        Row(
+            dict(settings),
+            next((one.unit for found in by_workers.values() for one in found if one.value is not None), ""),
+            {workers: _cell(workers, found) for workers, found in sorted(by_workers.items())},
+        )
+        for settings, by_workers in grouped.items()
+    ]
+    return [_complete(row, rows) for row in rows] + [_published_row(series) for series in published]
+
+
+def _cell(workers: int, samples: Sequence[Sample]) -> Cell:
+    good = [sample for sample in samples if sample.value is not None]
+    values = [sample.value for sample in good if sample.value is not None]
+    unit = values if len(values) > 1 else list(good[0].values) if good else []
+    prices = [sample.price for sample in samples if sample.price is not None]
+    seconds = [sample.seconds for sample in samples if sample.seconds is not None]
+    return Cell(
+        workers,
+        estimate(unit) if unit else None,
+        tuple(sample.run for sample in samples),
+        tuple(f"{sample.run}: {sample.problem}" for sample in samples if sample.problem),
+        math.fsum(seconds) / len(seconds) if seconds else None,
+        math.fsum(prices) / len(prices) if prices else None,
+    )
+
+
+def _complete(row: Row, rows: Sequence[Row]) -> Row:
+    """The row with its baseline and, beside a row without communication, the share of time that is exposed."""
+    peers = [other for other in rows if _without_method(other) == _without_method(row)]
+    own = row.cells.get(1)
+    baselines = [own, *(other.cells.get(1) for other in peers)]
+    baseline = next((cell.value for cell in baselines if cell is not None and cell.value is not None), None)
+    silent = next((other for other in peers if other.settings.get(METHOD) == NO_COMMUNICATION), None)
+    exposed = {}
+    if silent is not None and silent is not row and row.is_rate:
+        for workers, cell in row.cells.items():
+            other = silent.cells.get(workers)
+            if workers > 1 and cell.value and other and other.value:
+                exposed[workers] = 1 - cell.value.mean / other.value.mean
+    return Row(row.settings, row.unit, row.cells, row.source, baseline, exposed)
+
+
+def _without_method(row: Row) -> dict[str, str]:
+    return {key: value for key, value in row.settings.items() if key != METHOD}
+
+
+def _published_row(series: PublishedSeries) -> Row:
+    cells = {
+        rate.workers: Cell(rate.workers, Estimate(1, rate.rate), (), deviation=rate.deviation) for rate in series.rates
+    }
+    settings = {"task": series.model, "network": series.network, METHOD: series.method, "source": series.source}
+    baseline = cells[1].value if 1 in cells else None
+    return Row(settings, f"{series.unit}/s", cells, series.source, baseline)
+
+
+# --- texts ----------------------------------------------------------------------------------------------------------
+
+
+def worker_counts(rows: Iterable[Row]) -> list[int]:
+    return sorted({workers for row in rows for workers in row.cells})
+
+
+def setting_names(rows: Iterable[Row]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row.settings))
+
+
+def to_markdown(title: str, rows: Sequence[Row]) -> str:
+    """A table: settings, then for each number of workers mean and interval, speed-up and efficiency."""
+    names, counts = setting_names(rows), worker_counts(rows)
+    head = [*names, "unit", *(f"{count} worker{'s' if count > 1 else ''}" for count in counts)]
+    head += [f"{what} {count}" for count in counts if count > 1 for what in ("speed-up", "efficiency")]
+    has_exposed = any(row.exposed for row in rows)
+    if has_exposed:
+        head += [f"exposed {count}" for count in counts if count > 1]
+    lines = [f"# {title}", "", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for row in rows:
+        cells = [row.settings.get(name, "") for name in names] + [row.unit]
+        cells += [_value_text(row.cells.get(count)) for count in counts]
+        for count in counts:
+            if count > 1:
+                speedup, efficiency = row.speedup(count), row.efficiency(count)
+                cells += ["" if speedup is None else _with_margin(speedup)]
+                cells += ["" if efficiency is None else f"{100 * efficiency:.0f} %"]
+        if has_exposed:
+            shares = (row.exposed.get(count) for count in counts if count > 1)
+            cells += ["" if share is None else f"{100 * share:.1f} %" for share in shares]
+        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+    lines += ["", *_notes(rows)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _notes(rows: Sequence[Row]) -> list[str]:
+    notes = ["Mean ± half of the 95 % interval: over repeats, or over the blocks of a single run."]
+    if any(cell.deviation is not None for row in rows for cell in row.cells.values()):
+        notes.append("Published rates: mean ± standard deviation of the source; other machines, other software.")
+    if any(row.exposed for row in rows):
+        notes.append("exposed: share of the time that the method `noop`, which sends nothing, does not need.")
+    problems = [problem for row in rows for cell in row.cells.values() for problem in cell.problems]
+    return [" ".join(notes), *(["", "Failed:", "", *(f"- {problem}" for problem in problems)] if problems else [])]
+
+
+def _value_text(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    if cell.value is None:
+        return "failed"
+    if cell.deviation is not None:
+        return f"{_number(cell.value.mean)} ± {_number(cell.deviation)}"
+    return _with_margin(cell.value)
+
+
+def _with_margin(value: Estimate) -> str:
+    return _number(value.mean) + (f" ± {_number(value.margin)}" if value.margin is not None else "")
+
+
+def _number(value: float) -> str:
+    """Four significant digits, never in powers of ten."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    digits = max(0, 3 - math.floor(math.log10(abs(value))))
+    return f"{value:.{digits}f}"
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """One line per row and number of workers: what was set, then what was found."""
+    names = setting_names(rows)
+    found = ("value", "low", "high", "deviation", "unit", "speedup", "efficiency", "exposed")
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow([*names, "published", "workers", *found, "seconds", "price", "runs", "failed"])
+    for row in rows:
+        for workers, cell in row.cells.items():
+            value, speedup = cell.value, row.speedup(workers)
+            table.writerow(
+                [
+                    *(row.settings.get(name, "") for name in names),
+                    row.source or "",
+                    workers,
+                    *((value.mean, value.low, value.high) if value else (None, None, None)),
+                    cell.deviation,
+                    row.unit,
+                    speedup.mean if speedup else None,
+                    row.efficiency(workers),
+                    row.exposed.get(workers),
+                    cell.seconds,
+                    cell.price,
+                    " ".join(cell.runs),
+                    len(cell.problems),
+                ]
+            )
+    return text.getvalue()
+
+
+def to_document(rows: Sequence[Row]) -> list[JsonObject]:
+    """The rows as plain values."""
+    return [
+        {
+            "settings": dict(row.settings),
+            "published": row.source,
+            "unit": row.unit,
+            "cells": [
+                {
+                    "workers": workers,
+                    "value": cell.value.to_dict() if cell.value else None,
+                    "deviation": cell.deviation,
+                    "speedup": found.to_dict() if (found := row.speedup(workers)) else None,
+                    "efficiency": row.efficiency(workers),
+                    "exposed_share": row.exposed.get(workers),
+                    "seconds": cell.seconds,
+                    "price": cell.price,
+                    "runs": list(cell.runs),
+                    "problems": list(cell.problems),
+                }
+                for workers, cell in row.cells.items()
+            ],
+        }
+        for row in rows
+    ]
+
+
+# --- time against price ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One cell as a choice: seconds for 1 000 units, and what they cost: money, or seconds of workers."""
+
+    label: str
+    workers: int
+    seconds: float
+    cost: float
+    is_on_front: bool = False
+
+
+def list_offers(rows: Sequence[Row]) -> tuple[list[Offer], str]:
+    """Choices of the campaign's own rows and the unit of their cost. An offer is on the front if no other one is both
+    faster and cheaper. Money is used if every cell has a price, and seconds of workers otherwise."""
+    cells = [(row, cell) for row in rows if row.source is None and row.is_rate for cell in row.cells.values()]
+    cells = [(row, cell) for row, cell in cells if cell.value is not None and cell.value.mean > 0]
+    priced = bool(cells) and all(cell.price is not None and cell.seconds for _, cell in cells)
+    offers = []
+    for row, cell in cells:
+        assert cell.value is not None
+        seconds = 1000 / cell.value.mean
+        cost = seconds * cell.workers
+        if priced and cell.price is not None and cell.seconds:
+            cost = seconds * cell.price / cell.seconds
+        offers.append(Offer(row.label, cell.workers, seconds, cost))
+    return [
+        Offer(one.label, one.workers, one.seconds, one.cost, not any(_beats(other, one) for other in offers))
+        for one in offers
+    ], "price" if priced else "seconds of workers"
+
+
+def _beats(one: Offer, other: Offer) -> bool:
+    better = one.seconds < other.seconds or one.cost < other.cost
+    return one.seconds <= other.seconds and one.cost <= other.cost and better

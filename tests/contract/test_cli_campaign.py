@@ -1,0 +1,91 @@
+"""`mlbench campaign` through the command line and real processes: resuming, failures, budgets, tables."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.app import run
+from mlbench_cli.store import Store
+
+Captured = pytest.CaptureFixture[str]
+
+FILE = """
+title: Demo
+num-cpus: 1
+share-machine: true
+workers: [1, 2]
+runs:
+  - {name: good, command: sh -c "echo $MLBENCH_RUN_ID >> OUT"}
+  - {name: bad, command: sh -c "exit 3", workers: [1]}
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo.yaml").write_text(FILE.replace("OUT", str(tmp_path / "started")))
+    return tmp_path
+
+
+def answer(capsys: Captured, *argv: str, code: int = 0) -> Any:
+    capsys.readouterr()
+    assert run([*argv, "-o", "json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_dry_run_lists_the_runs_in_their_order_and_starts_none(capsys: Captured) -> None:
+    document = answer(capsys, "campaign", "demo.yaml", "--dry-run")
+    assert [entry["run"] for entry in document["list"]] == ["demo-good-1", "demo-bad-1", "demo-good-2"]
+    assert (document["runs"], document["left"], document["unknown"]) == (3, 3, 3)
+    assert not Store().runs()
+    assert not Path("demo").exists()
+
+
+def test_a_campaign_goes_on_keeps_failures_and_writes_its_table(capsys: Captured, home: Path) -> None:
+    document = answer(capsys, "campaign", "demo.yaml", code=7)
+    rows = {row["settings"]["series"]: row for row in document["rows"]}
+    assert [cell["workers"] for cell in rows["good"]["cells"]] == [1, 2]
+    assert rows["bad"]["cells"][0]["value"] is None
+    assert "exit" in rows["bad"]["cells"][0]["problems"][0]
+    assert sorted(path.name for path in Path("demo").iterdir()) == [
+        *("campaign.csv", "campaign.json", "campaign.md"),
+        *("throughput.png", "throughput.svg"),
+    ]
+    assert "- demo-bad-1:" in Path("demo/campaign.md").read_text()
+    started = (home / "started").read_text().split()
+    assert sorted(set(started)) == ["demo-good-1", "demo-good-2"]
+    again = answer(capsys, "campaign", "demo.yaml")
+    assert again["rows"] == document["rows"]
+    assert (home / "started").read_text().split() == started
+    assert len(Store().runs()) == 3
+    retried = answer(capsys, "campaign", "demo.yaml", "--retry-failed", code=7)
+    assert "demo-bad-1-try2" in json.dumps(retried["rows"])
+
+
+def test_a_budget_stops_before_the_next_run_and_the_rest_goes_on_later(capsys: Captured) -> None:
+    document = answer(capsys, "campaign", "demo.yaml", "--max-hours", "0.0000001", code=124)
+    ended = [run for row in document["rows"] for cell in row["cells"] for run in cell["runs"]]
+    assert ended == ["demo-good-1"]
+    answer(capsys, "campaign", "demo.yaml", code=7)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("published: [survey-1999]\n", "no published table"),
+        ("max-hours: 0\n", "max-hours"),
+        ("clusters: [nowhere]\n", "nowhere"),
+    ],
+)
+def test_bad_input_starts_nothing_and_says_the_way_out(capsys: Captured, more: str, words: str) -> None:
+    path = Path("demo.yaml")
+    path.write_text(path.read_text() + more)
+    assert run(["campaign", "demo.yaml"]) in (2, 4)
+    message = capsys.readouterr().err
+    assert words in message
+    assert "Traceback" not in message
+    assert not Store().runs()

@@ -1,0 +1,176 @@
+"""A campaign's table: baselines, efficiency, exposed communication, failures, and what others published."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.model import JsonObject
+from mlbench_cli.results.analysis.campaign import (
+    Row,
+    Sample,
+    list_offers,
+    make_rows,
+    read_sample,
+    to_csv,
+    to_document,
+    to_markdown,
+)
+from mlbench_cli.results.analysis.rates import load_survey, parse_table, read_logs, select_series
+from mlbench_cli.results.figures.campaign import draw_campaign, split_panels
+
+
+def sample(method: str, workers: int, *values: float, run: str = "", **more: Any) -> Sample:
+    mean = sum(values) / len(values) if values else None
+    name = run or f"{method}-{workers}"
+    return Sample(name, {"task": "t", "method": method}, workers, mean, "images/s", values, **more)
+
+
+def rows_of(*samples: Sample) -> dict[str, Row]:
+    return {row.settings["method"]: row for row in make_rows(samples)}
+
+
+def test_speed_up_and_efficiency_need_a_baseline_of_the_same_campaign() -> None:
+    rows = rows_of(sample("ddp", 2, 190.0))
+    assert rows["ddp"].speedup(2) is None
+    assert rows["ddp"].efficiency(2) is None
+    rows = rows_of(sample("ddp", 1, 100.0), sample("ddp", 2, 190.0))
+    assert rows["ddp"].efficiency(2) == pytest.approx(0.95)
+
+
+def test_a_method_without_its_own_baseline_takes_that_of_the_same_settings() -> None:
+    rows = rows_of(sample("single", 1, 100.0), sample("ddp", 2, 180.0))
+    assert rows["ddp"].efficiency(2) == pytest.approx(0.9)
+    other = Sample("x", {"task": "other", "method": "ddp"}, 2, 180.0, "images/s", (180.0,))
+    assert make_rows([sample("single", 1, 100.0), other])[1].speedup(2) is None
+
+
+def test_repeats_are_the_unit_of_the_interval_and_else_the_blocks() -> None:
+    [row] = make_rows([sample("a", 1, 9.0, 10.0, 11.0)])
+    value = row.cells[1].value
+    assert value is not None
+    assert (value.count, value.mean) == (3, 10.0)
+    assert value.margin == pytest.approx(4.303 / 3**0.5, rel=1e-3)
+    [row] = make_rows([sample("a", 1, 9.0, 11.0, run="r1"), sample("a", 1, 14.0, 14.0, run="r2")])
+    value = row.cells[1].value
+    assert value is not None
+    assert (value.count, value.mean) == (2, 12.0)
+
+
+def test_the_method_that_sends_nothing_shows_what_communication_is_exposed() -> None:
+    rows = rows_of(sample("noop", 2, 200.0), sample("ddp", 2, 150.0), sample("ddp", 1, 100.0))
+    assert rows["ddp"].exposed == {2: pytest.approx(0.25)}
+    assert rows["noop"].exposed == {}
+    assert "exposed 2" in to_markdown("x", list(rows.values()))
+
+
+def test_failures_stay_in_the_table_with_their_reason() -> None:
+    failed = Sample("a-2", {"task": "t", "method": "a"}, 2, None, "", problem="rank 1 was killed")
+    text = to_markdown("Title", make_rows([sample("a", 1, 10.0), failed]))
+    assert "| failed |" in text
+    assert "- a-2: rank 1 was killed" in text
+
+
+def test_csv_has_what_was_set_before_what_was_found() -> None:
+    rows = make_rows([sample("a", 1, 10.0), sample("a", 2, 15.0, seconds=3.0, price=0.5)])
+    [first, second] = csv.DictReader(io.StringIO(to_csv(rows)))
+    assert list(first)[:4] == ["task", "method", "published", "workers"]
+    assert float(second["efficiency"]) == 0.75
+    assert (second["seconds"], second["price"]) == ("3.0", "0.5")
+    assert to_document(rows)[0]["cells"][1]["efficiency"] == 0.75
+
+
+RESULT: JsonObject = {"outcome": "completed", "details": {}, "metrics": {}, "task_seconds": {"wall": 7.0}}
+
+
+def test_a_run_is_valued_by_metric_protocol_rate_or_seconds() -> None:
+    protocol = {"rates": [1.0, 3.0], "unit": "tokens"}
+    cases: list[tuple[JsonObject, str | None, float, str]] = [
+        ({"metrics": {"x": 5.0}}, "x", 5.0, "x"),
+        ({"details": {"throughput_protocol": protocol}}, None, 2.0, "tokens/s"),
+        ({"details": {"throughput": {"samples_per_second": 4.0}}}, None, 4.0, "samples/s"),
+        ({}, None, 7.0, "seconds"),
+    ]
+    for changes, metric, value, unit in cases:
+        found = read_sample("r", {}, 1, {**RESULT, **changes}, metric)
+        assert (found.value, found.unit) == (value, unit)
+    failed = read_sample("r", {}, 1, {**RESULT, "outcome": "failed", "summary": "it broke"}, None)
+    assert (failed.value, failed.problem) == (None, "it broke")
+    assert read_sample("r", {}, 1, RESULT, "x").problem == "it reported no x"
+
+
+def test_less_is_better_for_seconds() -> None:
+    settings = {"task": "t"}
+    rows = make_rows(
+        [Sample("1", settings, 1, 10.0, "seconds", (10.0,)), Sample("2", settings, 2, 5.0, "seconds", (5.0,))]
+    )
+    assert rows[0].efficiency(2) == 1.0
+
+
+def test_the_front_holds_what_nothing_beats() -> None:
+    rows = make_rows([sample("a", 1, 100.0), sample("a", 4, 200.0), sample("b", 4, 300.0)])
+    offers, unit = list_offers(rows)
+    assert unit == "seconds of workers"
+    assert [(offer.label, offer.workers) for offer in offers if offer.is_on_front] == [("t, a", 1), ("t, b", 4)]
+    priced = make_rows([sample("a", 1, 100.0, seconds=10.0, price=1.0)])
+    assert list_offers(priced)[1] == "price"
+    assert list_offers(priced)[0][0].cost == pytest.approx(1.0)
+
+
+# --- what others published ------------------------------------------------------------------------------------------
+
+
+def test_the_published_table_has_252_rates_in_63_series() -> None:
+    series = load_survey()
+    assert len(series) == 63
+    assert sum(rate.workers > 1 for one in series for rate in one.rates) == 252
+    [one] = select_series(["survey-2020/ResNet-50/10GbE/MG-WFBP"])
+    assert [(rate.workers, rate.rate) for rate in one.rates] == [
+        *((1, 253.1), (4, 1003.18), (8, 1980.58), (16, 3784.98), (32, 6883.6)),
+    ]
+    [row] = make_rows([], [one])
+    assert row.efficiency(32) == pytest.approx(6883.6 / 32 / 253.1)
+    assert "± 12.72" in to_markdown("x", [row])
+
+
+@pytest.mark.parametrize("text", ["survey-2021", "survey-2020/AlexNet"])
+def test_an_unknown_table_says_which_there_are(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        select_series([text])
+    assert "survey-2020" in str(caught.value.hint) or "ResNet-50" in str(caught.value.hint)
+
+
+def test_logs_of_the_seed_are_read_with_mean_and_deviation(tmp_path: Path) -> None:
+    name = "rdma-0-method-mgwfbp-dnn-bert_base-bs-64-nworker-4-compressor-none-thres-0.log"
+    lines = ["Iter #0: 1.0 sentences/sec per GPU", "Total sen/sec on 4 GPU(s): 600.0 +-1.5"]
+    (tmp_path / name).write_text("\n".join([*lines, "NCCL INFO noise", "Total sen/sec on 4 GPU(s): 620.0 +-1.5"]))
+    [series] = read_logs(tmp_path)
+    assert (series.model, series.network, series.method, series.batch_size) == ("BERT-Base", "10GbE", "MG-WFBP", 64)
+    assert series.unit == "sentences"
+    assert [(rate.workers, rate.rate, rate.deviation) for rate in series.rates] == [(4, 610.0, 10.0)]
+    (tmp_path / name).write_text("nothing")
+    with pytest.raises(NotFoundError, match="has no rates"):
+        read_logs(tmp_path)
+
+
+def test_a_markdown_table_of_the_seed_is_read() -> None:
+    text = (
+        "|  DNN | BS | CONNECTION | METHOD | 1 GPU | 4 GPUs |\n|---|---|---|---|---|---|\n"
+        "| ResNet-50 | 64 | 10GbE with TCP/IP | WFBP-A2A | 253.1 | 1015.400 +- 1.26 | \n"
+    )
+    [series] = parse_table(text, "mine")
+    assert [(rate.workers, rate.rate, rate.deviation) for rate in series.rates] == [(1, 253.1, None), (4, 1015.4, 1.26)]
+
+
+def test_figures_are_drawn_for_few_many_and_published_rows(tmp_path: Path) -> None:
+    own = [sample(method, workers, 50.0 * workers, 55.0 * workers) for method in "abc" for workers in (1, 2)]
+    rows = make_rows(own, select_series(["survey-2020/BERT-Base/10GbE"]))
+    assert [name for name, _ in split_panels(rows)] == ["t, images/s", "BERT-Base, sentences/s"]
+    written = draw_campaign("Title", rows, tmp_path)
+    assert sorted(path.name for path in written) == ["pareto.png", "pareto.svg", "throughput.png", "throughput.svg"]
+    many = make_rows([sample(str(number), 1, 10.0) for number in range(30)])
+    assert [len(members) for _, members in split_panels(many)] == [12, 12, 6]
+    assert draw_campaign("Title", make_rows([]), tmp_path) == []

@@ -1,0 +1,151 @@
+"""Campaign files: what they ask for, in which order, and what they may spend."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.model import LOCAL, Cluster
+from mlbench_cli.runs.campaign import (
+    Budget,
+    History,
+    Lot,
+    RunEstimate,
+    find_file,
+    forecast,
+    interleave,
+    list_shipped,
+    make_lots,
+    parse_campaign,
+    read_campaign,
+    settings_of,
+)
+from mlbench_cli.runs.launch import Machine
+from mlbench_cli.store import Store
+
+MACHINE = Machine(cores=8, gpus=0)
+REMOTE = Cluster("far", "attached", details={"namespace": "default"})
+
+TWO_PARTS = """
+title: Two parts
+workers: [1, 2]
+repeat: 2
+num-cpus: 1
+published: [survey-2020/BERT-Base]
+max-hours: 2
+runs:
+  - {name: a, command: "true", matrix: {set.x: [1, 2]}}
+  - {name: b, command: "false"}
+"""
+
+
+def lots_of(text: str, *clusters: Cluster) -> tuple[Lot, ...]:
+    return make_lots(parse_campaign(text, "demo"), clusters or (LOCAL,), MACHINE)
+
+
+def test_what_stands_at_the_top_holds_for_every_entry() -> None:
+    found = parse_campaign(TWO_PARTS, "demo")
+    assert (found.name, found.title, found.max_hours) == ("demo", "Two parts", 2.0)
+    assert found.published == ("survey-2020/BERT-Base",)
+    assert [(entry, request.name, request.workers) for entry, request in found.entries] == [
+        ("a", "demo-a", (1, 2)),
+        ("b", "demo-b", (1, 2)),
+    ]
+
+
+def test_runs_alternate_between_settings_and_repeats_come_last() -> None:
+    names = [candidate.spec.name for _, candidate in interleave(lots_of(TWO_PARTS))]
+    assert names == [
+        *("demo-a-x1-1-r1", "demo-b-1-r1", "demo-a-x1-2-r1", "demo-b-2-r1", "demo-a-x2-1-r1", "demo-a-x2-2-r1"),
+        *("demo-a-x1-1-r2", "demo-b-1-r2", "demo-a-x1-2-r2", "demo-b-2-r2", "demo-a-x2-1-r2", "demo-a-x2-2-r2"),
+    ]
+
+
+def test_rows_are_set_apart_by_entry_cluster_and_matrix() -> None:
+    text = "image: me/x:1\ncommand: 'true'\nworkers: [1]\nmatrix: {set.x: [1]}"
+    lots = lots_of(text.replace("image: me/x:1\n", ""), LOCAL)
+    assert settings_of(lots[0], lots[0].candidates[0], lots) == {"task": "custom", "x": "1"}
+    two = lots_of("task: digits_resnet\nworkers: [1]", LOCAL, REMOTE)
+    assert [lot.name for lot in two] == ["demo-local", "demo-far"]
+    assert [settings_of(lot, lot.candidates[0], two)["cluster"] for lot in two] == ["local", "far"]
+    parts = lots_of(TWO_PARTS)
+    assert [settings_of(lot, lot.candidates[0], parts)["series"] for lot in parts] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[1]", "not a mapping"),
+        ("runs: 3", '"runs" is 3'),
+        ("runs: []", '"runs" is'),
+        ("runs: [{task: x, workerss: 1}]", 'Entry 1 of runs: Unknown key "workerss"'),
+        ("workerss: 1", 'Unknown key "workerss".*workers'),
+        ("runs: [{name: a}, {name: a}]", "same name"),
+        ("max-hours: -1", "not a number above 0"),
+        ("max-cost: much", "not a number above 0"),
+        ("clusters: {a: b}", "not a list of texts"),
+        ("title: [a]", "are texts"),
+        ("cluster: far", "names its clusters once"),
+    ],
+)
+def test_a_wrong_file_names_the_key(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        parse_campaign(text, "demo")
+
+
+def test_a_file_that_is_not_there_says_which_are_shipped(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="llm-scalin") as caught:
+        find_file("llm-scalin")
+    assert "llm-scaling" in str(caught.value.hint)
+    assert find_file("llm-scaling").is_file()
+    damaged = tmp_path / "x.yaml"
+    damaged.write_bytes(b"\xff")
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_campaign(damaged)
+
+
+GPUS = Machine(cores=64, gpus=64)
+
+
+@pytest.mark.parametrize("name", list_shipped())
+def test_every_shipped_campaign_resolves_to_runs(name: str) -> None:
+    found = read_campaign(find_file(name))
+    assert found.title != found.name
+    clusters = (LOCAL,) if name.endswith("-cpu") else (REMOTE,)
+    lots = make_lots(found, clusters, GPUS)
+    runs = list(interleave(lots))
+    assert len(runs) == sum(len(lot.candidates) for lot in lots) > 2
+    assert len({candidate.spec.name for _, candidate in runs}) == len(runs)
+
+
+def test_the_forecast_adds_what_is_known_and_counts_what_is_not(tmp_path: Path) -> None:
+    lots = lots_of(TWO_PARTS)
+    specs = [(candidate.spec, lot.cluster) for lot, candidate in interleave(lots)]
+    history = History(Store(tmp_path))
+    assert forecast(specs, len(specs), history).unknown == 12
+    history.add(specs[0][0], 30.0)
+    found = forecast(specs, len(specs), history)
+    assert (found.runs, found.left, found.price) == (12, 12, 0.0)
+    assert found.seconds == 30.0 * 6  # the same task, preset and size
+    assert found.unknown == 6
+
+
+def test_a_priced_cluster_gives_a_price(tmp_path: Path) -> None:
+    plan: Mapping[str, Any] = {"price_per_hour": 36.0, "currency": "USD"}
+    cluster = Cluster("far", "gke", details={"plan": plan, "namespace": "default"})
+    [lot] = lots_of("task: digits_resnet\nworkers: [2]", cluster)
+    history = History(Store(tmp_path))
+    history.add(lot.candidates[0].spec, 100.0)
+    assert history.estimate(lot.candidates[0].spec, cluster).price == pytest.approx(1.0)
+
+
+def test_a_budget_refuses_what_would_exceed_it() -> None:
+    budget = Budget(3600.0, 10.0)
+    assert budget.refusal(RunEstimate(600.0, 1.0)) is None
+    assert budget.refusal(RunEstimate(None, None)) is None
+    assert budget.refusal(RunEstimate(3600.0, 1.0)) == "0.00 of 1 hours are spent"
+    budget.spend(1800.0, 9.5)
+    assert budget.refusal(RunEstimate(600.0, 1.0)) == "9.50 of a budget of 10 is spent"
+    assert Budget(None, None).refusal(RunEstimate(1e9, 1e9)) is None
