@@ -91,6 +91,9 @@ class ClusterDetails:
     machine_type: str | None = fact(str)
     # Other devices of each worker, by Kubernetes' name of the resource.
     devices_per_node: Mapping[str, int] = field(default_factory=dict, metadata=_DICT)
+    gpu_probe: Mapping[str, str] = field(default_factory=dict, metadata=_DICT)  # `providers.gpu_probe.parse_report`
+    node_selector: Mapping[str, str] = field(default_factory=dict, metadata=_DICT)  # of the nodes meant for runs
+    tolerations: list[str] = field(default_factory=list, metadata=_LIST)  # that runs need besides, as --toleration
     functional_only: bool = fact(bool, default=False)  # timings on the cluster mean nothing
     registry: str | None = fact(str)  # where task images come from, unless a run names another one
     region: str | None = fact(str)

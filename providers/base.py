@@ -53,6 +53,13 @@ class TransientError(DeadlineError):
     """
 
 
+class BusyError(TransientError):
+    """The cloud works on something that has to end first: an upgrade of its own, a network card that is detached.
+
+    The life-cycle waits for it until the resource's own deadline; it does not count as an error.
+    """
+
+
 @dataclass(frozen=True)
 class ResourceStatus:
     """What a cloud reports of an existing resource."""
@@ -68,10 +75,11 @@ class ResourceStatus:
 
 @dataclass(frozen=True)
 class Readiness:
-    """Whether a resource is ready, and what it is waiting for if not."""
+    """Whether a resource is ready, and what it is waiting for if not. `facts` go into the cluster's record."""
 
     ready: bool
     reason: str = ""
+    facts: Mapping[str, object] = field(default_factory=dict)
 
 
 class Resource(Protocol):
@@ -267,6 +275,19 @@ def identity_options(cluster: Cluster) -> str:
         flag = "--zone" if re.fullmatch(r".*\d-?[a-z]", cluster.location) else "--region"
         words.append(f"{flag} {cluster.location}")
     return "".join(f" {word}" for word in words)
+
+
+def check_ranges(ranges: Sequence[str]) -> None:
+    """Refuse an --allow-from that is no range of IPv4 addresses."""
+    import ipaddress
+
+    for item in ranges:
+        try:
+            ipaddress.IPv4Network(item)
+        except ValueError as error:
+            raise UsageError(
+                f'--allow-from "{item}": {error}.', hint="For example: --allow-from 203.0.113.7/32"
+            ) from None
 
 
 def foreign_resource_error(resource: Resource) -> UsageError:

@@ -6,13 +6,9 @@ and in any state, and verifies at the end that no resource is left. Both can be 
 Independent resources are created at the same time. Waiting takes nearly all the time, so one thread polls them in turn.
 """
 
-import fcntl
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from mlbench_cli.cluster_details import ClusterDetails
@@ -29,7 +25,7 @@ from mlbench_cli.errors import (
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
 from mlbench_cli.times import timestamp
-from providers.base import Resource, ResourceStatus, TransientError, foreign_resource_error
+from providers.base import BusyError, Resource, ResourceStatus, TransientError, foreign_resource_error
 from providers.operation_errors import (
     delete_command,
     explain_error,
@@ -37,6 +33,7 @@ from providers.operation_errors import (
     incomplete_deletion_error,
     leftover_entry,
 )
+from providers.operation_lock import hold_operation_lock
 from providers.timeline import Timeline
 
 # Transient errors of one resource that last longer than this count as a failure, in seconds.
@@ -75,7 +72,7 @@ def up(
     Raises MlbenchError if a resource fails. Existing resources stay, and the same call continues with them. The error
     lists them with the command that deletes them; the record keeps the error under "failure".
     """
-    with _exclusive(store, cluster.name):
+    with hold_operation_lock(store, cluster.name):
         before = store.find_cluster(cluster.identity)
         earlier = ClusterDetails.of(before).provisioning if before is not None and times == "provisioning" else []
         creation = Creation(cluster, resources, store, report, patience, Timeline(resources, earlier), times)
@@ -108,7 +105,7 @@ def down(
 
     The record is dropped too. The journal keeps its last state, because the times of each resource are a result.
     """
-    with _exclusive(store, cluster.name):
+    with hold_operation_lock(store, cluster.name):
         timeline = Timeline(resources, ClusterDetails.of(cluster).removal, removing=True)
         deletion = Deletion(cluster, resources, store, report, patience, timeline, "removal")
         try:
@@ -150,6 +147,7 @@ class ResourceState:
 
     resource: Resource
     began: float | None = None
+    announced: bool = False  # its deletion is in the journal
     requested: bool = False  # this process has sent a request for it, answered or not
     accepted: bool = False  # it exists: the request was accepted, or it was adopted
     adopted: bool = False
@@ -175,12 +173,14 @@ class Operation:
     timeline: Timeline
     times: str  # key of the cluster's details under which the timeline is recorded
     states: list[ResourceState] = field(default_factory=list)
+    facts: dict[str, object] = field(default_factory=dict)  # that resources reported when they were ready
 
     def record(self, state: str, **more: Any) -> Cluster:
         """Record how far the operation is, so that other processes can show it, also after this one was killed."""
         details = {key: value for key, value in self.cluster.details.items() if key not in ("failure", self.times)}
         times = {self.times: self.timeline.to_list()}
-        return self.store.record_cluster(replace(self.cluster, state=state, details={**details, **times, **more}))
+        details = {**details, **self.facts, **times, **more}
+        return self.store.record_cluster(replace(self.cluster, state=state, details=details))
 
     def visit_all(self, possible: Callable[[ResourceState], bool], visit: Callable[[ResourceState], None]) -> None:
         """Visit all resources that are `possible` until none is. A visit ends one by setting `done` or `failed`."""
@@ -246,7 +246,11 @@ class Creation(Operation):
                 progress = state.resource.poll()
                 reason = progress.reason or "it is not ready"
                 state.done = progress.ready
+                self.facts |= progress.facts
             state.errors_since = None
+        except BusyError as error:
+            state.errors_since = None
+            reason = error.message
         except TransientError as error:
             if self.error_budget_spent(state, error.message):
                 raise
@@ -353,6 +357,11 @@ class Deletion(Operation):
                 self.notify(state, "deleting", found.busy or found.state, resource.delete_seconds)
             else:
                 self._request(state, found)
+        except BusyError as error:
+            state.errors_since, state.requested = None, False
+            self._wait(state, error.message)
+            self.notify(state, "deleting", error.message, resource.delete_seconds)
+            self._fail_if_late(state, error.message)
         except TransientError as error:
             if self.error_budget_spent(state, error.message):
                 self._fail(state, error.message)
@@ -361,9 +370,11 @@ class Deletion(Operation):
                 raise  # nothing has been deleted, and nothing can be
             self._fail(state, error.message)
         else:
-            if state.seconds() > resource.delete_seconds:
-                reason = found.busy or found.state
-                self._fail(state, f"it still existed after {resource.delete_seconds:.0f} s: {reason}")
+            self._fail_if_late(state, found.busy or found.state)
+
+    def _fail_if_late(self, state: ResourceState, reason: str) -> None:
+        if state.seconds() > state.resource.delete_seconds:
+            self._fail(state, f"it still existed after {state.resource.delete_seconds:.0f} s: {reason}")
 
     def _request(self, state: ResourceState, found: ResourceStatus) -> None:
         """Request the deletion, again if the resource stays, until patience ends."""
@@ -373,7 +384,8 @@ class Deletion(Operation):
         if not self.recorded:
             self.recorded = True
             self.record("deleting")
-        if not state.requested:
+        if not state.announced:
+            state.announced = True
             self.journal(state, "deleting")
             self.notify(state, "deleting", found.state, state.resource.delete_seconds)
         state.resource.delete()
@@ -449,39 +461,3 @@ def _key(state: ResourceState) -> tuple[str, str]:
 def _poll_interval(waited: float) -> float:
     """Seconds until the next poll: 1/40 of the time waited so far, so polling adds at most 2.5 % (and at most 10 s)."""
     return min(max(0.02, waited / 40), 10.0)
-
-
-def is_operation_running(store: Store, name: str) -> bool:
-    """Whether a process of this data directory is creating or deleting a cluster of that name now."""
-    try:
-        with open(_lock_path(store, name)) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
-
-
-@contextmanager
-def _exclusive(store: Store, name: str) -> Iterator[None]:
-    """Lock a cluster's name against other processes of this data directory. A killed process leaves no lock."""
-    path = _lock_path(store, name)
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(path, "a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise UsageError(
-                f'Another mlbench (process {file.read().strip() or "?"}) is working on the cluster "{name}".',
-                hint="Wait for it, or stop it.",
-            ) from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        yield
-
-
-def _lock_path(store: Store, name: str) -> Path:
-    return store.folder / "clusters" / f"{name}.lock"

@@ -118,7 +118,7 @@ def _hours(cluster: Cluster) -> float | None:
 
 
 def _findings(store: Store, cluster: Cluster) -> list[dict[str, Any]]:
-    from providers.lifecycle import is_operation_running
+    from providers.operation_lock import is_operation_running
 
     details, removed = cluster.details, cluster.state == "removed"
     found = []

@@ -1,7 +1,7 @@
 """`mlbench create-cluster PROVIDER N RELEASE`: plan, ask, create. Options come from the provider."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, fields
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -153,8 +153,21 @@ def _print_result(cluster: Cluster, output: Format) -> None:
             for item in times
         ],
     )
+    _show_probe(ClusterDetails.of(cluster).gpu_probe)
     console.note(f"The cluster {cluster.name} is ready; commands now use it. To delete it:")
     console.note(f"  {delete_command(cluster)}")
+
+
+def _show_probe(report: Mapping[str, str]) -> None:
+    """Print on stderr what the GPU probe found."""
+    if not report:
+        return
+    from providers.gpu_probe import find_driver_problem
+
+    torch = f"; torch {report['torch']} ran a kernel and an all-reduce" if report.get("torch") else ""
+    console.note(f"GPUs of a worker: {report.get('gpus')} × {report.get('gpu')}, driver {report.get('driver')}{torch}")
+    if problem := find_driver_problem(report):
+        console.warn(problem)
 
 
 # --- the options are the provider's fields --------------------------------------------------------------------------

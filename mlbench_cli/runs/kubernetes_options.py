@@ -51,12 +51,22 @@ def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
         if not _LABEL_KEY.fullmatch(key):
             raise UsageError(f'--node-selector: "{clip(key)}" is not the key of a label.')
     return KubernetesOptions(
-        node_selector=dict(request.node_selector),
+        node_selector={**ClusterDetails.of(cluster).node_selector, **request.node_selector},
         devices=_list_devices(request, cluster),
-        tolerations=tuple(_check_toleration(text) for text in request.toleration),
+        tolerations=(
+            *ClusterDetails.of(cluster).tolerations,
+            *(_check_toleration(text) for text in request.toleration),
+        ),
         env=_check_environment(request.env),
         **{key: value for key, value in given.items() if value is not None},
     )
+
+
+def gpus_of_machine(request: Request, cluster: Cluster) -> int:
+    """All GPUs of a machine that a worker has for itself; one if workers share machines or the number is not known."""
+    if request.spread is False or request.processes_per_worker is not None:
+        return 1
+    return max(1, ClusterDetails.of(cluster).gpus_per_node or 1)
 
 
 def require_folder(path: str | None, what: str) -> str | None:

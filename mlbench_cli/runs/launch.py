@@ -20,7 +20,7 @@ from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.masking import refuse_secrets
 from mlbench_cli.model import Cluster
 from mlbench_cli.network import parse_network
-from mlbench_cli.runs.kubernetes_options import check_mount_point, require_folder, resolve_kubernetes
+from mlbench_cli.runs.kubernetes_options import check_mount_point, gpus_of_machine, require_folder, resolve_kubernetes
 from mlbench_cli.runs.preflight import check_run
 from mlbench_cli.runs.request import KUBERNETES, OPTIONS, Request, clip, flag, parse_duration
 from mlbench_cli.spec import CUSTOM, MAX_TIMEOUT, OPEN, SEED, RunSpec, check_name
@@ -85,7 +85,7 @@ def resolve(
         request = replace(request, data_dir=check_mount_point(request.data_dir or "/data"))
     common = {
         **_program(request, cluster, tasks),
-        **_placement(request),
+        **_placement(request, cluster),
         "kubernetes": resolve_kubernetes(request, cluster),
     }
     if local:
@@ -342,7 +342,7 @@ def _plain_value(key: str, value: Any) -> Any:
 # --- cluster and engine -----------------------------------------------------------------------------------------------
 
 
-def _placement(request: Request) -> dict[str, Any]:
+def _placement(request: Request, cluster: Cluster) -> dict[str, Any]:
     """The fields of RunSpec that say on how much of what, and how long."""
     gpus = request.gpus_per_worker
     if gpus is not None and gpus < 1:
@@ -351,7 +351,7 @@ def _placement(request: Request) -> dict[str, Any]:
         raise UsageError("--gpus-per-worker needs --gpu.")
     if request.num_cpus is not None and request.num_cpus < 1:
         raise UsageError(f"--num-cpus {request.num_cpus}: the least is 1.")
-    gpus = (gpus or 1) if request.gpu else 0
+    gpus = (gpus or gpus_of_machine(request, cluster)) if request.gpu else 0
     placement: dict[str, Any] = {
         "device": "gpu" if request.gpu else "cpu",
         "goal": "light" if request.light else "full",

@@ -69,7 +69,9 @@ class Request:
         letter="c",
     )
     processes_per_worker: int | None = _option("ranks per worker; default: one, or one per GPU", kind="integer")
-    gpus_per_worker: int | None = _option("GPUs of each worker; default: one with --gpu", kind="integer")
+    gpus_per_worker: int | None = _option(
+        "GPUs of each worker; default with --gpu: all of its machine, on this machine one", kind="integer"
+    )
     seed: int | None = _option("seed of all random numbers; default: 42", kind="integer")
     repeat: int | None = _option(
         "number of repetitions per size, with the seeds SEED, SEED+1, ..., named NAME-N-r1, NAME-N-r2, ...; status, "

@@ -9,33 +9,45 @@ from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model import Cluster
-from providers.base import Plan, Resource, option, read_options
+from providers.base import Plan, Resource, check_ranges, option, read_options
 from providers.eks.aws import account_of, aws_in, region_of
 from providers.eks.control_plane import AddOn, Admin, ControlPlane, access_to
-from providers.eks.devices import Device, DevicePlugin, gpu_device, network_card_device
-from providers.eks.machines import Machine, choose_machine, equivalent_types, machine_of, require_equivalent
+from providers.eks.devices import Device, DevicePlugin, gpu_device, gpu_probe, network_card_device
+from providers.eks.machines import (
+    Machine,
+    choose_machine,
+    equivalent_types,
+    machine_of,
+    require_equivalent,
+    require_supported,
+)
 from providers.eks.network import PlacementGroup, Stack
 from providers.eks.nodes import (
     BOTTLEROCKET,
     EFA,
     IMAGES,
+    ROLE_LABEL,
+    WORKER,
     Group,
     LaunchTemplate,
     NodeGroup,
     NodeGroupSize,
     worker_group,
 )
+from providers.gpu_probe import NONE
 
 if TYPE_CHECKING:
     from providers.doctor import Check
     from providers.workload_cleanup import OrphanedResource, WorkloadObject
 
 MAX_NODES = 450  # the quota of machines in one managed node group
-SYSTEM_MACHINES = 1
+SYSTEM_MACHINES = 2  # so that DNS survives the loss of one
 SYSTEM_DISK = 20
 SMALLEST_DISK = 20  # GB; the image with the GPU driver alone takes most of it
 BEFORE_NODES = ("vpc-cni", "kube-proxy")
 AFTER_NODES = "coredns"
+# AWS' mirror of the Python image that task images stand on.
+PROBE_IMAGE = "public.ecr.aws/docker/library/python:3.12-slim-bookworm"
 
 
 @dataclass(frozen=True)
@@ -44,7 +56,7 @@ class EksOptions:
         None, "--machine-type", "-t", help="instance type of each worker; default: what has the GPUs asked for"
     )
     num_gpus: int | None = option(None, "--num-gpus", "-g", help="GPUs of each worker; default: all its machine has")
-    gpu_type: str | None = option(None, "--gpu-type", help="T4, A10G, L4, V100, A100, H100, …; picks the machine")
+    gpu_type: str | None = option(None, "--gpu-type", help="T4, A10G, L4, A100, H100, …; picks the machine")
     num_cpus: int | None = option(None, "--num-cpus", "-c", help="vCPUs that each worker must at least have")
     disk_size: int = option(100, "--disk-size", "-d", help="GB of each worker's disk")
     kubernetes_version: str | None = option(
@@ -61,11 +73,14 @@ class EksOptions:
     node_image: str = option(
         "al2023", "--node-image", help="of the workers: al2023, or bottlerocket, which shows GPUs by itself"
     )
+    probe_image: str | None = option(
+        None, "--probe-image", help="image of the GPU probe that ends the creation, best one with torch; none: no probe"
+    )
     admin: tuple[str, ...] = option((), "--admin", help="ARN that may also use the cluster; repeatable")
     allow_from: tuple[str, ...] = option(
         (), "--allow-from", help="CIDR that may reach the Kubernetes API; repeatable; default: any"
     )
-    system_machine_type: str = option("t3.medium", "--system-machine-type", help="of the one that runs DNS")
+    system_machine_type: str = option("t3.medium", "--system-machine-type", help="of the two that run DNS and charts")
 
 
 class EksProvider:
@@ -77,6 +92,7 @@ class EksProvider:
         if not 0 <= nodes <= MAX_NODES:
             raise UsageError(f"{nodes} workers: a cluster on EKS has from 0 to {MAX_NODES}.")
         machine = _machine(options)
+        require_supported(machine)
         if not SMALLEST_DISK <= options.disk_size <= 16384:
             raise UsageError(f"--disk-size {options.disk_size}: from {SMALLEST_DISK} to 16384 GB.")
         if options.kubernetes_version and not re.fullmatch(r"1\.\d{2}", options.kubernetes_version):
@@ -94,6 +110,7 @@ class EksProvider:
             "region": region,
             "location": options.zone or region,
             "options": asdict(options),
+            "node_selector": {ROLE_LABEL: WORKER},
         }
         if options.efa:
             details["devices_per_node"] = {EFA: machine.efa}
@@ -108,7 +125,7 @@ class EksProvider:
         return make_plan(cluster, read_options(cluster, EksOptions), self.groups(cluster))
 
     def groups(self, cluster: Cluster) -> tuple[Group, Group]:
-        """The one machine for the system, and the workers."""
+        """The machines of the system, and the workers."""
         options = read_options(cluster, EksOptions)
         machine = _machine(options)
         types = require_equivalent(machine, options.spot_type) if options.spot_type else equivalent_types(machine)
@@ -148,7 +165,12 @@ class EksProvider:
         base = NodeGroup(plane, stack, system, before)
         working = NodeGroup(plane, stack, workers, before, template)
         found += [base, working, AddOn(plane, AFTER_NODES, (plane, base))]
-        found += [DevicePlugin(plane, working, workers.count, device) for device in _devices(cluster) if workers.count]
+        if not workers.count:
+            return found
+        devices = [DevicePlugin(plane, working, workers.count, device) for device in _devices(cluster)]
+        found += devices
+        if (gpus := ClusterDetails.of(cluster).gpus_per_node) and options.probe_image != NONE:
+            found.append(gpu_probe(plane, working, gpus, options.probe_image or PROBE_IMAGE, tuple(devices)))
         return found
 
     def run_checks(self, project: str | None, location: str | None) -> "Iterator[Check]":
@@ -232,19 +254,7 @@ def _check_network(options: EksOptions, machine: Machine) -> None:
             raise UsageError(
                 f'--admin "{arn}" is not the ARN of a user or role.', hint="aws sts get-caller-identity shows yours"
             )
-    _check_ranges(options.allow_from)
-
-
-def _check_ranges(ranges: Sequence[str]) -> None:
-    import ipaddress
-
-    for item in ranges:
-        try:
-            ipaddress.IPv4Network(item)
-        except ValueError as error:
-            raise UsageError(
-                f'--allow-from "{item}": {error}.', hint="For example: --allow-from 203.0.113.7/32"
-            ) from None
+    check_ranges(options.allow_from)
 
 
 def _private(options: EksOptions, machine: Machine) -> bool:

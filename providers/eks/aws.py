@@ -42,6 +42,8 @@ CODES: tuple[tuple[str, type[MlbenchError], str | None], ...] = (
         CredentialError,
         ASK_RIGHTS,
     ),
+    # EKS' word for a request that its caller, or a role that it names, has no right to.
+    (r"ClientException", CredentialError, ASK_RIGHTS),
     (
         r"InsufficientInstanceCapacity|InsufficientHostCapacity|InsufficientCapacity\w*|UnfulfillableCapacity|"
         r"InsufficientFreeAddresses\w*|SpotMaxPriceTooLow|Ec2InstanceCapacity\w*",

@@ -9,7 +9,7 @@ from mlbench_cli.errors import CredentialError, MlbenchError, NotFoundError, Usa
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.credentials import Token
 from mlbench_cli.model import Cluster
-from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, TransientError, ownership_tags
+from providers.base import CLUSTER_TAG, BusyError, Readiness, Resource, ResourceStatus, TransientError, ownership_tags
 from providers.eks.aws import Aws, error_from_code, session
 from providers.eks.network import Stack
 
@@ -69,7 +69,7 @@ class EksResource(Resource):
             if not str(error.details.get("aws", "")).startswith("ResourceInUse"):
                 raise
             self.refused = error.message
-            raise TransientError(error.message) from None
+            raise BusyError(error.message) from None
 
     def require_raw(self) -> dict[str, Any]:
         found = self.find_raw()
@@ -302,7 +302,13 @@ def error_from_issues(described: dict[str, Any], what: str) -> MlbenchError:
 def error_from_message(code: str, message: str, said: str) -> MlbenchError:
     """The error for a message of EKS that quotes EC2 or IAM: classified by the quoted code."""
     inner = (
-        ("InsufficientInstanceCapacity", ("InsufficientInstanceCapacity", "UnfulfillableCapacity", "no Spot capacity")),
+        (
+            "InsufficientInstanceCapacity",
+            (
+                *("InsufficientInstanceCapacity", "UnfulfillableCapacity", "no Spot capacity"),
+                *("do not have sufficient", "capacity-not-available", "ReservationCapacityExceeded"),
+            ),
+        ),
         (
             "VcpuLimitExceeded",
             ("VcpuLimitExceeded", "vCPU limit", "MaxSpotInstanceCountExceeded", "InstanceLimitExceeded"),

@@ -5,10 +5,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from mlbench_cli.errors import MlbenchError, NotFoundError
+from mlbench_cli.errors import NotFoundError
 from providers.base import Readiness, Resource, ResourceStatus, TransientError
 from providers.eks.control_plane import ControlPlane
 from providers.eks.nodes import EFA, GPU, ROLE_LABEL, WORKER, NodeGroup
+from providers.gpu_probe import GpuProbe
+from providers.kubernetes_calls import open_young_cluster
 
 PATH = "/apis/apps/v1/namespaces/kube-system/daemonsets"
 
@@ -98,14 +100,13 @@ class DevicePlugin(Resource):
         except NotFoundError:
             yield None
             return
-        try:
-            with access.client() as api:
-                yield api
-        except MlbenchError as error:
-            status = error.details.get("status")
-            if status is not None and (status in (0, 401, 429) or status >= 500):
-                raise TransientError(error.message, hint=error.hint) from None
-            raise
+        with open_young_cluster(lambda: access) as api:
+            yield api
+
+
+def gpu_probe(plane: ControlPlane, workers: NodeGroup, gpus: int, image: str, needs: tuple[Resource, ...]) -> GpuProbe:
+    """The proof that containers on the workers can use their GPUs."""
+    return GpuProbe(plane.access, image, gpus, {ROLE_LABEL: WORKER}, needs, workers)
 
 
 def _count_allocatable(node: dict[str, Any], resource: str) -> int:

@@ -10,7 +10,7 @@ from providers.base import CLUSTER_TAG, details_from_tags
 from providers.eks.aws import Aws, account_of, aws_in, region_of, tags_of
 from providers.eks.control_plane import find_raw_cluster
 from providers.eks.machines import GPU_MACHINES
-from providers.eks.nodes import find_raw_group, worker_group
+from providers.eks.nodes import ROLE_LABEL, WORKER, find_raw_group, worker_group
 
 MAX_PARALLEL_REGIONS = 8
 
@@ -103,4 +103,5 @@ def _workers(aws: Aws, name: str) -> dict[str, Any] | None:
         "machine_type": machine,
         "gpus_per_node": known.gpus if known else 0,
         "gpu": known.gpu if known else None,
+        "node_selector": {ROLE_LABEL: WORKER},
     }

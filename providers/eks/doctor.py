@@ -17,7 +17,6 @@ SERVICES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("ec2", "describe_availability_zones", {}),
     ("autoscaling", "describe_scaling_activities", {"MaxRecords": 1}),
 )
-FAMILIES = ("G and VT", "P", "standard")
 # Of the network of each cluster: its VPC, and the address of the NAT gateway that machines with several cards need.
 OTHER_QUOTAS = (
     ("VPCs", "vpc", "L-F678F1CE"),
@@ -90,12 +89,12 @@ def _check_offers(checklist: Checklist, aws: Aws) -> Iterator[Check]:
 
 
 def _quotas(checklist: Checklist, aws: Aws) -> Iterator[Check]:
-    entries = [
-        (f"{name} vCPUs{way}", "ec2", code)
-        for name, (_, on_demand, spot) in zip(FAMILIES, QUOTAS, strict=True)
-        for code, way in ((on_demand, ""), (spot, " spot"))
-    ]
-    for name, service, code in [*entries, *OTHER_QUOTAS]:
+    by_code = {
+        code: (f"{quota.name} vCPUs{way}", "ec2", code)
+        for quota in QUOTAS
+        for code, way in ((quota.on_demand, ""), (quota.spot, " spot"))
+    }
+    for name, service, code in [*by_code.values(), *OTHER_QUOTAS]:
         quota = checklist(f"quota {name}", lambda: _quota(aws, service, code), optional=True)  # noqa: B023
         if quota is None:
             if checklist.failed:

@@ -48,6 +48,8 @@ GPU_MACHINES: dict[str, Machine] = {
     **_sizes("p5en", "H200", "48xlarge:192:8:16"),
     **_sizes("p6-b200", "B200", "48xlarge:192:8:8"),
 }
+# CUDA 13, which today's torch wheels bring, holds no code for them.
+TOO_OLD = ("V100",)
 CPU_DEFAULT = "m5.xlarge"
 GPU_DEFAULT = "T4"
 _CPUS = {"medium": 2, "large": 2, "xlarge": 4}  # of the burstable and general families; larger: 4 for each "N"
@@ -98,6 +100,16 @@ def machine_of(name: str) -> Machine:
     return Machine(name, 4 * int(multiple[1]) if multiple else _CPUS.get(size, 0))
 
 
+def require_supported(machine: Machine) -> None:
+    """Refuse machines whose GPUs today's task images cannot use. Not for clusters that exist: those can be deleted."""
+    if machine.gpu in TOO_OLD:
+        newer = [gpu for gpu in _gpus() if gpu not in TOO_OLD]
+        raise UsageError(
+            f"{machine.name} has {machine.gpu} GPUs, which are too old for the CUDA that today's images hold.",
+            hint=f"Choose another --gpu-type: {', '.join(newer)}",
+        )
+
+
 def equivalent_types(machine: Machine) -> list[str]:
     """What would do as well for a spot request: the same GPUs, and as many; the machine itself first."""
     if machine.gpu is None:
@@ -131,8 +143,9 @@ def _by_gpu(num_gpus: int | None, gpu_type: str | None) -> Machine:
             hint=f"GPUs there are: {', '.join(_gpus())}",
         )
     fitting = [item for item in GPU_MACHINES.values() if _same(item.gpu or "") == wanted]
-    exact = [item for item in fitting if item.gpus == (num_gpus or 1)]
-    if not exact or num_gpus == 0:
+    wanted_gpus = min(item.gpus for item in fitting) if num_gpus is None else num_gpus
+    exact = [item for item in fitting if item.gpus == wanted_gpus]
+    if not exact:
         raise UsageError(
             f"No machine has {num_gpus} {gpu_type or GPU_DEFAULT} GPUs.", hint=_fitting(gpu_type or GPU_DEFAULT)
         )

@@ -1,18 +1,21 @@
 """The network and the roles of a cluster, in one CloudFormation stack; and what keeps its machines close together."""
 
+import time
 import uuid
 from dataclasses import dataclass
 from typing import Any
 
 from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model import Cluster
-from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, TransientError, ownership_tags
+from providers.base import CLUSTER_TAG, BusyError, Readiness, Resource, ResourceStatus, ownership_tags
 from providers.eks.aws import ELSEWHERE, Aws, error_from_code, tag_list, tags_of
+from providers.eks.leftovers import clear_network, is_in_use, list_interfaces
 
 TEMPLATE = "cloudformation/network.yaml"
 CREATE_MINUTES = 20
-# Of these nobody but their owner can take down the network interface, and it goes with its owner.
-OWNED_INTERFACES = ("nat_gateway",)
+# After this the stack's deletion is requested although interfaces are still attached: its NAT gateway and address,
+# which cost money, go at once; subnets and network, which do not, follow when the interfaces are gone.
+OCCUPIED_SECONDS = 600.0
 BROKEN = ("CREATE_FAILED", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "DELETE_FAILED")
 # Also if a person has changed something with CloudFormation.
 WHOLE = ("CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE")
@@ -34,7 +37,8 @@ class Stack(Resource):
 
     kind = "CloudFormation stack"
     create_seconds = CREATE_MINUTES * 60.0
-    delete_seconds = 1800.0
+    # Interfaces that AWS' own services have put into the network detach after up to 22 minutes.
+    delete_seconds = 3600.0
 
     def __init__(
         self, cluster: Cluster, aws: Aws, machine_types: list[str], zone: str | None = None, private: bool = False
@@ -48,6 +52,7 @@ class Stack(Resource):
         self.token = uuid.uuid4().hex
         self.remove_command = f"aws cloudformation delete-stack --region {aws.region} --stack-name {self.name}"
         self._network: Network | None = None
+        self._occupied_since: float | None = None
 
     def find(self) -> ResourceStatus | None:
         stack = self._describe()
@@ -97,11 +102,11 @@ class Stack(Resource):
         """Delete what others have left in the network, which would block the deletion, then the stack itself."""
         self.token = uuid.uuid4().hex
         self._network = None
-        for interface in self._interfaces():
-            if interface["Status"] == "available":
-                self._remove("delete_network_interface", NetworkInterfaceId=interface["NetworkInterfaceId"])
-        for group in self._left_groups():
-            self._remove("delete_security_group", GroupId=group)
+        try:
+            clear_network(self.aws, self._vpcs())
+        except BusyError:
+            if not self._is_late():
+                raise
         self.aws.call("cloudformation", "delete_stack", StackName=self.name)
 
     def network(self) -> Network:
@@ -157,41 +162,23 @@ class Stack(Resource):
 
     def _find_users(self) -> str | None:
         """What is still attached in the network and will disappear by itself, e.g. machines being terminated."""
-        used = [item for item in self._interfaces() if item["Status"] not in ("available", "detaching")]
-        if not used:
+        used = [item for item in list_interfaces(self.aws, self._vpcs()) if is_in_use(item)]
+        if not used or self._is_late():
             return None
         first = used[0]
         what = first.get("Description") or first.get("InterfaceType") or "no description"
         return f"{len(used)} network interfaces are still in use, one is {first['NetworkInterfaceId']} ({what})"
 
-    def _interfaces(self) -> list[dict[str, Any]]:
-        vpcs = self._vpcs()
-        if not vpcs:
-            return []
-        filters = [{"Name": "vpc-id", "Values": vpcs}]
-        found = self.aws.pages("ec2", "describe_network_interfaces", "NetworkInterfaces", Filters=filters)
-        return [item for item in found if item.get("InterfaceType") not in OWNED_INTERFACES]
-
-    def _left_groups(self) -> list[str]:
-        vpcs = self._vpcs()
-        if not vpcs:
-            return []
-        filters = [{"Name": "vpc-id", "Values": vpcs}]
-        found = self.aws.pages("ec2", "describe_security_groups", "SecurityGroups", Filters=filters)
-        return [item["GroupId"] for item in found if item["GroupName"] != "default"]
+    def _is_late(self) -> bool:
+        """Whether interfaces have kept the network for so long that its paid parts are to go first."""
+        if self._occupied_since is None:
+            self._occupied_since = time.monotonic()
+        return time.monotonic() - self._occupied_since > OCCUPIED_SECONDS
 
     def _vpcs(self) -> list[str]:
         """Found by tag, because a half-deleted stack does not list its outputs."""
         filters = [{"Name": f"tag:{CLUSTER_TAG}", "Values": [self.cluster.name]}]
         return [item["VpcId"] for item in self.aws.pages("ec2", "describe_vpcs", "Vpcs", Filters=filters)]
-
-    def _remove(self, operation: str, **parameters: Any) -> None:
-        try:
-            self.aws.call("ec2", operation, **parameters)
-        except NotFoundError:
-            return
-        except UsageError as error:
-            raise TransientError(error.message) from None  # in use a moment longer
 
 
 class PlacementGroup(Resource):
@@ -232,7 +219,7 @@ class PlacementGroup(Resource):
         except NotFoundError:
             return
         except UsageError as error:
-            raise TransientError(error.message) from None  # machines in it are just ending
+            raise BusyError(error.message) from None  # machines in it are just ending
 
 
 def zones_for(aws: Aws, machine_types: list[str], zone: str | None) -> list[str]:

@@ -21,8 +21,6 @@ from providers.eks.network import PlacementGroup, Stack
 ROLE_LABEL = "mlbench-role"
 WORKER = "worker"
 GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NO_SCHEDULE"}
-# Keeps runs off the small machine; what EKS itself installs tolerates it.
-SYSTEM_TAINT = {"key": "CriticalAddonsOnly", "value": "true", "effect": "NO_SCHEDULE"}
 GPU, EFA = "nvidia.com/gpu", "vpc.amazonaws.com/efa"
 AL2023, BOTTLEROCKET = "al2023", "bottlerocket"
 # EKS' name of each image, without and with NVIDIA's driver.
@@ -62,9 +60,12 @@ class Group:
 
     @property
     def taints(self) -> list[dict[str, str]]:
-        if not self.worker:
-            return [SYSTEM_TAINT]
+        # The machines of the system have none, so that Helm charts find a place; runs select the workers' label.
         return [GPU_TAINT] if self.gpu else []
+
+
+# Of an auto scaling group, newest first: each machine that is started is one, and a failure may be among them.
+MAX_ACTIVITIES = 50
 
 
 class LaunchTemplate(Resource):
@@ -268,16 +269,25 @@ class NodeGroup(EksResource):
         for name in names:
             try:
                 answer = self.aws.call(
-                    "autoscaling", "describe_scaling_activities", AutoScalingGroupName=name, MaxRecords=1
+                    "autoscaling", "describe_scaling_activities", AutoScalingGroupName=name, MaxRecords=MAX_ACTIVITIES
                 )
+                running = self._count_machines(name)
             except (CredentialError, NotFoundError):
                 return None
+            if running >= self.group.count:
+                return None  # it got them in the end
             for activity in answer["Activities"]:
                 said = activity.get("StatusMessage") or activity["StatusCode"]
-                error = error_from_message("AsgInstanceLaunchFailures", f'{self.name} gets no machines: "{said}"', said)
+                message = f'{self.name} has {running} of {self.group.count} machines and gets no more: "{said}"'
+                error = error_from_message("AsgInstanceLaunchFailures", message, said)
                 if activity["StatusCode"] == "Failed" and isinstance(error, CapacityError):
                     return error
         return None
+
+    def _count_machines(self, name: str) -> int:
+        """The machines of an auto scaling group that run; each of them costs money already."""
+        answer = self.aws.call("autoscaling", "describe_auto_scaling_groups", AutoScalingGroupNames=[name])
+        return sum(len(group.get("Instances") or ()) for group in answer["AutoScalingGroups"])
 
 
 class NodeGroupSize(Resource):

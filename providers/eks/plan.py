@@ -1,5 +1,6 @@
 """What a cluster on EKS will be and cost, and whether AWS is going to allow it. Reads only."""
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from mlbench_cli.cluster_details import ClusterDetails
@@ -13,11 +14,24 @@ from providers.eks.machines import machine_of
 from providers.eks.network import zones_for
 from providers.eks.nodes import Group
 
+
 # Quotas count vCPUs of running machines by family. Source: Service Quotas of EC2, as of 2026-11.
+@dataclass(frozen=True)
+class FamilyQuota:
+    """The quotas of machines whose names begin with one of `prefixes`: of on-demand and of spot machines."""
+
+    name: str
+    prefixes: tuple[str, ...]
+    on_demand: str
+    spot: str
+
+
+# The first that fits counts. P5 and later have a spot quota of their own.
 QUOTAS = (
-    (("g", "vt"), "L-DB2E81BA", "L-3819A6DF"),
-    (("p",), "L-417A185B", "L-7212CCBC"),
-    (("a", "c", "d", "h", "i", "m", "r", "t", "z"), "L-1216C47A", "L-34B43A08"),
+    FamilyQuota("P5 and later", ("p5", "p6"), "L-417A185B", "L-C4BD4855"),
+    FamilyQuota("G and VT", ("g", "vt"), "L-DB2E81BA", "L-3819A6DF"),
+    FamilyQuota("P", ("p",), "L-417A185B", "L-7212CCBC"),
+    FamilyQuota("standard", ("a", "c", "d", "h", "i", "m", "r", "t", "z"), "L-1216C47A", "L-34B43A08"),
 )
 EFA_WARNING = (
     "--efa: every worker of a run gets its machine's EFA cards; only an image with libfabric and NCCL's plugin for it "
@@ -110,10 +124,10 @@ def _quota(aws: Aws, workers: Group) -> list[str]:
     """Whether the account may have that many vCPUs more. Raises CapacityError if it surely may not."""
     family = workers.types[0].partition(".")[0]
     vcpus = workers.count * machine_of(workers.types[0]).vcpus
-    entry = next((item for item in QUOTAS if family.startswith(item[0]) and not family.startswith("trn")), None)
+    entry = next((item for item in QUOTAS if family.startswith(item.prefixes) and not family.startswith("trn")), None)
     if entry is None or not vcpus:
         return []
-    code = entry[2 if workers.spot else 1]
+    code = entry.spot if workers.spot else entry.on_demand
     try:
         quota = aws.call("service-quotas", "get_service_quota", ServiceCode="ec2", QuotaCode=code)["Quota"]
     except TransientError:

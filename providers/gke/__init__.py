@@ -9,11 +9,22 @@ from mlbench_cli.cluster_details import ClusterDetails, fact
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model import Cluster
-from providers.base import Plan, Resource, option, read_options
+from providers.base import Plan, Resource, check_ranges, option, read_options
 from providers.gke import api
 from providers.gke.api import Gke
-from providers.gke.machines import CPU_DEFAULT, NOT_ON_DEMAND, Machine, choose_machine
-from providers.gke.resources import ControlPlane, PoolSize, ReadyMachines, WorkerPool, access_to
+from providers.gke.families import NOT_ON_DEMAND
+from providers.gke.machines import CPU_DEFAULT, Machine, choose_machine
+from providers.gke.resources import (
+    ROLE_LABEL,
+    WORKER,
+    ControlPlane,
+    PoolSize,
+    ReadyMachines,
+    WorkerPool,
+    access_to,
+    gpu_probe,
+)
+from providers.gpu_probe import NONE
 
 if TYPE_CHECKING:
     from providers.doctor import Check
@@ -25,6 +36,8 @@ REGION = re.compile(r"[a-z]+-[a-z]+\d+")
 ZONE = re.compile(rf"{REGION.pattern}-[a-z]")
 CHANNELS = ("rapid", "regular", "stable", "extended")
 DRIVERS = ("latest", "default")
+# Google's mirror of the Python image that task images stand on: nodes reach it without an address of their own.
+PROBE_IMAGE = "mirror.gcr.io/library/python:3.12-slim-bookworm"
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,9 @@ class GkeOptions:
     gpu_type: str | None = option(None, "--gpu-type", help="t4, l4, a100, a100-80gb, h100, …; picks the machine")
     num_cpus: int | None = option(None, "--num-cpus", "-c", help="vCPUs that each worker must at least have")
     disk_size: int = option(100, "--disk-size", "-d", help="GB of each worker's disk")
+    disk_type: str | None = option(
+        None, "--disk-type", help="boot disk of the workers; default: as their machine wants"
+    )
     kubernetes_version: str | None = option(
         None, "--kubernetes-version", "-k", help="X.Y or X.Y.Z-gke.N; the release channel's unless told"
     )
@@ -52,9 +68,20 @@ class GkeOptions:
     )
     compact_placement: bool = option(False, "--compact-placement", help="put the workers close together")
     gpu_driver: str = option("latest", "--gpu-driver", help="latest or default, as GKE calls them")
+    probe_image: str | None = option(
+        None, "--probe-image", help="image of the GPU probe that ends the creation, best one with torch; none: no probe"
+    )
     release_channel: str = option("regular", "--release-channel", help="rapid, regular, stable or extended")
-    system_machine_type: str = option("e2-standard-2", "--system-machine-type", help="of the one that runs DNS")
+    system_machine_type: str = option(
+        "e2-standard-2", "--system-machine-type", help="of the two that run DNS and charts"
+    )
     service_account: str | None = option(None, "--service-account", help="of the machines; default: the project's")
+    private_nodes: bool = option(False, "--private-nodes", help="machines without public addresses")
+    allow_from: tuple[str, ...] = option(
+        (),
+        "--allow-from",
+        help="CIDR that may reach the Kubernetes API; repeatable; default: all, by DNS name",
+    )
     network: str | None = option(None, "--network", help="VPC network; default: the project's default")
     subnetwork: str | None = option(None, "--subnetwork", help="its subnetwork")
 
@@ -91,6 +118,7 @@ class GkeProvider:
             "project": project,
             "location": place_of(options),
             "options": asdict(options),
+            "node_selector": {ROLE_LABEL: WORKER},
         }
         return Cluster(name, self.name, "creating", details=details, account=project, location=place_of(options))
 
@@ -107,7 +135,11 @@ class GkeProvider:
         pool = WorkerPool(plane, machine, count)
         found: list[Resource] = [plane, pool]
         if count and not options.flex_start:
-            found.append(ReadyMachines(plane, count, machine.gpus, (pool,)))
+            ready = ReadyMachines(plane, count, machine.gpus, (pool,))
+            found.append(ready)
+            if machine.gpus and options.probe_image != NONE:
+                image = options.probe_image or PROBE_IMAGE
+                found.append(gpu_probe(plane, machine.gpus, image, (ready,)))
         return found
 
     def run_checks(self, project: str | None, location: str | None) -> "Iterator[Check]":
@@ -183,6 +215,7 @@ def _check(options: GkeOptions, machine: Machine) -> None:
     ):
         if value not in known:
             raise UsageError(f'{flag} "{value}" is none of {", ".join(known)}.')
+    check_ranges(options.allow_from)
     ways = [flag for flag, on in (("--spot", options.spot), ("--flex-start", options.flex_start)) if on]
     ways += ["--reservation"] if options.reservation else []
     if len(ways) > 1:
@@ -190,7 +223,8 @@ def _check(options: GkeOptions, machine: Machine) -> None:
     if machine.name in NOT_ON_DEMAND and not ways:
         raise UsageError(
             f"Google sells {machine.name} only as spot, flex-start or from a reservation.",
-            hint="Add --spot or --flex-start.",
+            hint="--spot: cheap, may be taken away. --flex-start: queued until there are some, for at most 7 days. "
+            "--reservation NAME: bought before.",
         )
     if options.compact_placement and machine.name.startswith(("e2-", "n1-")):
         raise UsageError(

@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.extras import install_hint
 from mlbench_cli.kube.credentials import Token
-from providers.base import TransientError, call_timeout
+from providers.base import BusyError, TransientError, call_timeout
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
     from google.cloud import container_v1
+
+# A message of Google's APIs, as the SDK takes it and as JSON answers hold it.
+Message = dict[str, Any]
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 LOGIN = "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS to a service account's key file"
@@ -167,7 +170,9 @@ def error_from_exception(error: Any, what: str, project: str) -> MlbenchError:
         return CredentialError(message, hint=_permission_hint(str(error), project))
     if isinstance(error, api.ResourceExhausted) and not _says(error, TOO_OFTEN):
         return capacity_error(message, project)
-    if isinstance(error, passing) or (isinstance(error, api.FailedPrecondition) and _says(error, BUSY)):
+    if isinstance(error, api.FailedPrecondition | api.Aborted) and _says(error, BUSY):
+        return BusyError(message)
+    if isinstance(error, passing):
         unreached = isinstance(error, api.ServiceUnavailable | api.GatewayTimeout)
         return TransientError(message, hint=UNREACHED if unreached else None)
     if isinstance(error, api.InvalidArgument) and "ocation" in str(error):

@@ -2,11 +2,17 @@
 
 import os
 import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError, UsageError
 from providers.base import TransientError, call_timeout
 from providers.gke import api
+from providers.gke.api import Message
+from providers.gke.families import DISK_QUOTAS, cpu_quota_names
 from providers.gke.machines import Machine
 
 ENDPOINT = "https://compute.googleapis.com"
@@ -18,25 +24,73 @@ QUOTA_OF = {
     "nvidia-a100-80gb": "NVIDIA_A100_80GB_GPUS",
     "nvidia-h100-80gb": "NVIDIA_H100_GPUS",
     "nvidia-h100-mega-80gb": "NVIDIA_H100_MEGA_GPUS",
+    "nvidia-h200-141gb": "NVIDIA_H200_GPUS",
+    "nvidia-b200": "NVIDIA_B200_GPUS",
+    "nvidia-rtx-pro-6000": "NVIDIA_RTX_PRO_6000_GPUS",
 }
-ALL_GPUS = "GPUS_ALL_REGIONS"
+# Granted on demand by a quota of the GPU's family, which a region may or may not list. There the other quota is 0.
+BY_FAMILY = ("nvidia-h100-80gb", "nvidia-h100-mega-80gb", "nvidia-h200-141gb", "nvidia-b200", "nvidia-rtx-pro-6000")
+ALL_GPUS, ALL_CPUS = "GPUS_ALL_REGIONS", "CPUS_ALL_REGIONS"
 
 
-def check_machines(project: str, zones: list[str], machine: Machine, count: int, spot: bool) -> list[str]:
-    """Warnings about what may not work. Raises UsageError or CapacityError for what surely will not."""
+class Purchase(StrEnum):
+    """How machines are bought, which decides whose quota they use."""
+
+    ON_DEMAND = "on demand"
+    SPOT = "spot"
+    FLEX_START = "flex-start"
+
+    def order_quotas(self, name: str, limits: Mapping[str, float]) -> tuple[str, ...]:
+        """The names of the quota to look for, first the one that Google applies.
+
+        Spot machines use the preemptible quota only if one was granted, flex-start machines use nothing else.
+        """
+        preemptible = f"PREEMPTIBLE_{name}"
+        if self is Purchase.FLEX_START:
+            return (preemptible,) if preemptible in limits else (name,)
+        if self is Purchase.SPOT and limits.get(preemptible, 0) > 0:
+            return (preemptible,)
+        return (name,)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Machines that a cluster needs: their type, number and boot disks."""
+
+    machine: Machine
+    count: int
+    disk_gb: int
+    disk_type: str | None
+    purchase: Purchase = Purchase.ON_DEMAND
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """A quota with less left than is needed."""
+
+    quota: str
+    left: float
+    limit: float
+    needed: int
+
+
+def check_machines(project: str, zones: list[str], demands: Sequence[Demand], *, public_addresses: bool) -> list[str]:
+    """Warnings about what may not work. Raises UsageError or CapacityError for what certainly will not.
+
+    The last demand is that of the workers, which are in `zones`; the machines of the system are in the first of them.
+    """
     compute = Compute(project)
     try:
-        for zone in zones:
-            compute.has(zone, machine)
-        if not machine.gpu or not count:
-            return []
-        return compute.quota(api.region_of(zones[0]), machine, count, spot)
+        cpus = [compute.check_offer(zones[0], demand.machine) for demand in demands]
+        for zone in zones[1:]:
+            compute.check_offer(zone, demands[-1].machine)
+        return compute.check_quotas(api.region_of(zones[0]), demands, cpus, public_addresses=public_addresses)
     except (UsageError, CapacityError, NotFoundError):
         raise
     except TransientError:
         raise
     except MlbenchError as error:
-        if error.hint in (api.LOGIN, api.SET_CLOCK):  # it is not that one may not ask: one is nobody
+        if error.hint in (api.LOGIN, api.SET_CLOCK):  # not a missing right: the credentials are nobody's
             raise
         return [f"Whether {', '.join(zones)} has the machines and the quota allows them is not known: {error.message}"]
 
@@ -53,11 +107,15 @@ class Compute:
         self._session: Any = AuthorizedSession(api.credentials()[0], auth_request=api.sign_in())
         self._base = f"{os.environ.get('MLBENCH_COMPUTE_ENDPOINT', ENDPOINT)}/compute/v1/projects/{project}"
 
-    def has(self, zone: str, machine: Machine) -> None:
-        """Raises UsageError if the zone has no such machine, or not the GPU that is to be attached to it."""
-        self.offers(zone, "machineTypes", machine.name)
+    def check_offer(self, zone: str, machine: Machine) -> int:
+        """The vCPUs of the machine, 0 if Google does not tell.
+
+        Raises UsageError if the zone has no such machine, or not the GPU that is to be attached to it.
+        """
+        found = self.find_offer(zone, "machineTypes", machine.name)
         if machine.gpu and machine.name.startswith("n1-"):
-            self.offers(zone, "acceleratorTypes", machine.gpu)
+            self.find_offer(zone, "acceleratorTypes", machine.gpu)
+        return int(found.get("guestCpus") or 0)
 
     def zone_with(self, region: str, machine: Machine) -> str:
         """The first zone of a region that has the machine. Raises UsageError if none has, or there is no region."""
@@ -67,7 +125,7 @@ class Compute:
             raise UsageError(f'There is no region "{region}".', hint="gcloud compute regions list") from None
         for zone in zones:
             try:
-                self.has(zone, machine)
+                self.check_offer(zone, machine)
             except UsageError:
                 continue
             return zone
@@ -76,10 +134,10 @@ class Compute:
             hint=f"gcloud compute machine-types list --filter=name={machine.name} --project {self.project}",
         )
 
-    def offers(self, zone: str, collection: str, name: str) -> None:
-        """Raises UsageError if the zone has no such machine or GPU, or is none."""
+    def find_offer(self, zone: str, collection: str, name: str) -> Message:
+        """The machine or GPU as Compute Engine describes it. Raises UsageError if the zone does not have it."""
         try:
-            self._get(f"/zones/{zone}/{collection}/{name}")
+            return self._get(f"/zones/{zone}/{collection}/{name}")
         except NotFoundError:
             self._zone(zone)
             raise UsageError(
@@ -87,7 +145,7 @@ class Compute:
                 hint=f"gcloud compute {_gcloud(collection)} list --filter=name={name} --project {self.project}",
             ) from None
 
-    def quotas(self, region: str) -> dict[str, Any]:
+    def quotas(self, region: str) -> Message:
         """What Compute Engine tells of each quota of the project, in the region and in all: limit and usage."""
         answers = (self._get(f"/regions/{region}"), self._get(""))
         return {item["metric"]: item for answer in answers for item in answer.get("quotas", [])}
@@ -100,27 +158,29 @@ class Compute:
         found = {item["name"] for item in self._get(f"/zones/{place}/acceleratorTypes").get("items", [])}
         return [name for name in QUOTA_OF if name in found]
 
-    def quota(self, region: str, machine: Machine, count: int, spot: bool) -> list[str]:
-        """Raises CapacityError if less is left than is asked for."""
-        wanted = count * machine.gpus
-        names = [QUOTA_OF.get(machine.gpu or "", "")]
-        if spot and names[0]:
-            names = [f"PREEMPTIBLE_{names[0]}"]
+    def check_quotas(
+        self, region: str, demands: Sequence[Demand], cpus: Sequence[int], *, public_addresses: bool
+    ) -> list[str]:
+        """Warnings for quotas that are not known. Raises CapacityError naming every quota that is too small.
+
+        `cpus` are those of each demand's machine, 0 if not known.
+        """
         found = self.quotas(region)
-        told = []
-        for name in [*filter(None, names), ALL_GPUS]:
-            if name not in found:
-                continue
-            left = found[name]["limit"] - found[name]["usage"]
-            if left < wanted:
-                raise CapacityError(
-                    f"The quota {name} of {self.project} in {region} has {left:g} of {found[name]['limit']:g} left; "
-                    f"{count} × {machine.name} need {wanted}.",
-                    hint=f"Ask for more at {api.QUOTAS}{self.project}, or for fewer or other machines.",
-                    details={"reason": "quota", "quota": name, "left": left, "needed": wanted},
-                )
-            told.append(name)
-        return [] if told else [f"No quota of {machine.gpu} is known in {region}; it may still be refused."]
+        limits = {name: float(item["limit"]) for name, item in found.items()}
+        needs = _count_needs(demands, cpus, limits, public_addresses)
+        gpu_quotas, warnings = _gpu_needs(demands[-1], limits)
+        needs.update(gpu_quotas)
+        lacking = []
+        for name, needed in needs.items():
+            if name in found:
+                left = found[name]["limit"] - found[name]["usage"]
+                if left < needed:
+                    lacking.append(Shortage(name, left, found[name]["limit"], needed))
+        if lacking:
+            raise _quota_error(self.project, region, lacking)
+        if demands[-1].machine.gpu and demands[-1].count and not set(gpu_quotas) & set(found):
+            warnings.append(f"No quota of {demands[-1].machine.gpu} is known in {region}; it may still be refused.")
+        return warnings
 
     def _zone(self, zone: str) -> None:
         try:
@@ -128,7 +188,7 @@ class Compute:
         except NotFoundError:
             raise UsageError(f'There is no zone "{zone}".', hint="gcloud compute zones list") from None
 
-    def _get(self, path: str) -> dict[str, Any]:
+    def _get(self, path: str) -> Message:
         from google.api_core import exceptions
         from requests import exceptions as http
 
@@ -140,9 +200,60 @@ class Compute:
             self.date, self.asked = answer.headers.get("Date"), time.time()
             if answer.status_code >= 400:
                 raise exceptions.from_http_response(answer)
-            document: dict[str, Any] = answer.json()
+            document: Message = answer.json()
             return document
 
 
 def _gcloud(collection: str) -> str:
     return {"machineTypes": "machine-types", "acceleratorTypes": "accelerator-types"}[collection]
+
+
+def _count_needs(
+    demands: Sequence[Demand], cpus: Sequence[int], limits: Mapping[str, float], public_addresses: bool
+) -> Counter[str]:
+    """How much of each quota the machines take: CPUs, disks, addresses, instances."""
+    needs: Counter[str] = Counter()
+    for demand, vcpus in zip(demands, cpus, strict=True):
+        if not demand.count:
+            continue
+        if vcpus:
+            own, common = cpu_quota_names(demand.machine.name)
+            name = own if own in limits else common
+            for quota in demand.purchase.order_quotas(name, limits):
+                needs[quota] += demand.count * vcpus
+            needs[ALL_CPUS] += demand.count * vcpus
+        if disks := DISK_QUOTAS.get(demand.disk_type or ""):
+            needs[disks] += demand.count * demand.disk_gb
+        if public_addresses:
+            needs["IN_USE_ADDRESSES"] += demand.count
+        needs["INSTANCES"] += demand.count
+    return needs
+
+
+def _gpu_needs(demand: Demand, limits: Mapping[str, float]) -> tuple[dict[str, int], list[str]]:
+    """The quotas of the workers' GPUs with the number needed, and warnings."""
+    gpu, wanted = demand.machine.gpu, demand.count * demand.machine.gpus
+    if not gpu or not wanted:
+        return {}, []
+    name = QUOTA_OF.get(gpu, "")
+    family = f"GPU_FAMILY:{name.removesuffix('_GPUS')}"
+    if demand.purchase is Purchase.ON_DEMAND and gpu in BY_FAMILY:
+        if family in limits:
+            return {family: wanted, ALL_GPUS: wanted}, []
+        if not limits.get(name):
+            return {ALL_GPUS: wanted}, [
+                f"The quota of {gpu} is one of its family, which Compute Engine does not tell; it may still be refused."
+            ]
+    return {**dict.fromkeys(demand.purchase.order_quotas(name, limits), wanted), ALL_GPUS: wanted}, []
+
+
+def _quota_error(project: str, region: str, lacking: Sequence[Shortage]) -> CapacityError:
+    listed = "; ".join(
+        f"{item.quota} has {item.left:g} of {item.limit:g} left, {item.needed} needed" for item in lacking
+    )
+    first = lacking[0]
+    return CapacityError(
+        f"The quota of {project} in {region} is too small: {listed}.",
+        hint=f"Ask for more at {api.QUOTAS}{project}, or for fewer or other machines.",
+        details={"reason": "quota", "quota": first.quota, "left": first.left, "needed": first.needed},
+    )

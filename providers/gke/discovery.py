@@ -5,7 +5,7 @@ from typing import Any
 from mlbench_cli.model import Cluster
 from providers.base import CLUSTER_TAG, TransientError, details_from_tags
 from providers.gke.api import Gke, region_of
-from providers.gke.resources import WORKER_POOL
+from providers.gke.resources import ROLE_LABEL, WORKER, WORKER_POOL
 
 STATES = {"PROVISIONING": "creating", "STOPPING": "deleting", "ERROR": "failed"}
 
@@ -40,8 +40,9 @@ def _cluster(found: Any, project: str) -> Cluster:
     else:
         accelerator = pool.config.accelerators[0] if pool.config.accelerators else None
         options["worker_zone"] = tuple(pool.locations)
-        # One of the machines belongs to the system pool.
-        details["nodes"] = max(0, found.current_node_count - 1)
+        system = sum(other.initial_node_count for other in found.node_pools if other.name != WORKER_POOL)
+        details["nodes"] = max(0, found.current_node_count - system)
+        details["node_selector"] = {ROLE_LABEL: WORKER}
         details["gpu"] = accelerator.accelerator_type if accelerator else None
         details["gpus_per_node"] = int(accelerator.accelerator_count) if accelerator else 0
         details["machine_type"] = options["machine_type"] = pool.config.machine_type

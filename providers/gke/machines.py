@@ -60,8 +60,6 @@ SHORT = {
     "b200": "nvidia-b200",
 }
 TOO_OLD = tuple(f"nvidia-tesla-{name}" for name in ("k80", "p100", "p4", "v100"))
-# Sold only as spot or flex-start.
-NOT_ON_DEMAND = ("a3-highgpu-1g", "a3-highgpu-2g", "a3-highgpu-4g")
 
 
 def choose_machine(machine_type: str | None, num_gpus: int | None, gpu_type: str | None) -> Machine:
@@ -70,7 +68,7 @@ def choose_machine(machine_type: str | None, num_gpus: int | None, gpu_type: str
         raise UsageError(f"--num-gpus {num_gpus}: the least is 0.")
     gpu = _gpu(gpu_type) if gpu_type else None
     if machine_type is None:
-        return _smallest(gpu or GPU_DEFAULT, num_gpus or 1) if gpu or num_gpus else Machine(CPU_DEFAULT)
+        return _smallest(gpu or GPU_DEFAULT, num_gpus) if gpu or num_gpus else Machine(CPU_DEFAULT)
     if machine_type in SHAPED:
         return _check_accelerators(SHAPED[machine_type], num_gpus, gpu)
     if not gpu and not num_gpus:
@@ -92,15 +90,18 @@ def _gpu(name: str) -> str:
     return full
 
 
-def _smallest(gpu: str, count: int) -> Machine:
+def _smallest(gpu: str, count: int | None) -> Machine:
+    """The smallest machine with `count` of the GPUs; without a count, with as few as any machine has."""
     if gpu in ATTACHED:
+        count = count or 1
         return _attach(ATTACHED_TO.get(count, ATTACHED_TO[1]), count, gpu)
-    fitting = [machine for machine in SHAPED.values() if machine.gpu == gpu and machine.gpus == count]
+    counts = sorted({machine.gpus for machine in SHAPED.values() if machine.gpu == gpu})
+    wanted = count or counts[0]
+    fitting = [machine for machine in SHAPED.values() if machine.gpu == gpu and machine.gpus == wanted]
     if not fitting:
-        counts = sorted({machine.gpus for machine in SHAPED.values() if machine.gpu == gpu})
-        raise UsageError(f"No machine has {count} × {gpu}; there are some with {_join_counts(counts)}.")
+        raise UsageError(f"No machine has {wanted} × {gpu}; there are some with {_join_counts(counts)}.")
     # Of the smallest machines with one L4 the second is the first with enough memory for the tasks.
-    return fitting[1] if gpu == "nvidia-l4" and count == 1 else fitting[0]
+    return fitting[1] if gpu == "nvidia-l4" and wanted == 1 else fitting[0]
 
 
 def _check_accelerators(machine: Machine, num_gpus: int | None, gpu: str | None) -> Machine:

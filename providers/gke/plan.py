@@ -8,24 +8,41 @@ from mlbench_cli.model import Cluster
 from providers import pricing
 from providers.base import Plan
 from providers.gke.api import Gke, region_of
-from providers.gke.compute import check_machines
+from providers.gke.compute import Demand, Purchase, check_machines
+from providers.gke.families import FABRICS, default_disk_type
 from providers.gke.machines import Machine
-from providers.gke.resources import ControlPlane
+from providers.gke.resources import SYSTEM_DISK, SYSTEM_NODES, ControlPlane
+from providers.gpu_probe import IMAGE_CUDA, MIN_DRIVERS
 
 if TYPE_CHECKING:
     from providers.gke import GkeOptions
-
-SYSTEM_DISK = 50
 
 
 def make_plan(cluster: Cluster, options: "GkeOptions", machine: Machine, gke: Gke) -> Plan:
     """Raises CredentialError, UsageError or CapacityError for what cannot work; what may not work is a warning."""
     _check_version(options, gke)
     count = ClusterDetails.of(cluster).nodes or 0
+    system_type = options.system_machine_type
     zones = ControlPlane(cluster, gke, options).zones(machine)
-    warnings = check_machines(gke.project, zones, machine, count, options.spot)
+    demands = [
+        Demand(Machine(options.system_machine_type), SYSTEM_NODES, SYSTEM_DISK, default_disk_type(system_type)),
+        Demand(
+            machine,
+            count,
+            options.disk_size,
+            options.disk_type or default_disk_type(machine.name),
+            purchase_of(options),
+        ),
+    ]
+    warnings = check_machines(gke.project, zones, demands, public_addresses=not options.private_nodes)
+    warnings += _network_warnings(options, machine, count)
     if len(zones) > 1:
         warnings.append("Workers in several zones: what they send each other is slower, and costs extra.")
+    if machine.gpu and options.gpu_driver == "default":
+        warnings.append(
+            f"--gpu-driver default: GKE's own driver may be older than {MIN_DRIVERS[IMAGE_CUDA]}, which images with "
+            f"CUDA {IMAGE_CUDA} need (it was 535 in 2026-02). The GPU probe at the end tells."
+        )
     if options.flex_start:
         warnings.append("Flex-start machines come only when a run asks for them; it may wait for hours.")
     prices = pricing.load_prices("gke")
@@ -34,15 +51,36 @@ def make_plan(cluster: Cluster, options: "GkeOptions", machine: Machine, gke: Gk
     way = " (spot)" if options.spot else ""
     lines = [
         prices.line(f"GKE control plane{regional}", 1, "control-plane", region),
-        prices.line(f"system machine {options.system_machine_type}", 1, options.system_machine_type, region),
+        prices.line(f"system machine {system_type}", SYSTEM_NODES, system_type, region),
         prices.line(f"worker {machine.name}{way}", count, machine.name, region, spot=options.spot),
     ]
     if machine.gpu and machine.name.startswith("n1-"):
         gpus = count * machine.gpus
         lines.append(prices.line(f"GPU {machine.gpu}{way}", gpus, machine.gpu, region, spot=options.spot))
-    lines.append(prices.line("GB of disk", SYSTEM_DISK + count * options.disk_size, "disk-gb", region))
+    lines.append(prices.line("GB of disk", SYSTEM_NODES * SYSTEM_DISK + count * options.disk_size, "disk-gb", region))
     location = f"{', '.join(zones)} of project {gke.project}"
     return Plan(tuple(lines), location, prices.currency, prices.source, prices.version, tuple(warnings))
+
+
+def purchase_of(options: "GkeOptions") -> Purchase:
+    if options.flex_start:
+        return Purchase.FLEX_START
+    return Purchase.SPOT if options.spot else Purchase.ON_DEMAND
+
+
+def _network_warnings(options: "GkeOptions", machine: Machine, count: int) -> list[str]:
+    warnings = []
+    if (fabric := FABRICS.get(machine.name)) and count > 1:
+        warnings.append(
+            f"{machine.name} has {fabric.gbits} Gbit/s of {fabric.name}, which this cluster does not set up: between "
+            "machines, NCCL will use TCP over one network card. Results say so."
+        )
+    if options.private_nodes:
+        warnings.append(
+            "Private nodes reach the Internet only through Cloud NAT, if the network has one; without it, images have "
+            "to come from Artifact Registry or mirror.gcr.io."
+        )
+    return warnings
 
 
 def _check_version(options: "GkeOptions", gke: Gke) -> None:

@@ -1,19 +1,27 @@
 """What a cluster on GKE consists of: the control plane with a small pool for the system, then the pool of workers.
 
 Two steps, since a pool without stock or quota then leaves a healthy cluster to try again on. GKE changes a cluster by
-one operation at a time and refuses a second one; the refusal counts as passing trouble.
+one operation at a time and refuses a second one, also while it upgrades a cluster by itself: that is waited for.
 """
 
+import math
+import time
+from collections.abc import Sequence
 from typing import Any
 
+from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model import Cluster
-from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, TransientError, ownership_tags
+from mlbench_cli.times import timestamp
+from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, ownership_tags
 from providers.gke import api
-from providers.gke.api import Gke
+from providers.gke.api import Gke, Message
 from providers.gke.compute import Compute
+from providers.gke.families import default_disk_type
 from providers.gke.machines import Machine
+from providers.gpu_probe import GpuProbe
+from providers.kubernetes_calls import open_young_cluster
 
 SYSTEM_POOL = "system"
 WORKER_POOL = "workers"
@@ -21,8 +29,12 @@ ROLE_LABEL = "mlbench-role"
 WORKER = "worker"
 GPU = "nvidia.com/gpu"
 GPU_TAINT = {"key": GPU, "value": "present", "effect": "NO_SCHEDULE"}
-# Keeps runs off the small pool; what GKE itself installs tolerates it.
-SYSTEM_TAINT = {"key": "components.gke.io/gke-managed-components", "value": "true", "effect": "NO_SCHEDULE"}
+# The system pool has no taint, so that Helm charts and controllers find a place; runs select the workers' label. Two
+# machines, so that DNS survives the upgrade of one.
+SYSTEM_NODES = 2
+SYSTEM_DISK = 50  # GB
+# Longest exclusion of upgrades that GKE takes for its scope (180 days), and the one for clusters without an end.
+EXCLUSION_SECONDS = 90 * 86400
 # Deleting may have to wait for the end of an operation, such as a pool that looks for stock.
 DELETE_SECONDS = 3600.0
 CAPACITY_CODES = ("GCE_STOCKOUT", "GCE_QUOTA_EXCEEDED")
@@ -116,33 +128,35 @@ class ControlPlane(GkeResource):
         place = self.gke.location
         return [place] if api.region_of(place) != place else [Compute(self.gke.project).zone_with(place, machine)]
 
-    def request(self) -> dict[str, Any]:
+    def request(self) -> Message:
         """The cluster as GKE is asked for it; its marks are labels, which Google also puts on the bill."""
         labels = ownership_tags(self.cluster)
         options = self.options
         place = self.gke.location
         regional = api.region_of(place) == place
-        # One zone, also in a region: a second machine for the system would only cost.
+        # One zone, also in a region: further machines for the system would only cost.
         zones = self.zones(Machine(options.system_machine_type))[:1] if regional else [place]
-        request: dict[str, Any] = {
+        request: Message = {
             "name": self.name,
             "resource_labels": labels,
             "locations": zones,
             "release_channel": {"channel": options.release_channel.upper()},
             "ip_allocation_policy": {"use_ip_aliases": True},
-            "network_config": {"datapath_provider": "ADVANCED_DATAPATH"},
+            "network_config": {
+                "datapath_provider": "ADVANCED_DATAPATH",
+                **({"default_enable_private_nodes": True} if options.private_nodes else {}),
+            },
             "workload_identity_config": {"workload_pool": f"{self.gke.project}.svc.id.goog"},
-            "control_plane_endpoints_config": {"dns_endpoint_config": {"allow_external_traffic": True}},
+            "control_plane_endpoints_config": _endpoints(options.allow_from),
+            "maintenance_policy": _maintenance_policy(self.cluster),
             "node_pools": [
                 {
                     "name": SYSTEM_POOL,
-                    "initial_node_count": 1,
+                    "initial_node_count": SYSTEM_NODES,
                     "config": {
-                        **_node_config(options, labels),
-                        "machine_type": options.system_machine_type,
-                        "disk_size_gb": 50,
+                        **_node_config(options, labels, options.system_machine_type),
+                        "disk_size_gb": SYSTEM_DISK,
                         "labels": {ROLE_LABEL: SYSTEM_POOL},
-                        "taints": [SYSTEM_TAINT],
                     },
                 }
             ],
@@ -188,11 +202,10 @@ class WorkerPool(GkeResource):
         answer = self.gke.call("create_node_pool", parent=self.plane.path, node_pool=self.request())
         self.operation = answer.name
 
-    def request(self) -> dict[str, Any]:
+    def request(self) -> Message:
         options, machine = self.plane.options, self.machine
-        config: dict[str, Any] = {
-            **_node_config(options, ownership_tags(self.plane.cluster)),
-            "machine_type": machine.name,
+        config: Message = {
+            **_node_config(options, ownership_tags(self.plane.cluster), machine.name, options.disk_type),
             "disk_size_gb": options.disk_size,
             "spot": options.spot,
             "flex_start": options.flex_start,
@@ -215,7 +228,7 @@ class WorkerPool(GkeResource):
                 "values": [options.reservation],
             }
         zones = self.plane.zones(machine)
-        request: dict[str, Any] = {
+        request: Message = {
             "name": WORKER_POOL,
             "initial_node_count": self.count // len(zones),  # GKE counts in each zone
             "locations": zones,
@@ -299,15 +312,8 @@ class ReadyMachines(Resource):
         found = self.plane.find_raw()
         if found is None:
             raise NotFoundError(f'There is no GKE cluster "{self.plane.name}".')
-        try:
-            with access_to(found).client() as kubernetes:
-                nodes = kubernetes.get("/api/v1/nodes", labelSelector=f"{ROLE_LABEL}={WORKER}")["items"]
-        except MlbenchError as error:
-            status = error.details.get("status")
-            # Soon after the start the endpoint is not known everywhere, nor are our rights.
-            if status is not None and (status in (0, 401, 403, 429) or status >= 500):
-                raise TransientError(error.message, hint=error.hint) from None
-            raise
+        with open_young_cluster(lambda: access_to(found)) as kubernetes:
+            nodes = kubernetes.get("/api/v1/nodes", labelSelector=f"{ROLE_LABEL}={WORKER}")["items"]
         ready = [node for node in nodes if _is_ready(node)]
         if len(ready) < self.count:
             return Readiness(False, f"{len(ready)} of {self.count} machines have joined (scale-cluster sets how many)")
@@ -316,6 +322,18 @@ class ReadyMachines(Resource):
 
     def delete(self) -> None:
         return
+
+
+def gpu_probe(plane: ControlPlane, gpus: int, image: str, needs: tuple[Resource, ...]) -> GpuProbe:
+    """The proof that containers on the workers can use their GPUs."""
+
+    def connect() -> Access:
+        found = plane.find_raw()
+        if found is None:
+            raise NotFoundError(f'There is no GKE cluster "{plane.name}".')
+        return access_to(found)
+
+    return GpuProbe(connect, image, gpus, {ROLE_LABEL: WORKER}, needs, plane)
 
 
 def access_to(found: Any) -> Access:
@@ -333,15 +351,44 @@ def access_to(found: Any) -> Access:
     )
 
 
-def _node_config(options: Any, labels: dict[str, str]) -> dict[str, Any]:
-    config: dict[str, Any] = {
+def _endpoints(allowed: Sequence[str]) -> Message:
+    """How the Kubernetes API is reached: by DNS name, which Google's IAM guards, or by address from some networks."""
+    if not allowed:
+        return {"dns_endpoint_config": {"allow_external_traffic": True}, "ip_endpoints_config": {"enabled": False}}
+    networks = {"enabled": True, "cidr_blocks": [{"cidr_block": block} for block in allowed]}
+    return {
+        "dns_endpoint_config": {"allow_external_traffic": False},
+        "ip_endpoints_config": {
+            "enabled": True,
+            "enable_public_endpoint": True,
+            "authorized_networks_config": networks,
+        },
+    }
+
+
+def _maintenance_policy(cluster: Cluster) -> Message:
+    """No upgrade of the machines while the cluster is used: one that is drained fails its run."""
+    now = time.time()
+    end = min(ClusterDetails.of(cluster).expires or math.inf, now + EXCLUSION_SECONDS)
+    exclusion = {
+        "start_time": timestamp(now),
+        "end_time": timestamp(max(end, now + 3600)),
+        "maintenance_exclusion_options": {"scope": "NO_MINOR_OR_NODE_UPGRADES"},
+    }
+    return {"window": {"maintenance_exclusions": {"mlbench": exclusion}}}
+
+
+def _node_config(options: Any, labels: dict[str, str], machine_type: str, disk_type: str | None = None) -> Message:
+    config: Message = {
+        "machine_type": machine_type,
         "image_type": "COS_CONTAINERD",
-        "disk_type": "pd-balanced",
         "oauth_scopes": [api.SCOPE],
         "gvnic": {"enabled": True},
         "resource_labels": labels,
         "workload_metadata_config": {"mode": "GKE_METADATA"},
     }
+    if disk := disk_type or default_disk_type(machine_type):
+        config["disk_type"] = disk
     if options.service_account:
         config["service_account"] = options.service_account
     return config
@@ -381,10 +428,10 @@ def _conditions(found: Any) -> str | None:
     return "; ".join(text for text in told if text) or None
 
 
-def _is_ready(node: dict[str, Any]) -> bool:
+def _is_ready(node: Message) -> bool:
     conditions = (node.get("status") or {}).get("conditions") or []
     return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
 
 
-def _gpus(node: dict[str, Any]) -> int:
+def _gpus(node: Message) -> int:
     return int(((node.get("status") or {}).get("allocatable") or {}).get(GPU, 0))

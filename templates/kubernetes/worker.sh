@@ -53,6 +53,15 @@ if [ "${MLBENCH_ENTRY:-worker}" = rank ]; then # one of several processes: start
   eval "$filled"
   exec "$@"
 fi
+# GKE mounts the driver here and sets no variable. Last, so that the image's own libraries go first.
+driver=${MLBENCH_DRIVER_DIR:-/usr/local/nvidia}
+if [ -d "$driver/lib64" ]; then
+  case ":${LD_LIBRARY_PATH:-}:" in
+    *":$driver/lib64:"*) ;;
+    *) export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$driver/lib64" ;;
+  esac
+  export PATH="$PATH:$driver/bin"
+fi
 export NODE_RANK="$index" LOCAL_RANK=0 RANK=$((index * LOCAL_WORLD_SIZE)) MLBENCH_OUTPUT_DIR="$work/output"
 mkdir -p "$MLBENCH_OUTPUT_DIR"
 

@@ -24,10 +24,11 @@ from tests.fakes.aws_answers import Answer, ApiError, error_answer, json_answer
 from tests.fakes.aws_base import ACCOUNT, Request
 from tests.fakes.aws_eks import EksRules
 from tests.fakes.aws_kube import KubeSide
+from tests.fakes.aws_network import NetworkRules
 from tests.fakes.aws_services import ServiceRules
 
 
-class AwsDouble(EksRules, ServiceRules):
+class AwsDouble(EksRules, ServiceRules, NetworkRules):
     """The WSGI application. `looks`: how often something has to be asked for until it is made, or gone."""
 
     def __init__(self) -> None:
@@ -177,6 +178,7 @@ class AwsDouble(EksRules, ServiceRules):
             for group in groups.values()
             if group.name.startswith(f"eks-cluster-sg-{name}-")
         ]
+        found += [f"endpoint {key}" for key, item in self.endpoints.items() if item.vpc in vpcs]
         found += [f"template {item}" for item in ec2.launch_template_name_to_ids if item == f"mlbench-{name}"]
         found += [f"placement {item}" for where, item in self.placements if item == f"mlbench-{name}"]
         found += [f"cluster {item}" for item in self._eks(region).clusters if item == name]

@@ -155,7 +155,14 @@ class Base:
         eni.status = "in-use" if used else "available"
 
     def _release(self, eni: Any) -> None:
-        eni.status = "available"
+        raise NotImplementedError
+
+    def watch_network(self, region: str, vpc: str, *, returns: bool = True) -> None:
+        """Machines have come into a network (`aws_network`)."""
+        raise NotImplementedError
+
+    def cross_groups(self, region: str, vpc: str) -> None:
+        raise NotImplementedError
 
     def _groups(self, ec2: Any, vpc: str) -> list[Any]:
         return [group for group in ec2.groups[vpc].values() if group.name != "default"]

@@ -56,6 +56,7 @@ class EksRules(Base):
         if cluster and self._look(request.region, "cluster", name):
             if cluster.status == "CREATING":
                 cluster.status = "ACTIVE"
+                self.cross_groups(request.region, cluster.resources_vpc_config["vpcId"])
             elif cluster.status == "DELETING":
                 self._end_cluster(cluster, request.region)
         return self._pass(request)
@@ -115,6 +116,8 @@ class EksRules(Base):
         if group is not None and self._look(request.region, "group", name, group_name):
             if group.status in ("CREATING", "UPDATING"):
                 self._make_group(group)
+                vpc = self._subnet(request.region, group.subnets[0]).vpc_id
+                self.watch_network(request.region, vpc)
             elif group.status == "DELETING":
                 self._end_group(group, request.region)
         return self._pass(request)

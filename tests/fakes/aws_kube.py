@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 from tests.fakes.aws_answers import Answer, json_answer
+from tests.fakes.kube_pods import Node, Object, Pods
 
 if TYPE_CHECKING:
     from tests.fakes.aws import AwsDouble
@@ -17,15 +18,17 @@ if TYPE_CHECKING:
 EFA_CARDS = {"g4dn.8xlarge": 1, "p4d.24xlarge": 4}
 GPUS = {"g4dn.8xlarge": 1, "g4dn.xlarge": 1, "g5.xlarge": 1, "g4dn.12xlarge": 4, "p4d.24xlarge": 8}
 SECRET = "not-a-secret"  # of every client of the double
+PODS = "/api/v1/namespaces/default/pods"
 DAEMON_SETS = "/apis/apps/v1/namespaces/kube-system/daemonsets/"
 
 
 class KubeSide:
     def __init__(self, double: "AwsDouble") -> None:
         self.double = double
-        self.daemon_sets: dict[str, dict[str, Any]] = {}  # by cluster and name
+        self.daemon_sets: dict[str, Object] = {}  # by cluster and name
+        self.pods: dict[str, Pods] = {}  # by cluster
 
-    def answer(self, environ: dict[str, Any]) -> Answer:
+    def answer(self, environ: Object) -> Answer:
         _, _, region, name, path = environ["PATH_INFO"].split("/", 4)
         path = f"/{path}"
         cluster = self.double._eks(region).clusters.get(name)
@@ -35,6 +38,13 @@ class KubeSide:
             return _status(401, refusal)
         if path == "/api/v1/nodes":
             return json_answer({"items": self._nodes(cluster, environ["QUERY_STRING"])})
+        if path.startswith(PODS):
+            length = int(environ.get("CONTENT_LENGTH") or 0)
+            given = json.loads(environ["wsgi.input"].read(length)) if length else None
+            pods = self.pods.setdefault(name, Pods(torch=bool(self.double.rules.get("torch_in_images"))))
+            method = environ["REQUEST_METHOD"]
+            code, document = pods.answer(method, path.removeprefix(PODS).strip("/"), given, self._machines(cluster))
+            return json_answer(document, code)
         key = f"{name} {path.removeprefix(DAEMON_SETS)}"
         if environ["REQUEST_METHOD"] == "PATCH":
             body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
@@ -43,11 +53,26 @@ class KubeSide:
             return _status(404, f"{path} not found")
         return json_answer(self.daemon_sets[key])
 
+    def _machines(self, cluster: Any) -> list[Node]:
+        """The machines as containers on them see them: NVIDIA's runtime shows a driver that the image holds."""
+        plugins = [item for name, item in self.daemon_sets.items() if name.startswith(f"{cluster.name} ")]
+        return [
+            Node(
+                dict(group.labels),
+                tuple(taint["key"] for taint in group.taints),
+                int(_devices(group, plugins).get("nvidia.com/gpu", 0)) if "NVIDIA" in group.ami_type else 0,
+                mounted=False,
+            )
+            for group in cluster.nodegroups.values()
+            for _ in range(group.scaling_config["desiredSize"])
+        ]
+
     def forget(self, name: str) -> None:
+        self.pods.pop(name, None)
         for key in [key for key in self.daemon_sets if key.startswith(f"{name} ")]:
             del self.daemon_sets[key]
 
-    def _nodes(self, cluster: Any, query: str) -> list[dict[str, Any]]:
+    def _nodes(self, cluster: Any, query: str) -> list[Object]:
         """A machine shows its devices only if their plugin may run on it, or its image has one."""
         key, _, value = parse_qs(query).get("labelSelector", [""])[0].partition("=")
         plugins = [item for name, item in self.daemon_sets.items() if name.startswith(f"{cluster.name} ")]
@@ -93,7 +118,7 @@ def _signature(host: str, query: dict[str, str], cluster: str, secret: str) -> s
     return hmac.digest(key, text.encode(), "sha256").hex()
 
 
-def _devices(group: Any, plugins: list[dict[str, Any]]) -> dict[str, str]:
+def _devices(group: Any, plugins: list[Object]) -> dict[str, str]:
     running = {plugin["metadata"]["name"] for plugin in plugins if _may_run(plugin, group)}
     machine, shown = group.instance_types[0], {}
     if group.status != "ACTIVE":
@@ -105,7 +130,7 @@ def _devices(group: Any, plugins: list[dict[str, Any]]) -> dict[str, str]:
     return {name: str(count) for name, count in shown.items() if count}
 
 
-def _may_run(plugin: dict[str, Any], group: Any) -> bool:
+def _may_run(plugin: Object, group: Any) -> bool:
     pod = plugin["spec"]["template"]["spec"]
     tolerated = {item["key"] for item in pod["tolerations"]}
     chosen = pod["nodeSelector"].items() <= group.labels.items()

@@ -9,6 +9,8 @@ from tests.fakes.aws_answers import Answer, ApiError, json_answer, xml_answer
 from tests.fakes.aws_base import ACCOUNT, Base, Request
 
 QUOTAS = {"L-DB2E81BA": 64.0, "L-3819A6DF": 64.0, "L-417A185B": 0.0, "L-7212CCBC": 0.0, "L-1216C47A": 256.0}
+# P5 and later have a spot quota of their own, by default 0 as of all GPUs.
+QUOTAS |= {"L-C4BD4855": 0.0}
 QUOTAS |= {"L-34B43A08": 256.0, "L-F678F1CE": 5.0, "L-0263D0A3": 5.0, "L-1194D53C": 100.0}
 SPOT_PRICES = (
     ("g4dn.xlarge", "2026-11-20T10:00:00Z", "0.300000"),
@@ -16,6 +18,7 @@ SPOT_PRICES = (
     ("g4dn.2xlarge", "2026-11-21T09:00:00Z", "0.250000"),
 )
 REGIONS = ("eu-west-1", "eu-central-1", "eu-north-1", "us-west-2")
+ASG_SPACE = "http://autoscaling.amazonaws.com/doc/2011-01-01/"
 EC2_SPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
 
 
@@ -91,13 +94,27 @@ class ServiceRules(Base):
         return next((stack for stack in stacks if stack.name == name), None)
 
     def _autoscaling_DescribeScalingActivities(self, request: Request) -> Answer:
-        member = ""
+        member, started = "", ""
+        if self.rules.get("started"):  # the newest: a machine that was had
+            fields = {"ActivityId": "2", "AutoScalingGroupName": "asg", "Cause": "a user asked"}
+            fields |= {"StatusCode": "Successful", "StartTime": "2026-11-21T00:00:01Z"}
+            started = "<member>" + "".join(f"<{key}>{value}</{key}>" for key, value in fields.items()) + "</member>"
         if said := self.rules.get("launch_fails"):
             fields = {"ActivityId": "1", "AutoScalingGroupName": "asg", "Cause": "a user asked", "StatusCode": "Failed"}
             fields |= {"StartTime": "2026-11-21T00:00:00Z", "StatusMessage": said}
             member = "<member>" + "".join(f"<{key}>{value}</{key}>" for key, value in fields.items()) + "</member>"
-        space = "http://autoscaling.amazonaws.com/doc/2011-01-01/"
-        return xml_answer("DescribeScalingActivitiesResponse", space, f"<Activities>{member}</Activities>")
+        return xml_answer("DescribeScalingActivitiesResponse", ASG_SPACE, f"<Activities>{started}{member}</Activities>")
+
+    def _autoscaling_DescribeAutoScalingGroups(self, request: Request) -> Answer:
+        """The machines that are there while others cannot be had: `started` of the rules."""
+        name = request.parameters.get("AutoScalingGroupNames.member.1", "asg")
+        machines = "".join(
+            f"<member><InstanceId>i-{number:08x}</InstanceId><LifecycleState>InService</LifecycleState></member>"
+            for number in range(int(self.rules.get("started", 0)))
+        )
+        body = f"<member><AutoScalingGroupName>{name}</AutoScalingGroupName><Instances>{machines}</Instances></member>"
+        answer = f"<AutoScalingGroups>{body}</AutoScalingGroups>"
+        return xml_answer("DescribeAutoScalingGroupsResponse", ASG_SPACE, answer)
 
     # --- EC2 and quotas: what moto has not ------------------------------------------------------------------------
 
@@ -143,13 +160,6 @@ class ServiceRules(Base):
         if self.placements.pop((request.region, name), None) is None:
             raise ApiError("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
         return xml_answer("DeletePlacementGroupResponse", EC2_SPACE, "<return>true</return>")
-
-    def _ec2_DeleteNetworkInterface(self, request: Request) -> Answer:
-        name = request.parameters["NetworkInterfaceId"]
-        eni = get_backend("ec2")[ACCOUNT][request.region].enis.get(name)
-        if eni is not None and eni.status == "in-use":
-            raise ApiError("InvalidParameterValue", f"Network interface '{name}' is currently in use.")
-        return self._pass(request)
 
     def _servicequotas_GetServiceQuota(self, request: Request) -> Answer:
         code = request.parameters["QuotaCode"]

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import grpc
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -25,23 +24,26 @@ from google.cloud import container_v1 as g
 from google.rpc import status_pb2
 
 from tests.fakes.certificates import private, server_context, write_certificate
+from tests.fakes.gke_facts import (
+    NEVER_ON_DEMAND,
+    NO_HYPERDISK,
+    ONLY_HYPERDISK,
+    OPERATION_ERRORS,
+    PLAIN,
+    PROJECT,
+    REGION,
+    SHAPES,
+    VERSIONS,
+    ZONE,
+    ZONES,
+    Code,
+    Status,
+)
+from tests.fakes.gke_web import Kube, Web
+from tests.fakes.kube_pods import Node, Pods
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 LABEL = re.compile(r"[a-z0-9_-]{0,63}")
-SHAPES = {
-    "g2-standard-8": ("nvidia-l4", 1),
-    "g2-standard-24": ("nvidia-l4", 2),
-    "a2-highgpu-1g": ("nvidia-tesla-a100", 1),
-}
-PLAIN = ("e2-standard-2", "n1-standard-4", "n1-standard-8")
-VERSIONS = ("1.34.4-gke.100", "1.33.6-gke.200")
-PROJECT, ZONE, REGION = "demo-project", "europe-west1-b", "europe-west1"
-ZONES = (ZONE, f"{REGION}-d")  # that have machines
-Status, Code = g.Cluster.Status, grpc.StatusCode
-OPERATION_ERRORS = {
-    "stockout": (14, "GCE_STOCKOUT", "ZONE_RESOURCE_POOL_EXHAUSTED: the zone does not have enough resources"),
-    "quota": (8, "GCE_QUOTA_EXCEEDED", "Quota 'NVIDIA_L4_GPUS' exceeded. Limit: 0.0 in region europe-west1."),
-}
 
 
 class ApiError(Exception):
@@ -75,12 +77,21 @@ class World:
     failing: dict[str, str] = field(default_factory=dict)  # method of an operation: key of OPERATION_ERRORS
     missing_zones: list[str] = field(default_factory=list)
     quotas: dict[str, float] = field(default_factory=lambda: {"NVIDIA_L4_GPUS": 8, "NVIDIA_T4_GPUS": 8})
+    used: dict[str, float] = field(default_factory=dict)  # of the quotas
+    # Looks that an upgrade takes which GKE starts by itself, just before the next change that is asked for.
+    own_upgrade: int = 0
+    lacking: int = 0  # machines of a new pool that are not there until its operation ends
     pidfile: Path | None = None
     tokens: int = 0
     token_answer: dict[str, Any] | None = None
     lock: Any = field(default_factory=threading.RLock)
     certificate: bytes = b""
     kube_port: int = 0
+    pods: dict[str, Pods] = field(default_factory=dict)  # by cluster's name
+    # GKE's own driver and the newest. ASSUMED: 535 was the default in 2026-02 (rapidsai/deployment#656).
+    drivers: dict[str, str] = field(default_factory=lambda: {"DEFAULT": "535.274.02", "LATEST": "580.159.03"})
+    torch_in_images: bool = False
+    unpullable: dict[str, str] = field(default_factory=dict)  # images, with the kubelet's words
     outside: set[str] = field(default_factory=set)  # disks' handles and load balancers' addresses
 
     def serve(self, method: str, request: Any) -> Any:
@@ -180,7 +191,12 @@ class World:
         cluster, path = self._cluster(request.name), _cluster_path(request.name)
         self._alone(path)
         cluster.status = Status.STOPPING
-        return self._begin("DeleteCluster", path, lambda failed: self.clusters.pop(path))
+
+        def finish(failed: bool) -> None:
+            self.clusters.pop(path)
+            self.pods.clear()
+
+        return self._begin("DeleteCluster", path, finish)
 
     def do_CreateNodePool(self, request: Any) -> g.Operation:
         cluster, asked = self._cluster(request.parent), request.node_pool
@@ -236,7 +252,7 @@ class World:
         return g.Operation({"name": name, "status": "RUNNING"})
 
     def _look(self, cluster: str) -> None:
-        for operation in self.operations.values():
+        for operation in list(self.operations.values()):
             if operation.cluster == cluster and not operation.done:
                 operation.looks -= 1
                 if operation.looks <= 0 and time.monotonic() >= operation.until:
@@ -244,6 +260,11 @@ class World:
                     operation.finish(operation.error is not None)
 
     def _alone(self, path: str) -> None:
+        if self.own_upgrade:
+            cluster, self.own_upgrade, looks = self.clusters[path], 0, self.own_upgrade
+            self._begin("UpgradeMaster", path, lambda failed: setattr(cluster, "status", Status.RUNNING))
+            self.operations[f"operation-{len(self.operations) - 1}"].looks = looks
+            cluster.status = Status.RECONCILING
         for operation in self.operations.values():
             if operation.cluster == path and not operation.done:
                 raise ApiError(Code.FAILED_PRECONDITION, f"Cluster is running incompatible operation {operation.name}.")
@@ -274,8 +295,25 @@ class World:
     def _check_machine(self, pool: g.NodePool) -> None:
         machine = pool.config.machine_type
         found = [(item.accelerator_type, item.accelerator_count) for item in pool.config.accelerators]
+        disk = pool.config.disk_type
+        wrong_disk = (disk.startswith("pd-") and machine.startswith(ONLY_HYPERDISK)) or (
+            disk.startswith("hyperdisk-") and machine.startswith(NO_HYPERDISK)
+        )
+        if wrong_disk:
+            raise ApiError(
+                Code.INVALID_ARGUMENT, f"{disk} disk type cannot be used by {machine} machine type. [INVALID_ARGUMENT]"
+            )
+        reserved = pool.config.reservation_affinity.values
+        if machine in NEVER_ON_DEMAND and not (pool.config.spot or pool.config.flex_start or reserved):
+            raise ApiError(Code.INVALID_ARGUMENT, f"Machine type {machine} is not available on demand.")  # ASSUMED
+        if pool.config.flex_start and not pool.autoscaling.enabled:
+            raise ApiError(Code.INVALID_ARGUMENT, "Flex start node pools require autoscaling enabled.")
+        if pool.config.flex_start and pool.initial_node_count:
+            raise ApiError(Code.INVALID_ARGUMENT, "Flex start node pools require initial node count to be set to 0.")
+        if pool.config.flex_start and reserved:
+            raise ApiError(Code.INVALID_ARGUMENT, "flex start node pools don't support reservations")
         if machine in SHAPES:
-            fits = found == [SHAPES[machine]]
+            fits = found == [SHAPES[machine][:2]]
         elif machine.startswith("n1-"):
             fits = all(kind == "nvidia-tesla-t4" and count in (1, 2, 4) for kind, count in found)
         else:
@@ -293,16 +331,41 @@ class World:
         found = []
         for cluster in self.clusters.values():
             for pool in cluster.node_pools:
-                if pool.config.labels.get("mlbench-role") != role or pool.status != g.NodePool.Status.RUNNING:
+                provisioning = bool(self.lacking) and pool.status == g.NodePool.Status.PROVISIONING
+                running = pool.status == g.NodePool.Status.RUNNING
+                if pool.config.labels.get("mlbench-role") != role or not (running or provisioning):
                     continue
                 gpus = sum(item.accelerator_count for item in pool.config.accelerators)
                 status = {
                     "conditions": [{"type": "Ready", "status": "True"}],
                     "allocatable": {"nvidia.com/gpu": str(gpus)} if gpus else {},
                 }
-                for number in range(pool.initial_node_count * len(pool.locations)):
+                there = pool.initial_node_count * len(pool.locations) - (self.lacking if provisioning else 0)
+                for number in range(there):
                     found.append({"metadata": {"name": f"{pool.name}-{number}"}, "status": status})
         return found
+
+    def machines(self) -> list[Node]:
+        """The machines as containers on them see them."""
+        found = []
+        for cluster in self.clusters.values():
+            for pool in cluster.node_pools:
+                gpus = sum(item.accelerator_count for item in pool.config.accelerators)
+                driver = ""
+                for item in pool.config.accelerators:
+                    asked = item.gpu_driver_installation_config.gpu_driver_version.name
+                    driver = self.drivers.get(asked, "")  # none is installed unless asked for
+                node = Node(
+                    dict(pool.config.labels),
+                    tuple(taint.key for taint in pool.config.taints),
+                    gpus if driver else 0,
+                    driver=driver,
+                )
+                found += [node] * (pool.initial_node_count * len(pool.locations))
+        return found
+
+    def pods_of(self, cluster: str) -> Pods:
+        return self.pods.setdefault(cluster, Pods(torch=self.torch_in_images, images=self.unpullable))
 
 
 def _cluster_path(path: str) -> str:
@@ -342,8 +405,8 @@ class Google:
         )
         port = self.grpc.add_insecure_port("127.0.0.1:0")
         self.grpc.start()
-        self.http = self._http(_Web)
-        self.kube = self._http(_Kube)
+        self.http = self._http(Web)
+        self.kube = self._http(Kube)
         self.pem = folder / "server.pem"
         self.certificate = write_certificate(self.pem, "gke double")
         self.kube.socket = server_context(self.pem).wrap_socket(self.kube.socket, server_side=True)
@@ -387,87 +450,6 @@ class Google:
             )
 
         return {method: handler(method) for method in METHODS}
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    @property
-    def world(self) -> World:
-        world: World = self.server.world  # type: ignore[attr-defined]
-        return world
-
-    def answer(self, document: dict[str, Any], code: int = 200) -> None:
-        data = json.dumps(document).encode()
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-class _Web(_Handler):
-    """Sign-in, and what Compute Engine tells of machines and quotas."""
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        if self.world.token_answer is not None:
-            self.answer(self.world.token_answer, 400)
-            return
-        self.world.tokens += 1
-        self.answer({"access_token": f"token-{self.world.tokens}", "expires_in": 3600, "token_type": "Bearer"})
-
-    def do_GET(self) -> None:
-        parts = self.path.split("/")[5:]
-        quotas = [{"metric": name, "limit": limit, "usage": 0} for name, limit in self.world.quotas.items()]
-        if parts and (parts[-1].startswith(("disks", "forwardingRules")) or parts[2:3] == ["disks"]):
-            self._outside(parts)
-        elif not parts or parts == ["regions", REGION]:
-            zones = [f"https://compute/zones/{zone}" for zone in ("europe-west1-c", *reversed(ZONES))]
-            self.answer({"quotas": quotas, "zones": zones})
-        elif parts == ["zones", ZONE, "acceleratorTypes"]:
-            self.answer({"items": [{"name": "nvidia-tesla-t4"}, {"name": "nvidia-l4"}, {"name": "ct5lp"}]})
-        elif (
-            parts[:1] == ["zones"]
-            and parts[1] in ZONES
-            and (len(parts) == 2 or parts[3] in (*SHAPES, *PLAIN, "nvidia-tesla-t4"))
-        ):
-            self.answer({"name": parts[-1]})
-        else:
-            self.answer({"error": {"code": 404, "message": f"The resource '{self.path}' was not found"}}, 404)
-
-    def _disk(self, handle: str) -> dict[str, Any]:
-        return {"name": handle.rpartition("/")[2], "sizeGb": "10", "status": "READY", "zone": f"https://x/zones/{ZONE}"}
-
-    def _outside(self, parts: list[str]) -> None:
-        """ASSUMED: GKE labels the disks of all volumes; forwarding rules are filtered by their address."""
-        place, _, wanted = parts[-1].partition("?filter=")
-        if parts[-2] == "disks":
-            found = [item for item in self.world.outside if item.endswith("/".join(parts))]
-        elif place == "disks":
-            disks = [item for item in self.world.outside if "/disks/" in item and "labels." in wanted]
-            self.answer({"items": {f"zones/{ZONE}": {"disks": [self._disk(item) for item in disks]}}})
-            return
-        else:
-            found = [item for item in self.world.outside if wanted == f"IPAddress%3D{item}" and parts[0] != "global"]
-        items = [self._disk(item) for item in found]
-        if parts[-2] == "disks" and not items:
-            self.answer({"error": {"code": 404, "message": f"The resource '{self.path}' was not found"}}, 404)
-            return
-        self.answer(items[0] if parts[-2] == "disks" else {"items": items})
-
-
-class _Kube(_Handler):
-    def do_GET(self) -> None:
-        if not self.world.knows(self.headers.get("Authorization", "")):
-            self.answer({"kind": "Status", "message": "Unauthorized", "reason": "Unauthorized"}, 401)
-            return
-        url = urlsplit(self.path)
-        role = parse_qs(url.query).get("labelSelector", ["="])[0].partition("=")[2]
-        self.answer({"items": self.world.nodes(role)})
 
 
 def _key_file(folder: Path, url: str) -> Path:

@@ -170,6 +170,15 @@ def test_gpus() -> None:
     assert (spec.device, spec.backend, spec.gpus_per_worker, spec.processes_per_worker) == ("gpu", "nccl", 1, 1)
     spec = one(DIGITS, REMOTE, gpu=True, gpus_per_worker=8)
     assert (spec.gpus_per_worker, spec.processes_per_worker, spec.world_size) == (8, 8, 8)
+    eight = Cluster("eight", "eks", details={"gpus_per_node": 8})
+    for changes, gpus, processes in (
+        ({}, 8, 8),  # one process per GPU of the machine
+        ({"gpus_per_worker": 2}, 2, 2),
+        ({"processes_per_worker": 3}, 1, 3),
+        ({"spread": False}, 1, 1),  # workers share machines
+    ):
+        spec = one(DIGITS, eight, gpu=True, **changes)
+        assert (spec.gpus_per_worker, spec.processes_per_worker) == (gpus, processes)
     shared = one(DIGITS, machine=WITH_GPUS, workers=(4,), gpu=True, backend="gloo")
     assert shared.backend == "gloo"
 

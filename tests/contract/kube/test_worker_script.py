@@ -170,6 +170,27 @@ def test_what_the_command_leaves_behind_is_ended(shell: list[str], tmp_path: Pat
     assert time.monotonic() - begun < 45  # its output would stay open as long as the one left behind lives
 
 
+@pytest.mark.parametrize(("given", "end"), [("", ""), ("/image/lib", "/image/lib:"), ("{driver}/lib64", "")])
+def test_a_mounted_driver_is_found_after_the_libraries_of_the_image(
+    shell: list[str], tmp_path: Path, given: str, end: str
+) -> None:
+    driver = tmp_path / "nvidia"
+    (driver / "lib64").mkdir(parents=True)
+    variables = {"MLBENCH_DRIVER_DIR": str(driver)}
+    if given:
+        variables["LD_LIBRARY_PATH"] = given.format(driver=driver)
+    _, output, _ = run(shell, tmp_path / "w", "sh", "-c", 'echo "$LD_LIBRARY_PATH"; echo "$PATH"', **variables)
+    libraries, programs = output.splitlines()
+    assert libraries == f"{end}{driver}/lib64"
+    assert programs.endswith(f":{driver}/bin")
+
+
+def test_without_a_mounted_driver_nothing_is_added(shell: list[str], tmp_path: Path) -> None:
+    missing = str(tmp_path / "none")
+    _, output, _ = run(shell, tmp_path, "sh", "-c", 'echo "${LD_LIBRARY_PATH-unset}"', MLBENCH_DRIVER_DIR=missing)
+    assert output == "unset\n"
+
+
 def test_only_worker_0_runs_the_command(shell: list[str], tmp_path: Path) -> None:
     worker = Worker(shell, tmp_path, "sh", "-c", "echo never", JOB_COMPLETION_INDEX="1", MLBENCH_RUN_ON_ALL="0")
     worker.until("resources.jsonl")

@@ -102,7 +102,7 @@ GKE = {
     ),
     "no quota": Case(
         CapacityError,
-        "NVIDIA_L4_GPUS of demo-project in europe-west1 has 1 of 1 left",
+        "quota of demo-project in europe-west1 is too small: NVIDIA_L4_GPUS has 1 of 1 left, 2 needed",
         "iam-admin/quotas",
         ("--gpu-type", "l4"),
         spoil=lambda world: world.quotas.update(NVIDIA_L4_GPUS=1),

@@ -14,7 +14,8 @@ from mlbench_cli.store import Store
 from providers.eks import EksOptions, EksProvider
 from tests.contract.providers.eks_world import REGION, make
 from tests.fakes.aws_server import AwsServer
-from tests.fakes.gke import PROJECT, World
+from tests.fakes.gke import World
+from tests.fakes.gke_facts import PROJECT
 
 OTHER = "us-west-2"
 CPU = EksOptions(machine_type="m5.xlarge")

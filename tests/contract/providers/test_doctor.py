@@ -22,7 +22,8 @@ from providers.gke import GkeProvider
 from providers.lifecycle import down
 from tests.contract.providers.eks_world import REGION, forget
 from tests.fakes.aws_server import AwsServer
-from tests.fakes.gke import PROJECT, ZONE, World
+from tests.fakes.gke import World
+from tests.fakes.gke_facts import PROJECT, ZONE
 from tests.fakes.silent import Silent
 
 Command = Callable[..., Any]

@@ -13,7 +13,8 @@ from mlbench_cli.store import Store
 from providers.base import CLUSTER_TAG
 from providers.gke import GkeOptions, GkeProvider, api
 from providers.lifecycle import down, up
-from tests.fakes.gke import PROJECT, Google, World
+from tests.fakes.gke import Google, World
+from tests.fakes.gke_facts import PROJECT
 from tests.fakes.zygote import Zygote
 
 L4 = GkeOptions(gpu_type="l4", spot=True)
@@ -64,7 +65,9 @@ def test_from_create_to_delete(mlbench: Any, world: World) -> None:
     assert told.code == 0, told.err
     details = told.json["cluster"]["details"]
     assert (details["project"], details["location"], details["gpus_per_node"]) == (PROJECT, "europe-west1-b", 1)
-    assert [entry["kind"] for entry in details["provisioning"]] == ["GKE cluster", "node pool", "workers"]
+    assert [entry["kind"] for entry in details["provisioning"]] == [
+        *("GKE cluster", "node pool", "workers", "GPU probe"),
+    ]
     made = world.find_cluster("rel-2")
     assert made.resource_labels[CLUSTER_TAG] == "rel-2"
     assert set(made.resource_labels) == {CLUSTER_TAG, "mlbench-owner", "mlbench-expires"}
@@ -129,13 +132,13 @@ def test_a_regional_cluster_with_workers_in_two_zones(mlbench: Any, world: World
     words = ["create-cluster", "gke", "4", "wide", "--region", "europe-west1", *zones]
     planned = mlbench(*words, "--dry-run", "-o", "json").json
     assert planned["plan"]["location"] == "europe-west1-b, europe-west1-d of project demo-project"
-    assert [line["count"] for line in planned["plan"]["lines"]] == [1, 1, 4, 450]
+    assert [line["count"] for line in planned["plan"]["lines"]] == [1, 2, 4, 500]
     assert "several zones" in planned["plan"]["warnings"][0]
     told = mlbench(*words, "--yes", "-o", "json")
     assert told.code == 0, told.err
     assert told.json["cluster"]["details"]["location"] == "europe-west1"
     system, workers = world.find_cluster("wide-4").node_pools
-    assert (system.initial_node_count, workers.initial_node_count) == (1, 2)
+    assert (system.initial_node_count, workers.initial_node_count) == (2, 2)
     assert list(workers.locations) == ["europe-west1-b", "europe-west1-d"]
     assert mlbench("scale-cluster", "wide-4", "2", "--yes").code == 0
     assert workers.initial_node_count == 1
@@ -371,7 +374,7 @@ def test_a_zone_that_does_not_answer_is_not_taken_for_empty(mlbench: Any, world:
 
 def test_discovery_tells_what_is_there(world: World, tmp_path: Path) -> None:
     _make(_cluster(), tmp_path / "home")
-    world.find_cluster("rel-2").current_node_count = 3
+    world.find_cluster("rel-2").current_node_count = 4
     [found] = GkeProvider().discover({})
     assert (found.name, found.state, found.details["nodes"], found.details["gpus_per_node"]) == ("rel-2", "ready", 2, 1)
     assert found.details["owner"] == "tester"

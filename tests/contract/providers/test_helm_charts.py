@@ -28,7 +28,8 @@ from providers.lifecycle import down
 from providers.workload_cleanup import WorkloadCleanup
 from tests.contract.terminal import Terminal
 from tests.fakes.chart_repository import write_chart
-from tests.fakes.gke import PROJECT, Google, World
+from tests.fakes.gke import Google, World
+from tests.fakes.gke_facts import PROJECT
 from tests.fakes.helm_tool import HelmTool
 from tests.fakes.kube_workloads import Workloads
 from tests.fakes.zygote import Zygote

@@ -10,6 +10,7 @@ import pytest
 from botocore import exceptions
 
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
+from mlbench_cli.model import Cluster
 from providers import registry
 from providers.base import TransientError
 from providers.eks import EksOptions, EksProvider
@@ -42,6 +43,8 @@ def describe_cluster(**options: Any) -> dict[str, Any]:
         (None, 1, None, "g4dn.xlarge"),
         (None, 4, "A10G", "g5.12xlarge"),
         (None, None, "nvidia-tesla-v100", "p3.2xlarge"),
+        (None, None, "H200", "p5e.48xlarge"),
+        (None, None, "H100", "p5.4xlarge"),
         (None, 8, "H100", "p5.48xlarge"),
         ("g5.xlarge", 1, "a10g", "g5.xlarge"),
         ("c7i.large", 0, None, "c7i.large"),
@@ -134,6 +137,16 @@ def test_no_region_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     session.cache_clear()
 
 
+def test_machines_that_todays_images_cannot_use_are_refused() -> None:
+    for options in (EksOptions(machine_type="p3.2xlarge"), EksOptions(gpu_type="V100")):
+        with pytest.raises(UsageError, match="too old for the CUDA") as caught:
+            EksProvider().new_cluster("old-2", 2, options)
+        assert "V100" not in (caught.value.hint or "")
+    # One that exists can still be deleted.
+    old = Cluster("old-2", "eks", details={"nodes": 2, "options": {"machine_type": "p3.2xlarge"}}, location="eu-west-1")
+    assert EksProvider().resources(old)
+
+
 def test_what_a_cluster_consists_of() -> None:
     provider = EksProvider()
     names = {
@@ -147,7 +160,7 @@ def test_what_a_cluster_consists_of() -> None:
     plain, gpu, fast = names.values()
     assert plain[:4] == ["CloudFormation stack", "EKS cluster", "add-on", "add-on"]
     assert plain.count("node group") == 2
-    assert [kind for kind in gpu if kind not in plain] == ["GPU device plugin"]
+    assert [kind for kind in gpu if kind not in plain] == ["GPU device plugin", "GPU probe"]
     assert [kind for kind in fast if kind not in gpu] == ["placement group", "launch template", "EFA device plugin"]
 
 
@@ -164,7 +177,7 @@ def test_groups_keep_runs_where_they_belong() -> None:
     system, workers = provider.groups(
         provider.new_cluster("demo-2", 2, EksOptions(machine_type="g5.xlarge", spot=True))
     )
-    assert [taint["key"] for taint in system.taints] == ["CriticalAddonsOnly"]
+    assert system.taints == []  # Helm charts find a place there
     assert [taint["key"] for taint in workers.taints] == ["nvidia.com/gpu"]
     assert (system.image, workers.image) == ("AL2023_x86_64_STANDARD", "AL2023_x86_64_NVIDIA")
     assert workers.types[0] == "g5.xlarge"

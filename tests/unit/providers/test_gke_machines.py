@@ -16,6 +16,8 @@ from providers.gke.machines import SHAPED, Machine, choose_machine
         ((None, 2, None), Machine("n1-standard-16", "nvidia-tesla-t4", 2)),
         ((None, None, "T4"), Machine("n1-standard-8", "nvidia-tesla-t4", 1)),
         ((None, None, "nvidia-l4"), Machine("g2-standard-8", "nvidia-l4", 1)),
+        ((None, None, "h200"), Machine("a3-ultragpu-8g", "nvidia-h200-141gb", 8)),
+        ((None, None, "b200"), Machine("a4-highgpu-8g", "nvidia-b200", 8)),
         ((None, 8, "a100"), Machine("a2-highgpu-8g", "nvidia-tesla-a100", 8)),
         (("g2-standard-24", None, None), Machine("g2-standard-24", "nvidia-l4", 2)),
         (("n1-highmem-8", 4, None), Machine("n1-highmem-8", "nvidia-tesla-t4", 4)),

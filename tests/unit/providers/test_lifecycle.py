@@ -20,7 +20,8 @@ from mlbench_cli.errors import (
 )
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
-from providers.lifecycle import Step, down, find_deleted_cluster, is_operation_running, up
+from providers.lifecycle import Step, down, find_deleted_cluster, up
+from providers.operation_lock import is_operation_running
 from providers.timeline import Timeline
 from tests.fakes.toycloud import Thing, ToyCloud, toy_resources
 

@@ -1,0 +1,105 @@
+"""What others leave in the network of a cluster: endpoints of AWS' own services, interfaces, security groups.
+
+GuardDuty puts an endpoint and a security group into every network with machines of EKS, and puts them there again as
+long as there are machines. Groups of load balancers and of the control plane refer to each other. Sources: eksctl
+`pkg/elb/cleanup.go`, terraform-provider-aws pull request 46953.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlbench_cli.errors import NotFoundError, UsageError
+from providers.base import BusyError
+from providers.eks.aws import Aws
+
+Item = Mapping[str, Any]  # of an answer of EC2
+# Nobody but its owner can delete such an interface, and it goes with its owner: the stack, or an endpoint.
+OWNED_INTERFACES = ("nat_gateway", "vpc_endpoint", "interface_endpoint")
+GONE = ("deleted", "deleting")
+
+
+def clear_network(aws: Aws, vpcs: Sequence[str]) -> None:
+    """Delete what is left in the networks. Raises BusyError while something of it still exists."""
+    if not vpcs:
+        return
+    _delete_endpoints(aws, vpcs)
+    detaching = None
+    for interface in list_interfaces(aws, vpcs):
+        if interface["Status"] == "available":
+            _delete(aws, "delete_network_interface", NetworkInterfaceId=interface["NetworkInterfaceId"])
+        else:
+            detaching = interface
+    if detaching:
+        raise BusyError(f"The network interface {detaching['NetworkInterfaceId']} is {detaching['Status']}.")
+    _delete_groups(aws, vpcs)
+
+
+def list_interfaces(aws: Aws, vpcs: Sequence[str]) -> list[Item]:
+    """The network interfaces that are not deleted together with their owner."""
+    if not vpcs:
+        return []
+    found = aws.pages("ec2", "describe_network_interfaces", "NetworkInterfaces", Filters=_within(vpcs))
+    return [item for item in found if not _is_owned(item)]
+
+
+def _is_owned(interface: Item) -> bool:
+    """Whether it goes with what it belongs to."""
+    of_endpoint = str(interface.get("Description", "")).startswith("VPC Endpoint Interface ")
+    return of_endpoint or interface.get("InterfaceType") in OWNED_INTERFACES
+
+
+def is_in_use(interface: Item) -> bool:
+    """Whether an interface is attached and will be released by itself, e.g. of a machine being terminated."""
+    return interface["Status"] not in ("available", "detaching")
+
+
+def _delete_endpoints(aws: Aws, vpcs: Sequence[str]) -> None:
+    """The stack has no endpoints, so all were put there by others."""
+    found = aws.pages("ec2", "describe_vpc_endpoints", "VpcEndpoints", Filters=_within(vpcs))
+    waiting = [item for item in found if item["State"].lower() not in GONE]
+    if waiting:
+        aws.call("ec2", "delete_vpc_endpoints", VpcEndpointIds=[item["VpcEndpointId"] for item in waiting])
+    left = [item for item in found if item["State"].lower() != "deleted"]
+    if left:
+        raise BusyError(f"The endpoint {left[0]['VpcEndpointId']} ({left[0].get('ServiceName')}) is being deleted.")
+
+
+def _delete_groups(aws: Aws, vpcs: Sequence[str]) -> None:
+    """Revoke the rules between groups before the groups are deleted: AWS deletes none that another refers to."""
+    groups = aws.pages("ec2", "describe_security_groups", "SecurityGroups", Filters=_within(vpcs))
+    for group in groups:
+        for key, operation in (
+            ("IpPermissions", "revoke_security_group_ingress"),
+            ("IpPermissionsEgress", "revoke_security_group_egress"),
+        ):
+            if rules := _rules_with_groups(group.get(key) or ()):
+                _delete(aws, operation, GroupId=group["GroupId"], IpPermissions=rules)
+    refusals = []
+    for group in groups:
+        if group["GroupName"] == "default":
+            continue
+        try:
+            _delete(aws, "delete_security_group", GroupId=group["GroupId"])
+        except BusyError as error:
+            refusals.append(error)
+    if refusals:
+        raise refusals[0]
+
+
+def _rules_with_groups(rules: Sequence[Item]) -> list[Item]:
+    """Of each rule the part that names other groups."""
+    keys = ("IpProtocol", "FromPort", "ToPort", "UserIdGroupPairs")
+    return [{key: rule[key] for key in keys if key in rule} for rule in rules if rule.get("UserIdGroupPairs")]
+
+
+def _delete(aws: Aws, operation: str, **parameters: Any) -> None:
+    try:
+        aws.call("ec2", operation, **parameters)
+    except NotFoundError:
+        return
+    except UsageError as error:
+        raise BusyError(error.message) from None  # in use a moment longer
+
+
+def _within(vpcs: Sequence[str]) -> list[Item]:
+    return [{"Name": "vpc-id", "Values": list(vpcs)}]

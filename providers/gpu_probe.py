@@ -1,0 +1,171 @@
+"""The last step of a cluster with GPUs: one pod that uses the GPUs of a worker, so that "ready" is a fact.
+
+Nodes can show GPUs that no container can use: on GKE if an image does not look into the folder of the driver, and
+everywhere if the driver is older than the CUDA of the image. `templates/kubernetes/gpu-probe.sh` runs nvidia-smi and,
+if the image has torch, a kernel and an all-reduce over all GPUs of the machine. The pod stays when it has completed:
+it is the proof that later operations adopt, it occupies nothing, and it goes with its node.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlbench_cli.errors import MlbenchError, NotFoundError
+from providers.base import Readiness, Resource, ResourceStatus
+from providers.kubernetes_calls import Connect, open_young_cluster
+
+NAME = "mlbench-gpu-probe"
+NAMESPACE = "default"
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+PROBE_SECONDS = 900.0
+# The oldest driver branch by major version of CUDA. Source: NVIDIA's CUDA compatibility table, as of 2026-11.
+MIN_DRIVERS = {12: 525, 13: 580}
+IMAGE_CUDA = 13  # of the torch wheels in today's task images
+NONE = "none"  # of --probe-image
+PULL_FAILURES = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+# What a pull that will never work says, as opposed to a registry that does not answer.
+FINAL_PULL_WORDS = ("not found", "manifest unknown", "denied", "unauthorized", "403", "401", "no match for platform")
+
+
+class GpuProbe(Resource):
+    """A pod on one of the workers that uses all GPUs of its machine."""
+
+    kind = "GPU probe"
+    name = NAME
+    create_seconds = PROBE_SECONDS
+    delete_seconds = 60.0
+
+    def __init__(
+        self,
+        connect: Connect,
+        image: str,
+        gpus: int,
+        node_selector: Mapping[str, str],
+        needs: Sequence[Resource],
+        goes_with: Resource,
+    ) -> None:
+        self.connect = connect
+        self.image = image
+        self.gpus = gpus
+        self.node_selector = dict(node_selector)
+        self.needs = tuple(needs)
+        self.goes_with = goes_with
+
+    def find(self) -> ResourceStatus | None:
+        try:
+            with open_young_cluster(self.connect) as api:
+                pod = api.get(f"{PODS}/{NAME}")
+        except NotFoundError:  # neither pod nor cluster
+            return None
+        if pod["metadata"].get("deletionTimestamp"):
+            return ResourceStatus("Terminating", deleting=True)
+        phase = (pod.get("status") or {}).get("phase", "Pending")
+        stale = pod["spec"]["containers"][0]["image"] != self.image
+        broken = (
+            "an earlier probe did not succeed" if phase == "Failed" else "it is of another image" if stale else None
+        )
+        return ResourceStatus(phase, broken=broken)
+
+    def create(self) -> None:
+        from templates import FOLDER, documents
+
+        values = {
+            "name": NAME,
+            "namespace": NAMESPACE,
+            "image": self.image,
+            "gpus": self.gpus,
+            "node_selector": self.node_selector,
+            "seconds": int(PROBE_SECONDS),
+            "script": (FOLDER / "kubernetes" / "gpu-probe.sh").read_text("utf-8"),
+        }
+        (manifest,) = documents("kubernetes/gpu-probe.yaml.j2", values)
+        with open_young_cluster(self.connect) as api:
+            api.create(PODS, manifest)
+
+    def poll(self) -> Readiness:
+        with open_young_cluster(self.connect) as api:
+            try:
+                pod = api.get(f"{PODS}/{NAME}")
+            except NotFoundError:
+                raise MlbenchError(f'The pod "{NAME}" has gone, perhaps with its node.', hint=AGAIN) from None
+        status = pod.get("status") or {}
+        phase = status.get("phase", "Pending")
+        if phase == "Succeeded":
+            return Readiness(True, facts={"gpu_probe": parse_report(_termination_message(status))})
+        if phase == "Failed":
+            raise explain_failure(_termination_message(status) or str(status.get("message") or "no message"))
+        return Readiness(False, _waiting_reason(status, self.image))
+
+    def delete(self) -> None:
+        with open_young_cluster(self.connect) as api:
+            api.delete(f"{PODS}/{NAME}")
+
+
+AGAIN = "The create-cluster command again repeats the probe; --probe-image none leaves it out."
+# Words of a failed probe, and what to do about each. They are those of the driver, of torch and of the dynamic linker.
+REMEDIES = (
+    (
+        ("driver on your system is too old", "CUDA driver version is insufficient"),
+        "The driver is older than the CUDA of the image: on GKE --gpu-driver latest; or build images with an older "
+        "CUDA: INDEX=https://download.pytorch.org/whl/cu126 mlbench images push",
+    ),
+    (
+        ("no kernel image is available",),
+        "torch has no code for this GPU: choose a newer --gpu-type.",
+    ),
+    (
+        ("libcuda.so", "libnvidia-ml.so", "nvidia-smi: not found"),
+        "The driver is not visible in the container: on GKE LD_LIBRARY_PATH has to hold /usr/local/nvidia/lib64, "
+        "elsewhere the node needs NVIDIA's container runtime.",
+    ),
+)
+
+
+def explain_failure(message: str) -> MlbenchError:
+    """The error for a probe that failed with this termination message."""
+    report = parse_report(message)
+    reason = report.get("error") or message
+    hint = next((remedy for phrases, remedy in REMEDIES if any(phrase in reason for phrase in phrases)), None)
+    return MlbenchError(
+        f'The workers show GPUs, but a container cannot use them: "{reason}"',
+        hint=f"{hint}\n{AGAIN}" if hint else AGAIN,
+        details={"gpu_probe": report},
+    )
+
+
+def parse_report(message: str) -> dict[str, str]:
+    """The facts in a termination message: gpu, driver, memory, gpus, torch, cuda, error."""
+    return {key: value for key, equals, value in (line.partition("=") for line in message.splitlines()) if equals}
+
+
+def find_driver_problem(report: Mapping[str, str], cuda: int = IMAGE_CUDA) -> str | None:
+    """Why the task images may not run on a probed driver; None if they can, or if torch has proved it."""
+    branch = report.get("driver", "").partition(".")[0]
+    if report.get("torch") or not branch.isdecimal() or int(branch) >= MIN_DRIVERS[cuda]:
+        return None
+    return (
+        f"The driver of the workers is {report['driver']}; images with CUDA {cuda}, as today's torch brings it, need "
+        f"{MIN_DRIVERS[cuda]} or later."
+    )
+
+
+def _termination_message(status: Mapping[str, Any]) -> str:
+    states = [(item.get("state") or {}).get("terminated") or {} for item in status.get("containerStatuses") or ()]
+    return next((str(state["message"]) for state in states if state.get("message")), "")
+
+
+def _waiting_reason(status: Mapping[str, Any], image: str) -> str:
+    """Why the pod does not run yet. Raises MlbenchError for an image that cannot be pulled."""
+    for container in status.get("containerStatuses") or ():
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason, said = str(waiting.get("reason", "")), str(waiting.get("message") or "")
+        if reason in PULL_FAILURES and any(words in said for words in FINAL_PULL_WORDS):
+            raise MlbenchError(
+                f'The nodes cannot pull the image {image}: "{said}"',
+                hint="Is it in the registry, and may the nodes read it? mlbench images push; or --probe-image IMAGE",
+            )
+        if reason:
+            return f"{reason}: {said}" if said else reason
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return str(condition.get("message") or condition.get("reason"))
+    return f"its pod is {status.get('phase', 'Pending')}"

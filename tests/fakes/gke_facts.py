@@ -1,0 +1,45 @@
+"""What the GKE double knows of Google's machines, zones and failures. Sources: docs/clouds-assumptions.md."""
+
+import grpc
+from google.cloud import container_v1 as g
+
+# Google's list of GPU machine types: accelerator, number, vCPUs.
+SHAPES = {
+    **{f"g2-standard-{size}": ("nvidia-l4", 1, size) for size in (4, 8, 12, 16, 32)},
+    **{f"g2-standard-{size}": ("nvidia-l4", gpus, size) for size, gpus in ((24, 2), (48, 4), (96, 8))},
+    **{f"g4-standard-{48 * gpus}": ("nvidia-rtx-pro-6000", gpus, 48 * gpus) for gpus in (1, 2, 4, 8)},
+    **{f"a2-highgpu-{gpus}g": ("nvidia-tesla-a100", gpus, 12 * gpus) for gpus in (1, 2, 4, 8)},
+    "a2-megagpu-16g": ("nvidia-tesla-a100", 16, 96),
+    **{f"a2-ultragpu-{gpus}g": ("nvidia-a100-80gb", gpus, 12 * gpus) for gpus in (1, 2, 4, 8)},
+    **{f"a3-highgpu-{gpus}g": ("nvidia-h100-80gb", gpus, 26 * gpus) for gpus in (1, 2, 4, 8)},
+    "a3-megagpu-8g": ("nvidia-h100-mega-80gb", 8, 208),
+    "a3-ultragpu-8g": ("nvidia-h200-141gb", 8, 224),
+    "a4-highgpu-8g": ("nvidia-b200", 8, 224),
+}
+PLAIN = {
+    **{
+        f"{family}-standard-{size}": size
+        for family in ("e2", "n1", "n2", "n4", "c2", "c4")
+        for size in (2, 4, 8, 16, 32)
+    }
+}
+# Source: dstack gcp/resources.py, SkyPilot volume_utils.py; the words are those of a report (NVIDIA/aicr 2338).
+ONLY_HYPERDISK = ("n4-", "c4-", "g4-", "a3-ultragpu-", "a4-")
+NO_HYPERDISK = ("e2-", "n1-", "n2-", "c2-", "g2-", "a2-")
+# Source: Google's table of consumption options, as gpuhunt quotes it.
+NEVER_ON_DEMAND = ("a3-highgpu-1g", "a3-highgpu-2g", "a3-highgpu-4g", "a3-ultragpu-8g", "a4-highgpu-8g")
+VERSIONS = ("1.34.4-gke.100", "1.33.6-gke.200")
+PROJECT, ZONE, REGION = "demo-project", "europe-west1-b", "europe-west1"
+PODS = "/api/v1/namespaces/default/pods"
+ZONES = (ZONE, f"{REGION}-d")  # that have machines
+Status, Code = g.Cluster.Status, grpc.StatusCode
+OPERATION_ERRORS = {
+    "stockout": (14, "GCE_STOCKOUT", "ZONE_RESOURCE_POOL_EXHAUSTED: the zone does not have enough resources"),
+    "partial": (
+        14,
+        "GCE_STOCKOUT",
+        "Instance 'gke-1' creation failed: The zone 'projects/P/zones/Z' does not have enough resources available to "
+        "fulfill the request. '(resource type:compute)'.",
+    ),
+    "quota": (8, "GCE_QUOTA_EXCEEDED", "Quota 'NVIDIA_L4_GPUS' exceeded. Limit: 0.0 in region europe-west1."),
+}
