@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -256,14 +256,17 @@ def stop(experiment: Experiment, home: Path, reason: str, notice: Callable[[str]
 
 def _terminate(pid: int, folder: QueueFolder) -> None:
     """Signal the holder of the lock, and no process that has got its number since."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        if folder.find_state() is QueueState.ALIVE:  # then its holder is alive, and the handle is its own
-            signal.pidfd_send_signal(handle, signal.SIGTERM)
-    except ProcessLookupError:
-        pass
-    finally:
-        os.close(handle)
+    from mlbench_cli.engines.local.machine import process_handle
+
+    with suppress(ProcessLookupError):
+        handle = process_handle(pid)
+        try:
+            if folder.find_state() is not QueueState.ALIVE:
+                return
+            if handle >= 0:  # the holder of the lock is alive, and the handle is its own
+                signal.pidfd_send_signal(handle, signal.SIGTERM)
+            else:  # a system without such handles, for example macOS
+                os.kill(pid, signal.SIGTERM)
+        finally:
+            if handle >= 0:
+                os.close(handle)

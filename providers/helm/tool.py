@@ -108,9 +108,10 @@ class HelmCall:
             }
             for flag, document in confidential.items():
                 if document is not None:
-                    given.append(self._file(json.dumps(document)))
-                    argv += [flag, f"/proc/self/fd/{given[-1]}"]
-            self._out, self._err = self._file(""), self._file("")
+                    file, path = self._file(home, json.dumps(document))
+                    given.append(file)
+                    argv += [flag, path]
+            self._out, self._err = self._file(home)[0], self._file(home)[0]
             self._process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
@@ -171,12 +172,20 @@ class HelmCall:
         self._output = {file: self._read(file) for file in (self._out, self._err)}
         self._stack.close()
 
-    def _file(self, text: str) -> int:
-        file = os.memfd_create("mlbench")
+    def _file(self, home: str, text: str = "") -> tuple[int, str]:
+        """A file of this user alone: its descriptor, and the path by which a helm that inherits it finds it.
+
+        In memory if the system can. Otherwise it is in `home`, which goes when helm has ended.
+        """
+        if hasattr(os, "memfd_create"):
+            file = os.memfd_create("mlbench")
+            path = f"/proc/self/fd/{file}"
+        else:
+            file, path = tempfile.mkstemp(dir=home)
         self._stack.callback(os.close, file)
         os.fchmod(file, 0o600)
         os.write(file, text.encode())
-        return file
+        return file, path
 
     def _read(self, file: int) -> str:
         said: dict[int, str] = getattr(self, "_output", {})

@@ -60,7 +60,7 @@ def main(argv: list[str]) -> None:
 
 
 def describe(path: str) -> dict[str, Any]:
-    return {"mode": oct(os.stat(path).st_mode & 0o777), "link": os.readlink(path)}
+    return {"mode": oct(os.stat(path).st_mode & 0o777), "link": os.readlink(path) if os.path.islink(path) else path}
 
 
 def fail(words: str) -> NoReturn:

@@ -247,6 +247,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._status(401, "Unauthorized", "Unauthorized")
         if path == "/version":
             return self._json(200, self.api.version)
+        if path.endswith("/selfsubjectaccessreviews"):
+            return self._json(201, {**self.document, "status": {"allowed": True}})
         if match := COLLECTION.fullmatch(path):
             return self._collection(match["kind"])
         if match := ITEM.fullmatch(path):

@@ -53,9 +53,9 @@ class Place:
     patch: pytest.MonkeyPatch
     capture: pytest.CaptureFixture[str]
 
-    def start(self, *words: str, home: str = "home") -> "subprocess.Popen[str]":
+    def start(self, *words: str, home: str = "home", program: str = "mlbench_cli") -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            [sys.executable, "-m", "mlbench_cli", *words],
+            [sys.executable, "-m", program, *words],
             env={**self.environment, "MLBENCH_HOME": str(self.home / home)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -154,6 +154,18 @@ def test_a_chart_comes_with_the_cluster(place: Place) -> None:
     journal = [entry.action for entry in store.journal_of("rel-1") if entry.kind == "Helm release"]
     assert journal[0] == "intent"
     assert journal[-1] == "ready"
+
+
+def test_a_chart_comes_with_the_cluster_from_a_mac_too(place: Place) -> None:
+    """It has no files in memory, so access and values are in a folder of this user for as long as helm runs."""
+    process = place.start(*place.words("auth.password=hunter2"), program="tests.fakes.mac")
+    _, shown = process.communicate()
+    assert process.returncode == 0, shown
+    assert "Helm release web is ready" in shown
+    upgrade = place.helm.calls[-1]
+    assert upgrade["values"] == {"auth": {"password": "hunter2"}}
+    assert all(file["mode"] == "0o600" for file in upgrade["files"].values())
+    assert "hunter2" not in json.dumps(upgrade["argv"])
 
 
 def test_twice_nothing_is_done_and_other_values_are_an_upgrade(place: Place) -> None:
