@@ -15,10 +15,10 @@ comma  := ,
 DEMO   := MLBENCH_HOME=$(CURDIR)/demo $(BIN)/mlbench
 STAMP  := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: help install demo test test-lowest ssh lint docs dist lock bench images e2e clean
+.PHONY: help install demo test test-lowest ssh lint docs dist lock bench images e2e e2e-machines clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP)  ## make .venv and install the project into it
 
@@ -85,6 +85,9 @@ images: install  ## build the base image and one image per task
 
 e2e: install  ## the whole story on a KIND cluster; TESTS=tests/e2e for all tests that need one
 	sh tests/e2e/run.sh $(TESTS)
+
+e2e-machines: install  ## runs on a real Slurm and on real hosts with sshd; MACHINES names the program that starts them
+	sh tests/e2e/machines/run.sh $(TESTS)
 
 clean:  ## remove the environments and what tools left behind
 	rm -rf $(VENV) $(LOWEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis demo build dist

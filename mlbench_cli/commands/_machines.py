@@ -1,13 +1,18 @@
 """What the commands about machines without Kubernetes share."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli import console
+from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
+
+if TYPE_CHECKING:
+    from mlbench_cli.engines.machines.engine import MachinesEngine, Orphan
 
 SshConfig = Annotated[
     str | None, typer.Option("--ssh-config", help="configuration file of ssh; default: ssh's own (~/.ssh/config)")
@@ -35,3 +40,30 @@ def record(cluster: Cluster) -> Cluster:
     kept = store.record_cluster(cluster)
     store.choose_cluster(kept)
     return kept
+
+
+def find_orphans(store: Store, providers: Sequence[str] | None) -> "list[Orphan]":
+    """Processes of runs on attached machines that no supervisor looks after; a cluster out of reach is a warning."""
+    found = []
+    for name, engine in _engines(store, providers):
+        try:
+            found += engine.list_orphans()
+        except MlbenchError as error:
+            console.warn(f"{name} was not searched: {error.message}")
+    return found
+
+
+def end_orphans(store: Store, providers: Sequence[str] | None) -> None:
+    for _, engine in _engines(store, providers):
+        engine.end_orphans()
+
+
+def _engines(store: Store, providers: Sequence[str] | None) -> "Iterator[tuple[str, MachinesEngine]]":
+    for cluster in store.clusters():
+        if cluster.provider in ("slurm", "hosts") and (not providers or cluster.provider in providers):
+            from mlbench_cli.engines.machines.engine import MachinesEngine
+            from mlbench_cli.runs.connect import connect_engine
+
+            engine = connect_engine(cluster)
+            assert isinstance(engine, MachinesEngine)
+            yield cluster.name, engine

@@ -10,6 +10,7 @@ from mlbench_cli import clusters, console
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.commands._clusters import Location, Project, cluster_document, delete_with_progress
 from mlbench_cli.commands._common import Format, Output, Yes
+from mlbench_cli.commands._machines import end_orphans, find_orphans
 from mlbench_cli.errors import CleanupError, MlbenchError
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
@@ -18,7 +19,7 @@ from mlbench_cli.store import Store
 def gc(
     providers: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PROVIDER]...", help="cloud to search; default: all configured clouds"),
+        typer.Argument(metavar="[PROVIDER]...", help="cloud to search, or slurm, hosts; default: all"),
     ] = None,
     project: Project = None,
     location: Location = None,
@@ -32,6 +33,8 @@ def gc(
     output: Output = Format.text,
 ) -> None:
     """Delete forgotten clusters: those past their --ttl, and those left half created or half deleted.
+
+    On attached hosts and Slurm clusters it ends processes of runs that no supervisor looks after.
 
     They are found by their tags, so this also works with an empty data directory. With --all it also deletes complete
     clusters, and those being created, that this data directory does not know: somebody else may be using them.
@@ -51,11 +54,24 @@ def gc(
     for name, error in errors.items():
         console.warn(f"{name} was not searched: {error.message}")
     documents = [{**cluster_document(cluster), "why": _describe(cluster, why)} for cluster, why in chosen]
+    orphans = find_orphans(store, providers)
+    for orphan in orphans:
+        line = f"{orphan.host}: {len(orphan.processes)} processes of the run {orphan.run}, which nothing supervises"
+        (console.note if as_json else console.out)(line)
+    if orphans and not dry_run:
+        console.confirm("End these processes?", yes=yes)
+        end_orphans(store, providers)
     if chosen and not dry_run:
         console.confirm(f"Delete {len(chosen)} clusters and everything on them?", yes=yes)
         _delete_all(store, [cluster for cluster, _ in chosen], console.note if as_json else console.out)
     if as_json:
-        console.out_json({"clusters": documents, "removed": bool(chosen) and not dry_run})
+        console.out_json(
+            {
+                "clusters": documents,
+                "removed": bool(chosen) and not dry_run,
+                "processes": [vars(orphan) for orphan in orphans],
+            }
+        )
 
 
 def _print_chosen(chosen: list[tuple[Cluster, str]]) -> None:

@@ -63,7 +63,7 @@ class Link:
 
     def tick(self, now: float) -> None:
         """Say that this side is there; give up the other side if it has not done so for long."""
-        if now >= self._next_ping:
+        if self.node is not None and now >= self._next_ping:
             self._next_ping = now + PING_SECONDS
             self.send({"ping": True})
         if self.is_open and now - self._last > SILENT_SECONDS:

@@ -20,11 +20,10 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 # What the machines need of the tool itself, besides the tasks.
 _MODULES = (
     *("mlbench_cli/__init__.py", "mlbench_cli/isolation.py", "mlbench_cli/engines/__init__.py"),
-    *("mlbench_cli/engines/local/__init__.py", "mlbench_cli/engines/local/load.py"),
-    *("mlbench_cli/engines/local/machine.py", "mlbench_cli/engines/local/supervisor.py"),
     *("mlbench_cli/engines/machines/__init__.py", "mlbench_cli/engines/machines/meeting.py"),
     "mlbench_cli/engines/machines/node.py",
 )
+_FOLDERS = ("task_images", "mlbench_cli/engines/local")
 _START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from mlbench_cli.engines.machines.node import main; sys.exit(main(sys.argv[1:]))"  # noqa: E501
 
 
@@ -147,8 +146,9 @@ def pack_code() -> tuple[bytes, str]:
     import hashlib
 
     root = Path(mlbench_cli.__file__).parents[1]
-    tasks = (path for path in (root / "task_images").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    names = sorted([*_MODULES, *(path.relative_to(root).as_posix() for path in tasks)])
+    found = (path for folder in _FOLDERS for path in (root / folder).rglob("*") if path.is_file())
+    files = (path for path in found if "__pycache__" not in path.parts)
+    names = sorted([*_MODULES, *(path.relative_to(root).as_posix() for path in files)])
     sink = io.BytesIO()
     with tarfile.open(fileobj=sink, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name in names:

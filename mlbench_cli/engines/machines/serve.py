@@ -213,12 +213,12 @@ def await_file(path: str, timeout: float) -> Answer:
     return {"text": read_text(path)}, b""
 
 
-def lock(path: str, seconds: float = 60.0) -> Answer:
+def lock(path: str, patience: float = 60.0) -> Answer:
     """Hold a lock until this channel ends, or `unlock`."""
     path = expand(path)
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     held = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    end = time.monotonic() + seconds
+    end = time.monotonic() + patience
     while True:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -253,9 +253,9 @@ def spawn(argv: list[str], log: str, cwd: str = "~") -> Answer:
     return {"pid": process.pid}, b""
 
 
-def end_processes(folder: str, seconds: float = 5.0) -> Answer:
+def end_processes(folder: str, patience: float = 5.0) -> Answer:
     """Kill every process of the run in `folder` on this machine: its supervisors, and what was given its variables."""
-    folder, killed, end = expand(folder), set(), time.monotonic() + seconds
+    folder, killed, end = expand(folder), set(), time.monotonic() + patience
     while True:
         found = find_processes(folder)
         for pid in found:
@@ -316,10 +316,10 @@ def listen() -> Answer:
 SERVERS: list[socket.socket] = []
 
 
-def connect(address: str, port: int, seconds: float = 5.0) -> Answer:
+def connect(address: str, port: int, patience: float = 5.0) -> Answer:
     """Whether this machine reaches a port of another one, and from which of its addresses."""
     try:
-        with socket.create_connection((address, port), timeout=seconds) as link:
+        with socket.create_connection((address, port), timeout=patience) as link:
             return {"reached": True, "own": link.getsockname()[0]}, b""
     except OSError as error:
         return {"reached": False, "problem": error.strerror or str(error)}, b""

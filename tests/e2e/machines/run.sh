@@ -1,0 +1,12 @@
+#!/bin/sh
+# Tests on a real Slurm and on real hosts with sshd, all on this machine. Arguments are for pytest.
+#
+# MACHINES names the program that starts them: `$MACHINES up 3`, `$MACHINES env`, `$MACHINES down`.
+set -eu
+cd "$(dirname "$0")/../../.."
+machines=${MACHINES:-../shared/lab/machines}
+[ -x "$machines" ] || { echo "e2e-machines: no program that starts Slurm and hosts: set MACHINES" >&2; exit 2; }
+"$machines" up 3
+trap '"$machines" down' EXIT
+eval "$("$machines" env)"
+OMP_NUM_THREADS=1 "${PYTHON:-.venv/bin/python}" -m pytest -q ${*:-tests/e2e/machines}

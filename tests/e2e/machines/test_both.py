@@ -1,0 +1,120 @@
+"""The same on Slurm and on hosts: stories from attaching to deleting, with clients and supervisors killed."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.machines.fleet import Client, command_of, kill, ranks, supervisors, until
+
+WAIT = "echo begun $RANK; sleep 3; echo result $RANK > $MLBENCH_OUTPUT_DIR/file; echo done"
+
+
+@pytest.fixture(params=["slurm", "hosts"])
+def machines(request: pytest.FixtureRequest) -> Client:
+    client: Client = request.getfixturevalue(request.param)
+    return client
+
+
+def test_a_run_outlives_its_client_and_is_completed_by_another(machines: Client, tmp_path: Path) -> None:
+    process = machines.start("run", "story", "3", "--command", f"sh -c '{WAIT}'", "--detach", "--yes")
+    until(lambda: len(supervisors("story-3")) == 3)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    other = machines.elsewhere()
+    other.ok("wait", "story-3")
+    other.ok("download", "story-3", "--output", str(tmp_path / "story.zip"))
+    other.ok("verify", str(tmp_path / "story.zip"))
+    folder = other.folder("story-3")
+    for rank in range(3):
+        assert (folder / f"output/rank-{rank}/file").read_text() == f"result {rank}\n"
+        assert (folder / f"logs/rank-{rank}.log").read_text() == f"begun {rank}\ndone\n"
+    other.ok("delete", "story-3", "--yes")
+    assert not supervisors("story-3")
+    assert not ranks("story-3")
+
+
+def test_a_task_trains_to_an_archive_that_verifies(machines: Client) -> None:
+    machines.ok("run", "task", "2", "--task", "allreduce", "--preset", "tiny", "--yes")
+    machines.ok("verify", str(machines.folder("task-2")))
+    assert machines.result("task-2")["outcome"] == "completed"
+
+
+def test_the_first_rank_that_fails_ends_the_run_and_is_named(machines: Client) -> None:
+    done = machines.shell("crash", 3, "sleep 1; [ $RANK = 1 ] && exit 9; exec sleep 600")
+    assert done.returncode == 7
+    observation = machines.observation("crash-3")
+    assert "Rank 1 exited with 9" in done.stderr + done.stdout
+    assert [worker["exit_code"] for worker in observation["workers"]] == [143, 9, 143]
+    assert observation["first_failed"] == 1
+
+
+@pytest.mark.parametrize("node", [0, 2])
+def test_a_killed_supervisor_leaves_nothing_and_ends_the_run_as_lost(machines: Client, node: int) -> None:
+    machines.ok("run", "lost", "3", "--command", "sh -c 'sleep 600 & exec sleep 601'", "--detach", "--yes")
+    until(lambda: len(ranks("lost-3")) >= 6)
+    (victim,) = [pid for pid in supervisors("lost-3") if command_of(pid).rstrip(b"\0").endswith(b"/%d" % node)]
+    kill([victim])
+    done = machines.run("wait", "lost-3")
+    assert done.returncode == 7, done.stderr
+    assert machines.result("lost-3")["outcome"] == "lost"
+    until(lambda: not ranks("lost-3") and not supervisors("lost-3"))
+    assert "nothing" in machines.ok("gc", "slurm", "hosts").lower()
+
+
+def test_cancelling_keeps_what_there_is(machines: Client) -> None:
+    machines.ok(
+        "run",
+        "stop",
+        "2",
+        "--command",
+        "sh -c 'echo kept > $MLBENCH_OUTPUT_DIR/f; exec sleep 600'",
+        "--detach",
+        "--yes",
+    )
+    until(lambda: len(ranks("stop-2")) >= 2)
+    time.sleep(1)
+    machines.ok("cancel", "stop-2")
+    machines.run("wait", "stop-2")
+    assert machines.result("stop-2")["outcome"] == "cancelled"
+    assert (machines.folder("stop-2") / "output/rank-1/f").read_text() == "kept\n"
+    assert not ranks("stop-2")
+
+
+def test_a_rank_that_ignores_term_is_killed_at_the_deadline(machines: Client) -> None:
+    done = machines.shell("late", 2, 'trap "" TERM; while :; do sleep 1; done', "--timeout", "3s")
+    assert done.returncode == 124, done.stderr
+    assert machines.result("late-2")["outcome"] == "deadline"
+    assert not ranks("late-2")
+
+
+def test_logs_are_exact_to_the_byte(machines: Client) -> None:
+    script = (
+        "import sys; w = sys.stdout.buffer.write; line = bytes(set(range(256)) - {10}); "
+        '[w(b"%d " % i + line + b"\\n") for i in range(20000)]; w(b"no end")'
+    )
+    machines.ok("run", "logs", "3", "--command", f"python3 -c '{script}'", "--yes")
+    line = bytes(set(range(256)) - {10})
+    wanted = b"".join(b"%d " % i + line + b"\n" for i in range(20000)) + b"no end"
+    for rank in range(3):
+        assert (machines.folder("logs-3") / f"logs/rank-{rank}.log").read_bytes() == wanted
+
+
+def test_a_run_of_this_name_by_another_is_refused(machines: Client) -> None:
+    machines.ok("run", "same", "1", "--command", "sleep 600", "--detach", "--yes")
+    other = Client(machines.home.with_name("second"), machines.attach)
+    other.ok(*other.attach)
+    done = other.run("run", "same", "1", "--command", "sleep 1", "--detach", "--yes")
+    assert done.returncode == 2
+    assert "another run" in done.stderr
+    machines.ok("cancel", "same-1")
+
+
+def test_a_run_is_deleted_with_force_while_it_runs(machines: Client) -> None:
+    machines.ok("run", "gone", "2", "--command", "sleep 600", "--detach", "--yes")
+    until(lambda: len(ranks("gone-2")) >= 2)
+    assert machines.run("delete", "gone-2", "--yes").returncode == 2
+    machines.ok("delete", "gone-2", "--force", "--yes")
+    until(lambda: not ranks("gone-2") and not supervisors("gone-2"))
