@@ -1,6 +1,6 @@
 """The catalogue of tasks: every folder under task_images/ with a `task.yaml` is one. Parsed into Task, checked, typed.
 
-A task.yaml looks like this (`legacy_name`, `goal`, `files`, `preflight`, `notes` and `free` are optional):
+A task.yaml looks like this (`legacy_name`, `goal`, `method`, `files`, `preflight`, `notes` and `free` are optional):
 
     name: digits_resnet                  # the folder's name
     number: 1a                           # the benchmark's number in the specification
@@ -15,6 +15,7 @@ A task.yaml looks like this (`legacy_name`, `goal`, `files`, `preflight`, `notes
     files: {...}                         # what the data folder must hold (datafiles.py); optional
     preflight: task_images.gpt_pretraining.preflight   # module whose `check` refuses runs that cannot work; optional
     notes: [a line]                      # further lines for `mlbench tasks NAME`
+    method: {own: bsp}                   # how its ranks communicate, and limits on other methods (MethodRule); optional
     free: [loaders]                      # parameters that leave the mathematics as it is (results/archive/division.py)
     parameters:                          # name -> type, help, and for numbers min and max; `choices` for texts, lists
       batch_size: {type: int, min: 1, max: 65536, help: samples per rank and step}
@@ -93,6 +94,15 @@ class Parameter:
 
 
 @dataclass(frozen=True)
+class MethodRule:
+    """How a task's ranks communicate: the preset that is its own way, and what it can take on some axes; on an axis
+    that is not named it can take everything."""
+
+    own: str
+    limits: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
 class GoalRule:
     """Metric and comparison of a task's goal; the thresholds are its parameters goal_full and goal_light."""
 
@@ -114,6 +124,7 @@ class Task:
     parameters: Mapping[str, Parameter]
     presets: Mapping[str, Mapping[str, Any]]
     goal: GoalRule | None = None
+    method: MethodRule | None = None
     files: DataFiles | None = None
     free: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -229,7 +240,7 @@ def parse_task(text: str, path: Path) -> Task:
     for key in data:
         if key not in known:
             raise UsageError(f"{file}: unknown key {key!r}.{did_you_mean(str(key), sorted(known))}")
-    for key in sorted(known - {"goal", "files", "free", "notes", "preflight", "legacy_name"}):
+    for key in sorted(known - {"goal", "method", "files", "free", "notes", "preflight", "legacy_name"}):
         if key not in data:
             raise UsageError(f'{file}: the key "{key}" is missing.')
     for key in ("name", "title", "image", "data", "preflight", "legacy_name"):
@@ -259,6 +270,7 @@ def parse_task(text: str, path: Path) -> Task:
         free=_texts(file, data, "free", tuple(parameters)) if "free" in data else (),
         notes=_texts(file, data, "notes") if "notes" in data else (),
         preflight=data.get("preflight"),
+        method=_method(file, data["method"]) if "method" in data else None,
         legacy_name=data.get("legacy_name"),
         folder=path.parent,
     )
@@ -304,6 +316,12 @@ def _goal(file: str, entry: Any, parameters: Mapping[str, Parameter]) -> GoalRul
     if not {"goal_full", "goal_light"} <= set(parameters):
         raise UsageError(f"{file}: a task with a goal has the parameters goal_full and goal_light.")
     return GoalRule(str(entry["metric"]), entry["comparison"], str(entry["wording"]))
+
+
+def _method(file: str, entry: Any) -> MethodRule:
+    if not isinstance(entry, dict) or not isinstance(entry.get("own"), str):
+        raise UsageError(f'{file}: "method" is not a mapping with a preset as "own".')
+    return MethodRule(entry["own"], {axis: _texts(file, entry, axis) for axis in entry if axis != "own"})
 
 
 def _mapping(file: str, data: Mapping[str, Any], key: str) -> dict[str, Any]:

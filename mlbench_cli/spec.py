@@ -22,8 +22,8 @@ GOALS = ("full", "light")
 CUSTOM = "custom"  # the task and the preset of a run with a command of its own
 OPEN = "open"  # the preset of a command of one's own that is held to a task's goal
 SEED = 42
-# Fields of RunSpec that are left out while they are None: the hash of a spec from before them stays what it was.
-LATER_FIELDS = ("network",)
+# Fields of RunSpec that are left out while they are empty: the hash of a spec from before them stays what it was.
+LATER_FIELDS = ("network", "method")
 KEEP_SECONDS = 86400
 
 
@@ -106,6 +106,7 @@ class RunSpec:
     seed: int = SEED
     data_dir: str | None = None
     share_machine: bool = False  # local: do not wait until this machine is free, and say so in the result
+    method: Mapping[str, str] = field(default_factory=dict)  # how ranks communicate; empty: the task's own way
     network: str | None = None  # shaped: "1gbit,5ms", or "model:1gbit,5ms" (network.py)
     timeout: float = 86400.0
     # Of the cluster, as planned when it was made: per_hour (None: unknown), currency, source. Empty: nobody planned it.
@@ -147,6 +148,16 @@ class RunSpec:
         return self.workers * self.processes_per_worker
 
     @property
+    def servers(self) -> int:
+        """Number of parameter servers: processes besides the ranks, numbered after them."""
+        return int(self.method.get("servers", "0"))
+
+    @property
+    def process_count(self) -> int:
+        """Ranks and parameter servers."""
+        return self.world_size + self.servers
+
+    @property
     def runs_task_program(self) -> bool:
         """Whether the ranks run a catalogue task's own program, and not a command of the user."""
         return CUSTOM not in (self.task, self.preset) and self.preset != OPEN
@@ -176,7 +187,7 @@ class RunSpec:
     def to_dict(self) -> dict[str, Any]:
         document = {"spec_version": SPEC_VERSION, **asdict(self)}
         for name in LATER_FIELDS:
-            if document[name] is None:
+            if not document[name]:
                 del document[name]
         return document
 

@@ -22,6 +22,8 @@ import mlbench_cli.app
 from mlbench_cli import commands, errors
 from mlbench_cli.catalog import Task, load_catalog
 from task_images import contract
+from task_images.comm.methods import AXES, TRANSPORTS
+from task_images.comm.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
 # Path of a field to one line that describes it, for each JSON document of an archive.
@@ -73,6 +75,7 @@ def generate_pages(sample: Path | None = None) -> dict[str, str]:
     pages = {
         "cli.md": describe_commands(),
         "tasks.md": describe_tasks(load_catalog()),
+        "methods.md": describe_methods(),
         "contract.md": describe_contract(),
         "exit-codes.md": describe_exit_codes(),
     }
@@ -167,6 +170,40 @@ def describe_tasks(tasks: Mapping[str, Task]) -> str:
     for task in tasks.values():
         parts += _describe_task(task)
     return "\n\n".join(parts) + "\n"
+
+
+def describe_methods() -> str:
+    """The page of the methods of communication: axes, presets, and what carries which codec."""
+    axes = [[f"`{axis.name}`", ", ".join(f"`{form}`" for form in axis.forms), axis.help] for axis in AXES.values()]
+    presets = [
+        [
+            f"`{name}`",
+            " ".join([preset.summary + ".", *([preset.note] if preset.note else [])]),
+            " ".join(f"`{axis}={value}`" for axis, value in preset.changes.items()),
+            preset.bytes,
+            preset.source,
+        ]
+        for name, preset in PRESETS.items()
+    ]
+    codecs = [[f"`{codec}`", ", ".join(f"`{each}`" for each in carried)] for codec, carried in TRANSPORTS.items()]
+    return (
+        "\n\n".join(
+            [
+                GENERATED,
+                "# Methods",
+                "How to use them: [Methods of communication](../how-to/methods.md). M: bytes of gradients, d: their "
+                "number, P: ranks. An axis that is not named has its first value, `plan` that of `threshold:25MiB`.",
+                format_table(["method", "what it does", "axes", "bytes sent per rank and step", "source"], presets),
+                "## Axes",
+                format_table(["axis", "values", "decides"], axes),
+                "## Codecs and transports",
+                "A codec travels by these transports; further rules are applied when a run is asked for, each with "
+                "its reason.",
+                format_table(["codec", "transports"], codecs),
+            ]
+        )
+        + "\n"
+    )
 
 
 def _goal(task: Task) -> str:

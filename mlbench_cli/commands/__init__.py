@@ -56,6 +56,9 @@ PANELS: dict[str, dict[str, Command]] = {
         "set-cluster": Command("mlbench_cli.commands.set_cluster", "set_cluster", "Choose the cluster to run on"),
     },
     "Help": {
+        "methods": Command(
+            "mlbench_cli.commands.methods", "methods", "Show how ranks can communicate, or one method with its axes"
+        ),
         "tasks": Command("mlbench_cli.commands.tasks", "tasks", "Show the benchmark tasks, or one with its parameters"),
         "completion": Command(
             "mlbench_cli.commands.completion", "completion", "Print the completion script of bash, zsh or fish"

@@ -100,7 +100,7 @@ class Style:
 
 def _show_run(run: Run, store: Store, style: Style, output: Format) -> dict[str, Any]:
     """Print the log of a run; for JSON, its document."""
-    name, size = run.name, run.spec.world_size
+    name, size = run.name, run.spec.process_count
     rank, follow, raw, tail, begin = style.rank, style.follow, style.raw, style.tail, style.begin
     timestamps = style.timestamps
     if rank is not None and not 0 <= rank < size:

@@ -8,7 +8,7 @@ def contract_environment(spec: RunSpec, hosts: str, master_address: str, master_
 
     `hosts` is a comma list of the workers' names in the order of NODE_RANK.
     """
-    return {
+    environment = {
         "WORLD_SIZE": str(spec.world_size),
         "LOCAL_WORLD_SIZE": str(spec.processes_per_worker),
         "MASTER_ADDR": master_address,
@@ -22,3 +22,8 @@ def contract_environment(spec: RunSpec, hosts: str, master_address: str, master_
         "MLBENCH_SEED": str(spec.seed),
         "MLBENCH_PARAMETERS": canonical_json(dict(spec.parameters)).decode(),
     }
+    if spec.method:
+        environment["MLBENCH_METHOD"] = canonical_json(dict(spec.method)).decode()
+    if spec.servers:
+        environment["MLBENCH_SERVERS"] = str(spec.servers)
+    return environment

@@ -21,6 +21,7 @@ from mlbench_cli.masking import refuse_secrets
 from mlbench_cli.model import Cluster
 from mlbench_cli.network import parse_network
 from mlbench_cli.runs.kubernetes_options import check_mount_point, gpus_of_machine, require_folder, resolve_kubernetes
+from mlbench_cli.runs.methods import check_method, refuse_method, resolve_method, split_set
 from mlbench_cli.runs.preflight import check_run
 from mlbench_cli.runs.request import KUBERNETES, OPTIONS, Request, clip, flag, parse_duration
 from mlbench_cli.spec import CUSTOM, MAX_TIMEOUT, OPEN, SEED, RunSpec, check_name
@@ -100,6 +101,7 @@ def resolve(
             _check_network(spec)
         elif spec.device == "gpu" and ClusterDetails.of(cluster).gpus_per_node == 0:
             raise UsageError(f'The cluster "{cluster.name}" has no GPUs.', hint="Leave out --gpu.")
+        check_method(spec, local)
         if spec.preset not in (CUSTOM, OPEN):
             check_run(load_task(spec.task, tasks), spec)
     return specs
@@ -197,12 +199,13 @@ def _task_program(request: Request, task: Task, tasks: Mapping[str, Task] | None
         raise UsageError(f'The task "{task.name}" has no goal, so there is no light one.', hint="Leave out --light.")
     if request.run_on_all is False:
         raise UsageError("--no-run-on-all is for a command of your own; a task always runs on all workers.")
-    preset = request.preset or "spec"
+    parameters = task.resolve(request.preset or "spec", {**split_set(request.set)[0], **_budget(request, task, tasks)})
     return {
         "task": task.name,
-        "preset": preset,
+        "preset": request.preset or "spec",
         "argv": task.command,
-        "parameters": task.resolve(preset, {**request.set, **_budget(request, task, tasks)}),
+        "parameters": parameters,
+        "method": resolve_method(request, task, parameters, tasks),
         "backend": _task_backend(request, task, device),
     }
 
@@ -253,6 +256,7 @@ def _task_backend(request: Request, task: Task, device: str) -> str:
 def _custom_program(request: Request, command: str) -> dict[str, Any]:
     if request.preset is not None:
         raise UsageError("--preset is for a task's own program; a command of your own has none.")
+    refuse_method(request)
     if request.budget is not None:
         raise UsageError(
             "--budget is for a task's own program; a command of your own knows best when to end.",

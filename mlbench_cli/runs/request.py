@@ -48,6 +48,14 @@ class Request:
         "command of your own, with {hosts} {rank} {run_id} {backend} replaced; with --task it is measured against that "
         "task's goal (open division)"
     )
+    method: str | None = _option(
+        "how the ranks communicate: a preset (see: mlbench methods); --set comm.AXIS=VALUE changes one axis of it; "
+        "default: the task's own",
+        metavar="NAME",
+    )
+    servers: int | None = _option(
+        "number of parameter servers, for the methods that have them; default: 1", kind="integer", metavar="S"
+    )
     image: str | None = _option("container image for your command, or instead of the task's (clusters only)")
     backend: str | None = _option("gloo, nccl, mpi, grpc (TensorFlow) or custom:NAME; default: by task and device")
     custom_backend: str | None = _option("the same as --backend custom:NAME", metavar="NAME")

@@ -1,23 +1,19 @@
 """From the contract's method to a strategy."""
 
-from collections.abc import Callable
-
 from task_images.comm.base import Strategy
 from task_images.comm.methods import Method, MethodError, check
 from task_images.contract import Contract
 from task_images.harness.errors import TaskUsageError
 
 
-def choose_strategy(contract: Contract, own: Callable[[], Strategy]) -> Strategy:
-    """The strategy of the run's method, or the task's `own`. Raises TaskUsageError for a method that cannot be."""
-    if not contract.method:
-        return own()
+def read_method(contract: Contract) -> Method:
+    """The run's method. Raises TaskUsageError if it cannot be."""
     try:
         method = Method.from_dict(contract.method)
         check(method, contract.world_size)
     except (MethodError, TypeError) as error:
         raise TaskUsageError(f"MLBENCH_METHOD: {error}", getattr(error, "instead", None)) from None
-    return make_strategy(method, contract.seed)
+    return method
 
 
 def make_strategy(method: Method, seed: int = 0) -> Strategy:

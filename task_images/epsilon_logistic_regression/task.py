@@ -8,6 +8,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from task_images.comm.allreduce import GradientAllReduce, WeightAllReduce
 from task_images.comm.base import Strategy
+from task_images.comm.prepare import prepare_strategy
 from task_images.contract import Contract
 from task_images.epsilon_logistic_regression.data import FEATURES, count_rows, find_files, generate, read
 from task_images.harness.data import ArrayData
@@ -76,7 +77,7 @@ def main(contract: Contract) -> None:
             loss=regularised(model, settings.l1, settings.l2),
             make_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=settings.rate, fused=True),
             schedule=make_schedule(settings, world.size),
-            strategy=_strategy(settings),
+            strategy=prepare_strategy(world, lambda: _strategy(settings)),
             data=ArrayData(world, training, validation, settings.batch_size, contract.seed),
             metrics=[TopK(1), F1(), Dice()],
             goal=GoalWatch("Prec@1", ">=", settings.goal_full, settings.goal_light, contract.goal),

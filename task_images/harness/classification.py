@@ -16,6 +16,7 @@ from torch import nn
 
 from task_images.comm.allreduce import GradientAllReduce
 from task_images.comm.base import Strategy
+from task_images.comm.prepare import prepare_strategy
 from task_images.harness.accumulation import count_parameters
 from task_images.harness.data import Data
 from task_images.harness.distributed import World
@@ -119,7 +120,7 @@ def train_classifier(
             fused=True,
         ),
         schedule=schedule,
-        strategy=strategy or GradientAllReduce(),
+        strategy=prepare_strategy(world, lambda: strategy or GradientAllReduce()),
         data=data,
         metrics=[] if measure else [TopK(k) for k in (1, 5) if k <= classes],
         goal=None if measure else _goal(settings, world),

@@ -22,7 +22,7 @@ from task_images.harness.errors import DivergedError
 from task_images.harness.goals import GoalWatch
 from task_images.harness.metrics import Mean, Metric, TrainingLoss, collect
 from task_images.harness.precision import Precision
-from task_images.harness.replicas import average_buffers, check_identical
+from task_images.harness.replicas import average_buffers
 from task_images.harness.report import Reporter
 from task_images.harness.resumption import Progress, Resumption
 from task_images.harness.schedules import Schedule
@@ -89,7 +89,7 @@ class Trainer:
             training_loss = self._train(epoch)
             rate = self._rate(begin)
             with self.strategy.consensus():
-                check_identical(self.world, self.model)
+                self.strategy.check_replicas()
                 with self.tracker.section("validation"):
                     values = self._validate(epoch)
             self.schedule.after_epoch(values.get("loss", training_loss))

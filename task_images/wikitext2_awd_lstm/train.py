@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from task_images.comm.allreduce import GradientAllReduce
 from task_images.comm.base import Placement
+from task_images.comm.prepare import prepare_strategy
 from task_images.contract import Contract
 from task_images.harness.accumulation import GradientUpdate, count_parameters
 from task_images.harness.checkpoint import load_checkpoint, save_checkpoint
@@ -21,7 +22,6 @@ from task_images.harness.metrics import Mean, Perplexity, TrainingLoss, collect
 from task_images.harness.parameters import read_parameters
 from task_images.harness.partition import shard
 from task_images.harness.precision import Precision
-from task_images.harness.replicas import check_identical
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import LinearWarmup
 from task_images.harness.seeds import derive, seed_all
@@ -132,7 +132,7 @@ class Training:
         self.tracker = Tracker(world.synchronize if world.device.type == "cuda" else None)
         self.precision = Precision(p.precision, world.device)
         self.goal = GoalWatch("Perplexity", "<=", p.goal_full, p.goal_light, contract.goal)
-        self.strategy = GradientAllReduce()
+        self.strategy = prepare_strategy(world, GradientAllReduce)
         self.strategy.attach(Placement(world), self.model, self._make_optimizer, tracker=self.tracker)
         self.update = GradientUpdate(self.strategy, self.tracker, self.precision, p.clip)
         self.average = RunningAverage(self.model.parameters())
@@ -155,7 +155,7 @@ class Training:
             epoch = self.tracker.epoch = self.position.epoch
             training_loss = self._train_epoch(epoch)
             with self.strategy.consensus():
-                check_identical(self.world, self.model)
+                self.strategy.check_replicas()
                 with self.tracker.section("validation"), self.average.applied():
                     values = self.evaluate(self.valid)
             self._switch(values["loss"], epoch)

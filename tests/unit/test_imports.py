@@ -18,6 +18,7 @@ BASE = (
     *("mlbench_cli.extras", "mlbench_cli.isolation", "mlbench_cli.queue_folder", "mlbench_cli.cluster_details"),
     "mlbench_cli.network",
     *("task_images.contract", "task_images.harness.cores"),
+    *("task_images.comm.methods", "task_images.comm.presets", "task_images.comm.plans"),  # tables, without torch
 )
 # The longest prefix counts. A part may import itself and what is named here.
 ALLOWED: dict[str, tuple[str, ...]] = {
@@ -82,8 +83,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.runs.campaign": (*BASE, "mlbench_cli.runs"),
     "mlbench_cli.runs.launch": (
         *(*BASE, "mlbench_cli.masking", "mlbench_cli.runs.request", "mlbench_cli.runs.kubernetes_options"),
-        *("mlbench_cli.runs.preflight", "mlbench_cli.__init__"),
+        *("mlbench_cli.runs.preflight", "mlbench_cli.runs.methods", "mlbench_cli.__init__"),
     ),
+    "mlbench_cli.runs.methods": (*BASE, "mlbench_cli.runs.request"),
     "mlbench_cli.runs.wizard": (
         *(*BASE, "mlbench_cli.runs.request", "mlbench_cli.runs.launch", "mlbench_cli.console", "mlbench_cli.text"),
     ),
@@ -105,6 +107,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "mlbench_cli.commands": (
         *("mlbench_cli", "providers", "templates", "task_images.contract", "task_images.harness.cores"),
+        *("task_images.comm.methods", "task_images.comm.presets"),
     ),
     "providers": (*BASE, "templates", "mlbench_cli.kube", "mlbench_cli.__init__"),
     "templates": ("mlbench_cli.errors",),

@@ -95,10 +95,10 @@ class LocalEngine:
             "gpus_per_worker": spec.gpus_per_worker if spec.device == "gpu" else 0,
             "environment": environment,
             "defaults": defaults,
-            "ranks": [_rank_plan(spec, rank) for rank in range(spec.world_size)],
+            "ranks": [_rank_plan(spec, rank) for rank in range(spec.process_count)],
         }
         if is_shaped:
-            plan.update(network=spec.network, workers=spec.workers)
+            plan.update(network=spec.network, workers=spec.workers + spec.servers)
         return Submission(spec, (plan,))
 
     # --- start --------------------------------------------------------------------------------------------------
@@ -203,9 +203,9 @@ class LocalEngine:
 
     def logs(self, run: Run, rank: int, since: Cursor | None = None, follow: bool = False) -> Iterator[LogLine]:
         """As the protocol says. A line without its end is given once the rank has ended: until then it may go on."""
-        if not 0 <= rank < run.spec.world_size:
+        if not 0 <= rank < run.spec.process_count:
             raise NotFoundError(
-                f'The run "{run.name}" has no rank {rank}, only 0 to {run.spec.world_size - 1}.',
+                f'The run "{run.name}" has no rank {rank}, only 0 to {run.spec.process_count - 1}.',
                 hint=f"mlbench logs {run.name} --rank 0",
             )
         path = run.folder / "logs" / f"rank-{rank}.log"
@@ -333,16 +333,16 @@ def _hosts(spec: RunSpec) -> str:
 def _rank_plan(spec: RunSpec, rank: int) -> dict[str, Any]:
     words = {"hosts": _hosts(spec), "rank": str(rank), "run_id": spec.name, "backend": spec.backend}
     argv = [_PLACEHOLDER.sub(lambda match: words[match[1]], element) for element in spec.argv]
-    return {
-        "rank": rank,
-        "argv": argv if spec.run_on_all or rank == 0 else None,
-        "environment": {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank % spec.processes_per_worker),
-            "NODE_RANK": str(rank // spec.processes_per_worker),
-            "MLBENCH_OUTPUT_DIR": f"output/rank-{rank}",
-        },
+    environment = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank % spec.processes_per_worker),
+        "NODE_RANK": str(rank // spec.processes_per_worker),
+        "MLBENCH_OUTPUT_DIR": f"output/rank-{rank}",
     }
+    if rank >= spec.world_size:  # parameter servers are workers of one process each, after the others
+        node = spec.workers + rank - spec.world_size
+        environment |= {"LOCAL_RANK": "0", "NODE_RANK": str(node), "MLBENCH_ROLE": "server"}
+    return {"rank": rank, "argv": argv if spec.run_on_all or rank == 0 else None, "environment": environment}
 
 
 # --- start ------------------------------------------------------------------------------------------------------

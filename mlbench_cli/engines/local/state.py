@@ -191,7 +191,7 @@ def observation(run: Run, watch: Watch) -> Observation:
         watch.look()  # the supervisor may have written it just before it let go of the lock
     if watch.state is None:
         reason = "waits for the runs before it" if not is_abandoned(run) and _waits_for_machine(run) else None
-        workers = tuple(WorkerState(rank, reason=reason) for rank in range(run.spec.world_size))
+        workers = tuple(WorkerState(rank, reason=reason) for rank in range(run.spec.process_count))
         if is_abandoned(run):
             return Observation(time.time(), workers, (), Ending.CANCELLED)
         if (note := read_queued(run.folder)) is not None:

@@ -3,7 +3,8 @@
 closed  The task's own program with its preset `spec`. Free are the hardware, the number of workers, the backend, the
         seed, the choice of the full or the light goal, a time budget, and the parameters that the task names as `free`:
         they leave the mathematics as it is. Results of this division compare systems.
-open    The task's data and goal, by any model and any training: another preset, a changed parameter, another image,
+open    The task's data and goal, by any model and any training: another preset, a changed parameter, another method of
+        communication, another image,
         or a command of one's own (`mlbench run NAME N --task TASK --command ...`). The goal's metric and threshold, and
         the validation set that it is measured on, may not be changed; what a command of one's own measures it on is its
         author's word. Results of this division compare ways to train.
@@ -77,6 +78,8 @@ def _changed_thresholds(spec: RunSpec, rules: TaskRules) -> Iterator[str]:
 def _changes(spec: RunSpec, rules: TaskRules) -> Iterator[str]:
     if spec.preset != "spec":
         yield f"preset {spec.preset}"
+    if spec.method:
+        yield f"method {spec.method['name']}"
     for name, value in spec.parameters.items():
         if name not in (*rules.free, BUDGET) and value != rules.preset.get(name):
             yield f"{name} {value} instead of {rules.preset.get(name)}"

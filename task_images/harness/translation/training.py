@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from task_images.comm.allreduce import GradientAllReduce
 from task_images.comm.base import MakeOptimizer, Placement
+from task_images.comm.prepare import prepare_strategy
 from task_images.contract import Contract
 from task_images.harness.accumulation import GradientUpdate, count_parameters
 from task_images.harness.checkpoint import load_checkpoint, save_checkpoint
@@ -23,7 +24,6 @@ from task_images.harness.goals import GoalWatch
 from task_images.harness.metrics import Mean, TrainingLoss, collect
 from task_images.harness.partition import Indices
 from task_images.harness.precision import LossScale, Precision
-from task_images.harness.replicas import check_identical
 from task_images.harness.report import Reporter
 from task_images.harness.seeds import derive
 from task_images.harness.tracker import Tracker
@@ -143,7 +143,7 @@ class TranslationTraining:
         self.contract, self.world, self.report, self.task, self.goal = contract, world, report, task, goal
         self.tracker = Tracker(world.synchronize if world.device.type == "cuda" else None)
         self.precision = Precision(task.precision, world.device, task.loss_scale)
-        self.strategy = GradientAllReduce()
+        self.strategy = prepare_strategy(world, GradientAllReduce)
         self.model = self.strategy.attach(Placement(world), task.model, task.make_optimizer, tracker=self.tracker)
         self.update = GradientUpdate(self.strategy, self.tracker, self.precision, task.clip)
         self.position = Position()
@@ -162,7 +162,7 @@ class TranslationTraining:
             epoch = self.tracker.epoch = self.position.epoch
             for training_loss in self._train_epoch(epoch):
                 with self.strategy.consensus():
-                    check_identical(self.world, task.model)
+                    self.strategy.check_replicas()
                     with self.tracker.section("validation"):
                         self.latest = self._validate(epoch)
                 curve.append(self._report_validation(epoch, training_loss, self.latest))

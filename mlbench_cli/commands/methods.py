@@ -1,0 +1,88 @@
+"""`mlbench methods`: how ranks can communicate."""
+
+from typing import Annotated, TypedDict
+
+import typer
+
+from mlbench_cli import console
+from mlbench_cli.commands._common import Format, Output
+from mlbench_cli.errors import NotFoundError, did_you_mean
+from task_images.comm.methods import AXES
+from task_images.comm.presets import PRESETS, list_companions, resolve
+
+
+class MethodDocument(TypedDict):
+    """One method, as `-o json` prints it."""
+
+    name: str
+    summary: str
+    axes: dict[str, str]
+    bytes_sent: str
+    source: str
+    reaches_goals: bool
+    note: str
+    combines_with: dict[str, list[str]]
+
+
+def complete_methods(incomplete: str) -> list[str]:
+    """Names of methods that begin so."""
+    return [name for name in PRESETS if name.startswith(incomplete)]
+
+
+def methods(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[METHOD]", help="show this method with its axes", autocompletion=complete_methods),
+    ] = None,
+    output: Output = Format.text,
+) -> None:
+    """Show the methods of communication, or one of them with its axes and what it may be combined with."""
+    if name is not None and name not in PRESETS:
+        raise NotFoundError(f'There is no method "{name}".{did_you_mean(name, list(PRESETS))}', hint="mlbench methods")
+    if output == Format.json:
+        found = [_document(each) for each in ([name] if name else PRESETS)]
+        console.out_json(found[0] if name else {"methods": found})
+        return
+    if name is not None:
+        _describe(_document(name))
+        return
+    console.out_table(
+        ["METHOD", "WHAT IT DOES", "SENT PER RANK AND STEP"],
+        [[each, preset.summary, preset.bytes] for each, preset in PRESETS.items()],
+        droppable=["SENT PER RANK AND STEP"],
+        wrap=True,
+    )
+    console.note("\nM: bytes of the gradients, d: their number, P: ranks. More on one of them: mlbench methods METHOD")
+
+
+def _document(name: str) -> MethodDocument:
+    preset = PRESETS[name]
+    return {
+        "name": name,
+        "summary": preset.summary,
+        "axes": resolve(name).axes(),
+        "bytes_sent": preset.bytes,
+        "source": preset.source,
+        "reaches_goals": preset.goal,
+        "note": preset.note,
+        "combines_with": list_companions(name),
+    }
+
+
+def _describe(method: MethodDocument) -> None:
+    facts = [
+        ("Method", method["summary"]),
+        ("Sends", f"{method['bytes_sent']} bytes per rank and step (M bytes of gradients, d numbers, P ranks)"),
+        ("Source", method["source"]),
+        ("Note", method["note"]),
+    ]
+    console.out("\n".join(f"{title + ':':<9}{text}" for title, text in facts if text) + "\n")
+    console.out_table(
+        ["AXIS", "VALUE", "OTHER LEGAL VALUES", "MEANING"],
+        [
+            [axis.name, method["axes"][axis.name], ", ".join(method["combines_with"].get(axis.name, [])), axis.help]
+            for axis in AXES.values()
+        ],
+        wrap=True,
+    )
+    console.note(f"\nNext: mlbench run NAME 2 --task digits_resnet --method {method['name']} --set comm.AXIS=VALUE")

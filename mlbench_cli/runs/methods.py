@@ -1,0 +1,97 @@
+"""What --method, --servers and --set comm.AXIS=VALUE mean together, and what a task cannot take."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mlbench_cli.catalog import MethodRule, Task, load_catalog
+from mlbench_cli.errors import UsageError, did_you_mean
+from mlbench_cli.runs.request import Request
+from mlbench_cli.spec import RunSpec
+from task_images.comm.methods import AXES, Method, MethodError, check
+from task_images.comm.presets import PRESETS, resolve
+
+PREFIX = "comm."
+
+
+def split_set(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, str]]:
+    """The entries of --set: parameters of the task, and axes of the method without their prefix."""
+    parameters = {name: value for name, value in given.items() if not name.startswith(PREFIX)}
+    axes = {name.removeprefix(PREFIX): str(value) for name, value in given.items() if name.startswith(PREFIX)}
+    return parameters, axes
+
+
+def resolve_method(
+    request: Request, task: Task, parameters: Mapping[str, Any], tasks: Mapping[str, Task] | None
+) -> dict[str, str]:
+    """The method of a run, every axis with its value; empty if it is the task's own. Raises UsageError."""
+    changes = split_set(request.set)[1]
+    if request.servers is not None:
+        changes["servers"] = str(request.servers)
+    if request.method is None and not changes:
+        return {}
+    if task.method is None:
+        able = ", ".join(other.name for other in (tasks or load_catalog()).values() if other.method is not None)
+        raise UsageError(
+            f'The task "{task.name}" has its own way to communicate and takes no method.',
+            hint=f"Tasks that do: {able}",
+        )
+    name = request.method or task.method.own
+    _check_words(name, changes)
+    try:
+        method = resolve(name, changes)
+        check(method)
+    except MethodError as error:
+        raise _usage_error(name, error) from None
+    _check_task(task, task.method, method, parameters)
+    return {} if method.axes() == resolve(task.method.own).axes() else method.to_dict()
+
+
+def check_method(spec: RunSpec, is_local: bool) -> None:
+    """Raises UsageError if the method is not possible with this number of ranks, or on this cluster."""
+    if not spec.method:
+        return
+    try:
+        check(Method.from_dict(spec.method), spec.world_size)
+    except MethodError as error:
+        raise _usage_error(spec.method["name"], error) from None
+    if spec.servers and not is_local:
+        raise UsageError(
+            "Parameter servers are started on the local cluster only.",
+            hint="Choose a method without servers (mlbench methods), or leave out --cluster.",
+        )
+
+
+def refuse_method(request: Request) -> None:
+    """Raises UsageError if a method is asked for."""
+    if request.method is not None or request.servers is not None:
+        raise UsageError("--method and --servers are for a task's own program, not for a command of your own.")
+
+
+def _check_words(name: str, changes: Mapping[str, str]) -> None:
+    if name not in PRESETS:
+        raise UsageError(f'There is no method "{name}".{did_you_mean(name, list(PRESETS))}', hint="mlbench methods")
+    for axis in changes:
+        if axis not in AXES:
+            raise UsageError(
+                f'A method has no axis "{axis}".{did_you_mean(axis, list(AXES))}', hint=f"mlbench methods {name}"
+            )
+
+
+def _check_task(task: Task, rule: MethodRule, method: Method, parameters: Mapping[str, Any]) -> None:
+    for axis, allowed in rule.limits.items():
+        value = getattr(method, axis)
+        if value.partition(":")[0] not in allowed:
+            raise UsageError(
+                f'The task "{task.name}" cannot take comm.{axis}={value}, only {", ".join(allowed)}.',
+                hint=f"--set comm.{axis}={allowed[0]}, or another method: mlbench methods",
+            )
+    if method.barrier == "none" and (parameters.get("clip") or parameters.get("precision") == "fp16"):
+        why = "clips gradients by their norm" if parameters.get("clip") else "looks for overflow in all gradients"
+        raise UsageError(
+            f'The task "{task.name}" {why}; that needs the barrier, which the method {method.name} does not have.',
+            hint="--set comm.barrier=step",
+        )
+
+
+def _usage_error(name: str, error: MethodError) -> UsageError:
+    return UsageError(f"The method {name} cannot be: {error.reason}.", hint=error.instead or f"mlbench methods {name}")

@@ -1,0 +1,29 @@
+"""What a training does first: choose its method, and check it before the clock starts."""
+
+import time
+from collections.abc import Callable
+
+from task_images.comm.base import Placement, Strategy
+from task_images.comm.choose import make_strategy, read_method
+from task_images.comm.selfcheck import check_method
+from task_images.harness.distributed import World
+
+
+def prepare_strategy(world: World, own: Callable[[], Strategy]) -> Strategy:
+    """The strategy of the run's method after its self-check, or the task's `own`. Collective.
+
+    Raises TaskUsageError for a method that cannot be, and MethodWrongError for one that computes something else.
+    """
+    contract = world.contract
+    if not contract.method:
+        return own()
+    method = read_method(contract)
+    begin = time.perf_counter()
+    found = check_method(Placement(world), method)
+    if world.is_first:
+        print(
+            f"method {method.name}: self-check passed in {time.perf_counter() - begin:.2f} s"
+            f" ({found['steps']:.0f} updates, largest error {found['error']:g})",
+            flush=True,
+        )
+    return make_strategy(method, contract.seed)

@@ -1,0 +1,111 @@
+"""--method, --servers and --set comm.AXIS=VALUE: what they mean, and what is refused before anything starts."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mlbench_cli.catalog import find_rules, load_catalog, parse_task
+from mlbench_cli.engines.environment import contract_environment
+from mlbench_cli.engines.local.engine import LocalEngine
+from mlbench_cli.errors import UsageError
+from mlbench_cli.model import LOCAL, Cluster
+from mlbench_cli.results.archive.division import find_division
+from mlbench_cli.runs.launch import Machine, resolve
+from mlbench_cli.runs.request import Request
+from mlbench_cli.spec import RunSpec
+from task_images.comm.methods import AXES
+from task_images.comm.presets import PRESETS
+
+TEXT = {"data": "python-topics"}
+BIG = Machine(cores=16, gpus=0)
+
+
+def spec(workers: int = 2, cluster: Cluster = LOCAL, **options: Any) -> RunSpec:
+    request = Request(name="x", workers=(workers,), **{"task": "digits_resnet", **options})
+    return resolve(request, cluster, BIG if cluster is LOCAL else None)[0]
+
+
+def test_the_tasks_own_method_leaves_the_spec_and_its_hash_as_they_were() -> None:
+    plain = spec()
+    assert "method" not in plain.to_dict()
+    assert spec(method="bsp") == plain
+    assert "MLBENCH_METHOD" not in contract_environment(plain, "localhost", "127.0.0.1", "1")
+
+
+def test_another_method_is_in_the_spec_the_environment_and_the_division() -> None:
+    found = spec(method="eftopk", set={"comm.codec": "topk:0.5", "depth": 8})
+    assert found.method["name"] == "eftopk"
+    assert (found.method["codec"], found.method["feedback"]) == ("topk:0.5", "ef")
+    assert found.parameters["depth"] == 8
+    assert RunSpec.from_dict(found.to_dict()) == found
+    environment = contract_environment(found, "localhost", "127.0.0.1", "1")
+    assert '"codec":"topk:0.5"' in environment["MLBENCH_METHOD"]
+    division = find_division(
+        replace(found, parameters=spec().parameters), find_rules("digits_resnet", "spec"), False, None
+    )
+    assert division.word == "open"
+    assert "method eftopk" in str(division.reason)
+
+
+def test_one_axis_alone_changes_the_tasks_own_method() -> None:
+    assert spec(set={"comm.plan": "threshold:64KiB"}).method["plan"] == "threshold:64KiB"
+    assert spec(set={"comm.order": "deferred"}).method == {}
+
+
+def test_servers_are_processes_after_the_ranks() -> None:
+    found = spec(method="bsp-ps", servers=2)
+    assert (found.world_size, found.servers, found.process_count) == (2, 2, 4)
+    [plan] = LocalEngine().render(found).documents
+    assert plan["environment"]["WORLD_SIZE"] == "2"
+    assert plan["environment"]["MLBENCH_SERVERS"] == "2"
+    assert [rank["environment"].get("MLBENCH_ROLE") for rank in plan["ranks"]] == [None, None, "server", "server"]
+    assert [rank["environment"]["RANK"] for rank in plan["ranks"]] == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        ({"method": "topkk"}, 'no method "topkk". Did you mean "topk"', "mlbench methods"),
+        ({"set": {"comm.plam": "all"}}, 'no axis "plam". Did you mean "plan"', "mlbench methods bsp"),
+        ({"method": "topk", "set": {"comm.codec": "topk:2"}}, "comm.codec is 'topk:2'", "comm.codec=none"),
+        ({"method": "topk", "set": {"comm.transport": "allreduce"}}, "topk travels by", "comm.transport=allgather"),
+        ({"method": "fusion", "servers": 1}, "only the transport ps has servers", "comm.servers=0"),
+        ({"method": "bsp-ps", "servers": 3}, "more servers than workers", "--servers 2"),
+        ({"method": "bsp-ps", "servers": -1}, "comm.servers is '-1'", "comm.servers=0"),
+        ({"method": "hsdp"}, "two groups of ranks", "--method fsdp2"),
+        ({"task": "allreduce", "method": "bsp"}, "takes no method", "Tasks that do: "),
+        (
+            {"task": "wikitext2_awd_lstm", "method": "dear", "set": {"data": "python-topics"}},
+            "comm.barrier=none",
+            "step",
+        ),
+        ({"task": "wikitext2_awd_lstm", "method": "fsdp2", "set": TEXT}, "comm.engine", "reducer"),
+        ({"task": None, "command": "python x.py", "method": "bsp"}, "not for a command of your own", None),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_can(options: Mapping[str, Any], message: str, hint: str | None) -> None:
+    with pytest.raises(UsageError) as error:
+        spec(**options)
+    assert message in error.value.message
+    assert hint is None or hint in (error.value.hint or "")
+
+
+def test_servers_are_refused_on_a_cluster() -> None:
+    with pytest.raises(UsageError, match="local cluster only"):
+        spec(cluster=Cluster("far", "kind"), method="wfbp-ps")
+
+
+def test_every_tasks_own_method_and_limits_are_in_the_table() -> None:
+    for task in load_catalog().values():
+        if task.method is not None:
+            assert task.method.own in PRESETS
+            assert set(task.method.limits) <= set(AXES)
+
+
+def test_a_damaged_rule_of_a_task_is_named(tmp_path: Any) -> None:
+    folder = load_catalog()["digits_resnet"].folder
+    text = (folder / "task.yaml").read_text().replace("method: {own: bsp}", "method: bsp")
+    with pytest.raises(UsageError, match='"method" is not a mapping'):
+        parse_task(text, folder / "task.yaml")
