@@ -31,6 +31,7 @@ from mlbench_cli.store import Store
 
 if TYPE_CHECKING:
     from mlbench_cli.engines.base import Engine
+    from mlbench_cli.goals import Goal
     from mlbench_cli.results.analysis.compare import Comparison
     from mlbench_cli.results.analysis.series import Series
     from mlbench_cli.results.archive.judge import Judgement
@@ -272,10 +273,22 @@ class RunHandle:
         return RunFolder(self.run.folder).is_sealed
 
     @property
-    def is_finished(self) -> bool:
+    def finished(self) -> "FinishedRun | None":
+        """How the run ended, as its archive has it; None as long as that is not complete."""
         from mlbench_cli.runs.finished import read_finished
 
-        return read_finished(self.run) is not None
+        return read_finished(self.run)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finished is not None
+
+    @property
+    def goal(self) -> "Goal | None":
+        """The goal that the run was asked to reach."""
+        from mlbench_cli.runs.progress import find_goal
+
+        return find_goal(self.run.spec)
 
     @property
     def is_started(self) -> bool:
@@ -288,9 +301,7 @@ class RunHandle:
     @property
     def outcome(self) -> Outcome | None:
         """What came of the run; None as long as it has not ended."""
-        from mlbench_cli.runs.finished import read_finished
-
-        finished = read_finished(self.run)
+        finished = self.finished
         return finished.outcome if finished else self.row.outcome
 
     @property

@@ -36,7 +36,7 @@ class Browser:
             "args": [
                 *("--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars"),
                 *(f"--user-data-dir={profile}", f"--window-size={width},{height}"),
-                "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+                "--host-resolver-rules=MAP rebound.example 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
                 *(["--no-sandbox"] if os.geteuid() == 0 else []),
             ],
             "prefs": {"download.default_directory": profile},

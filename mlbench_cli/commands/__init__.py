@@ -35,6 +35,12 @@ PANELS: dict[str, dict[str, Command]] = {
         "report": Command("mlbench_cli.commands.report", "report", "Write one page about runs, with all figures"),
         "charts": Command("mlbench_cli.commands.charts", "charts", "Draw time, speedup and phases of finished runs"),
     },
+    "Dashboard": {
+        "serve": Command("mlbench_cli.commands.serve", "serve", "Serve the dashboard and REST API on this machine"),
+        "get-dashboard-url": Command(
+            "mlbench_cli.commands.serve", "get_dashboard_url", "Print the address of the dashboard that runs here"
+        ),
+    },
     "Clusters": {
         "create-cluster": Command(
             "mlbench_cli.commands.create_cluster", "create_cluster", "Make a cluster, after showing what it costs"

@@ -16,6 +16,8 @@ from tools.check_dist import expected_files, find_problems
         "mlbench_cli/results/analysis/published_allreduce.csv",
         "mlbench_cli/results/analysis/published_results.csv",
         "mlbench_cli/results/report/page.html.j2",
+        "mlbench_cli/server/pages/dashboard.js",
+        "mlbench_cli/server/pages/run.html.j2",
         "mlbench_cli/results/report/vendored/LICENSE.uPlot",
         "mlbench_cli/results/report/vendored/uPlot.iife.min.js",
         "templates/kubernetes/worker.sh",

@@ -41,7 +41,7 @@ def export_v3(archive: Archive, target: Path) -> None:
     """Write the archive's content to `target` as such a zip: the same archive, the same bytes."""
     if target.is_dir():
         raise UsageError(f"{target} is a folder.", hint=f"Give a file name, for example {target / 'results.zip'}.")
-    series = _task_series(archive) | _machine_series(archive)
+    series = task_series(archive) | machine_series(archive)
     entries = {"official_result.txt": legacy_official_text(archive.result)}
     entries |= {f"{name}.json": json.dumps(samples, indent=4) for name, samples in series.items()}
     with layout.naming_file_on_os_error(target, "written"):
@@ -54,11 +54,12 @@ def export_v3(archive: Archive, target: Path) -> None:
                 zipped.writestr(info, entries[name])
 
 
-def _task_series(archive: Archive) -> dict[str, list[Sample]]:
+def task_series(archive: Archive) -> dict[str, list[Sample]]:
+    """What the task measured: "result_<metric> @ <rank>" to samples, in the order of the archive."""
     series: dict[str, list[Sample]] = {}
     goal = archive.result["goal"]
     for metric in archive.metrics():
-        for name in _names(metric, goal["metric"] if goal else None):
+        for name in original_names(metric, goal["metric"] if goal else None):
             series.setdefault(f"result_{_safe(name)} @ {metric['rank']}", []).append(
                 _sample(metric["time"], metric["value"])
             )
@@ -67,7 +68,7 @@ def _task_series(archive: Archive) -> dict[str, list[Sample]]:
     return series
 
 
-def _names(metric: Mapping[str, Any], goal_metric: str | None) -> Iterator[str]:
+def original_names(metric: Mapping[str, Any], goal_metric: str | None) -> Iterator[str]:
     """What the original called a metric: its plotting reads val_loss, its `status` val_global_loss and val_global_X."""
     name = metric["name"]
     if name == goal_metric:
@@ -98,7 +99,8 @@ def _totals(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         yield f"global_cum_{name}", steps[name]
 
 
-def _machine_series(archive: Archive) -> dict[str, list[Sample]]:
+def machine_series(archive: Archive) -> dict[str, list[Sample]]:
+    """What the machines used: "<pod>_<metric>" to samples."""
     series: dict[str, list[Sample]] = {}
     before: dict[str, tuple[float, float]] = {}
     for row in archive.resources():

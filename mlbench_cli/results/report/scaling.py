@@ -299,6 +299,8 @@ def _figure(
     if not own:
         return None
     counts = _counts(job, lines)
+    if len(counts) == 1 and len(own) == 1 and not own[0].low:
+        return None  # a single value is in the table
     scale = Scale.LOG2 if len(counts) > 1 else Scale.LINEAR
     x = Axis(_WORKERS, scale, ticks=counts if len(counts) > 1 else (counts[0] - 1, counts[0], counts[0] + 1))
     if from_zero:  # no quantity with this axis can be negative

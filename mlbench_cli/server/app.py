@@ -1,0 +1,82 @@
+"""The dashboard as an ASGI application."""
+
+from collections.abc import Mapping
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp
+
+from mlbench_cli.errors import (
+    CapacityError,
+    CleanupError,
+    CredentialError,
+    DeadlineError,
+    MlbenchError,
+    NotFoundError,
+    UnreachableError,
+    UsageError,
+)
+from mlbench_cli.server import original, pages, rest
+from mlbench_cli.server.config import ServerConfig
+from mlbench_cli.server.live import Feeds, TooManyFollowers
+from mlbench_cli.server.security import MAX_BODY_BYTES, BodyTooLong, Guard
+
+_STATUS: Mapping[type[MlbenchError], int] = {
+    UsageError: 400,
+    NotFoundError: 404,
+    CredentialError: 502,
+    CapacityError: 503,
+    UnreachableError: 502,
+    DeadlineError: 504,
+    CleanupError: 500,
+    TooManyFollowers: 503,
+}
+
+
+def make_app(config: ServerConfig) -> ASGIApp:
+    """The whole dashboard, guarded. It holds no state but the feeds of runs that somebody follows."""
+    feeds = Feeds(config)
+    routes = [*rest.make_routes(config, feeds), *original.make_routes(config), *pages.make_routes(config)]
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(Guard, config)],
+        exception_handlers={
+            MlbenchError: _explain,
+            BodyTooLong: _refuse_body,
+            HTTPException: _explain_status,
+            Exception: _explain_crash,
+        },
+    )
+
+
+async def _explain(request: Request, error: Exception) -> Response:
+    assert isinstance(error, MlbenchError)
+    status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
+    return _answer(request, status, error.message, error.hint)
+
+
+async def _refuse_body(request: Request, error: Exception) -> Response:
+    return _answer(request, 413, f"A request has at most {MAX_BODY_BYTES} bytes.")
+
+
+async def _explain_status(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    texts = {404: "There is no such page.", 405: f"{request.method} is not answered here."}
+    return _answer(request, error.status_code, texts.get(error.status_code, str(error.detail)))
+
+
+async def _explain_crash(request: Request, error: Exception) -> Response:
+    kind = (
+        f"Operating system error: {error}" if isinstance(error, OSError) else f"Internal error: {type(error).__name__}"
+    )
+    return _answer(request, 500, f"{kind}.")
+
+
+def _answer(request: Request, status: int, message: str, hint: str | None = None) -> Response:
+    """A page for a browser; for programs JSON, as the original's clients print it ("message")."""
+    if request.url.path.startswith("/api/") or "text/html" not in request.headers.get("accept", ""):
+        return JSONResponse({"status": "ERROR", "message": message, "hint": hint, "data": {}}, status)
+    return pages.render_problem(request, status, message, hint)

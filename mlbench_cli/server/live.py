@@ -1,0 +1,204 @@
+"""Following runs for many browsers at once: one thread looks at a run, however many follow it.
+
+A follower gets what is new since its own place: metric points and log lines are numbered, so nothing is sent twice and
+nothing is lost unless it was cut from the end of a long log.
+"""
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from mlbench_cli.api import Client, RunHandle
+from mlbench_cli.errors import MlbenchError
+from mlbench_cli.model import JsonObject
+from mlbench_cli.results.analysis.tables import MetricPoint
+from mlbench_cli.results.archive.events import parse_metric
+from mlbench_cli.server.config import ServerConfig
+from task_images import contract
+
+POLL_SECONDS = 0.7
+IDLE_SECONDS = 20.0  # after which a comment keeps the connection alive
+MAX_POINTS = 50_000
+MAX_LINES = 2_000
+MAX_FOLLOWERS = 200
+MAX_RANKS = 32  # whose logs are followed; the others are read page by page
+
+
+class TooManyFollowers(MlbenchError):
+    """More browsers follow runs than the server allows."""
+
+
+@dataclass
+class Feed:
+    """What is known of a run that somebody follows. Lists only grow at their end, and deques lose their beginning."""
+
+    points: list[MetricPoint] = field(default_factory=list)
+    lines: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=MAX_LINES))
+    line_count: int = 0
+    status: JsonObject = field(default_factory=dict)
+    version: int = 0
+    is_over: bool = False
+    problem: str | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True)
+class News:
+    """What a look at a run has brought. `lines` are the last of `line_count` new ones."""
+
+    status: JsonObject
+    points: list[MetricPoint]
+    lines: deque[tuple[int, str]]
+    line_count: int
+    is_over: bool
+
+
+class Watcher:
+    """Looks at one run from a thread of its own, and knows its logs' cursors."""
+
+    def __init__(self, config: ServerConfig, name: str) -> None:
+        self._client = Client(config.home)
+        self._run: RunHandle = self._client.find_run(name)
+        self._cursors = dict.fromkeys(range(min(MAX_RANKS, self._run.run.spec.world_size)))
+
+    def look(self) -> "News":
+        """What is new since the last look, in bounded memory."""
+        is_over = self._run.is_sealed  # before the logs are read, so that nothing is missed
+        points: list[MetricPoint] = []
+        lines: deque[tuple[int, str]] = deque(maxlen=MAX_LINES)
+        count = 0
+        engine = self._client.engine_of(self._run.run)
+        for rank, cursor in self._cursors.items():
+            for line in engine.logs(self._run.run, rank, cursor):
+                self._cursors[rank] = line.cursor
+                event = contract.parse_event(line.text)
+                if event is None:
+                    count += 1
+                    lines.append((rank, line.text.decode("utf-8", "replace").rstrip("\n")[:4000]))
+                elif event["event"] == "metric" and (metric := parse_metric(event)):
+                    point = MetricPoint.parse(self._run.name, self._run.run.spec.workers, metric)
+                    points += [point] if point else []
+        return News(self._run.status(), points, lines, count, is_over)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class Feeds:
+    """The feeds of all runs that are followed now."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._feeds: dict[str, tuple[Feed, asyncio.Task[None]]] = {}
+        self._followers: dict[str, int] = {}
+
+    async def follow(self, name: str) -> AsyncIterator[str]:
+        """Server-sent events of a run until it is over: "status", "metrics", "log", "over". Raises TooManyFollowers."""
+        if sum(self._followers.values()) >= MAX_FOLLOWERS:
+            raise TooManyFollowers(f"{MAX_FOLLOWERS} pages follow runs already.", hint="Close some of them.")
+        self._followers[name] = self._followers.get(name, 0) + 1
+        try:
+            feed = self._open(name)
+            async for text in self._events(feed):
+                yield text
+        finally:
+            self._followers[name] -= 1
+            if not self._followers[name]:
+                del self._followers[name]
+                self._close(name)
+
+    async def _events(self, feed: Feed) -> AsyncIterator[str]:
+        version, point, line = -1, 0, 0
+        yield "retry: 2000\n\n"
+        while True:
+            changed = feed.changed
+            if feed.problem is not None:
+                yield format_event("problem", {"message": feed.problem})
+                return
+            if feed.version != version and feed.status:
+                version = feed.version
+                yield format_event("status", feed.status)
+            if point < len(feed.points):
+                new = feed.points[point:]
+                point += len(new)
+                yield format_event("metrics", {"points": [point_document(each) for each in new]})
+            if line < feed.line_count:
+                missing = feed.line_count - line
+                kept = list(feed.lines)[-missing:]
+                line = feed.line_count
+                shown = [{"rank": rank, "text": text} for rank, text in kept]
+                yield format_event("log", {"lines": shown, "left_out": missing - len(kept)})
+            if feed.is_over:
+                yield format_event("over", {})
+                return
+            try:
+                await asyncio.wait_for(changed.wait(), IDLE_SECONDS)
+            except TimeoutError:
+                yield ": still here\n\n"
+
+    def _open(self, name: str) -> Feed:
+        if name not in self._feeds:
+            feed = Feed()
+            self._feeds[name] = feed, asyncio.create_task(self._watch(name, feed))
+        return self._feeds[name][0]
+
+    def _close(self, name: str) -> None:
+        found = self._feeds.pop(name, None)
+        if found is not None:
+            found[1].cancel()
+
+    async def _watch(self, name: str, feed: Feed) -> None:
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1, thread_name_prefix="watcher") as thread:
+            watcher: Watcher | None = None
+            try:
+                watcher = await loop.run_in_executor(thread, Watcher, self._config, name)
+                while not feed.is_over:
+                    begun = time.monotonic()
+                    self._take(feed, await loop.run_in_executor(thread, watcher.look))
+                    await asyncio.sleep(max(0.05, POLL_SECONDS - (time.monotonic() - begun)))
+            except (MlbenchError, OSError, ValueError) as error:
+                feed.problem = error.message if isinstance(error, MlbenchError) else str(error)
+                self._wake(feed)
+            finally:
+                if watcher is not None:
+                    thread.submit(watcher.close)
+
+    def _take(self, feed: Feed, news: "News") -> None:
+        room = MAX_POINTS - len(feed.points)
+        feed.points += news.points[:room]
+        feed.lines.extend(news.lines)
+        feed.line_count += news.line_count
+        is_new = news.status != feed.status
+        feed.status, feed.is_over = news.status, news.is_over
+        feed.version += is_new
+        if is_new or news.points or news.lines or news.is_over:
+            self._wake(feed)
+
+    @staticmethod
+    def _wake(feed: Feed) -> None:
+        feed.changed.set()
+        feed.changed = asyncio.Event()
+
+
+def format_event(kind: str, document: JsonObject) -> str:
+    """A server-sent event: JSON has no line ends."""
+    return f"event: {kind}\ndata: {json.dumps(document, default=str)}\n\n"
+
+
+def point_document(point: MetricPoint) -> JsonObject:
+    """A point for JSON: a value that JSON cannot hold is a text, as in an archive."""
+    is_finite = point.value - point.value == 0
+    return {
+        "rank": point.rank,
+        "time": point.time,
+        "name": point.name,
+        "value": point.value if is_finite else str(point.value),
+        "epoch": point.epoch,
+        "step": point.step,
+        "seconds": point.seconds,
+    }

@@ -1,0 +1,138 @@
+"""The OpenAPI document of the REST API. A test compares its paths with the routes."""
+
+from mlbench_cli import __version__
+from mlbench_cli.model import JsonObject
+
+_NAME = ("name", "path", "string", "name or id of a run")
+_EXPERIMENT = ("name", "path", "string", "name of an experiment")
+_SINCE = ("since", "query", "string", "only values not before this time, RFC 3339; without a zone: UTC")
+_SUMMARIZE = ("summarize", "query", "integer", "at most so many values of each curve: means of equal groups; 0: all")
+_ID = ("id", "path", "string", "number of a run, or with metric_type=pod the name of a pod")
+_Parameter = tuple[str, str, str, str]
+
+# (method, path, what it does, parameters, media type of the answer)
+OPERATIONS: tuple[tuple[str, str, str, tuple[_Parameter, ...], str], ...] = (
+    (
+        *("get", "/api/v1/runs", "Runs, newest first, as mlbench status -o json has them"),
+        (
+            ("state", "query", "array", "states or outcomes, as the store knows them"),
+            ("task", "query", "array", "names of tasks"),
+            ("contains", "query", "string", "part of the name"),
+            ("limit", "query", "integer", "at most so many; default: 50"),
+            ("offset", "query", "integer", "leave out so many of the newest"),
+        ),
+        "application/json",
+    ),
+    ("post", "/api/v1/runs", "Start an experiment; the body is a spec file's mapping as JSON", (), "application/json"),
+    ("get", "/api/v1/runs/{name}", "A run, as mlbench status NAME -o json has it", (_NAME,), "application/json"),
+    ("delete", "/api/v1/runs/{name}", "Remove a run and its results", (_NAME,), "application/json"),
+    ("post", "/api/v1/runs/{name}/cancel", "Stop a run and keep what it has left", (_NAME,), "application/json"),
+    (
+        *("get", "/api/v1/runs/{name}/metrics", "What the ranks have reported so far"),
+        (
+            _NAME,
+            ("name", "query", "array", "exact names of metrics"),
+            ("rank", "query", "array", "ranks"),
+            _SINCE,
+            _SUMMARIZE,
+            ("last", "query", "integer", "the last so many values of each curve; 0: all"),
+        ),
+        "application/json",
+    ),
+    (
+        *("get", "/api/v1/runs/{name}/resources", "Samples of CPU, memory and traffic"),
+        (_NAME, ("last", "query", "integer", "the last so many; default: 1000; 0: all")),
+        "application/json",
+    ),
+    (
+        *("get", "/api/v1/runs/{name}/logs", "A page of a rank's log"),
+        (
+            _NAME,
+            ("rank", "query", "integer", "default: 0"),
+            ("offset", "query", "integer", "bytes of the log before the page; -1: the last page"),
+            ("limit", "query", "integer", "bytes of the page"),
+            ("raw", "query", "boolean", "with the lines that hold events"),
+        ),
+        "application/json",
+    ),
+    (
+        *("get", "/api/v1/runs/{name}/events", "Server-sent events until the run is over: status, metrics, log, over"),
+        (_NAME,),
+        "text/event-stream",
+    ),
+    ("get", "/api/v1/runs/{name}/archive", "The archive as a zip", (_NAME,), "application/zip"),
+    ("get", "/api/v1/experiments", "Experiments, newest first", (), "application/json"),
+    ("get", "/api/v1/experiments/{name}", "An experiment with its progress", (_EXPERIMENT,), "application/json"),
+    ("post", "/api/v1/experiments/{name}/cancel", "Stop an experiment", (_EXPERIMENT,), "application/json"),
+    (
+        *("get", "/api/v1/compare", "Two runs side by side, as mlbench compare A B -o json"),
+        (
+            ("a", "query", "string", "a run"),
+            ("b", "query", "string", "a run"),
+            ("across", "query", "array", "differences to accept"),
+        ),
+        "application/json",
+    ),
+    ("get", "/api/v1/tasks", "The catalogue", (), "application/json"),
+    ("get", "/api/v1/clusters", "The known clusters", (), "application/json"),
+    ("get", "/api/v1/openapi.json", "This document", (), "application/json"),
+    ("get", "/metrics", "The newest runs for Prometheus", (), "text/plain"),
+    ("get", "/api/runs", "As MLBench 3: all runs", (), "application/json"),
+    ("post", "/api/runs", "As MLBench 3: start a run, by a form", (), "application/json"),
+    ("get", "/api/runs/{id}", "As MLBench 3: a run", (_ID,), "application/json"),
+    ("delete", "/api/runs/{id}", "As MLBench 3: delete a run", (_ID,), "application/json"),
+    ("get", "/api/pods", "As MLBench 3: the workers", (), "application/json"),
+    ("get", "/api/metrics", "As MLBench 3: metrics of the newest 100 runs", (), "application/json"),
+    ("post", "/api/metrics", "As MLBench 3: keep a metric, by a form", (), "application/json"),
+    (
+        *("get", "/api/metrics/{id}", "As MLBench 3: metrics of a run or pod, or with format=zip its results"),
+        (
+            _ID,
+            ("metric_type", "query", "string", "pod (default) or run"),
+            _SINCE,
+            _SUMMARIZE,
+            ("metric_filter", "query", "string", "exact name"),
+            ("last_n", "query", "integer", "the last so many, after summarizing; 0: all"),
+            ("format", "query", "string", "zip: a file"),
+        ),
+        "application/json",
+    ),
+)
+
+
+def describe_api() -> JsonObject:
+    """The document of /api/v1/openapi.json."""
+    paths: dict[str, JsonObject] = {}
+    for method, path, summary, parameters, media in OPERATIONS:
+        operation: JsonObject = {
+            "summary": summary,
+            "parameters": [_parameter(*parameter) for parameter in parameters],
+            "responses": {
+                "201" if method == "post" and path.endswith("s") else "200": {
+                    "description": "the answer",
+                    "content": {media: {}},
+                },
+                "default": {"description": "an error: status, message", "content": {"application/json": {}}},
+            },
+            "security": [{"bearer": []}, {"cookie": []}, {"basic": []}],
+        }
+        paths.setdefault(path, {})[method] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "mlbench", "version": __version__, "license": {"name": "Apache-2.0"}},
+        "paths": paths,
+        "components": {
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "basic": {"type": "http", "scheme": "basic"},
+                "cookie": {"type": "apiKey", "in": "cookie", "name": "mlbench-PORT"},
+            }
+        },
+    }
+
+
+def _parameter(name: str, place: str, kind: str, text: str) -> JsonObject:
+    schema: JsonObject = {"type": kind}
+    if kind == "array":
+        schema["items"] = {"type": "string"}
+    return {"name": name, "in": place, "required": place == "path", "description": text, "schema": schema}

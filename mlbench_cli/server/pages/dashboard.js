@@ -1,0 +1,255 @@
+"use strict";
+// What is live on the dashboard's pages: a run's events, its log page by page, and actions. Texts of strangers are set
+// as text, never as markup.
+(function () {
+  var MAX_LINES = 3000;
+
+  function byId(name) { return document.getElementById(name); }
+
+  function element(kind, text, attributes) {
+    var made = document.createElement(kind);
+    if (text !== undefined && text !== null) made.textContent = text;
+    Object.keys(attributes || {}).forEach(function (key) { made.setAttribute(key, attributes[key]); });
+    return made;
+  }
+
+  function number(value) {
+    if (value === null || value === undefined || value === "") return "–";
+    return typeof value === "number" ? value.toLocaleString("en", { maximumSignificantDigits: 5 }) : String(value);
+  }
+
+  function act(method, target, body) {
+    return fetch(target, {
+      method: method, credentials: "same-origin",
+      headers: { "X-Mlbench-Action": "1", "Content-Type": "application/json" },
+      body: body === undefined ? undefined : JSON.stringify(body)
+    }).then(function (answer) {
+      return answer.json().catch(function () { return {}; }).then(function (document) {
+        if (!answer.ok) throw new Error((document.message || "Error " + answer.status) + (document.hint ? " Next: " + document.hint : ""));
+        return document;
+      });
+    });
+  }
+
+  function actions() {
+    document.querySelectorAll("button[data-action]").forEach(function (button) {
+      button.addEventListener("click", function () {
+        if (!window.confirm(button.dataset.question)) return;
+        var status = document.querySelector(".status");
+        button.disabled = true;
+        if (status) { status.classList.remove("bad"); status.textContent = "…"; }
+        act(button.dataset.action, button.dataset.target).then(function () {
+          if (button.dataset.next) location.assign(button.dataset.next); else location.reload();
+        }, function (error) {
+          button.disabled = false;
+          if (status) { status.classList.add("bad"); status.textContent = error.message; }
+        });
+      });
+    });
+  }
+
+  // --- the form of a run -------------------------------------------------------------------------------------------
+
+  function form() {
+    var questions = byId("new");
+    if (!questions) return;
+    var task = byId("task");
+    function fill(select, words) {
+      select.replaceChildren();
+      words.forEach(function (word) { select.appendChild(element("option", word)); });
+    }
+    function choose() {
+      var option = task.selectedOptions[0], own = task.value === "";
+      byId("command-row").hidden = !own;
+      questions.elements.command.required = own;
+      fill(byId("preset"), own ? [] : (option.dataset.presets || "").split(" "));
+      fill(byId("backend"), own ? ["gloo", "nccl", "mpi"] : (option.dataset.backends || "").split(" "));
+      byId("preset").disabled = own;
+    }
+    task.addEventListener("change", choose);
+    choose();
+    questions.addEventListener("submit", function (event) {
+      event.preventDefault();
+      var fields = questions.elements, status = questions.querySelector(".status");
+      var wanted = {
+        name: fields.name.value,
+        workers: fields.workers.value.split(/[ ,]+/).filter(Boolean).map(Number),
+        backend: fields.backend.value
+      };
+      if (fields.task.value) { wanted.task = fields.task.value; if (fields.preset.value) wanted.preset = fields.preset.value; }
+      else wanted.command = fields.command.value;
+      if (fields.cluster.value && fields.cluster.value !== "local") wanted.cluster = fields.cluster.value;
+      if (Number(fields.repeat.value) > 1) wanted.repeat = Number(fields.repeat.value);
+      if (fields.light.checked) wanted.light = true;
+      if (fields.gpu.checked) wanted.gpu = true;
+      status.classList.remove("bad");
+      status.textContent = "Starting …";
+      act("POST", "/api/v1/runs", wanted).then(function (started) {
+        var one = started.runs.length === 1;
+        location.assign(one ? "/runs/" + encodeURIComponent(started.runs[0]) : "/experiments/" + encodeURIComponent(started.experiment));
+      }, function (error) { status.classList.add("bad"); status.textContent = error.message; });
+    });
+  }
+
+  // --- a run's log ---------------------------------------------------------------------------------------------------
+
+  function log(run) {
+    var box = byId("log"), place = byId("log-place"), rank = byId("log-rank"), page = null, follows = true;
+    function show(document) {
+      page = document;
+      box.textContent = document.lines.join("\n") + (document.lines.length ? "\n" : "");
+      var last = document.end >= document.size;
+      place.textContent = document.size ? "bytes " + document.offset.toLocaleString("en") + " to " + document.end.toLocaleString("en") +
+        " of " + document.size.toLocaleString("en") + (last ? ", the end" : "") : "empty";
+      follows = last;
+      if (last) box.scrollTop = box.scrollHeight;
+    }
+    function load(offset) {
+      fetch("/api/v1/runs/" + encodeURIComponent(run) + "/logs?rank=" + encodeURIComponent(rank.value) + "&offset=" + offset)
+        .then(function (answer) { return answer.json(); })
+        .then(function (document) { if (document.lines) show(document); else place.textContent = document.message; });
+    }
+    byId("log-first").addEventListener("click", function () { load(0); });
+    byId("log-last").addEventListener("click", function () { load(-1); });
+    byId("log-before").addEventListener("click", function () { load(page && page.before !== null ? page.before : 0); });
+    byId("log-after").addEventListener("click", function () { load(page ? page.end : 0); });
+    rank.addEventListener("change", function () { load(-1); });
+    load(-1);
+    return function (lines, left) {
+      if (!follows) return;
+      var own = lines.filter(function (line) { return String(line.rank) === rank.value; });
+      if (!own.length) return;
+      var atEnd = box.scrollTop + box.clientHeight >= box.scrollHeight - 30;
+      var kept = (box.textContent + own.map(function (line) { return line.text + "\n"; }).join("")).split("\n");
+      box.textContent = kept.slice(-MAX_LINES).join("\n");
+      if (atEnd) box.scrollTop = box.scrollHeight;
+    };
+  }
+
+  // --- a run that is under way ------------------------------------------------------------------------------------------
+
+  function Curves(root) {
+    var target = byId("curves"), known = new Map(), start = null, waiting = false;
+    function figure(name) {
+      return {
+        key: name, kind: "lines", title: name,
+        x: { label: "seconds since the first value", scale: "linear", ticks: [], categories: [], fromZero: true },
+        y: { label: name, scale: "linear", ticks: [], categories: [], fromZero: false }, lines: []
+      };
+    }
+    function redraw() {
+      waiting = false;
+      known.forEach(function (curve) {
+        if (!curve.changed) return;
+        curve.changed = false;
+        var data = figure(curve.name);
+        curve.ranks.forEach(function (points, rank) {
+          data.lines.push({ label: "rank " + rank, xs: points.xs.slice(), ys: points.ys.slice(), low: [], high: [], reference: false });
+        });
+        if (curve.goal !== null && data.lines.length) {
+          var end = Math.max.apply(null, data.lines[0].xs);
+          data.lines.push({ label: "goal", xs: [0, Math.max(end, 1)], ys: [curve.goal, curve.goal], low: [], high: [], reference: true });
+        }
+        curve.live.replaceChildren();
+        mlbenchFigures.draw(data, curve.live);
+        curve.box.dataset.points = String(data.lines.reduce(function (sum, line) { return sum + (line.reference ? 0 : line.xs.length); }, 0));
+      });
+    }
+    this.add = function (points) {
+      points.forEach(function (point) {
+        if (typeof point.value !== "number") return;
+        if (start === null) start = point.time;
+        var curve = known.get(point.name);
+        if (!curve) {
+          var none = byId("no-curves");
+          if (none) none.remove();
+          var box = element("figure", null, { "data-curve": point.name });
+          box.appendChild(element("figcaption", point.name));
+          var live = box.appendChild(element("div", null, { "class": "live" }));
+          target.appendChild(box);
+          var metric = root.dataset.metric, names = [metric, "val_" + metric, "val_global_" + metric];
+          curve = { name: point.name, box: box, live: live, ranks: new Map(), changed: false,
+            goal: metric && names.indexOf(point.name) >= 0 ? Number(root.dataset.goal) : null };
+          known.set(point.name, curve);
+        }
+        if (!curve.ranks.has(point.rank)) curve.ranks.set(point.rank, { xs: [], ys: [] });
+        var own = curve.ranks.get(point.rank);
+        own.xs.push(point.time - start);
+        own.ys.push(point.value);
+        curve.changed = true;
+      });
+      if (!waiting) { waiting = true; setTimeout(redraw, 150); }
+    };
+  }
+
+  function showStatus(status) {
+    byId("state").textContent = status.state;
+    byId("state").className = "state " + (/^[a-z_]+$/.test(status.state) ? status.state : "");
+    var progress = status.progress || {}, words = [];
+    if (progress.phase) words.push(progress.phase);
+    if (progress.epoch !== null && progress.epoch !== undefined) words.push("epoch " + progress.epoch + (progress.epochs ? " of " + progress.epochs : ""));
+    if (progress.step) words.push("step " + progress.step + (progress.steps ? " of " + progress.steps : ""));
+    if (progress.elapsed) words.push("elapsed " + Math.round(progress.elapsed) + " s");
+    if (progress.eta) words.push("about " + Math.round(progress.eta) + " s left");
+    byId("progress").textContent = words.join(", ");
+    var ranks = byId("ranks");
+    (status.ranks || []).forEach(function (worker, index) {
+      var row = ranks.rows[index];
+      if (!row) {
+        row = ranks.insertRow();
+        row.appendChild(element("th", worker.rank, { scope: "row", "class": "number" }));
+        for (var cell = 0; cell < 7; cell++) row.insertCell();
+      }
+      row.cells[1].textContent = worker.phase;
+      row.cells[2].textContent = number(worker.exit_code);
+      row.cells[3].textContent = worker.node || "–";
+      row.cells[4].textContent = worker.reason || "";
+    });
+    var list = byId("finding-list");
+    list.replaceChildren();
+    (status.findings || []).forEach(function (finding) {
+      var item = list.appendChild(element("li"));
+      item.appendChild(element("strong", finding.summary));
+      if (finding.hint) item.appendChild(document.createTextNode(" Next: " + finding.hint));
+    });
+    byId("findings").hidden = !list.children.length;
+    var metrics = byId("metrics");
+    metrics.replaceChildren();
+    Object.keys(status.metrics || {}).forEach(function (name) {
+      var row = metrics.insertRow();
+      row.appendChild(element("th", name, { scope: "row" }));
+      row.appendChild(element("td", number(status.metrics[name]), { "class": "number" }));
+    });
+  }
+
+  function follow(root) {
+    var curves = new Curves(root), addLines = log(root.dataset.name);
+    if (root.dataset.live !== "yes") return;
+    var first = true;
+    var source = new EventSource("/api/v1/runs/" + encodeURIComponent(root.dataset.name) + "/events");
+    source.addEventListener("status", function (event) { showStatus(JSON.parse(event.data)); });
+    source.addEventListener("metrics", function (event) { curves.add(JSON.parse(event.data).points); });
+    source.addEventListener("log", function (event) {
+      var news = JSON.parse(event.data);
+      if (first) { first = false; byId("log-last").click(); return; } // what was there before is a page of its own
+      addLines(news.lines, news.left_out);
+    });
+    source.addEventListener("problem", function (event) {
+      source.close();
+      byId("progress").textContent = JSON.parse(event.data).message;
+    });
+    source.addEventListener("over", function () { source.close(); location.reload(); });
+    source.onerror = function () {
+      if (source.readyState === EventSource.CLOSED) byId("progress").textContent = "The dashboard does not answer. Load the page again.";
+    };
+    source.onopen = function () { curves = new Curves(root); byId("curves").replaceChildren(); first = true; };
+  }
+
+  function start() {
+    actions();
+    form();
+    var root = byId("run");
+    if (root) follow(root);
+  }
+  if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start); else start();
+})();

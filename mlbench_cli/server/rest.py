@@ -1,0 +1,262 @@
+"""The REST API: /api/v1. Documents are those that the commands print with `-o json`, by the same functions."""
+
+import json
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from starlette.background import BackgroundTask
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+from mlbench_cli import api
+from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.model import JsonObject
+from mlbench_cli.server.access import client_of, find_run, list_runs
+from mlbench_cli.server.config import ServerConfig
+from mlbench_cli.server.live import Feeds, point_document
+from mlbench_cli.server.log_pages import PAGE_BYTES, read_page
+from mlbench_cli.server.openapi import describe_api
+from mlbench_cli.server.original import parse_since
+from mlbench_cli.server.prometheus import CONTENT_TYPE, render_metrics
+
+MAX_PAGE = 1000  # runs in one answer
+MAX_POINTS = 100_000
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def make_routes(config: ServerConfig, feeds: Feeds) -> list[BaseRoute]:
+    """The table of the API; `openapi.describe_api` describes the same paths."""
+    rest = _Rest(config, feeds)
+    table: tuple[tuple[str, str, Handler], ...] = (
+        ("GET", "/api/v1/runs", rest.runs),
+        ("POST", "/api/v1/runs", rest.start),
+        ("GET", "/api/v1/runs/{name}", rest.run),
+        ("DELETE", "/api/v1/runs/{name}", rest.delete),
+        ("POST", "/api/v1/runs/{name}/cancel", rest.cancel),
+        ("GET", "/api/v1/runs/{name}/metrics", rest.metrics),
+        ("GET", "/api/v1/runs/{name}/resources", rest.resources),
+        ("GET", "/api/v1/runs/{name}/logs", rest.logs),
+        ("GET", "/api/v1/runs/{name}/events", rest.events),
+        ("GET", "/api/v1/runs/{name}/archive", rest.archive),
+        ("GET", "/api/v1/experiments", rest.experiments),
+        ("GET", "/api/v1/experiments/{name}", rest.experiment),
+        ("POST", "/api/v1/experiments/{name}/cancel", rest.cancel_experiment),
+        ("GET", "/api/v1/compare", rest.compare),
+        ("GET", "/api/v1/tasks", rest.tasks),
+        ("GET", "/api/v1/clusters", rest.clusters),
+        ("GET", "/api/v1/openapi.json", rest.openapi),
+        ("GET", "/metrics", rest.prometheus),
+    )
+    return [Route(path, handler, methods=[method]) for method, path, handler in table]
+
+
+class _Rest:
+    def __init__(self, config: ServerConfig, feeds: Feeds) -> None:
+        self._config = config
+        self._feeds = feeds
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    async def runs(self, request: Request) -> Response:
+        query = request.query_params
+        states, tasks = tuple(query.getlist("state")), tuple(query.getlist("task"))
+        contains = query.get("contains", "")
+        limit, offset = (
+            whole_number(query.get("limit"), "limit", 50, MAX_PAGE),
+            whole_number(query.get("offset"), "offset"),
+        )
+
+        def read() -> JsonObject:
+            client = client_of(self._config)
+            handles = list_runs(self._config, states=states, tasks=tasks, contains=contains, limit=limit, offset=offset)
+            return {**client.status(handles), "total": client.store.count_runs(), "offset": offset}
+
+        return JSONResponse(await run_in_threadpool(read))
+
+    async def run(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        return JSONResponse(await run_in_threadpool(lambda: find_run(self._config, name).status()))
+
+    async def metrics(self, request: Request) -> Response:
+        query, name = request.query_params, request.path_params["name"]
+        since = query.get("since")
+        summarize = whole_number(query.get("summarize"), "summarize")
+        last = whole_number(query.get("last"), "last")
+        ranks = [whole_number(rank, "rank") for rank in query.getlist("rank")] or None
+
+        def read() -> JsonObject:
+            table = find_run(self._config, name).metrics(
+                query.getlist("name") or None,
+                since=None if since is None else parse_since(since),
+                summarize=summarize,
+                last=last,
+                ranks=ranks,
+            )
+            left = max(0, len(table) - MAX_POINTS)
+            return {"points": [point_document(point) for point in table[-MAX_POINTS:]], "left_out": left}
+
+        return JSONResponse(await run_in_threadpool(read))
+
+    async def resources(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        last = whole_number(request.query_params.get("last"), "last", 1000, MAX_POINTS)
+
+        def read() -> JsonObject:
+            table = find_run(self._config, name).resources().to_dicts()
+            return {"samples": table[-last:] if last else table}
+
+        return JSONResponse(await run_in_threadpool(read))
+
+    async def logs(self, request: Request) -> Response:
+        query, name = request.query_params, request.path_params["name"]
+        rank = whole_number(query.get("rank"), "rank")
+        offset = -1 if query.get("offset") == "-1" else whole_number(query.get("offset"), "offset", 0, 1 << 50)
+        limit = whole_number(query.get("limit"), "limit", PAGE_BYTES, 1 << 20)
+        is_raw = query.get("raw") == "true"
+
+        def read() -> JsonObject:
+            handle = find_run(self._config, name)
+            if rank >= handle.run.spec.world_size:
+                raise NotFoundError(f"The run {handle.name} has no rank {rank}.")
+            page = read_page(handle.folder / "logs" / f"rank-{rank}.log", offset, raw=is_raw, limit=max(1024, limit))
+            return page.to_dict()
+
+        return JSONResponse(await run_in_threadpool(read))
+
+    async def events(self, request: Request) -> Response:
+        name = await run_in_threadpool(lambda: find_run(self._config, request.path_params["name"]).name)
+        return StreamingResponse(self._feeds.follow(name), media_type="text/event-stream")
+
+    async def archive(self, request: Request) -> Response:
+        name = request.path_params["name"]
+
+        def write() -> tuple[Path, str]:
+            handle = find_run(self._config, name)
+            with tempfile.NamedTemporaryFile(suffix=".zip", delete=False) as file:
+                target = Path(file.name)
+            try:
+                return handle.download(target), handle.name
+            except BaseException:
+                target.unlink(missing_ok=True)
+                raise
+
+        target, plain = await run_in_threadpool(write)
+        cleanup = BackgroundTask(target.unlink, missing_ok=True)
+        return FileResponse(target, media_type="application/zip", filename=f"{plain}.zip", background=cleanup)
+
+    async def experiments(self, request: Request) -> Response:
+        def read() -> JsonObject:
+            found = client_of(self._config).experiments()[:MAX_PAGE]
+            return {"experiments": [{"name": item.name, "created": item.experiment.created} for item in found]}
+
+        return JSONResponse(await run_in_threadpool(read))
+
+    async def experiment(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        return JSONResponse(await run_in_threadpool(lambda: client_of(self._config).find_experiment(name).status()))
+
+    async def compare(self, request: Request) -> Response:
+        query = request.query_params
+        return JSONResponse(await run_in_threadpool(compare_runs, self._config, query, query.getlist("across")))
+
+    async def tasks(self, request: Request) -> Response:
+        from mlbench_cli.catalog import load_catalog
+
+        def read() -> JsonObject:
+            tasks = load_catalog().values()
+            return {
+                "tasks": [
+                    {
+                        "name": task.name,
+                        "title": task.title,
+                        "presets": list(task.presets),
+                        "backends": list(task.backends),
+                    }
+                    for task in tasks
+                ]
+            }
+
+        return JSONResponse(await run_in_threadpool(read))
+
+    async def clusters(self, request: Request) -> Response:
+        def read() -> JsonObject:
+            found = client_of(self._config).store.clusters()
+            return {"clusters": [{"name": item.name, "provider": item.provider, "state": item.state} for item in found]}
+
+        return JSONResponse(await run_in_threadpool(read))
+
+    async def openapi(self, request: Request) -> Response:
+        return JSONResponse(describe_api())
+
+    async def prometheus(self, request: Request) -> Response:
+        return PlainTextResponse(
+            await run_in_threadpool(render_metrics, self._config), headers={"content-type": CONTENT_TYPE}
+        )
+
+    # --- acting -----------------------------------------------------------------------------------------------------
+
+    async def start(self, request: Request) -> Response:
+        """Start what a spec file's mapping, as JSON, asks for."""
+        data = await request.body()
+
+        def begin() -> JsonObject:
+            from mlbench_cli.runs.request import parse_file
+
+            try:
+                document = json.loads(data)
+            except (ValueError, RecursionError):
+                raise UsageError("The request is no JSON.") from None
+            if not isinstance(document, dict):
+                raise UsageError("The request is no JSON object of options to values.")
+            asked = parse_file(json.dumps(document))
+            if not asked.name or not asked.workers or not (asked.task or asked.command):
+                raise UsageError("A run needs name, workers, and task or command.")
+            if self._config.cluster is not None and asked.cluster != self._config.cluster:
+                raise UsageError(f"This dashboard is that of {self._config.cluster}.")
+            experiment = client_of(self._config).submit(asked, command_line=("mlbench", "serve"))
+            return {"experiment": experiment.name, "runs": [run.name for run in experiment.runs()]}
+
+        return JSONResponse(await run_in_threadpool(begin), 201)
+
+    async def cancel(self, request: Request) -> Response:
+        name = request.path_params["name"]
+
+        def stop() -> JsonObject:
+            finished = find_run(self._config, name).cancel()
+            return {"run": finished.run.name, "outcome": str(finished.outcome), "summary": finished.summary}
+
+        return JSONResponse(await run_in_threadpool(stop))
+
+    async def cancel_experiment(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        await run_in_threadpool(lambda: client_of(self._config).find_experiment(name).cancel())
+        return JSONResponse({"experiment": name})
+
+    async def delete(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        await run_in_threadpool(lambda: find_run(self._config, name).delete())
+        return JSONResponse({"run": name, "deleted": True})
+
+
+def compare_runs(config: ServerConfig, query: object, across: list[str]) -> JsonObject:
+    """Two runs side by side, as `mlbench compare A B -o json`; `query` has "a" and "b"."""
+    from mlbench_cli.results.analysis.comparability import check_words
+
+    names = [str(getattr(query, "get")(side) or "") for side in ("a", "b")]  # noqa: B009
+    if not all(names):
+        raise UsageError("A comparison needs two runs, a and b.")
+    one, other = (find_run(config, name).archive(verify=False) for name in names)
+    with one, other:
+        return api.compare([one], [other], across=check_words(across)).to_dict()
+
+
+def whole_number(text: str | None, name: str, default: int = 0, most: int = 1 << 31) -> int:
+    """A number of a query from 0 to `most`. Raises UsageError."""
+    if text is None or text == "":
+        return default
+    if not (text.isascii() and text.isdecimal()) or len(text) > 16 or int(text) > most:
+        raise UsageError(f'{name} "{text[:40]}" is no whole number from 0 to {most}.')
+    return int(text)

@@ -1,0 +1,240 @@
+"""What stands in front of every request: who may ask, from which page, under which name, and how much.
+
+A page of a stranger that is open in the same browser must neither read nor do anything here. Lessons: Ray's dashboard
+(CVE-2023-48022: no authentication; CVE-2025-62593: DNS rebinding; CVE-2026-27482: DELETE was not guarded), so every
+rule holds for every method.
+"""
+
+import base64
+import binascii
+import hmac
+import json
+from collections.abc import Mapping
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qs
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mlbench_cli.server.config import ServerConfig
+
+MAX_BODY_BYTES = 64 * 1024
+MAX_QUERY_BYTES = 4096
+ACTION_HEADER = "x-mlbench-action"
+READING = ("GET", "HEAD")
+PREFIX = "/t/"
+
+CONTENT_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+HEADERS: Mapping[str, str] = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "x-frame-options": "DENY",
+    "cache-control": "no-store",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "content-security-policy": CONTENT_POLICY,
+}
+
+
+class Refusal(Exception):
+    """A request that is not answered."""
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.headers = dict(headers or {})
+
+
+class Guard:
+    """ASGI middleware. It answers what must not reach the application, and adds headers to every answer."""
+
+    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
+        self._app = app
+        self._config = config
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        guarded = _adding_headers(send)
+        try:
+            admitted = self._admit(scope)
+        except Refusal as refusal:
+            await _answer(guarded, scope, refusal)
+            return
+        await self._app(admitted, _limit_body(receive), guarded)
+
+    def _admit(self, scope: Scope) -> Scope:
+        """The request without its credentials. Raises Refusal."""
+        headers = _headers_of(scope)
+        self._check_origin(headers)
+        if len(scope.get("query_string", b"")) > MAX_QUERY_BYTES:
+            raise Refusal(414, "The query is too long.")
+        _check_length(headers)
+        scope, is_ambient = self._authenticate(scope, headers)
+        self._check_method(scope["method"], headers, is_ambient)
+        return scope
+
+    def _check_origin(self, headers: Mapping[str, list[str]]) -> None:
+        """Exactly one Host, one of ours (DNS rebinding); Origin and Sec-Fetch-Site, if a browser sends them, ours."""
+        hosts = headers.get("host", [])
+        if len(hosts) != 1 or hosts[0].lower() not in self._config.hosts:
+            raise Refusal(421, "This address is not served under that name.")
+        for origin in headers.get("origin", []):
+            if origin.lower() not in self._config.origins:
+                raise Refusal(403, "Another site may not ask here.")
+        for site in headers.get("sec-fetch-site", []):
+            if site not in ("none", "same-origin"):
+                raise Refusal(403, "Another site may not ask here.")
+
+    def _authenticate(self, scope: Scope, headers: Mapping[str, list[str]]) -> tuple[Scope, bool]:
+        """The request, and whether a browser sends its credentials by itself."""
+        path: str = scope["path"]
+        if path.startswith(PREFIX):
+            return self._by_prefix(scope, path)
+        if path == "/" and (given := parse_qs(scope["query_string"].decode("latin-1")).get("token")):
+            self._by_link(given[0])
+        kind, _, value = " ".join(headers.get("authorization", [])).partition(" ")
+        if kind.lower() == "bearer":
+            return self._require(value.strip(), scope), False
+        if kind.lower() == "basic":
+            return self._require(_password(value), scope), "sec-fetch-site" in headers
+        return self._require(_cookie(headers, self._config.cookie), scope), True
+
+    def _by_prefix(self, scope: Scope, path: str) -> tuple[Scope, bool]:
+        """/t/TOKEN/api/...: for the original's client, which knows no headers. Pages are not served that way."""
+        given, slash, rest = path.removeprefix(PREFIX).partition("/")
+        if not slash or not rest.startswith("api/"):
+            raise Refusal(404, "Only the API is below a token.")
+        raw = scope.get("raw_path", b"").split(b"/", 3)
+        changed = {**scope, "path": f"/{rest}", "raw_path": b"/" + (raw[3] if len(raw) > 3 else b"")}
+        return self._require(given, changed), False
+
+    def _by_link(self, given: str) -> None:
+        """The printed address: exchange its token for a cookie, and leave it out of the address bar."""
+        if not self._is_token(given):
+            raise Refusal(401, EXPIRED)
+        flags = "HttpOnly; SameSite=Strict; Path=/" + ("; Secure" if self._config.has_tls else "")
+        cookie = f"{self._config.cookie}={self._config.token}; {flags}"
+        raise Refusal(303, "Go on.", {"location": "/", "set-cookie": cookie})
+
+    def _require(self, given: str, scope: Scope) -> Scope:
+        if not self._is_token(given):
+            raise Refusal(401, EXPIRED if given else MISSING, {"www-authenticate": "Bearer"})
+        return scope
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode("utf-8", "replace"), self._config.token.encode())
+
+    def _check_method(self, method: str, headers: Mapping[str, list[str]], is_ambient: bool) -> None:
+        if method in READING:
+            return
+        if method not in ("POST", "DELETE"):
+            raise Refusal(405, f"{method} is not answered here.")
+        if not self._config.allows_actions:
+            raise Refusal(405, "This dashboard is read-only. Start it with --allow-actions.")
+        if is_ambient and ACTION_HEADER not in headers:
+            raise Refusal(403, f"An action needs the header {ACTION_HEADER}.")
+
+
+MISSING = "A token is needed. Open the address that mlbench serve has printed, or: mlbench get-dashboard-url"
+EXPIRED = (
+    "That token is not, or no longer, valid: each start has its own. The present address: mlbench get-dashboard-url"
+)
+
+
+# --- credentials ----------------------------------------------------------------------------------------------------
+
+
+def _password(value: str) -> str:
+    """The password, or the user name without one, of Basic credentials."""
+    try:
+        user, _, password = base64.b64decode(value, validate=True).decode().partition(":")
+    except (binascii.Error, UnicodeDecodeError, ValueError):
+        return ""
+    return password or user
+
+
+def _cookie(headers: Mapping[str, list[str]], name: str) -> str:
+    for header in headers.get("cookie", []):
+        try:
+            found = SimpleCookie(header).get(name)
+        except CookieError:
+            continue
+        if found is not None:
+            return found.value
+    return ""
+
+
+# --- limits ---------------------------------------------------------------------------------------------------------
+
+
+def _headers_of(scope: Scope) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, value in scope["headers"]:
+        found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+    return found
+
+
+def _check_length(headers: Mapping[str, list[str]]) -> None:
+    for length in headers.get("content-length", []):
+        if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
+            raise Refusal(413, f"A request has at most {MAX_BODY_BYTES} bytes.")
+
+
+class BodyTooLong(Exception):
+    """A request without a length that went on beyond the limit."""
+
+
+def _limit_body(receive: Receive) -> Receive:
+    taken = 0
+
+    async def read() -> Message:
+        nonlocal taken
+        message = await receive()
+        taken += len(message.get("body", b""))
+        if taken > MAX_BODY_BYTES:
+            raise BodyTooLong
+        return message
+
+    return read
+
+
+# --- answers --------------------------------------------------------------------------------------------------------
+
+
+def _adding_headers(send: Send) -> Send:  # words: ok
+    """Adds the headers that every answer has, unless it brings its own."""
+
+    async def forward(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            given = {name.lower() for name, _ in message["headers"]}
+            more = [(name.encode(), value.encode()) for name, value in HEADERS.items() if name.encode() not in given]
+            message = {**message, "headers": [*message["headers"], *more]}
+        await send(message)
+
+    return forward
+
+
+async def _answer(send: Send, scope: Scope, refusal: Refusal) -> None:
+    """JSON for programs; for a browser's page a sentence."""
+    wants_page = any(name == b"accept" and b"text/html" in value for name, value in scope["headers"])
+    if wants_page:
+        from html import escape
+
+        kind = "text/html; charset=utf-8"
+        title = "mlbench"
+        text = escape(refusal.message)
+        body = f'<!doctype html><html lang="en"><title>{title}</title><h1>{title}</h1><p>{text}</p></html>'
+    else:
+        kind, body = "application/json", json.dumps({"status": "ERROR", "message": refusal.message, "data": {}})
+    headers = {"content-type": kind, "content-length": str(len(body.encode())), **refusal.headers}
+    listed = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": refusal.status, "headers": listed})
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body.encode()})

@@ -1,0 +1,94 @@
+"""A real dashboard process for tests, and requests to it exactly as written."""
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 60.0
+CODE = "import sys; from mlbench_cli.__main__ import main; sys.exit(main())"
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """A dashboard that runs."""
+
+    home: Path
+    port: int
+    token: str
+    url: str
+    client_url: str
+    pid: int
+
+    def ask(
+        self,
+        path: str,
+        method: str = "GET",
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        *,
+        token: bool = True,
+        host: str | None = None,
+    ) -> Answer:
+        """One request. `host` None: the usual Host header; with `token` the token as Bearer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        try:
+            connection.putrequest(method, path, skip_host=host is not None, skip_accept_encoding=True)
+            given = {**({"Authorization": f"Bearer {self.token}"} if token else {}), **(headers or {})}
+            if host:
+                given["Host"] = host
+            if body is not None and "Content-Length" not in given:
+                given["Content-Length"] = str(len(body))
+            for name, value in given.items():
+                connection.putheader(name, value)
+            connection.endheaders(body)
+            answer = connection.getresponse()
+            return Answer(answer.status, {key.lower(): value for key, value in answer.getheaders()}, answer.read())
+        finally:
+            connection.close()
+
+    def post(self, path: str, document: Any) -> Answer:
+        return self.ask(path, "POST", {"Content-Type": "application/json"}, json.dumps(document).encode())
+
+
+@contextmanager
+def serve(home: Path, *options: str) -> Iterator[Dashboard]:
+    """A dashboard of the data folder `home` on a free port."""
+    environment = {**os.environ, "MLBENCH_HOME": str(home), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", CODE, "serve", "-o", "json", *options],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        text = ""
+        for line in process.stdout:
+            text += line
+            if line == "}\n":
+                break
+        document = json.loads(text)
+        token = document["url"].partition("token=")[2]
+        yield Dashboard(home, document["port"], token, document["url"], document["client_url"], process.pid)
+    finally:
+        process.terminate()
+        process.wait(PATIENCE)

@@ -1,0 +1,154 @@
+"""The REST API: the same documents as the commands, and clear errors."""
+
+import json
+import re
+import zipfile
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli.app import run
+from mlbench_cli.model import JsonObject
+from mlbench_cli.results.archive.verify import verify
+from mlbench_cli.server.openapi import OPERATIONS
+from tests.contract.server.dashboards import Dashboard
+
+
+def read_printed(capsys: pytest.CaptureFixture[str], *words: str) -> JsonObject:
+    assert run([*words, "-o", "json"]) == 0
+    document: JsonObject = json.loads(capsys.readouterr().out)
+    document.pop("schema_version", None)
+    return document
+
+
+def test_documents_are_those_that_the_commands_print(
+    dashboard: Dashboard, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLBENCH_HOME", str(dashboard.home))
+    listed = dashboard.ask("/api/v1/runs").document
+    assert read_printed(capsys, "status") == {"runs": listed["runs"][::-1], "repeats": listed["repeats"]}
+    assert dashboard.ask("/api/v1/runs/alpha-2").document == read_printed(capsys, "status", "alpha-2")
+    compared = dashboard.ask("/api/v1/compare?a=alpha-1&b=alpha-2&across=workers").document
+    words = ("compare", "alpha-1", "alpha-2", "--across", "workers")
+    wanted = {**read_printed(capsys, *words), "schema_version": 1}
+    assert {**compared, "gate": None} == wanted
+
+
+def test_runs_are_found_and_paged(dashboard: Dashboard) -> None:
+    names = [each["name"] for each in dashboard.ask("/api/v1/runs").document["runs"]]
+    assert names == ["alpha-4", "alpha-2", "alpha-1"]
+    page = dashboard.ask("/api/v1/runs?limit=1&offset=1").document
+    assert ([each["name"] for each in page["runs"]], page["total"]) == (["alpha-2"], 3)
+    assert dashboard.ask("/api/v1/runs?state=failed").document["runs"] == []
+    assert len(dashboard.ask("/api/v1/runs?contains=-4").document["runs"]) == 1
+
+
+def test_metrics_can_be_chosen_and_summarized(dashboard: Dashboard) -> None:
+    points = dashboard.ask("/api/v1/runs/alpha-2/metrics?name=val_Prec%401&rank=0").document["points"]
+    assert [point["value"] for point in points] == [40.0, 60.0, 80.5]
+    last = dashboard.ask("/api/v1/runs/alpha-2/metrics?name=val_Prec%401&last=1&summarize=2").document["points"]
+    assert [point["value"] for point in last] == [50.0]
+
+
+def test_an_archive_is_downloaded_whole(dashboard: Dashboard, tmp_path: Path) -> None:
+    answer = dashboard.ask("/api/v1/runs/alpha-1/archive")
+    assert 'filename="alpha-1.zip"' in answer.headers["content-disposition"]
+    path = tmp_path / "alpha-1.zip"
+    path.write_bytes(answer.body)
+    assert not verify(path).problems
+    assert "result.json" in zipfile.ZipFile(BytesIO(answer.body)).namelist()
+
+
+def test_a_log_is_read_page_by_page(dashboard: Dashboard) -> None:
+    first = dashboard.ask("/api/v1/runs/alpha-1/logs?rank=0&limit=1024").document
+    assert first["lines"][0] == "loading the data"
+    lines, page = list(first["lines"]), first
+    while page["end"] < page["size"]:
+        page = dashboard.ask(f"/api/v1/runs/alpha-1/logs?offset={page['end']}&limit=1024").document
+        lines += page["lines"]
+    assert lines == ["loading the data", "epoch 0 of 3", "epoch 1 of 3", "epoch 2 of 3"]
+    assert dashboard.ask("/api/v1/runs/alpha-1/logs?offset=-1").document["end"] == first["size"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/api/v1/runs/nobody", 404),
+        ("/api/v1/runs/alpha-1/logs?rank=7", 404),
+        ("/api/v1/runs/alpha-1/logs?rank=-1", 400),
+        ("/api/v1/runs/alpha-1/metrics?since=yesterday", 400),
+        ("/api/v1/runs/alpha-1/metrics?last=many", 400),
+        ("/api/v1/runs?limit=100000", 400),
+        ("/api/v1/runs?state=finishd", 400),
+        ("/api/v1/compare?a=alpha-1", 400),
+        ("/api/v1/compare?a=alpha-1&b=alpha-2&across=nothing", 400),
+        ("/api/v1/experiments/nobody", 404),
+        ("/api/v1/nothing", 404),
+    ],
+)
+def test_what_is_wrong_with_a_request_is_said(dashboard: Dashboard, path: str, status: int) -> None:
+    answer = dashboard.ask(path)
+    assert answer.status == status
+    assert answer.document["status"] == "ERROR"
+    assert answer.document["message"]
+
+
+def test_the_document_of_the_api_has_every_path(dashboard: Dashboard) -> None:
+    document = dashboard.ask("/api/v1/openapi.json").document
+    assert document["openapi"] == "3.1.0"
+    for method, path, _, _, _ in OPERATIONS:
+        assert method in document["paths"][path]
+        filled = path.replace("{name}", "alpha-1").replace("{id}", "0")
+        if method == "get" and not filled.endswith("events"):
+            assert dashboard.ask(filled).status in (200, 400, 404)
+    assert {name for path in document["paths"] for name in re.findall(r"{(\w+)}", path)} == {"name", "id"}
+
+
+def test_prometheus_reads_the_runs(dashboard: Dashboard) -> None:
+    text = dashboard.ask("/metrics").body.decode()
+    assert 'mlbench_run_task_seconds{run="alpha-2",task="unknown-task",backend="gloo",workers="2"} 60.0' in text
+    for line in text.splitlines():
+        assert line.startswith("# ") or re.fullmatch(r'\w+(\{(\w+="[^"]*",?)+\})? [0-9.e+-]+', line)
+
+
+def test_a_run_is_started_stopped_and_deleted(acting: Dashboard, program: str) -> None:
+    started = acting.post("/api/v1/runs", {"name": "mine", "workers": [1], "command": program})
+    assert (started.status, started.document) == (201, {"experiment": "mine", "runs": ["mine-1"]})
+    assert acting.post("/api/v1/runs/mine-1/cancel", {}).document["outcome"] in ("cancelled", "completed")
+    assert acting.ask("/api/v1/runs/mine-1", "DELETE").document == {"run": "mine-1", "deleted": True}
+    assert acting.ask("/api/v1/runs").document["runs"] == []
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        [],
+        {"name": "x"},
+        {"name": "x", "workers": [1], "task": "nothing"},
+        {"name": "X y", "workers": [1], "command": "true"},
+        {"name": "x", "workers": [1], "command": "true", "tsak": 1},
+        {"name": "x", "workers": ["a"], "command": "true"},
+        {"name": "x", "workers": [0], "command": "true"},
+    ],
+)
+def test_a_bad_request_starts_nothing(acting: Dashboard, document: object) -> None:
+    answer = acting.post("/api/v1/runs", document)
+    assert answer.status in (400, 404)
+    assert answer.document["message"]
+    assert acting.ask("/api/v1/runs").document["runs"] == []
+
+
+def test_a_broken_archive_is_a_clear_answer(acting: Dashboard, program: str) -> None:
+    acting.post("/api/v1/runs", {"name": "mine", "workers": [1], "command": "true"})
+    from tests.contract.local_runs import until
+
+    until(lambda: acting.ask("/api/v1/runs/mine-1").document.get("state") == "finished")
+    (folder,) = (acting.home / "runs").iterdir()
+    (folder / "result.json").write_text("{broken")
+    for path in ("/runs/mine-1", "/api/v1/runs/mine-1", "/report?run=mine-1", "/", "/api/runs/", "/metrics"):
+        answer = acting.ask(path, headers={"Accept": "text/html"})
+        assert answer.status in (200, 400, 500), path
+        assert b"Traceback" not in answer.body
+    assert b"result.json" in acting.ask("/report?run=mine-1").body
