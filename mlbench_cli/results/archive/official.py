@@ -34,7 +34,8 @@ def _line(result: Mapping[str, Any], clock: str) -> str | None:
     if result["outcome"] == "budget_spent" and goal and goal["last"] is not None:
         value = result_wording(goal, goal["last"])
         seconds = result["task_seconds"]["wall"] or 0.0
-        return f"{value} after {seconds:.3f} seconds (budget {result['budget_seconds']:g})" + _parts(result)
+        budget = result["budget_seconds"]  # None if a command of one's own did not report it
+        return f"{value} after {seconds:.3f} seconds" + (f" (budget {budget:g})" if budget else "") + _parts(result)
     if result["outcome"] != "goal_reached" or not goal or not goal["reached"]:
         return None
     wall, training = goal["seconds"]["wall"], goal["seconds"]["training"]

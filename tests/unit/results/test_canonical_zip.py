@@ -5,13 +5,21 @@ import shutil
 import subprocess
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from mlbench_cli.results.archive import canonical_zip
-from mlbench_cli.results.archive.canonical_zip import Entry, Writer, ZipDamage, read_data, read_entries
+from mlbench_cli.results.archive.canonical_zip import (
+    Entry,
+    Writer,
+    ZipDamage,
+    directory,
+    local_header,
+    read_data,
+    read_entries,
+)
 from mlbench_cli.results.archive.pack import pack, unpack
 from tests.unit.results.runs import sealed_run
 
@@ -94,3 +102,98 @@ def test_more_files_than_a_plain_zip_counts() -> None:
 def test_a_file_that_grows_while_it_is_stored_is_refused() -> None:
     with pytest.raises(ZipDamage, match="changed from 1 to 2 bytes"):
         Writer(io.BytesIO()).add("a", 1, iter([b"x", b"y"]))
+
+
+# --- damage ---------------------------------------------------------------------------------------------------------
+
+
+def headers(*entries: Entry, start: int = 0) -> bytes:
+    return b"".join(directory(entries, start))
+
+
+def test_headers_of_large_files_by_hand() -> None:
+    """The fields of zip64, byte by byte (APPNOTE 4.5.3, 4.3.14, 4.3.15), at the size from which they are needed."""
+    edge = 0xFFFFFFFF
+    assert len(local_header(Entry("a", edge - 1, 0, 0))) == 31
+    assert local_header(Entry("a", edge, 7, 0)).hex() == (
+        "504b0304" + "2d00" + "0000" + "0000" + "0000" + "2100" + "07000000" + "ffffffff" * 2 + "0100" + "1400" + "61"
+        "0100" + "1000" + "ffffffff00000000" * 2
+    )  # fmt: skip
+    assert headers(Entry("a", edge, 7, edge), start=edge).hex() == (
+        "504b0102" + "2d03" + "2d00" + "0000" + "0000" + "0000" + "2100" + "07000000" + "ffffffff" * 2 + "0100" + "1c00"
+        "0000" + "0000" + "0000" + "0000a481" + "ffffffff" + "61"
+        "0100" + "1800" + "ffffffff00000000" * 3
+        + "504b0606" + "2c00000000000000" + "2d03" + "2d00" + "00000000" * 2 + "0100000000000000" * 2
+        + "4b00000000000000" + "ffffffff00000000"
+        + "504b0607" + "00000000" + "4a00000001000000" + "01000000"
+        + "504b0506" + "0000" + "0000" + "0100" + "0100" + "4b000000" + "ffffffff" + "0000"
+    )  # fmt: skip
+    small = headers(Entry("a", edge - 1, 7, edge - 1), start=edge - 1)
+    assert (len(small), b"PK\x06\x06" in small) == (47 + 22, False)
+
+
+def test_more_files_than_16_bits_count_need_the_larger_end() -> None:
+    entries = [Entry(f"{number:05}", 0, 0, 0) for number in range(0xFFFF)]
+    assert b"PK\x06\x06" in headers(*entries)
+    assert b"PK\x06\x06" not in headers(*entries[:-1])
+
+
+def damage_of(data: bytes) -> tuple[str, str]:
+    """Code and entry of what is wrong with a file."""
+
+    def read() -> None:
+        file = io.BytesIO(data)
+        for entry in read_entries(file):
+            list(read_data(file, entry))
+
+    with pytest.raises(ZipDamage) as caught:
+        read()
+    assert str(caught.value)
+    return caught.value.code, caught.value.name
+
+
+def test_every_damage_has_its_code_and_names_the_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = write_zip({"a": b"x", "b": b"y"}.items()).getvalue()
+    assert damage_of(b"") == ("not_an_archive", "")
+    assert damage_of(b"GIF89a") == ("not_an_archive", "")
+    assert damage_of(write_zip([("a", b"x"), ("a", b"x")]).getvalue()) == ("duplicate", "a")
+    assert damage_of(write_zip([("b", b"x"), ("a", b"x")]).getvalue()) == ("order", "a")
+    assert damage_of(whole + b"z") == ("trailing_data", "")
+    assert damage_of(whole[:-1])[0] == "truncated"
+    assert damage_of(whole[:20]) == ("truncated", "")
+    assert damage_of(whole[:30]) == ("truncated", "")
+    assert damage_of(whole[:31]) == ("truncated", "a")
+    assert damage_of(whole.replace(b"ax", b"az", 1)) == ("changed", "a")
+    assert damage_of(whole[:6] + b"\x01" + whole[7:]) == ("encrypted", "a")
+    assert damage_of(whole[:8] + b"\x08" + whole[9:]) == ("compressed", "a")
+    assert damage_of(whole[:4] + b"\x15" + whole[5:]) == ("header", "a")
+    assert damage_of(write_zip([("../a", b"x")]).getvalue()) == ("unsafe_name", "../a")
+    assert damage_of(whole[:26] + b"\xff\xff" + whole[28:]) == ("unsafe_name", "")
+    place = whole.index(b"PK\x01\x02")
+    assert damage_of(whole[: place + 6] + b"\x15" + whole[place + 7 :]) == ("header", "a")
+    link = bytearray(whole)
+    link[place + 41] = 0xA1  # S_IFLNK | 0o644 in the upper half of the attributes
+    assert damage_of(bytes(link)) == ("link", "a")
+    monkeypatch.setattr(canonical_zip, "MAX_FILES", 2)
+    assert len(read_entries(io.BytesIO(whole))) == 2
+    monkeypatch.setattr(canonical_zip, "MAX_FILES", 1)
+    assert damage_of(whole) == ("too_large", "")
+
+
+def test_a_file_that_is_cut_after_its_headers_were_read_is_truncated() -> None:
+    file = write_zip({"a": b"x"}.items())
+    [entry] = read_entries(file)
+    file.truncate(entry.data_offset)
+    with pytest.raises(ZipDamage) as caught:
+        list(read_data(file, entry))
+    assert (caught.value.code, caught.value.name) == ("truncated", "a")
+
+
+def test_a_header_is_written_before_the_data_for_whoever_reads_along() -> None:
+    target = io.BytesIO()
+
+    def chunks() -> Iterator[bytes]:
+        assert target.getvalue() == local_header(Entry("a", 1, 0, 0))
+        yield b"x"
+
+    Writer(target).add("a", 1, chunks())
