@@ -18,7 +18,7 @@ from mlbench_cli.model import Cluster, ClusterIdentity
 from mlbench_cli.spec import check_name
 from mlbench_cli.store import Store
 from providers import registry
-from providers.base import CanCreate, CanScale, HasAccounts, Plan, Provider, Resource
+from providers.base import CanCreate, CanScale, EndsClusters, HasAccounts, Plan, Provider, Resource
 from providers.operation_errors import delete_command
 
 if TYPE_CHECKING:
@@ -207,6 +207,62 @@ def discover_clusters(
     return found, errors
 
 
+class Search(NamedTuple):
+    """What a search of several clouds found. `blind` names those in use that could not be searched."""
+
+    found: list[Cluster]
+    errors: dict[str, MlbenchError]
+    blind: list[str]
+
+
+def search_everywhere(store: Store, names: Sequence[str] | None, scope: Mapping[str, str]) -> Search:
+    """All clusters of ours in every project that the store knows, besides the credentials' own.
+
+    A cloud that cannot be searched counts as blind, unless it was never set up here and the store knows no cluster of
+    it. Raises the error of a named provider.
+    """
+    found, errors = discover_clusters(names, scope)
+    known = [cluster for cluster in store.clusters() if cluster.provider in registry.PAID]
+    blind = [
+        name
+        for name, error in errors.items()
+        if name in registry.PAID
+        and (error.details.get("configured", True) or any(cluster.provider == name for cluster in known))
+    ]
+    searched = {(cluster.provider, cluster.account) for cluster in found}
+    others = {
+        (cluster.provider, cluster.account)
+        for cluster in known
+        if cluster.account and not cluster.account.isdecimal() and (not names or cluster.provider in names)
+    }
+    for provider, account in sorted(others - searched if "project" not in scope else ()):
+        try:
+            more = registry.load(provider).discover({**scope, "project": account})
+        except MlbenchError as error:
+            label = f"{provider} project {account}"
+            errors[label] = error
+            blind.append(label)
+            continue
+        identities = [cluster.identity for cluster in found]
+        found += [cluster for cluster in more if not is_known(cluster, identities)]
+    blind += _find_other_accounts(known, names)
+    return Search(found, errors, blind)
+
+
+def _find_other_accounts(known: Sequence[Cluster], names: Sequence[str] | None) -> list[str]:
+    """Accounts of AWS that the store knows clusters in, and that today's credentials cannot search."""
+    labels = []
+    for cluster in known:
+        provider = registry.load(cluster.provider)
+        if (names and cluster.provider not in names) or not isinstance(provider, HasAccounts) or not cluster.account:
+            continue
+        try:
+            _require_account(provider, cluster)
+        except MlbenchError:
+            labels.append(f"{cluster.provider} account {cluster.account}")
+    return sorted(set(labels))
+
+
 def is_known(cluster: Cluster, known: Sequence[ClusterIdentity]) -> bool:
     return any(identity.matches(cluster.identity) for identity in known)
 
@@ -368,6 +424,23 @@ def scale_cluster(cluster: Cluster, nodes: int) -> Sequence[Resource]:
         f'The cluster "{cluster.name}" cannot be scaled: {cluster.provider} has no machines that mlbench can add.',
         hint=hint,
     )
+
+
+def extend_cluster(cluster: Cluster) -> Sequence[Resource]:
+    """The resources whose creation moves the cluster's end to its `expires`; none if only its record has one."""
+    provider = registry.load(cluster.provider)
+    _require_account(provider, cluster)
+    return provider.extend(cluster) if isinstance(provider, EndsClusters) else []
+
+
+def describe_end(cluster: Cluster) -> str | None:
+    """What of the cluster ends by itself; None for a cluster without an end."""
+    if ClusterDetails.of(cluster).expires is None:
+        return None
+    provider = registry.load(cluster.provider)
+    if isinstance(provider, EndsClusters):
+        return provider.describe_end(cluster)
+    return "Nothing of it ends by itself: mlbench gc --expired deletes it."
 
 
 # --- garbage collection -----------------------------------------------------------------------------------------------

@@ -30,6 +30,8 @@ CLUSTER_TAG = "mlbench-cluster"
 OWNER_TAG = "mlbench-owner"
 EXPIRES_TAG = "mlbench-expires"  # seconds since 1970
 CALL_SECONDS = 30.0
+# In the details of an error: the cloud was never set up on this machine, as opposed to one that refuses or is silent.
+NOT_CONFIGURED = {"configured": False}
 
 
 def call_timeout() -> float:
@@ -201,6 +203,19 @@ class CanScale(Protocol):
 
     def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
         """Resources whose creation gives the cluster `nodes` workers. Raises UsageError if that is impossible."""
+        ...
+
+
+@runtime_checkable
+class EndsClusters(Protocol):
+    """A provider that arms the end of a cluster (its `expires`) in the cloud, so that it needs no machine of ours."""
+
+    def extend(self, cluster: Cluster) -> Sequence[Resource]:
+        """Resources whose creation moves the end of the cluster to its `expires`, in the cloud and in its tags."""
+        ...
+
+    def describe_end(self, cluster: Cluster) -> str:
+        """A sentence about what ends by itself, and what stays until somebody deletes it."""
         ...
 
 

@@ -15,6 +15,8 @@ PROVIDERS = {
     "slurm": "providers.machines:SlurmProvider",
     "hosts": "providers.machines:HostsProvider",
 }
+# Those whose clusters cost money as long as they exist.
+PAID = ("gke", "eks")
 # Names of the original's command line.
 ALIASES = {"gcloud": "gke", "aws": "eks"}
 

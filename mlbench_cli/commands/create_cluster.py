@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from mlbench_cli import console
+from mlbench_cli import clusters, console
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.clusters import UNATTENDED_TTL, CreationRequest, PlannedCluster, Ttl, plan_cluster
 from mlbench_cli.commands._clusters import StepPrinter, cluster_document, show_plan
@@ -95,6 +95,8 @@ def create(
             return
         show_plan(planned.cluster, planned.plan)
         _show_chart(planned.installation)
+        if ttl := ClusterDetails.of(planned.cluster).ttl:
+            console.note(f"It ends after {ttl}. {clusters.describe_end(planned.cluster)}")
         if planned.plan.total != 0:
             console.confirm(f"Create the cluster {request.name}?", yes=yes)
         with StepPrinter() as report:
@@ -121,7 +123,7 @@ def _print_plan(planned: PlannedCluster, output: Format) -> None:
     show_plan(planned.cluster, planned.plan)
     _show_chart(installation)
     if ttl := ClusterDetails.of(planned.cluster).ttl:
-        console.note(f"`mlbench gc --expired` may delete it after {ttl}.")
+        console.note(f"It ends after {ttl}. {clusters.describe_end(planned.cluster)}")
     console.out_table(["RESOURCE", "NAME"], [[item["kind"], item["name"]] for item in resources])
     if chart is not None:
         import yaml
@@ -257,8 +259,8 @@ _COMMON = [
             str | None,
             typer.Option(
                 "--ttl",
-                help="age at which `mlbench gc --expired` may delete it, e.g. 90m, 8h, 2d, or none; default: none, "
-                f"but {UNATTENDED_TTL} for paid clusters if there is no terminal",
+                help="age at which it ends, e.g. 90m, 8h, 2d, or none; default: none, but "
+                f"{UNATTENDED_TTL} for paid clusters if there is no terminal",
                 metavar="DURATION",
             ),
         ],

@@ -9,7 +9,7 @@ import typer
 from mlbench_cli import clusters, console
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.commands._clusters import Location, Project, cluster_document, delete_with_progress
-from mlbench_cli.commands._common import Format, Output, Yes
+from mlbench_cli.commands._common import Format, Output, Yes, is_sealed
 from mlbench_cli.commands._machines import end_orphans, find_orphans
 from mlbench_cli.errors import CleanupError, MlbenchError
 from mlbench_cli.model import Cluster
@@ -28,6 +28,7 @@ def gc(
         bool, typer.Option("--all", help="also complete clusters that this data directory does not know")
     ] = False,
     everybody: Annotated[bool, typer.Option("--everybody", help="also clusters of other owners")] = False,
+    force: Annotated[bool, typer.Option("--force", help="discard results that are still on them")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only show what would be deleted")] = False,
     yes: Yes = False,
     output: Output = Format.text,
@@ -38,20 +39,33 @@ def gc(
 
     They are found by their tags, so this also works with an empty data directory. With --all it also deletes complete
     clusters, and those being created, that this data directory does not know: somebody else may be using them.
+    Every project that this data directory knows clusters of is searched. The exit code is 8 if a cloud in use could
+    not be searched, or if a cluster was kept because of results that have not been fetched.
     """
     store = Store()
-    found, errors = clusters.discover_clusters(providers, clusters.search_scope(project, location))
+    scope = clusters.search_scope(project, location)
+    search = clusters.search_everywhere(store, providers, scope)
     known = [cluster.identity for cluster in store.clusters()]
+    due = [
+        (cluster, why)
+        for cluster in search.found
+        if (why := clusters.removal_reason(cluster, known, only_expired=expired, include_unknown=everything))
+    ]
     chosen = [
         (cluster, why)
-        for cluster in found
+        for cluster, why in due
         if (everybody or ClusterDetails.of(cluster).owner in (None, clusters.owner_name()))
-        and (why := clusters.removal_reason(cluster, known, only_expired=expired, include_unknown=everything))
     ]
+    kept = _keep_unfetched(store, chosen) if not force else []
+    chosen = [item for item in chosen if item[0] not in kept]
     as_json = output == Format.json
     if not as_json:  # JSON is one document, printed when everything is deleted
         _print_chosen([(cluster, _describe(cluster, why)) for cluster, why in chosen])
-    for name, error in errors.items():
+    foreign = [cluster for cluster, _ in due if ClusterDetails.of(cluster).owner not in (None, clusters.owner_name())]
+    if foreign and not everybody:
+        named = ", ".join(f"{item.name} of {ClusterDetails.of(item).owner}" for item in foreign)
+        console.warn(f"Clusters of other owners are left alone: {named}. --everybody includes them.")
+    for name, error in search.errors.items():
         console.warn(f"{name} was not searched: {error.message}")
     documents = [{**cluster_document(cluster), "why": _describe(cluster, why)} for cluster, why in chosen]
     orphans = find_orphans(store, providers)
@@ -65,13 +79,38 @@ def gc(
         console.confirm(f"Delete {len(chosen)} clusters and everything on them?", yes=yes)
         _delete_all(store, [cluster for cluster, _ in chosen], console.note if as_json else console.out)
     if as_json:
+        not_searched = {name: error.message for name, error in search.errors.items()}
         console.out_json(
             {
                 "clusters": documents,
                 "removed": bool(chosen) and not dry_run,
+                "not_searched": not_searched,
                 "processes": [vars(orphan) for orphan in orphans],
             }
         )
+    if search.blind or kept:
+        raise CleanupError(
+            "Not everything was looked at or deleted: "
+            + "; ".join([*(f"{name} could not be searched" for name in search.blind), *_explain_kept(kept)])
+            + ".",
+            hint="mlbench doctor   says why a cloud cannot be searched; mlbench wait RUN   fetches results",
+            details={"not_searched": sorted(search.blind), "kept": [cluster.name for cluster in kept]},
+        )
+
+
+def _keep_unfetched(store: Store, chosen: list[tuple[Cluster, str]]) -> list[Cluster]:
+    """The clusters with runs whose results have not been fetched here: those are not deleted without --force."""
+    busy = {row.run.spec.cluster for row in store.runs() if not is_sealed(row.run)}
+    recorded = {cluster.name: cluster.identity for cluster in store.clusters() if cluster.name in busy}
+    return [
+        cluster
+        for cluster, _ in chosen
+        if cluster.name in recorded and recorded[cluster.name].matches(cluster.identity)
+    ]
+
+
+def _explain_kept(kept: list[Cluster]) -> list[str]:
+    return [f"{cluster.name} has results that were not fetched (--force loses them)" for cluster in kept]
 
 
 def _print_chosen(chosen: list[tuple[Cluster, str]]) -> None:

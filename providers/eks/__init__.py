@@ -13,6 +13,7 @@ from providers.base import Plan, Resource, check_ranges, option, read_options
 from providers.eks.aws import account_of, aws_in, region_of
 from providers.eks.control_plane import AddOn, Admin, ControlPlane, access_to
 from providers.eks.devices import Device, DevicePlugin, gpu_device, gpu_probe, network_card_device
+from providers.eks.end_timer import EndTag, EndTimer, timers
 from providers.eks.machines import (
     Machine,
     choose_machine,
@@ -165,6 +166,7 @@ class EksProvider:
         base = NodeGroup(plane, stack, system, before)
         working = NodeGroup(plane, stack, workers, before, template)
         found += [base, working, AddOn(plane, AFTER_NODES, (plane, base))]
+        found += timers(ClusterDetails.of(cluster), [base, working])
         if not workers.count:
             return found
         devices = [DevicePlugin(plane, working, workers.count, device) for device in _devices(cluster)]
@@ -172,6 +174,22 @@ class EksProvider:
         if (gpus := ClusterDetails.of(cluster).gpus_per_node) and options.probe_image != NONE:
             found.append(gpu_probe(plane, working, gpus, options.probe_image or PROBE_IMAGE, tuple(devices)))
         return found
+
+    def extend(self, cluster: Cluster) -> Sequence[Resource]:
+        aws = aws_in(_region(cluster))
+        system, workers = self.groups(cluster)
+        stack = Stack(cluster, aws, list(workers.types))
+        plane = ControlPlane(cluster, aws, stack)
+        expires = ClusterDetails.of(cluster).expires or 0
+        groups = [NodeGroup(plane, stack, group, ()) for group in (system, workers)]
+        return [EndTag(plane), *(EndTimer(group, expires, ()) for group in groups)]
+
+    def describe_end(self, cluster: Cluster) -> str:
+        return (
+            "AWS itself takes the machines away at its end, by scheduled actions. The control plane"
+            f"{', the NAT gateway' if self.groups(cluster)[1].private else ''} and volumes of claims stay until "
+            "mlbench gc --expired or delete-cluster."
+        )
 
     def run_checks(self, project: str | None, location: str | None) -> "Iterator[Check]":
         from providers.eks.doctor import run_checks

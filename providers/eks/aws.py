@@ -14,7 +14,7 @@ from mlbench_cli.errors import (
     did_you_mean,
 )
 from mlbench_cli.extras import install_hint
-from providers.base import TransientError, call_timeout
+from providers.base import NOT_CONFIGURED, TransientError, call_timeout
 
 CONNECT_SECONDS = 10.0
 REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
@@ -118,7 +118,9 @@ def session() -> Any:
     try:
         import boto3
     except ImportError:
-        raise UsageError("Clusters of eks need boto3, which is not installed.", hint=install_hint("eks")) from None
+        raise UsageError(
+            "Clusters of eks need boto3, which is not installed.", hint=install_hint("eks"), details=NOT_CONFIGURED
+        ) from None
     try:
         return boto3.Session()
     except Exception as error:
@@ -146,6 +148,7 @@ def region_of(asked: str | None, zone: str | None = None) -> str:
         raise UsageError(
             "AWS needs a region, and neither an option, the environment nor the profile names one.",
             hint="Add --region eu-west-1, or: export AWS_REGION=eu-west-1",
+            details=NOT_CONFIGURED,
         )
     known = [name for part in ours.get_available_partitions() for name in ours.get_available_regions("eks", part)]
     if region not in known:
@@ -165,7 +168,7 @@ def map_cloud_errors(error: Exception, doing: str, region: str) -> Exception:
         return _refusal(error.response, doing, region)
     words = " ".join(str(error).split())
     if isinstance(error, exceptions.NoCredentialsError):
-        return CredentialError("There are no AWS credentials on this machine.", hint=LOG_IN)
+        return CredentialError("There are no AWS credentials on this machine.", hint=LOG_IN, details=NOT_CONFIGURED)
     if isinstance(
         error,
         (

@@ -6,7 +6,7 @@ from typing import Any
 
 from mlbench_cli.errors import CredentialError
 from mlbench_cli.model import Cluster
-from providers.base import CLUSTER_TAG, details_from_tags
+from providers.base import CLUSTER_TAG, EXPIRES_TAG, details_from_tags
 from providers.eks.aws import Aws, account_of, aws_in, region_of, tags_of
 from providers.eks.control_plane import find_raw_cluster
 from providers.eks.machines import GPU_MACHINES
@@ -74,7 +74,10 @@ def _search_region(aws: Aws) -> list[Cluster]:
 
 def _note(tags_by_cluster: dict[str, dict[str, str]], tags: Mapping[str, str]) -> None:
     if name := tags.get(CLUSTER_TAG):
-        tags_by_cluster.setdefault(name, dict(tags))
+        known = tags_by_cluster.setdefault(name, dict(tags))
+        # `mlbench extend` sets the tag of the EKS cluster only: the latest end counts.
+        if int(tags.get(EXPIRES_TAG, 0)) > int(known.get(EXPIRES_TAG, 0)) and EXPIRES_TAG in known:
+            known[EXPIRES_TAG] = tags[EXPIRES_TAG]
 
 
 def _to_cluster(

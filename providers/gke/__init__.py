@@ -18,6 +18,7 @@ from providers.gke.resources import (
     ROLE_LABEL,
     WORKER,
     ControlPlane,
+    EndLabel,
     PoolSize,
     ReadyMachines,
     WorkerPool,
@@ -141,6 +142,14 @@ class GkeProvider:
                 image = options.probe_image or PROBE_IMAGE
                 found.append(gpu_probe(plane, machine.gpus, image, (ready,)))
         return found
+
+    def extend(self, cluster: Cluster) -> Sequence[Resource]:
+        return [EndLabel(ControlPlane(cluster, _gke(cluster), read_options(cluster, GkeOptions)))]
+
+    def describe_end(self, cluster: Cluster) -> str:
+        return (
+            "Google ends nothing of it by itself: everything costs money until mlbench gc --expired or delete-cluster."
+        )
 
     def run_checks(self, project: str | None, location: str | None) -> "Iterator[Check]":
         from providers.gke.doctor import run_checks

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.extras import install_hint
 from mlbench_cli.kube.credentials import Token
-from providers.base import BusyError, TransientError, call_timeout
+from providers.base import NOT_CONFIGURED, BusyError, TransientError, call_timeout
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
@@ -65,7 +65,9 @@ def client() -> "container_v1.ClusterManagerClient":
         from google.cloud import container_v1
     except ImportError:
         raise UsageError(
-            "Clusters on GKE need google-cloud-container, which is not installed.", hint=install_hint("gke")
+            "Clusters on GKE need google-cloud-container, which is not installed.",
+            hint=install_hint("gke"),
+            details=NOT_CONFIGURED,
         ) from None
     endpoint = os.environ.get("MLBENCH_GKE_ENDPOINT")
     if endpoint:
@@ -84,12 +86,16 @@ def credentials() -> tuple["Credentials", str | None]:
         from google.auth.exceptions import DefaultCredentialsError
     except ImportError:
         raise UsageError(
-            "Clusters on GKE need google-cloud-container, which is not installed.", hint=install_hint("gke")
+            "Clusters on GKE need google-cloud-container, which is not installed.",
+            hint=install_hint("gke"),
+            details=NOT_CONFIGURED,
         ) from None
     try:
         found: tuple[Credentials, str | None] = google.auth.default(scopes=[SCOPE])
     except DefaultCredentialsError as error:
-        raise CredentialError(f"There are no Google credentials on this machine: {error}", hint=LOGIN) from None
+        raise CredentialError(
+            f"There are no Google credentials on this machine: {error}", hint=LOGIN, details=NOT_CONFIGURED
+        ) from None
     return found
 
 

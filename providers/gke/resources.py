@@ -287,6 +287,41 @@ class PoolSize(Resource):
         return
 
 
+class EndLabel(Resource):
+    """The label that tells `mlbench gc` of every machine when the cluster ends."""
+
+    kind = "label of the end"
+    create_seconds = 600.0
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self.plane = plane
+        self.name = f"{plane.name}/expires"
+        self.goes_with = plane
+
+    def find(self) -> ResourceStatus | None:
+        found = self._require()
+        wanted = ownership_tags(self.plane.cluster)
+        return ResourceStatus("set") if wanted.items() <= dict(found.resource_labels).items() else None
+
+    def create(self) -> None:
+        found = self._require()
+        labels = {**dict(found.resource_labels), **ownership_tags(self.plane.cluster)}
+        fingerprint = found.label_fingerprint
+        self.plane.gke.call("set_labels", name=self.plane.path, resource_labels=labels, label_fingerprint=fingerprint)
+
+    def poll(self) -> Readiness:
+        return Readiness(self.find() is not None, "Google does not show it yet")
+
+    def delete(self) -> None:
+        return
+
+    def _require(self) -> Any:
+        found = self.plane.find_raw()
+        if found is None:
+            raise NotFoundError(f'There is no GKE cluster "{self.plane.name}".')
+        return found
+
+
 class ReadyMachines(Resource):
     """The wait until every worker has joined and, with the driver installed, shows its GPUs."""
 

@@ -142,6 +142,8 @@ class AwsDouble(EksRules, ServiceRules, NetworkRules):
             return json_answer(self._left_of(given["name"], given["region"]))
         elif what == "state":
             return json_answer(self._state_of(given["name"], given["region"]))
+        elif what == "later":
+            return json_answer(self.fire_schedules(given["seconds"]))
         elif what == "copy":
             return json_answer(self._copy())
         return json_answer({})

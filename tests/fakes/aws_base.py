@@ -28,6 +28,7 @@ EKS_ROUTES: tuple[tuple[str, str, str], ...] = (
     ("POST", r"/clusters", "CreateCluster"),
     ("GET", r"/cluster-versions", "DescribeClusterVersions"),
     ("GET", r"/clusters/([^/]+)", "DescribeCluster"),
+    ("POST", r"/tags/([^/]+)", "TagResource"),
     ("DELETE", r"/clusters/([^/]+)", "DeleteCluster"),
     ("POST", r"/clusters/([^/]+)/node-groups", "CreateNodegroup"),
     ("GET", r"/clusters/([^/]+)/node-groups/([^/]+)", "DescribeNodegroup"),
@@ -95,6 +96,7 @@ class Base:
         self.until: dict[tuple[str, ...], float] = {}  # and when it may end at the earliest
         self.addons: dict[tuple[str, str, str], dict[str, Any]] = {}
         self.entries: dict[tuple[str, str, str], list[str]] = {}
+        self.schedules: dict[tuple[str, str], float] = {}  # when the machines of an auto scaling group end
         self.placements: dict[tuple[str, str], dict[str, Any]] = {}
         self.tokens: dict[str, Answer] = {}
 

@@ -61,6 +61,11 @@ class EksRules(Base):
                 self._end_cluster(cluster, request.region)
         return self._pass(request)
 
+    def _eks_TagResource(self, request: Request) -> Answer:
+        (arn,) = request.parts
+        self._cluster(request.region, arn.rpartition("/")[2]).tags.update(request.parameters["tags"])
+        return json_answer({})
+
     def _eks_DeleteCluster(self, request: Request) -> Answer:
         (name,) = request.parts
         cluster = self._cluster(request.region, name)

@@ -64,6 +64,11 @@ class AwsClient:
         """The situation that a cluster is in, without its name."""
         return tuple(self._control("state", name=name, region=region))
 
+    def pass_time(self, seconds: float) -> list[str]:
+        """What AWS does by itself within `seconds`: the node groups whose machines are taken away."""
+        found: list[str] = self._control("later", seconds=seconds)
+        return found
+
     def copy(self) -> "AwsClient":
         """A double with all that is in this one now; it ends with this one, or by `stop`."""
         return AwsClient(**self._control("copy"))

@@ -1,6 +1,8 @@
 """What CloudFormation, EC2, auto scaling and quotas do in the AWS double beyond what moto does."""
 
 import re
+import time
+from datetime import UTC, datetime
 from typing import Any
 
 from moto.backends import get_backend
@@ -104,6 +106,38 @@ class ServiceRules(Base):
             fields |= {"StartTime": "2026-11-21T00:00:00Z", "StatusMessage": said}
             member = "<member>" + "".join(f"<{key}>{value}</{key}>" for key, value in fields.items()) + "</member>"
         return xml_answer("DescribeScalingActivitiesResponse", ASG_SPACE, f"<Activities>{started}{member}</Activities>")
+
+    def _autoscaling_PutScheduledUpdateGroupAction(self, request: Request) -> Answer:
+        given = request.parameters
+        start = datetime.fromisoformat(given["StartTime"].replace("Z", "+00:00")).timestamp()
+        if start <= time.time():
+            raise ApiError("ValidationError", "Given start time is in the past")
+        self.schedules[(request.region, given["AutoScalingGroupName"])] = start
+        return xml_answer("PutScheduledUpdateGroupActionResponse", ASG_SPACE)
+
+    def _autoscaling_DescribeScheduledActions(self, request: Request) -> Answer:
+        name = request.parameters["AutoScalingGroupName"]
+        start = self.schedules.get((request.region, name))
+        member = ""
+        if start is not None:
+            moment = datetime.fromtimestamp(start, UTC).isoformat().replace("+00:00", "Z")
+            fields = {"AutoScalingGroupName": name, "ScheduledActionName": "mlbench-end", "StartTime": moment}
+            fields |= {"MinSize": "0", "MaxSize": "0", "DesiredCapacity": "0"}
+            member = "<member>" + "".join(f"<{key}>{value}</{key}>" for key, value in fields.items()) + "</member>"
+        body = f"<ScheduledUpdateGroupActions>{member}</ScheduledUpdateGroupActions>"
+        return xml_answer("DescribeScheduledActionsResponse", ASG_SPACE, body)
+
+    def fire_schedules(self, later: float) -> list[str]:
+        """What AWS has done `later` seconds from now: the groups whose machines are taken away."""
+        due = {name for (_, name), start in self.schedules.items() if start <= time.time() + later}
+        ended = []
+        for region in {region for region, _ in self.schedules}:
+            for cluster in self._eks(region).clusters.values():
+                for group in cluster.nodegroups.values():
+                    if group.resources["autoScalingGroups"][0]["name"] in due:
+                        group.scaling_config = {"minSize": 0, "maxSize": 0, "desiredSize": 0}
+                        ended.append(group.nodegroup_name)
+        return ended
 
     def _autoscaling_DescribeAutoScalingGroups(self, request: Request) -> Answer:
         """The machines that are there while others cannot be had: `started` of the rules."""

@@ -198,6 +198,12 @@ class World:
 
         return self._begin("DeleteCluster", path, finish)
 
+    def do_SetLabels(self, request: Any) -> g.Operation:
+        cluster, path = self._cluster(request.name), _cluster_path(request.name)
+        self._alone(path)
+        cluster.resource_labels = dict(request.resource_labels)
+        return self._begin("SetLabels", path, lambda failed: None)
+
     def do_CreateNodePool(self, request: Any) -> g.Operation:
         cluster, asked = self._cluster(request.parent), request.node_pool
         self._alone(_cluster_path(request.parent))
@@ -387,6 +393,7 @@ METHODS: dict[str, tuple[type[Any], type[Any]]] = {
     "ListClusters": (g.ListClustersRequest, g.ListClustersResponse),
     "CreateCluster": (g.CreateClusterRequest, g.Operation),
     "DeleteCluster": (g.DeleteClusterRequest, g.Operation),
+    "SetLabels": (g.SetLabelsRequest, g.Operation),
     "CreateNodePool": (g.CreateNodePoolRequest, g.Operation),
     "SetNodePoolSize": (g.SetNodePoolSizeRequest, g.Operation),
     "DeleteNodePool": (g.DeleteNodePoolRequest, g.Operation),

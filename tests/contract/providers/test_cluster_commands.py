@@ -115,6 +115,17 @@ def test_delete_refuses_to_lose_results(mlbench: Any, world: World) -> None:
     assert mlbench("delete-cluster", "rel-2", "--yes", "--force").code == 0
 
 
+def test_gc_refuses_to_lose_results(mlbench: Any, world: World) -> None:
+    mlbench("create-cluster", "kind", "1", "old", "--ttl", "0")
+    Store().record_run(RunSpec("a-1", "old-1", "kubernetes", "custom", "spec", ("true",), "gloo", 1))
+    result = mlbench("gc", "--expired", "--yes")
+    assert result.code == 8
+    assert "old-1 has results that were not fetched" in result.err
+    assert world.left
+    assert mlbench("gc", "--expired", "--yes", "--force").code == 0
+    assert world.left == []
+
+
 def test_what_cannot_be_removed_is_told_with_exit_code_8(mlbench: Any, world: World) -> None:
     mlbench("create-cluster", "kind", "2", "rel")
     containers = world.state["containers"]

@@ -1,0 +1,139 @@
+"""The end of a cluster: AWS keeps it itself, `extend` moves it everywhere, `gc` passes over no cloud in silence."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.cluster_details import ClusterDetails
+from mlbench_cli.store import Store
+from providers.eks import EksProvider
+from providers.gke import GkeProvider, api
+from tests.contract.providers.eks_world import REGION
+from tests.fakes.aws_server import AwsServer
+from tests.fakes.gke import World
+from tests.fakes.gke_facts import PROJECT, ZONE
+
+EKS = ["create-cluster", "eks", "1", "t", "-t", "m5.large", "--region", REGION, "--yes"]
+Command = Callable[..., Any]
+
+
+def test_aws_takes_the_machines_away_although_nobody_asks(command: Command, aws: AwsServer) -> None:
+    result = command(*EKS[:3], "ends", *EKS[4:], "--ttl", "2h")
+    assert result.code == 0, result.err
+    assert "It ends after 2h. AWS itself takes the machines away" in result.err
+    assert "control plane" in result.err
+    assert aws.pass_time(3600) == []
+    assert sorted(aws.pass_time(7300)) == ["ends-1-system", "ends-1-workers"]
+    assert command("delete-cluster", "eks", "ends-1", "--yes").code == 0
+    assert aws.list_left("ends-1") == []
+
+
+def test_a_cluster_that_is_ready_after_its_end_ends_at_once(command: Command, aws: AwsServer) -> None:
+    assert command(*EKS[:3], "late", *EKS[4:], "--ttl", "0").code == 0
+    assert len(aws.pass_time(120)) == 2
+    assert command("delete-cluster", "eks", "late-1", "--yes").code == 0
+
+
+def test_an_unattended_paid_cluster_ends_by_itself(command: Command, aws: AwsServer) -> None:
+    assert command(*EKS[:3], "alone", *EKS[4:]).code == 0
+    assert len(aws.pass_time(8 * 3600 + 60)) == 2
+    assert command("delete-cluster", "eks", "alone-1", "--yes").code == 0
+
+
+def test_extend_moves_the_timer_the_tag_and_the_record(command: Command, aws: AwsServer) -> None:
+    assert command(*EKS[:3], "long", *EKS[4:], "--ttl", "1h").code == 0
+    result = command("extend", "long-1", "2h")
+    assert result.code == 0, result.err
+    assert aws.pass_time(2 * 3600) == []
+    expires = ClusterDetails.of(Store().cluster("long-1")).expires
+    assert expires is not None
+    assert abs(expires - time.time() - 3 * 3600) < 120
+    (found,) = [item for item in EksProvider().discover({"location": REGION}) if item.name == "long-1"]
+    assert ClusterDetails.of(found).expires == expires  # also for other machines
+    assert len(aws.pass_time(3 * 3600 + 60)) == 2
+    assert command("delete-cluster", "eks", "long-1", "--yes").code == 0
+
+
+def test_a_cluster_without_an_end_cannot_be_extended(command: Command, aws: AwsServer) -> None:
+    assert command(*EKS[:3], "never", *EKS[4:], "--ttl", "none").code == 0
+    assert aws.pass_time(1e6) == []
+    result = command("extend", "never-1", "2h")
+    assert (result.code, "has no end" in result.err) == (2, True)
+    assert command("delete-cluster", "eks", "never-1", "--yes").code == 0
+
+
+def test_extend_sets_the_label_on_gke(command: Command, gke_world: World) -> None:
+    result = command("create-cluster", "gke", "1", "rel", "--ttl", "1h", "--yes")
+    assert result.code == 0, result.err
+    assert "Google ends nothing of it by itself" in result.err
+    before = int(gke_world.find_cluster("rel-1").resource_labels["mlbench-expires"])
+    assert command("extend", "rel-1", "30m").code == 0
+    assert int(gke_world.find_cluster("rel-1").resource_labels["mlbench-expires"]) == before + 1800
+
+
+# --- garbage collection ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_aws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which AWS was never set up."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/dev/null")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    from tests.contract.providers.eks_world import forget
+
+    forget()
+
+
+def test_a_cloud_that_refuses_is_not_passed_over(command: Command, gke_world: World, no_aws: None) -> None:
+    assert command("gc", "--yes").code == 0  # AWS was never set up here
+    api.token.cache_clear()
+    gke_world.trouble = {"ListClusters": "UNAUTHENTICATED-before"}
+    result = command("gc", "--yes", "-o", "json")
+    assert result.code == 8
+    assert "gke" in result.err or "gke" in result.out
+
+
+def test_a_cloud_of_known_clusters_is_searched_or_named(
+    command: Command, gke_world: World, no_aws: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert command("create-cluster", "gke", "1", "rel", "--yes").code == 0
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
+    for cached in (api.client, api.credentials, api.token):
+        cached.cache_clear()
+    result = command("gc", "--yes")
+    assert result.code in (2, 8)
+    assert "gke" in result.err
+
+
+def test_every_project_that_the_store_knows_is_searched(command: Command, gke_world: World, no_aws: None) -> None:
+    assert command("create-cluster", "gke", "1", "rel", "--yes").code == 0
+    (path,) = gke_world.clusters
+    moved = path.replace(PROJECT, "other-project")
+    gke_world.clusters[moved] = gke_world.clusters.pop(path)
+    gke_world.clusters[moved].resource_labels["mlbench-expires"] = "1000000000"
+    store = Store()
+    (known,) = [cluster for cluster in store.clusters() if cluster.name == "rel-1"]
+    store.forget_cluster(known)
+    from dataclasses import replace
+
+    details = {**known.details, "project": "other-project"}
+    store.record_cluster(replace(known, account="other-project", details=details))
+    result = command("gc", "--expired", "--yes")
+    assert result.code == 0, result.err
+    assert gke_world.clusters == {}
+
+
+def test_clusters_of_other_owners_are_named(command: Command, gke_world: World, no_aws: None, tmp_path: Path) -> None:
+    assert command("create-cluster", "gke", "1", "rel", "--yes").code == 0
+    labels = gke_world.find_cluster("rel-1").resource_labels
+    labels["mlbench-owner"], labels["mlbench-expires"] = "runner", "1000000000"
+    result = command("gc", "--expired", "--yes")
+    assert (result.code, result.out) == (0, "There is nothing to delete.\n")
+    assert "rel-1 of runner" in result.err
+    assert GkeProvider().discover({"location": ZONE})
