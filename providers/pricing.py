@@ -1,17 +1,42 @@
 """Prices of machines: the user's own prices.toml first, then the one beside this file. Unknown is None, never 0."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from mlbench_cli import settings
 from mlbench_cli.errors import UsageError
+from mlbench_cli.files import write_atomically
 from providers.base import PlanLine
 
 SHIPPED = Path(__file__).with_name("prices.toml")
 ANY_REGION = "any"
+# Regions whose prices `mlbench prices update` asks for by default.
+DEFAULT_REGIONS = {
+    "gke": ("us-central1", "europe-west1", "europe-west4"),
+    "eks": ("us-east-1", "us-west-2", "eu-west-1"),
+}
+
+
+@dataclass(frozen=True)
+class FetchedPrices:
+    """Prices as a cloud has them now, per region and item, in USD per hour."""
+
+    provider: str
+    source: str
+    on_demand: Mapping[str, Mapping[str, float]]
+    spot: Mapping[str, Mapping[str, float]]
+
+    @property
+    def count(self) -> int:
+        return sum(len(items) for table in (self.on_demand, self.spot) for items in table.values())
+
+    @property
+    def regions(self) -> list[str]:
+        return sorted({*self.on_demand, *self.spot})
 
 
 @dataclass(frozen=True)
@@ -43,6 +68,15 @@ class PriceTable:
                     return float(amount), None if as_of is None else str(as_of)
         return None
 
+    def list_regions(self) -> list[str]:
+        """The regions with prices of their own."""
+        found = {place for layer in self.layers for place in layer.get("on-demand", {})}
+        return sorted(found - {ANY_REGION})
+
+    def to_dict(self) -> dict[str, object]:
+        regions = {region: self.count_prices(region) for region in self.list_regions()}
+        return {"currency": self.currency, "table": self.version, "regions": regions}
+
     def count_prices(self, region: str) -> int:
         """The number of parts with a known on-demand price in the region."""
         return len({item for layer in self.layers for place in (region, ANY_REGION) for item in _entries(layer, place)})
@@ -57,21 +91,59 @@ def user_price_file() -> Path:
     return settings.config_dir() / "prices.toml"
 
 
+def fetched_price_file(provider: str) -> Path:
+    return settings.config_dir() / f"prices-{provider}.toml"
+
+
+def update_prices(provider: str, regions: Sequence[str]) -> FetchedPrices:
+    """Ask the cloud for prices and keep them. Raises UsageError if it has none; the old ones stay then."""
+    from importlib import import_module
+
+    module = import_module(f"providers.{provider}.prices")
+    fetched: FetchedPrices = module.fetch_prices(tuple(regions) or DEFAULT_REGIONS[provider])
+    if not fetched.count:
+        raise UsageError(
+            f"{fetched.source} has no prices of {provider} for {', '.join(regions) or 'these regions'}.",
+            hint="Is the name of the region right?",
+        )
+    path = fetched_price_file(provider)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, _format_table(fetched).encode())
+    return fetched
+
+
+def _format_table(fetched: FetchedPrices) -> str:
+    today = f"{datetime.now(UTC):%Y-%m-%d}"
+    lines = [f"[{fetched.provider}]", 'currency = "USD"', f'date = "{today}"', f'source = "{fetched.source}"']
+    for kind, regions in (("on-demand", fetched.on_demand), ("spot", fetched.spot)):
+        for region, items in sorted(regions.items()):
+            lines += ["", f'[{fetched.provider}.{kind}."{region}"]']
+            lines += [f'"{item}" = {amount!r}' for item, amount in sorted(items.items())]
+    return "\n".join(lines) + "\n"
+
+
 def load_prices(provider: str) -> PriceTable:
-    """The prices of one provider. Raises UsageError if a person's own table is malformed."""
+    """The prices of one provider: the person's own, those fetched, the shipped. Raises UsageError if malformed."""
     shipped = _read(SHIPPED)[provider]
     version = f"{shipped['date']} {_digest(shipped)}"
     source = f"{shipped['source']} (table of {shipped['date']})"
+    layers: tuple[Mapping[str, Any], ...] = (shipped,)
+    if fetched_price_file(provider).exists():
+        fetched = _read(fetched_price_file(provider)).get(provider, {})
+        _check(fetched, provider)
+        version = f"{fetched.get('date')} {_digest(fetched)}, then {version}"
+        source = f"{fetched.get('source')} ({fetched.get('date')}), then {source}"
+        layers = (fetched, shipped)
     if not user_price_file().exists():
-        told = f"{source}; your own prices go first: {user_price_file()}"
-        return PriceTable(shipped["currency"], told, version, (shipped,))
+        origin = f"{source}; your own prices go first: {user_price_file()}"
+        return PriceTable(shipped["currency"], origin, version, layers)
     own = _read(user_price_file()).get(provider, {})
     _check(own, provider)
     if own.get("currency", shipped["currency"]) != shipped["currency"]:
         raise UsageError(f"{user_price_file()}: prices of {provider} have to be in {shipped['currency']}.")
     date = own.get("date", "without a date")
     version = f"{date} {_digest(own)}, then {version}"
-    return PriceTable(shipped["currency"], f"{user_price_file()} ({date}), then {source}", version, (own, shipped))
+    return PriceTable(shipped["currency"], f"{user_price_file()} ({date}), then {source}", version, (own, *layers))
 
 
 def _digest(layer: Mapping[str, Any]) -> str:

@@ -57,6 +57,7 @@ PANELS: dict[str, dict[str, Command]] = {
             "mlbench_cli.commands.delete_cluster", "delete_cluster", "Remove a cluster and all that belongs to it"
         ),
         "extend": Command("mlbench_cli.commands.extend", "extend", "Let a cluster live longer than its --ttl"),
+        "prices": Command("mlbench_cli.commands.prices", "prices", "Show or update what machines cost"),
         "gc": Command("mlbench_cli.commands.gc", "gc", "Remove clusters that are expired or forgotten"),
         "kubeconfig": Command("mlbench_cli.commands.kubeconfig", "kubeconfig", "Use a cluster with kubectl"),
         "list-clusters": Command("mlbench_cli.commands.list_clusters", "list_clusters", "Show the known clusters"),

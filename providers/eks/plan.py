@@ -59,6 +59,8 @@ def make_plan(cluster: Cluster, options: EksOptions, groups: tuple[Group, Group]
         _spot(aws, workers, zone) or prices.line(f"worker {workers.types[0]}", workers.count, workers.types[0], region),
         prices.line("GB of disk", system.count * system.disk + workers.count * workers.disk, "disk-gb", region),
     ]
+    public = system.count + (0 if workers.private else workers.count)
+    lines.append(prices.line("public address", public, "public-address", region))
     if workers.private:
         lines.append(prices.line("NAT gateway, without its traffic", 1, "nat-gateway", region))
     return Plan(tuple(lines), zone, prices.currency, prices.source, prices.version, tuple(warnings))

@@ -58,6 +58,8 @@ def make_plan(cluster: Cluster, options: "GkeOptions", machine: Machine, gke: Gk
         gpus = count * machine.gpus
         lines.append(prices.line(f"GPU {machine.gpu}{way}", gpus, machine.gpu, region, spot=options.spot))
     lines.append(prices.line("GB of disk", SYSTEM_NODES * SYSTEM_DISK + count * options.disk_size, "disk-gb", region))
+    if not options.private_nodes:
+        lines.append(prices.line("public address", SYSTEM_NODES + count, "public-address", region))
     location = f"{', '.join(zones)} of project {gke.project}"
     return Plan(tuple(lines), location, prices.currency, prices.source, prices.version, tuple(warnings))
 

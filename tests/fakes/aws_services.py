@@ -1,5 +1,6 @@
 """What CloudFormation, EC2, auto scaling and quotas do in the AWS double beyond what moto does."""
 
+import json
 import re
 import time
 from datetime import UTC, datetime
@@ -19,6 +20,12 @@ SPOT_PRICES = (
     ("g4dn.xlarge", "2026-11-21T10:00:00Z", "0.210000"),
     ("g4dn.2xlarge", "2026-11-21T09:00:00Z", "0.250000"),
 )
+ON_DEMAND_PRICES = {
+    ("eu-west-1", "g5.xlarge"): ("1.1230000000", "0.0000000000"),
+    ("eu-west-1", "m5.large"): ("0.1070000000",),
+    ("us-east-1", "p5e.48xlarge"): ("0.0000000000",),  # sold as a capacity block or spot only
+}
+PRICE_FILTERS = {"operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA", "capacitystatus": "Used"}
 REGIONS = ("eu-west-1", "eu-central-1", "eu-north-1", "us-west-2")
 ASG_SPACE = "http://autoscaling.amazonaws.com/doc/2011-01-01/"
 EC2_SPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
@@ -194,6 +201,22 @@ class ServiceRules(Base):
         if self.placements.pop((request.region, name), None) is None:
             raise ApiError("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
         return xml_answer("DeletePlacementGroupResponse", EC2_SPACE, "<return>true</return>")
+
+    def _pricing_GetProducts(self, request: Request) -> Answer:
+        """The form is that of a real answer: texts of JSON in a list, a term without a price, numbers as texts."""
+        wanted = {item["Field"]: item["Value"] for item in request.parameters["Filters"]}
+        if not PRICE_FILTERS.items() <= wanted.items():
+            raise ApiError("InvalidParameterException", "The double knows Linux machines of shared tenancy only.")
+        machine, region = wanted["instanceType"], wanted["regionCode"]
+        amounts = ON_DEMAND_PRICES.get((region, machine), ())
+        listed = []
+        for number, amount in enumerate(amounts):
+            dimension = {"unit": "Hrs", "pricePerUnit": {"USD": amount}, "description": f"$ per {machine}"}
+            term = {"offerTermCode": "JRTCKXETXF", "priceDimensions": {f"SKU{number}.JRTCKXETXF.6YS6EN2CT7": dimension}}
+            attributes = {"instanceType": machine, "regionCode": region, "vcpu": "4"}
+            product = {"product": {"attributes": attributes}, "terms": {"OnDemand": {f"SKU{number}.JRTCKXETXF": term}}}
+            listed.append(json.dumps(product))
+        return json_answer({"FormatVersion": "aws_v1", "PriceList": listed})
 
     def _servicequotas_GetServiceQuota(self, request: Request) -> Answer:
         code = request.parameters["QuotaCode"]

@@ -421,6 +421,7 @@ class Google:
         self.environment = {
             "MLBENCH_GKE_ENDPOINT": f"127.0.0.1:{port}",
             "MLBENCH_COMPUTE_ENDPOINT": url,
+            "MLBENCH_BILLING_ENDPOINT": url,
             "GOOGLE_APPLICATION_CREDENTIALS": str(_key_file(folder, url)),
             "NO_PROXY": "127.0.0.1",
         }

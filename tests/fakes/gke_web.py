@@ -5,7 +5,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.fakes.gke_facts import PLAIN, PODS, REGION, SHAPES, ZONE, ZONES
+from tests.fakes.gke_facts import PLAIN, PODS, REGION, SHAPES, SKUS, ZONE, ZONES
 
 if TYPE_CHECKING:
     from tests.fakes.gke import World
@@ -43,6 +43,9 @@ class Web(Handler):
         self.answer({"access_token": f"token-{self.world.tokens}", "expires_in": 3600, "token_type": "Bearer"})
 
     def do_GET(self) -> None:
+        if self.path.startswith("/v1/services/"):
+            self.answer(self._list_skus())
+            return
         parts = self.path.split("/")[5:]
         quotas = [
             {"metric": name, "limit": limit, "usage": self.world.used.get(name, 0)}
@@ -64,6 +67,16 @@ class Web(Handler):
             self.answer({"name": parts[-1], **({"guestCpus": cpus} if cpus else {})})
         else:
             self.answer({"error": {"code": 404, "message": f"The resource '{self.path}' was not found"}}, 404)
+
+    def _list_skus(self) -> dict[str, object]:
+        """Two pages of the catalogue; a wrong service answers 200 without any."""
+        url = urlsplit(self.path)
+        if url.path != "/v1/services/6F81-5844-456A/skus":
+            return {"skus": []}
+        half = len(SKUS) // 2
+        if "pageToken" in parse_qs(url.query):
+            return {"skus": SKUS[half:], "nextPageToken": ""}
+        return {"skus": SKUS[:half], "nextPageToken": "second"}
 
     def _disk(self, handle: str) -> dict[str, Any]:
         return {"name": handle.rpartition("/")[2], "sizeGb": "10", "status": "READY", "zone": f"https://x/zones/{ZONE}"}

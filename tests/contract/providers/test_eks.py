@@ -275,10 +275,10 @@ def make_plan(name: str, options: EksOptions, nodes: int = 2) -> Any:
 def test_the_plan_writes_nothing_and_sums_what_is_known(aws: AwsServer) -> None:
     plan = make_plan("plan-2", EksOptions(machine_type="g4dn.xlarge", zone="us-east-1b", kubernetes_version="1.34"))
     assert (plan.location, plan.currency) == ("us-east-1b", "USD")
-    assert plan.total == pytest.approx(0.10 + 0.0416 + 2 * 0.526 + 220 * 0.00011)
+    assert plan.total == pytest.approx(0.10 + 2 * 0.0416 + 2 * 0.526 + 240 * 0.00011 + 4 * 0.005)
     assert not [action for action in actions(aws) if not action.split(":")[1].startswith(("Get", "Describe"))]
     assert plan.to_dict()["price_table"]
-    assert {line.as_of for line in plan.lines} == {"2025"}
+    assert {line.as_of for line in plan.lines} == {"2026-07-20"}
 
 
 def test_spot_machines_are_planned_at_todays_price(aws: AwsServer) -> None:

@@ -17,7 +17,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("provider", ["gke", "eks"])
 def test_the_shipped_table_is_dated_and_of_prices(provider: str) -> None:
     prices = load_prices(provider)
-    assert "2025" in prices.source
+    assert "table of 20" in prices.source
     assert prices.price("control-plane", "anywhere") == 0.10
     for kind in ("on-demand", "spot"):
         for entries in prices.layers[0].get(kind, {}).values():
@@ -53,7 +53,7 @@ def test_a_price_says_of_when_it_is() -> None:
 def test_another_table_has_another_version() -> None:
     shipped = load_prices("eks").version
     assert load_prices("eks").version == shipped
-    assert shipped.startswith("2025 ")
+    assert shipped.startswith("20")
     user_price_file().write_text("[eks.on-demand.any]\nx = 1\n")
     first = load_prices("eks").version
     user_price_file().write_text("[eks.on-demand.any]\nx = 2\n")

@@ -1,0 +1,56 @@
+"""`mlbench prices`: which prices plans use, and how old they are; `mlbench prices update` asks the clouds."""
+
+from typing import Annotated
+
+import typer
+
+from mlbench_cli import console
+from mlbench_cli.commands._common import Format, Output
+from mlbench_cli.errors import UsageError
+from providers import pricing, registry
+
+HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+Providers = Annotated[list[str] | None, typer.Argument(metavar="[PROVIDER]...", help="gke, eks; default: both")]
+
+prices = typer.Typer(rich_markup_mode=None, context_settings=HELP_NAMES, add_completion=False)
+
+
+@prices.callback(invoke_without_command=True)
+def show(context: typer.Context, output: Output = Format.text) -> None:
+    """Show the tables of prices: source, date, and regions with their number of prices."""
+    if context.invoked_subcommand is not None:
+        return
+    tables = {name: pricing.load_prices(name) for name in registry.PAID}
+    if output == Format.json:
+        console.out_json({name: {"source": table.source, **table.to_dict()} for name, table in tables.items()})
+        return
+    rows = [
+        [name, region, table.count_prices(region)] for name, table in tables.items() for region in table.list_regions()
+    ]
+    console.out_table(["PROVIDER", "REGION", "PRICES"], rows)
+    for name, table in tables.items():
+        console.note(f"{name}: {table.source}")
+
+
+@prices.command(context_settings=HELP_NAMES)
+def update(
+    providers: Providers = None,
+    region: Annotated[
+        list[str] | None, typer.Option("--region", help="region to ask about; repeatable; default: those in use")
+    ] = None,
+    output: Output = Format.text,
+) -> None:
+    """Ask the clouds for today's prices and keep them, dated, for the plans of this machine.
+
+    Needs credentials: pricing:GetProducts on AWS; any signed-in account on Google.
+    """
+    names = [registry.ALIASES.get(name, name) for name in providers or registry.PAID]
+    for name in names:
+        if name not in registry.PAID:
+            raise UsageError(f'"{name}" has no prices.', hint=f"mlbench prices update {' '.join(registry.PAID)}")
+    updated = [pricing.update_prices(name, tuple(region or ())) for name in names]
+    if output == Format.json:
+        console.out_json({item.provider: {"source": item.source, "prices": item.count} for item in updated})
+        return
+    for item in updated:
+        console.out(f"{item.provider}: {item.count} prices of {', '.join(item.regions) or 'no region'} ({item.source})")

@@ -1,0 +1,147 @@
+"""Prices of Compute Engine from the Cloud Billing catalogue, for `mlbench prices update`.
+
+Google sells vCPUs, memory and GPUs one by one; a machine's price is their sum. Local SSDs of A3 and A4 are not counted.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from providers.base import TransientError, call_timeout
+from providers.gke import api
+from providers.gke.api import Message
+from providers.gke.machines import SHAPED, Machine
+from providers.pricing import FetchedPrices
+
+ENDPOINT = "https://cloudbilling.googleapis.com"
+COMPUTE_ENGINE = "6F81-5844-456A"  # its service; a wrong number answers 200 with an empty list
+SOURCE = "Cloud Billing catalogue"
+OTHER_MACHINES = (
+    "e2-standard-2",
+    "e2-standard-4",
+    "n1-standard-4",
+    "n1-standard-8",
+    "n1-standard-16",
+    "n1-standard-32",
+)
+# GiB of memory for each vCPU, or for each GPU of a machine that is named by its GPUs.
+MEMORY_PER_CPU = {"e2": 4.0, "n1": 3.75, "g2": 4.0, "g4": 3.75}
+CPUS_PER_GPU = {"a2-highgpu": 12, "a2-megagpu": 6, "a2-ultragpu": 12, "a3-highgpu": 26, "a3-megagpu": 26}
+MEMORY_PER_GPU = {"a2-highgpu": 85, "a2-megagpu": 85, "a2-ultragpu": 170, "a3-highgpu": 234, "a3-megagpu": 234}
+# What the catalogue calls a GPU, and the vCPUs and memory of a family.
+GPU_WORDS = {
+    "nvidia-tesla-t4": "Nvidia Tesla T4",
+    "nvidia-l4": "Nvidia L4",
+    "nvidia-tesla-a100": "Nvidia Tesla A100",
+    "nvidia-a100-80gb": "Nvidia Tesla A100 80GB",
+    "nvidia-h100-80gb": "Nvidia H100 80GB",
+    "nvidia-h100-mega-80gb": "Nvidia H100 80GB Plus",
+}
+FAMILY_WORDS = {
+    "e2": "E2 Instance", "n1": "N1 Predefined Instance", "g2": "G2 Instance", "g4": "G4 Instance",
+    "a2": "A2 Instance", "a3-highgpu": "A3 Instance", "a3-megagpu": "A3Plus Instance",
+}  # fmt: skip
+# Other ways to buy the same; those of DWS say that they are on demand.
+OTHER_OFFERS = re.compile(
+    r"Commit|Sole Tenancy|Reserved|Custom|Premium|suspended|DWS|Calendar Mode|Defined Duration", re.IGNORECASE
+)
+USAGE = {"OnDemand": "on-demand", "Preemptible": "spot"}
+
+
+@dataclass(frozen=True)
+class Sku:
+    """One thing that is sold: its name without the place, regions, way of sale, and price in USD per hour (and GiB)."""
+
+    name: str
+    regions: tuple[str, ...]
+    way: str
+    price: float
+
+
+def fetch_prices(regions: Sequence[str]) -> FetchedPrices:
+    """Prices per hour of all machines of the table in the regions. A machine of which a part is unknown is left out."""
+    skus = list(parse_skus(_list_skus()))
+    tables: dict[str, dict[str, dict[str, float]]] = {"on-demand": {}, "spot": {}}
+    for way, table in tables.items():
+        for region in regions:
+            parts = {sku.name: sku.price for sku in skus if sku.way == way and region in sku.regions}
+            if prices := price_machines(parts):
+                table[region] = prices
+    return FetchedPrices("gke", SOURCE, tables["on-demand"], tables["spot"])
+
+
+def price_machines(parts: Mapping[str, float]) -> dict[str, float]:
+    """Machines, and GPUs that are attached to others, priced by the parts of one region."""
+    prices = {}
+    for machine in (*SHAPED.values(), *(Machine(name) for name in OTHER_MACHINES)):
+        amount = _price_machine(machine, parts)
+        if amount is not None:
+            prices[machine.name] = round(amount, 6)
+    if (t4 := parts.get(GPU_WORDS["nvidia-tesla-t4"])) is not None:
+        prices["nvidia-tesla-t4"] = t4
+    return prices
+
+
+def parse_skus(items: Sequence[Message]) -> Iterator[Sku]:
+    """What of the catalogue is a vCPU, memory or a GPU, bought on demand or as spot."""
+    for item in items:
+        description = str(item["description"])
+        way = USAGE.get(item.get("category", {}).get("usageType", ""))
+        if way is None or OTHER_OFFERS.search(description):
+            continue
+        name = description.partition(" running in ")[0].removeprefix("Spot Preemptible ").removesuffix(" GPU")
+        price = _unit_price(item)
+        if price > 0:
+            yield Sku(name, tuple(item.get("serviceRegions", ())), way, price)
+
+
+def _unit_price(item: Message) -> float:
+    """USD per hour: units is a text in JSON, and a free tier comes first."""
+    rates = item["pricingInfo"][-1]["pricingExpression"]["tieredRates"]
+    price = rates[-1]["unitPrice"]
+    return int(price.get("units") or 0) + int(price.get("nanos") or 0) / 1e9
+
+
+def _price_machine(machine: Machine, parts: Mapping[str, float]) -> float | None:
+    family = machine.name.rpartition("-")[0]
+    words = FAMILY_WORDS.get(family) or FAMILY_WORDS.get(machine.name.partition("-")[0])
+    if machine.name.startswith(("a3-ultragpu", "a4-")) or words is None:
+        return None
+    if family in CPUS_PER_GPU:
+        cpus, memory = machine.gpus * CPUS_PER_GPU[family], float(machine.gpus * MEMORY_PER_GPU[family])
+    else:
+        cpus = machine.vcpus or 0
+        memory = cpus * MEMORY_PER_CPU.get(machine.name.partition("-")[0], 0)
+    core, ram = parts.get(f"{words} Core"), parts.get(f"{words} Ram")
+    gpu = parts.get(GPU_WORDS.get(machine.gpu or "", "")) if machine.gpu else 0.0
+    if core is None or ram is None or gpu is None or not cpus:
+        return None
+    return cpus * core + memory * ram + machine.gpus * gpu
+
+
+def _list_skus() -> list[Message]:
+    from google.auth.transport.requests import AuthorizedSession
+    from requests import exceptions as http
+
+    base = os.environ.get("MLBENCH_BILLING_ENDPOINT", ENDPOINT)
+    session = AuthorizedSession(api.credentials()[0], auth_request=api.sign_in())
+    found: list[Message] = []
+    token = ""
+    while True:
+        page = f"&pageToken={token}" if token else ""
+        url = f"{base}/v1/services/{COMPUTE_ENGINE}/skus?currencyCode=USD&pageSize=5000{page}"
+        with api.map_cloud_errors("list prices", ""):
+            try:
+                answer = session.get(url, timeout=call_timeout())
+            except http.RequestException as error:
+                raise TransientError(f"Cloud Billing cannot be reached: {error}") from None
+            if answer.status_code >= 400:
+                from google.api_core import exceptions
+
+                raise exceptions.from_http_response(answer)
+        document: Message = answer.json()
+        found += document.get("skus", [])
+        token = document.get("nextPageToken", "")
+        if not token:
+            return found

@@ -1,0 +1,57 @@
+"""`mlbench prices update` against answers in the clouds' own form: what has no price stays unknown."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mlbench_cli import settings
+from providers.pricing import fetched_price_file, load_prices
+from tests.fakes.aws_server import AwsServer
+from tests.fakes.gke import World
+
+Command = Callable[..., Any]
+
+
+def test_google_s_catalogue_is_summed_to_machines(command: Command, gke_world: World) -> None:
+    settings.config_dir().mkdir(parents=True, exist_ok=True)
+    result = command("prices", "update", "gke", "--region", "us-central1")
+    assert result.code == 0, result.err
+    table = load_prices("gke")
+    assert table.price("a2-highgpu-1g", "us-central1") == pytest.approx(12 * 0.031611 + 85 * 0.004237 + 2.933908)
+    assert table.price("a2-highgpu-1g", "us-central1", spot=True) == pytest.approx(12 * 0.009 + 85 * 0.001 + 1.434)
+    assert table.price("nvidia-tesla-t4", "us-central1") == 0.35
+    assert table.line("x", 1, "n1-standard-4", "us-central1").as_of == fetched_date("gke")
+    # A machine of which a part has no price keeps that of the shipped table, with its date.
+    assert table.line("x", 1, "g2-standard-4", "us-central1").as_of != fetched_date("gke")
+    assert table.price("a4-highgpu-8g", "us-central1") is None
+
+
+def fetched_date(provider: str) -> str:
+    text = fetched_price_file(provider).read_text()
+    return text.partition('date = "')[2].partition('"')[0]
+
+
+def test_aws_price_list_is_read_and_a_price_of_0_is_none(command: Command, aws: AwsServer) -> None:
+    settings.config_dir().mkdir(parents=True, exist_ok=True)
+    result = command("prices", "update", "eks", "--region", "eu-west-1", "-o", "json")
+    assert result.code == 0, result.err
+    assert result.json["eks"] == {"source": "AWS Price List", "prices": 2}
+    table = load_prices("eks")
+    assert table.price("g5.xlarge", "eu-west-1") == 1.123
+    assert table.price("p5e.48xlarge", "us-east-1") is None
+    assert table.price("g6.xlarge", "eu-west-1") is None
+    assert "AWS Price List" in command("prices").err
+
+
+def test_a_region_without_prices_keeps_the_old_ones(command: Command, aws: AwsServer) -> None:
+    result = command("prices", "update", "eks", "--region", "mars-1")
+    assert (result.code, "has no prices of eks for mars-1" in result.err) == (2, True)
+    assert not fetched_price_file("eks").exists()
+
+
+def test_who_may_not_ask_is_refused_with_the_right(command: Command, aws: AwsServer) -> None:
+    aws.order("me", "deny", action="pricing:.*", times=1)
+    result = command("prices", "update", "eks", "--region", "eu-west-1")
+    assert result.code == 3
+    assert command("prices", "update", "kind").code == 2
