@@ -32,6 +32,9 @@ PANELS: dict[str, dict[str, Command]] = {
         "verify": Command("mlbench_cli.commands.verify", "verify", "Prove what archives say, and whose they are"),
         "sign": Command("mlbench_cli.commands.sign", "sign", "Sign archives with an OpenSSH key"),
         "compare": Command("mlbench_cli.commands.compare", "compare", "Set two results side by side"),
+        "predict": Command(
+            "mlbench_cli.commands.predict", "predict", "Predict steps with other workers, networks and methods"
+        ),
         "report": Command("mlbench_cli.commands.report", "report", "Write one page about runs, with all figures"),
         "charts": Command("mlbench_cli.commands.charts", "charts", "Draw time, speedup and phases of finished runs"),
     },

@@ -22,6 +22,8 @@ def contract_environment(spec: RunSpec, hosts: str, master_address: str, master_
         "MLBENCH_SEED": str(spec.seed),
         "MLBENCH_PARAMETERS": canonical_json(dict(spec.parameters)).decode(),
     }
+    if spec.calibrate:
+        environment["MLBENCH_CALIBRATE"] = "1"
     if spec.method:
         environment["MLBENCH_METHOD"] = canonical_json(dict(spec.method)).decode()
     if spec.servers:

@@ -365,6 +365,7 @@ def _placement(request: Request, cluster: Cluster) -> dict[str, Any]:
         "data_dir": request.data_dir,
         "share_machine": bool(request.share_machine),
         "network": _network(request),
+        "calibrate": bool(request.calibrate),
     }
     if request.timeout is not None:
         placement["timeout"] = parse_duration(request.timeout, "--timeout")

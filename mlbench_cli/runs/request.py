@@ -116,6 +116,9 @@ class Request:
         "1gbit,5ms; a probe proves it before and after the run, which is refused otherwise",
         metavar="RATE[,DELAY]",
     )
+    calibrate: bool | None = _option(
+        "measure some steps without communication before the training, for mlbench predict", kind="switch"
+    )
     share_machine: bool | None = _option(
         "on local: start even if another run has this machine, and let others start; the result is labelled as shared",
         kind="switch",

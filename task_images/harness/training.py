@@ -77,6 +77,8 @@ class Trainer:
         """Train until the goal or the last epoch, and report the result. Raises DivergedError on NaN."""
         self.tracker = Tracker(self.world.synchronize if self.world.device.type == "cuda" else None)
         self._precision = self.precision or Precision("fp32", self.world.device)
+        if self.world.contract.calibrate:
+            self._calibrate()
         self.model = self.strategy.attach(Placement(self.world), self.model, self.make_optimizer, tracker=self.tracker)
         self._earlier = self._resume()
         self.world.barrier()
@@ -114,6 +116,20 @@ class Trainer:
         found = {"curve": curve, "throughput": self._throughput(curve), "communication": self.strategy.stats()}
         self.report.result(self.tracker, self.goal, {**self.details, **found}, spent)
         self.strategy.close()
+
+    def _calibrate(self) -> None:
+        """Leave what a prediction needs, from steps on one batch. Model and random numbers are as before afterwards."""
+        from task_images.harness.calibration import calibrate
+
+        batch = next(iter(self.data.training(1)))
+        self.model.to(self.world.device)
+        inputs, targets = self.data.prepare(batch, training=False)
+
+        def compute_loss() -> Tensor:
+            with self._precision.autocast():
+                return self.loss(self.model(inputs), targets)
+
+        calibrate(self.world, self.model, self.make_optimizer, compute_loss, batch.size)
 
     def _train(self, epoch: int) -> float:
         """One epoch; returns the mean training loss over all ranks' samples."""

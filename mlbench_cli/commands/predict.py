@@ -1,0 +1,310 @@
+"""`mlbench predict`: what a step would take with other workers, networks and methods, and how far to trust that."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlbench_cli import console
+from mlbench_cli.commands._common import Format, Output, complete_runs, results_of
+from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
+from mlbench_cli.model import JsonObject
+from mlbench_cli.network import NetworkShape, format_rate, format_seconds, parse_network
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.verify import open_verified
+from mlbench_cli.simulator.calibration import FILE, HOW, Calibration, find_link, parse_calibration
+from mlbench_cli.simulator.gloo import Link
+from mlbench_cli.simulator.predict import Prediction, Scenario, advise, totals
+from mlbench_cli.simulator.predict import predict as predict_step
+from mlbench_cli.simulator.published import SUPPORTED, compare_published, summarize
+from mlbench_cli.store import Store
+from task_images.comm.methods import Method, MethodError
+from task_images.comm.presets import PRESETS, resolve
+
+PUBLISHED = "published"
+MAX_DOCUMENT_BYTES = 64 << 20
+
+
+def predict(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...",
+            help="a run, or the folder or zip of one, that was calibrated (mlbench run --calibrate)",
+            autocompletion=complete_runs,
+        ),
+    ] = None,
+    workers: Annotated[
+        str | None, typer.Option("--workers", metavar="N,N", help="numbers of workers; default: the run's")
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option("--network", metavar="RATE[,DELAY]", help="network between the workers; default: the run's"),
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option("--method", metavar="NAME,NAME", help="methods to compare; default: the run's")
+    ] = None,
+    topology: Annotated[
+        str | None, typer.Option("--topology", metavar="NODESxGPUS", help="nodes and ranks of each, e.g. 8x4")
+    ] = None,
+    inside: Annotated[
+        str, typer.Option("--inside", metavar="KIND", help="links inside a node: pcie or nvlink")
+    ] = "pcie",
+    oversubscription: Annotated[
+        float, typer.Option("--oversubscription", metavar="FACTOR", help="edge capacity over core capacity")
+    ] = 1.0,
+    backend: Annotated[str, typer.Option("--backend", metavar="NAME", help="gloo or nccl")] = "gloo",
+    servers: Annotated[int | None, typer.Option("--servers", min=1, help="number of parameter servers")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="hold predictions against measurements: of RUNs, or of published tables")
+    ] = False,
+    advice: Annotated[bool, typer.Option("--advise", help="show what would help most")] = False,
+    output: Output = Format.text,
+) -> None:
+    """Predict the seconds of a training step with other numbers of workers, networks and methods.
+
+    Each prediction has an interval. What the run's calibration does not support is refused with what to measure.
+    """
+    if check and (not runs or runs == [PUBLISHED]):
+        _check_published(output)
+        return
+    if not runs:
+        raise UsageError("No run is given.", hint="mlbench predict RUN --workers 4,8, or: mlbench predict --check")
+    if check:
+        _check_runs(runs, output)
+        return
+    if len(runs) > 1:
+        raise UsageError("A prediction is made from one run.", hint="mlbench predict --check RUN RUN")
+    with _open(runs[0]) as archive:
+        calibration, link, error = _read(archive, required=network is None)
+        shape, links, library = _shape(network), _inside(inside), _backend(backend)
+        scenarios = [
+            Scenario(size, chosen, shape, *_topology(topology, size), links, oversubscription, servers, library)
+            for size in _sizes(workers, topology, calibration.ranks)
+            for chosen in _methods(method, archive)
+        ]
+        if advice:
+            _show_advice(calibration, link, error, scenarios[0], output)
+            return
+        found = [predict_step(calibration, link, error, scenario) for scenario in scenarios]
+        _show(found, archive, link, error, output)
+
+
+# --- what is asked for ------------------------------------------------------------------------------------------------
+
+
+def _sizes(text: str | None, topology: str | None, own: int) -> list[int]:
+    if text is None:
+        nodes, per_node = _topology(topology, own)
+        return [own if nodes is None or per_node is None else nodes * per_node]
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f'--workers "{text[:60]}" is not a list of numbers.', hint="--workers 4,8,16") from None
+
+
+def _topology(text: str | None, size: int) -> tuple[int | None, int | None]:
+    if text is None:
+        return None, None
+    nodes, cross, per_node = text.lower().partition("x")
+    if not cross or not nodes.isdecimal() or not per_node.isdecimal() or not int(nodes) or not int(per_node):
+        raise UsageError(f'--topology "{text[:60]}" is not of the form NODESxGPUS.', hint="--topology 8x4")
+    return max(1, math.ceil(size / int(per_node))) if size != int(nodes) * int(per_node) else int(nodes), int(per_node)
+
+
+def _inside(text: str) -> str:
+    if text not in ("pcie", "nvlink"):
+        raise UsageError(f'--inside "{text[:60]}" is neither pcie nor nvlink.')
+    return text
+
+
+def _backend(text: str) -> str:
+    if text not in ("gloo", "nccl"):
+        raise UsageError(f'--backend "{text[:60]}": only gloo and nccl are modelled.')
+    return text
+
+
+def _shape(text: str | None) -> NetworkShape | None:
+    return None if text is None else parse_network(text)
+
+
+def _methods(text: str | None, archive: Archive) -> list[Method]:
+    if text is None:
+        return [_own_method(archive)]
+    found = []
+    for name in text.split(","):
+        if name not in PRESETS:
+            near = did_you_mean(name, list(PRESETS))
+            raise UsageError(f'There is no method "{name[:60]}".{near}', hint="mlbench methods")
+        found.append(resolve(name))
+    return found
+
+
+def _own_method(archive: Archive) -> Method:
+    """The run's method; without one the task's own: a message after the backward pass, or torch's DDP."""
+    given = archive.run["spec"].get("method")
+    try:
+        if isinstance(given, dict) and given:
+            return Method.from_dict(given)
+        if isinstance(given, str) and given in PRESETS:
+            return resolve(given)
+    except MethodError:
+        pass
+    return resolve("ddp" if str(archive.run["spec"]["task"]).endswith("_ddp") else "bsp")
+
+
+# --- a run's measurements ---------------------------------------------------------------------------------------------
+
+
+def _open(name: str) -> Archive:
+    path = Path(name)
+    if not path.exists():
+        path = results_of(Store().run(name).run)
+    return open_verified(path)
+
+
+def _read(archive: Archive, *, required: bool) -> tuple[Calibration, Link, float]:
+    """A run's calibration, its link, and the model's error on its own collectives."""
+    if FILE not in archive.names:
+        raise NotFoundError(f'The run "{archive.run["name"]}" was not calibrated: it has no {FILE}.', hint=HOW)
+    calibration = parse_calibration(archive.read(FILE, MAX_DOCUMENT_BYTES))
+    try:
+        return (calibration, *find_link(calibration, archive.result.get("network")))
+    except UsageError:
+        if required:
+            raise
+        return calibration, Link(0.0, 0.0), 0.0
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def _show(found: Sequence[Prediction], archive: Archive, link: Link, error: float, output: Format) -> None:
+    seconds = totals(found, archive.result.get("samples"))
+    if output == Format.json:
+        rows = [{**item.to_dict(), "seconds_to_goal": total} for item, total in zip(found, seconds, strict=True)]
+        console.out_json({"schema_version": 1, "run": archive.run["name"], "model_error": error, "predictions": rows})
+        return
+    console.out_table(
+        [
+            *("METHOD", "WORKERS", "NETWORK", "STEP", "INTERVAL", "EFFICIENCY", "EXPOSED", "SENT", "SAMPLES/S"),
+            *("TO GOAL", "BASIS"),
+        ],
+        [_cells(item, total) for item, total in zip(found, seconds, strict=True)],
+        droppable=["SENT", "TO GOAL", "SAMPLES/S"],
+    )
+    name = archive.run["name"]
+    if not link.beta:
+        console.note(f"From the step times of {name}; the network is as asked for.")
+        return
+    console.note(
+        f"From {name}: a link of {format_seconds(link.alpha)} one way and {format_rate(8 / link.beta)}; the model is "
+        f"{100 * error:.0f} % off on its own all-reduces."
+    )
+
+
+def _cells(found: Prediction, total: float | None) -> list[object]:
+    step = found.step
+    return [
+        *(found.scenario.method.name, found.scenario.ranks, str(found.scenario.network or "as measured")),
+        format_seconds(step.seconds),
+        f"{format_seconds(found.low)} to {format_seconds(found.high)}",
+        f"{100 * step.efficiency:.0f} %",
+        format_seconds(step.exposed) if step.exposed > 1e-7 else "0",
+        f"{step.sent_bytes / 1e6:.3g} MB",
+        f"{found.scenario.ranks * found.batch / step.seconds:.4g}",
+        None if total is None else console.duration(total),
+        found.basis,
+    ]
+
+
+def _show_advice(calibration: Calibration, link: Link, error: float, scenario: Scenario, output: Format) -> None:
+    found = advise(calibration, link, error, scenario)
+    rows: list[JsonObject] = [
+        {"change": item.change, "options": item.command, "step_seconds": item.seconds, "gain": item.gain}
+        for item in found
+    ]
+    if output == Format.json:
+        console.out_json({"schema_version": 1, "advice": rows})
+        return
+    if not found:
+        console.out("Nothing that is modelled would gain 1 % or more: the step is computation.")
+        return
+    console.out_table(
+        ["CHANGE", "STEP", "GAIN", "OPTIONS"],
+        [[item.change, format_seconds(item.seconds), f"{100 * item.gain:+.0f} %", item.command] for item in found],
+    )
+
+
+def _check_runs(names: Sequence[str], output: Format) -> None:
+    """Each run's step as predicted from its own calibration, against the step that it measured."""
+    rows: list[JsonObject] = []
+    for name in names:
+        with _open(name) as archive:
+            calibration, link, error = _read(archive, required=True)
+            scenario = Scenario(calibration.ranks, _own_method(archive))
+            found = predict_step(calibration, link, error, scenario)
+            measured = _measured_step(archive)
+            rows.append(
+                {
+                    "run": archive.run["name"],
+                    "workers": calibration.ranks,
+                    "method": scenario.method.name,
+                    "measured_seconds": measured,
+                    "predicted_seconds": found.step.seconds,
+                    "error": None if measured is None else found.step.seconds / measured - 1,
+                    "collectives_error": error,
+                }
+            )
+    if output == Format.json:
+        console.out_json({"schema_version": 1, "runs": rows})
+        return
+    console.out_table(
+        ["RUN", "WORKERS", "METHOD", "MEASURED", "PREDICTED", "ERROR", "COLLECTIVES"],
+        [
+            [
+                *(row["run"], row["workers"], row["method"]),
+                None if row["measured_seconds"] is None else format_seconds(row["measured_seconds"]),
+                format_seconds(row["predicted_seconds"]),
+                None if row["error"] is None else f"{100 * row['error']:+.1f} %",
+                f"{100 * row['collectives_error']:.1f} %",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _measured_step(archive: Archive) -> float | None:
+    """Seconds of a training step of the run: the sum over its steps, by their number."""
+    updates, seconds = archive.result.get("updates"), archive.result["task_seconds"]["training"]
+    return seconds / updates if updates and seconds else None
+
+
+def _check_published(output: Format) -> None:
+    found = compare_published()
+    if output == Format.json:
+        cells: list[JsonObject] = [
+            {
+                **{name: getattr(item.cell, name) for name in ("model", "network", "method", "gpus")},
+                "measured": item.cell.rate,
+                "predicted": item.predicted_rate,
+                "error": item.error,
+                "is_calibration": item.is_calibration,
+            }
+            for item in found
+        ]
+        console.out_json({"schema_version": 1, "cells": cells})
+        return
+    console.out_table(
+        ["METHOD", "CELLS", "MEAN ERROR", "WORST", "CLAIM"],
+        [
+            [method, count, f"{100 * mean:.1f} %", f"{100 * worst:.1f} %", "yes" if method in SUPPORTED else "no"]
+            for method, count, mean, worst in summarize(found)
+        ],
+    )
+    console.note(
+        "ddl-benchmarks of 2020-05-29: three models, three networks, 8 to 32 GPUs, samples per second. For each "
+        "network, two cells of ResNet-50 on 8 GPUs give its constants. All cells: -o json"
+    )

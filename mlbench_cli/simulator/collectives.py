@@ -1,0 +1,221 @@
+"""What a collective costs: gloo's ring, the textbook's ring, NCCL's published model, and two levels of links.
+
+Sizes are bytes of the whole buffer of a rank, times seconds. `Collectives` is what a step is simulated with.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mlbench_cli.simulator.gloo import Link, Message, ring_seconds, simulate
+
+# NCCL 2.19, src/graph/tuning.cc: latencies in microseconds by algorithm and protocol, for NVLink, PCIe and network.
+NCCL_PROTOCOLS = ("LL", "LL128", "Simple")
+_NCCL_BASE = {"tree": (6.8, 14.0, 8.4), "ring": (6.6, 14.0, 8.4)}
+_NCCL_HOP = {
+    "nvlink": {"tree": (0.6, 1.25, 28.0), "ring": (0.6, 1.9, 3.4)},
+    "pcie": {"tree": (1.0, 1.9, 28.0), "ring": (1.0, 2.5, 5.7)},
+    "network": {"tree": (5.0, 8.5, 28.0), "ring": (2.7, 4.0, 14.0)},
+}
+_NCCL_LL_SHARE, _NCCL_LL128_SHARE = 0.5, 120 / 128
+_NCCL_TREE_SHARE, _NCCL_TREE_LL_SHARE = 0.92, 1 / 3.8
+
+
+class Collectives(Protocol):
+    """Seconds of collectives among `ranks`."""
+
+    @property
+    def ranks(self) -> int: ...
+
+    def all_reduce(self, size: float) -> float: ...
+
+    def reduce_scatter(self, size: float) -> float: ...
+
+    def all_gather(self, size: float) -> float: ...
+
+    def transfer(self, size: float) -> float:
+        """One message from a rank to another, over the slowest link."""
+        ...
+
+    def finish(self, messages: Sequence[Message], threads: int) -> list[float]:
+        """When each of several all-reduces ends, started in their order, at most `threads` at a time."""
+        ...
+
+
+def finish_in_turn(messages: Sequence[Message], seconds: Sequence[float]) -> list[float]:
+    """When each message ends if one link carries them one at a time, in their order."""
+    ends, free = [], 0.0
+    for message, taken in zip(messages, seconds, strict=True):
+        free = max(free, message.ready) + taken
+        ends.append(free)
+    return ends
+
+
+@dataclass(frozen=True)
+class GlooCollectives:
+    """gloo over equal links: all-reduce by events; reduce-scatter is an all-reduce there, all-gather a ring."""
+
+    ranks: int
+    link: Link
+    max_exact_ranks: int = 16  # beyond it, messages that overlap are taken one at a time
+
+    def all_reduce(self, size: float) -> float:
+        return ring_seconds(self.ranks, size, self.link)
+
+    def reduce_scatter(self, size: float) -> float:
+        return self.all_reduce(size)
+
+    def all_gather(self, size: float) -> float:
+        hop = 2 * self.link.alpha + 2 * self.link.overhead + size / self.ranks * self.link.beta
+        return (self.ranks - 1) * hop
+
+    def transfer(self, size: float) -> float:
+        return 2 * self.link.alpha + 2 * self.link.overhead + size * self.link.beta if self.ranks > 1 else 0.0
+
+    def finish(self, messages: Sequence[Message], threads: int) -> list[float]:
+        if self.ranks <= self.max_exact_ranks:
+            return simulate(messages, self.ranks, self.link, threads)
+        return finish_in_turn(messages, [self.all_reduce(message.size) for message in messages])
+
+
+@dataclass(frozen=True)
+class RingCollectives:
+    """The textbook's ring: `alpha` seconds per hop, `beta` per byte. For tables that give no more than that."""
+
+    ranks: int
+    alpha: float
+    beta: float
+
+    def all_reduce(self, size: float) -> float:
+        return 2 * self._part(size)
+
+    def reduce_scatter(self, size: float) -> float:
+        return self._part(size)
+
+    def all_gather(self, size: float) -> float:
+        return self._part(size)
+
+    def transfer(self, size: float) -> float:
+        return self.alpha + size * self.beta if self.ranks > 1 else 0.0
+
+    def finish(self, messages: Sequence[Message], threads: int) -> list[float]:
+        return finish_in_turn(messages, [self.all_reduce(message.size) for message in messages])
+
+    def _part(self, size: float) -> float:
+        return (self.ranks - 1) * (self.alpha + size / self.ranks * self.beta)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """`nodes` of `per_node` ranks each. Links: inside a node, and a node's share of the network per rank's neighbour.
+
+    `oversubscription` divides the network's rate when all nodes use it: 2 for a core with half of the edge's capacity.
+    """
+
+    nodes: int
+    per_node: int
+    inside: Link
+    network: Link
+    inside_kind: str = "pcie"
+    oversubscription: float = 1.0
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.per_node
+
+    @property
+    def network_beta(self) -> float:
+        return self.network.beta * (self.oversubscription if self.nodes > 2 else 1.0)
+
+
+@dataclass(frozen=True)
+class NcclCollectives:
+    """NCCL as its tuner models it: the faster of ring and tree, each by its best protocol.
+
+    Time = base + hops + bytes / bandwidth; the bandwidth is that of the slowest link that the ring passes.
+    """
+
+    topology: Topology
+
+    @property
+    def ranks(self) -> int:
+        return self.topology.ranks
+
+    def all_reduce(self, size: float) -> float:
+        return min(self.choices(size).values()) if self.ranks > 1 else 0.0
+
+    def choices(self, size: float) -> Mapping[tuple[str, str], float]:
+        """Seconds of an all-reduce by algorithm and protocol."""
+        return {
+            (algorithm, protocol): self._seconds(algorithm, number, size, 2)
+            for algorithm in ("ring", "tree")
+            for number, protocol in enumerate(NCCL_PROTOCOLS)
+        }
+
+    def reduce_scatter(self, size: float) -> float:
+        if self.ranks == 1:
+            return 0.0
+        return min(self._seconds("ring", number, size, 1) for number in range(len(NCCL_PROTOCOLS)))
+
+    def all_gather(self, size: float) -> float:
+        return self.reduce_scatter(size)
+
+    def transfer(self, size: float) -> float:
+        return self.topology.network.alpha + size * self._beta() if self.ranks > 1 else 0.0
+
+    def finish(self, messages: Sequence[Message], threads: int) -> list[float]:
+        return finish_in_turn(messages, [self.all_reduce(message.size) for message in messages])
+
+    def _seconds(self, algorithm: str, number: int, size: float, passes: int) -> float:
+        top = self.topology
+        inside = _NCCL_HOP[top.inside_kind][algorithm][number]
+        between = _NCCL_HOP["network"][algorithm][number] + 1e6 * top.network.alpha
+        if algorithm == "ring":
+            network_hops = passes * (top.nodes - 1) if top.nodes > 1 else 0
+            hops = (passes * (self.ranks - 1) - network_hops) * inside + network_hops * between
+            volume = passes * (self.ranks - 1) / self.ranks * size
+            share = (_NCCL_LL_SHARE, _NCCL_LL128_SHARE, 1.0)[number]
+        else:
+            hops = 2 * ((top.per_node - 1) * inside + math.ceil(math.log2(top.nodes)) * between)
+            volume = 2 * size
+            share = (_NCCL_TREE_LL_SHARE, _NCCL_LL128_SHARE * _NCCL_TREE_SHARE, _NCCL_TREE_SHARE)[number]
+        return (_NCCL_BASE[algorithm][number] + hops) * 1e-6 + volume * self._beta() / share
+
+    def _beta(self) -> float:
+        return max(self.topology.inside.beta, self.topology.network_beta if self.topology.nodes > 1 else 0.0)
+
+
+@dataclass(frozen=True)
+class TwoLevelCollectives:
+    """Reduce-scatter inside each node, all-reduce of a part between nodes, all-gather inside."""
+
+    topology: Topology
+
+    @property
+    def ranks(self) -> int:
+        return self.topology.ranks
+
+    def all_reduce(self, size: float) -> float:
+        top = self.topology
+        return self.reduce_scatter(size) + self._between().all_reduce(size / top.per_node) + self.all_gather(size)
+
+    def reduce_scatter(self, size: float) -> float:
+        return RingCollectives(self.topology.per_node, *self._inside()).reduce_scatter(size)
+
+    def all_gather(self, size: float) -> float:
+        return RingCollectives(self.topology.per_node, *self._inside()).all_gather(size)
+
+    def transfer(self, size: float) -> float:
+        return self._between().transfer(size)
+
+    def finish(self, messages: Sequence[Message], threads: int) -> list[float]:
+        return finish_in_turn(messages, [self.all_reduce(message.size) for message in messages])
+
+    def _inside(self) -> tuple[float, float]:
+        return self.topology.inside.alpha, self.topology.inside.beta
+
+    def _between(self) -> RingCollectives:
+        """All ranks of a node send at once, so that they share its link."""
+        top = self.topology
+        return RingCollectives(top.nodes, top.network.alpha, top.network_beta * top.per_node)

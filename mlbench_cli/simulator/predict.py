@@ -1,0 +1,208 @@
+"""From a calibration to steps at other sizes, on other networks and with other methods, each with an interval."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypedDict
+
+from mlbench_cli.errors import UsageError
+from mlbench_cli.network import NetworkShape
+from mlbench_cli.simulator.calibration import HOW, Calibration
+from mlbench_cli.simulator.collectives import (
+    Collectives,
+    GlooCollectives,
+    NcclCollectives,
+    Topology,
+    TwoLevelCollectives,
+)
+from mlbench_cli.simulator.gloo import Link
+from mlbench_cli.simulator.step import Step, simulate_step
+from task_images.comm.methods import Method
+
+MAX_RANKS = 10_000
+MAX_GROWTH = 4  # times the calibrated ranks; further is extrapolated
+# Half-widths that the model itself deserves: of what was measured, of other sizes and networks, beyond MAX_GROWTH.
+REPLAY_ERROR, OTHER_ERROR, FAR_ERROR = 0.05, 0.15, 0.30
+INSIDE_LINKS = {"nvlink": Link(2e-6, 8 / 2.4e12), "pcie": Link(5e-6, 8 / 1e11)}
+BUCKETS = ("1MiB", "4MiB", "25MiB", "100MiB")
+ADVISED = ("wfbp", "fusion", "mgwfbp", "optfusion", "bytescheduler", "dear", "fp16")
+
+
+class PredictionDocument(TypedDict):
+    """A prediction as JSON: seconds of a step with their interval, and what it is made of."""
+
+    method: str
+    workers: int
+    network: str
+    step_seconds: float
+    low_seconds: float
+    high_seconds: float
+    efficiency: float
+    exposed_seconds: float
+    sent_bytes: float
+    messages: int
+    samples_per_second: float
+    basis: str
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is asked for. `network` None: that of the run; `nodes` and `per_node` None: one rank per node."""
+
+    ranks: int
+    method: Method
+    network: NetworkShape | None = None
+    nodes: int | None = None
+    per_node: int | None = None
+    inside: str = "pcie"
+    oversubscription: float = 1.0
+    servers: int | None = None
+    backend: str = "gloo"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """`step` at the medians; `low` and `high` seconds: the calibration's spread and the model's own error, added."""
+
+    scenario: Scenario
+    step: Step
+    low: float
+    high: float
+    basis: str
+    batch: int
+
+    def to_dict(self) -> PredictionDocument:
+        step = self.step
+        return {
+            "method": self.scenario.method.name,
+            "workers": self.scenario.ranks,
+            "network": str(self.scenario.network or "as measured"),
+            "step_seconds": step.seconds,
+            "low_seconds": self.low,
+            "high_seconds": self.high,
+            "efficiency": step.efficiency,
+            "exposed_seconds": step.exposed,
+            "sent_bytes": step.sent_bytes,
+            "messages": step.messages,
+            "samples_per_second": self.scenario.ranks * self.batch / step.seconds,
+            "basis": self.basis,
+        }
+
+
+def predict(calibration: Calibration, link: Link, error: float, scenario: Scenario) -> Prediction:
+    """The step of a scenario. `link` and its model `error` are those of the run. Raises UsageError for what the
+    calibration does not support, with what to measure."""
+    basis, share = _judge(calibration, scenario)
+    used = link if scenario.network is None else _link_of(scenario.network)
+    steps = [
+        simulate_step(workload, scenario.method, _collectives(scenario, _widen(used, factor)), scenario.servers)
+        for workload, factor in (
+            (calibration.low, 1 - min(error, 0.9)),
+            (calibration.workload, 1.0),
+            (calibration.high, 1 + error),
+        )
+    ]
+    low, high = steps[0].seconds * (1 - share), steps[2].seconds * (1 + share)
+    return Prediction(scenario, steps[1], low, high, basis, calibration.batch)
+
+
+def _judge(calibration: Calibration, scenario: Scenario) -> tuple[str, float]:
+    """How far the calibration carries a scenario: in a word, and as the model's relative error. Raises UsageError."""
+    if not 1 <= scenario.ranks <= MAX_RANKS:
+        raise UsageError(f"{scenario.ranks} workers: a prediction is for 1 to {MAX_RANKS}.")
+    if calibration.is_crowded:
+        raise UsageError(
+            f"The calibration had {calibration.ranks} ranks of {calibration.threads} threads on {calibration.cores:g} "
+            "cores: its times are the scheduler's and carry no prediction.",
+            hint="Measure with at most one thread for each core: fewer workers, or --num-cpus 1.",
+        )
+    if scenario.backend == "nccl" and scenario.network is None:
+        raise UsageError("NCCL on another topology needs its network.", hint="--network 100gbit,10us --topology 4x8")
+    if scenario.network is None and calibration.ranks < 2:
+        raise UsageError("A run of one worker has no network.", hint="Name one: --network 10gbit,50us")
+    if scenario.network is None and scenario.ranks == calibration.ranks:
+        return "replay", REPLAY_ERROR
+    if scenario.ranks > MAX_GROWTH * calibration.ranks:
+        if scenario.network is None:
+            raise UsageError(
+                f"{scenario.ranks} workers are more than {MAX_GROWTH} times the {calibration.ranks} that were timed.",
+                hint=f"Name the network that joins them: --network 10gbit,50us. {HOW}",
+            )
+        return "extrapolated", FAR_ERROR
+    return "predicted", OTHER_ERROR
+
+
+def _link_of(network: NetworkShape) -> Link:
+    return Link(network.delay, network.seconds_per_byte)
+
+
+def _widen(link: Link, factor: float) -> Link:
+    return Link(link.alpha * factor, link.beta * factor, link.overhead * factor)
+
+
+def _collectives(scenario: Scenario, link: Link) -> Collectives:
+    if scenario.backend == "nccl" or scenario.per_node is not None:
+        per_node = scenario.per_node or 1
+        nodes = scenario.nodes or scenario.ranks // per_node
+        inside = INSIDE_LINKS[scenario.inside]
+        topology = Topology(nodes, per_node, inside, link, scenario.inside, scenario.oversubscription)
+        return NcclCollectives(topology) if scenario.backend == "nccl" else TwoLevelCollectives(topology)
+    slower = replace(link, beta=link.beta * (scenario.oversubscription if scenario.ranks > 2 else 1.0))
+    return GlooCollectives(scenario.ranks, slower)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One change and what it would gain: relative to the step as it is, per sample."""
+
+    change: str
+    command: str
+    seconds: float
+    gain: float
+
+
+def advise(calibration: Calibration, link: Link, error: float, scenario: Scenario) -> list[Advice]:
+    """What would help most, best first; changes that gain less than 1 % are left out."""
+    base = predict(calibration, link, error, scenario).step.seconds
+    found = []
+    for change, command, changed, work in _changes(scenario, link):
+        workload = calibration if work == 1 else _with_more_work(calibration, work)
+        seconds = predict(workload, link, error, changed).step.seconds
+        gain = base * work / seconds - 1
+        if gain >= 0.01:
+            found.append(Advice(change, command, seconds, gain))
+    return sorted(found, key=lambda advice: -advice.gain)
+
+
+def _changes(scenario: Scenario, link: Link) -> Iterator[tuple[str, str, Scenario, float]]:
+    from task_images.comm.presets import resolve
+
+    for name in ADVISED:
+        if name != scenario.method.name:
+            yield f"method {name}", f"--method {name}", replace(scenario, method=resolve(name)), 1.0
+    for bucket in BUCKETS:
+        method = replace(resolve("fusion"), plan=f"threshold:{bucket}")
+        options = f"--method fusion --set comm.plan=threshold:{bucket}"
+        yield f"buckets of {bucket}", options, replace(scenario, method=method), 1.0
+    rate, delay = 8 / link.beta, link.alpha
+    if scenario.network is not None:
+        rate, delay = scenario.network.rate, scenario.network.delay
+    faster = NetworkShape(min(10 * rate, 1e14), delay)
+    yield f"a network of {faster}", f"--network {faster}", replace(scenario, network=faster), 1.0
+    yield "twice the samples in each step", "--set batch_size=…", scenario, 2.0
+
+
+def _with_more_work(calibration: Calibration, factor: float) -> Calibration:
+    """The same with `factor` times the computation in each step; the update costs the same."""
+    workloads = [
+        replace(workload.scale(factor), optimizer=workload.optimizer)
+        for workload in (calibration.low, calibration.workload, calibration.high)
+    ]
+    low, middle, high = workloads
+    return replace(calibration, workload=middle, low=low, high=high, batch=int(calibration.batch * factor))
+
+
+def totals(predictions: Sequence[Prediction], samples: float | None) -> list[float | None]:
+    """Seconds until as many samples are trained as the run needed, for each prediction; None if that is not known."""
+    if not samples:
+        return [None] * len(predictions)
+    return [samples / (found.scenario.ranks * found.batch) * found.step.seconds for found in predictions]

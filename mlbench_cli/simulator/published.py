@@ -1,0 +1,154 @@
+"""The seeds' public table of methods, predicted from few of its cells and held against the others.
+
+The rule was fixed before the table was looked at with this code: for each connection, one cell (BSP-A2A, ResNet-50, 8
+GPUs) gives the seconds per byte, a second one (WFBP-A2A, ResNet-50, 8 GPUs) the seconds per message and hop; the
+authors' rate of one GPU gives the computation. Nothing else is fitted. A method's groups are built by the functions
+that a run uses. The feasibility study had used the same cells and an O(n^2) plan; its figures were known.
+"""
+
+import csv
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from mlbench_cli.simulator.collectives import RingCollectives
+from mlbench_cli.simulator.models import MODELS, workload_of
+from mlbench_cli.simulator.step import Step, simulate_step
+from mlbench_cli.simulator.workload import Workload
+from task_images.comm.presets import resolve
+
+# Authors' constants: samples per second of one GPU.
+SINGLE_GPU = {"ResNet-50": 253.1, "BERT-Large": 49.0, "BERT-Base": 212.8}
+GPUS_PER_NODE = 4
+METHODS = {
+    "BSP-A2A": "bsp",
+    "WFBP-A2A": "wfbp",
+    "MG-WFBP": "mgwfbp",
+    "ByteScheduler-A2A": "bytescheduler",
+    "BSP-PS": "bsp-ps",
+    "WFBP-PS": "wfbp-ps",
+    "ByteScheduler-PS": "bytescheduler-ps",
+}
+SUPPORTED = ("BSP-A2A", "MG-WFBP")  # for which this is a claim; the others show how far the model goes
+_REFERENCE, _RATE_CELL, _START_CELL = "ResNet-50", "BSP-A2A", "WFBP-A2A"
+_CELL_GPUS = 8
+_FILE = "published_methods.csv"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One published measurement: samples per second of all GPUs."""
+
+    model: str
+    batch: int
+    network: str
+    method: str
+    gpus: int
+    rate: float
+
+    @property
+    def seconds(self) -> float:
+        """Of one step."""
+        return self.gpus * self.batch / self.rate
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A measurement and its prediction. `is_calibration` marks the cells that the constants are from."""
+
+    cell: Cell
+    predicted_rate: float
+    is_calibration: bool
+
+    @property
+    def error(self) -> float:
+        """Relative error of the predicted rate."""
+        return self.predicted_rate / self.cell.rate - 1
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What a connection's two cells give: seconds per hop of a message, seconds per byte."""
+
+    alpha: float
+    beta: float
+
+
+@cache
+def load_cells() -> tuple[Cell, ...]:
+    """The table's cells of more than one node: what one node measures says nothing of the network."""
+    text = resources.files("mlbench_cli.simulator").joinpath(_FILE).read_text("utf-8")
+    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
+    cells = [
+        Cell(
+            *(row["model"], int(row["batch"]), row["network"], row["method"], int(row["gpus"])),
+            float(row["samples_per_second"]),
+        )
+        for row in rows
+    ]
+    return tuple(cell for cell in cells if cell.gpus > GPUS_PER_NODE)
+
+
+def calibrate(cells: Sequence[Cell], network: str) -> Constants:
+    """The constants of a connection from its two cells."""
+    single = _workload(_REFERENCE, _batch(cells, _REFERENCE))
+    rate_cell = _find(cells, network, _RATE_CELL)
+    volume = 2 * (_CELL_GPUS - 1) / _CELL_GPUS * single.size
+    beta = (rate_cell.seconds - single.seconds) / volume
+    start_cell = _find(cells, network, _START_CELL)
+
+    def seconds(alpha: float) -> float:
+        return _step(single, _START_CELL, _CELL_GPUS, Constants(alpha, beta)).seconds
+
+    return Constants(_solve(seconds, start_cell.seconds, 0.0, 5e-3), beta)
+
+
+def compare_published() -> list[Comparison]:
+    """Every cell with its prediction."""
+    cells = load_cells()
+    constants = {network: calibrate(cells, network) for network in {cell.network for cell in cells}}
+    return [_compare(cell, constants[cell.network]) for cell in cells]
+
+
+def summarize(found: Sequence[Comparison]) -> Iterator[tuple[str, int, float, float]]:
+    """By method: its name, number of cells that were predicted, mean and greatest absolute error."""
+    for method in METHODS:
+        errors = [abs(item.error) for item in found if item.cell.method == method and not item.is_calibration]
+        if errors:
+            yield method, len(errors), sum(errors) / len(errors), max(errors)
+
+
+def _compare(cell: Cell, constants: Constants) -> Comparison:
+    step = _step(_workload(cell.model, cell.batch), cell.method, cell.gpus, constants)
+    is_calibration = (cell.model, cell.gpus) == (_REFERENCE, _CELL_GPUS) and cell.method in (_RATE_CELL, _START_CELL)
+    return Comparison(cell, cell.gpus * cell.batch / step.seconds, is_calibration)
+
+
+def _step(workload: Workload, method: str, gpus: int, constants: Constants) -> Step:
+    preset = resolve(METHODS[method])
+    ring = RingCollectives(gpus, constants.alpha, constants.beta)
+    # Nodes sum inside themselves first; servers are as many as nodes, on machines of their own.
+    return simulate_step(workload, preset, ring, servers=gpus)
+
+
+@cache
+def _workload(model: str, batch: int) -> Workload:
+    return workload_of(MODELS[model](), batch / SINGLE_GPU[model])
+
+
+def _batch(cells: Sequence[Cell], model: str) -> int:
+    return next(cell.batch for cell in cells if cell.model == model)
+
+
+def _find(cells: Sequence[Cell], network: str, method: str) -> Cell:
+    wanted: Mapping[str, object] = {"model": _REFERENCE, "network": network, "method": method, "gpus": _CELL_GPUS}
+    return next(cell for cell in cells if all(getattr(cell, name) == value for name, value in wanted.items()))
+
+
+def _solve(function: Callable[[float], float], target: float, low: float, high: float) -> float:
+    """Where a growing function has the value `target`, by bisection."""
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if function(middle) < target else (low, middle)
+    return (low + high) / 2

@@ -1,0 +1,376 @@
+"""A training step under a communication method: when each message starts and ends, and what the step takes.
+
+A method is a point on the axes of task_images/comm/methods.py, the same that a run uses; its plans are built by the
+same functions. All-reduces are handed over without waiting, so that gloo's two threads carry two at a time; messages of
+other transports travel one at a time.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from mlbench_cli.errors import UsageError
+from mlbench_cli.simulator.collectives import Collectives
+from mlbench_cli.simulator.gloo import WORKER_THREADS, Message
+from mlbench_cli.simulator.workload import Workload
+from task_images.comm.methods import Method, parse_size
+from task_images.comm.plans import Cost, Groups, build, fit
+
+STEPS = 4  # that are simulated; without a barrier the last one is in its steady state
+QSGD_BUCKET = 512
+_SAMPLE_SIZES = (4096, 65_536, 1 << 20, 4 << 20)
+_UNKNOWN_ENGINES = ("zero1", "fsdp2", "hsdp")
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One message of a step: number of its group, when it was ready, started and ended, its bytes on the wire."""
+
+    group: int
+    ready: float
+    start: float
+    end: float
+    size: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step takes. `exposed` is the part of its seconds that it would not take without communication."""
+
+    seconds: float
+    compute: float
+    communication: float
+    messages: int
+    sent_bytes: float  # of one rank, payload
+    groups: int
+    trace: tuple[Sent, ...] = field(default=(), repr=False)
+
+    @property
+    def exposed(self) -> float:
+        return max(0.0, self.seconds - self.compute)
+
+    @property
+    def efficiency(self) -> float:
+        return self.compute / self.seconds if self.seconds else 1.0
+
+
+def simulate_step(workload: Workload, method: Method, collectives: Collectives, servers: int | None = None) -> Step:
+    """The step of a rank in its steady state. Raises UsageError for a method that is not simulated."""
+    check_method(method)
+    ranks = collectives.ranks
+    if ranks == 1 or method.transport == "noop":
+        return Step(workload.seconds, workload.seconds, 0.0, 0, 0.0, 0)
+    word, _, argument = method.sync.partition(":")
+    if word != "every":
+        return _local_step(workload, int(argument.split(",")[-1]), collectives)
+    wire = _Wire(method, collectives, servers or max(1, method.server_count))
+    groups = plan_groups(workload, method, wire.message)
+    parts = _divide(workload, groups, method)
+    if method.staleness == "async":
+        return _asynchronous_step(workload, parts, wire)
+    if method.barrier == "none":
+        return _gated_step(workload, method, parts, wire, collectives)
+    return _barrier_step(workload, method, parts, wire, collectives)
+
+
+def check_method(method: Method) -> None:
+    """Raises UsageError for what this simulator has no model of."""
+    if method.engine in _UNKNOWN_ENGINES:
+        raise UsageError(f"{method.engine} is not simulated: its messages gate the forward pass in ways of its own.")
+    if method.staleness.startswith("ssp"):
+        raise UsageError("Bounded staleness is not simulated: it depends on how far workers drift apart.")
+
+
+def plan_groups(workload: Workload, method: Method, seconds: Callable[[float], float]) -> Groups:
+    """The groups of tensors that share a message, by the functions that a run uses."""
+    sizes = [tensor.size for tensor in workload.tensors]
+    ready = [tensor.ready for tensor in workload.tensors]
+    return build(method.plan, sizes, ready, fit_cost(seconds))
+
+
+def fit_cost(seconds: Callable[[float], float]) -> Cost:
+    """alpha and beta of a cost function, as a run fits them to its own measurements."""
+    return fit([(size, seconds(size)) for size in _SAMPLE_SIZES])
+
+
+def encoded_bytes(codec: str, size: float) -> float:
+    """Bytes of a message of `size` bytes of fp32 after a codec."""
+    word, _, argument = codec.partition(":")
+    numbers = size / 4
+    if word in ("fp16", "bf16"):
+        return size / 2
+    if word == "sign":
+        return math.ceil(numbers / 8) + 4
+    if word == "topk":
+        return 8 * max(1.0, math.floor(float(argument) * numbers))
+    if word == "randomk":
+        return 4 * max(1.0, math.floor(float(argument) * numbers))
+    if word == "qsgd":
+        return numbers + 4 * math.ceil(numbers / QSGD_BUCKET)
+    if word == "powersgd":
+        side = math.sqrt(numbers)  # of a square matrix: the thinnest case is the whole
+        return min(size, 4 * float(argument) * 2 * side)
+    return size
+
+
+@dataclass(frozen=True)
+class _Part:
+    group: int
+    size: int
+    ready: float
+    position: int  # of the first of its tensors in the forward pass: its priority
+    last: int  # of the last one; the forward pass waits for it at all from `position` to here
+
+
+class _Wire:
+    """Seconds and bytes of one message of a method."""
+
+    def __init__(self, method: Method, collectives: Collectives, servers: int) -> None:
+        self._method, self._collectives, self._servers = method, collectives, servers
+
+    def message(self, size: float) -> float:
+        """Seconds of a message of `size` bytes of gradients."""
+        collectives, ranks = self._collectives, self._collectives.ranks
+        payload = encoded_bytes(self._method.codec, size)
+        transport = self._method.transport
+        if transport == "allgather":
+            return collectives.all_gather(payload * ranks)
+        if transport == "a2a":
+            return 2 * collectives.all_gather(payload)
+        if transport == "gtopk":
+            return 2 * math.ceil(math.log2(ranks)) * collectives.transfer(payload)
+        if transport == "gossip":
+            return collectives.transfer(2 * payload)
+        if transport == "ps":
+            return self.push(size) + self.push(size)
+        if transport == "rsag":
+            return collectives.reduce_scatter(payload) + collectives.all_gather(payload)
+        return collectives.all_reduce(payload)
+
+    def push(self, size: float) -> float:
+        """Seconds of one direction to the parameter servers, whose links all workers share."""
+        share = max(1.0, self._collectives.ranks / self._servers)
+        return self._collectives.transfer(encoded_bytes(self._method.codec, size) * share)
+
+    def sent_bytes(self, size: float) -> float:
+        """Bytes that a rank sends for a message."""
+        ranks = self._collectives.ranks
+        payload = encoded_bytes(self._method.codec, size)
+        transport = self._method.transport
+        if transport == "allgather":
+            return (ranks - 1) * payload
+        if transport == "gtopk":
+            return 2 * math.ceil(math.log2(ranks)) * payload
+        if transport == "gossip":
+            return 2 * payload
+        return payload if transport == "ps" else 2 * (ranks - 1) / ranks * payload
+
+
+def _divide(workload: Workload, groups: Groups, method: Method) -> list[_Part]:
+    """The messages of a step, in the order in which they are ready."""
+    limit = None if method.partition == "none" else parse_size(method.partition)
+    count, parts = len(workload.tensors), []
+    for number, group in enumerate(groups):
+        size = sum(workload.tensors[index].size for index in group)
+        ready = workload.tensors[group[-1]].ready
+        position, last = count - 1 - group[-1], count - 1 - group[0]
+        left = size
+        while left > 0:
+            piece = left if limit is None else min(left, limit)
+            parts.append(_Part(number, piece, ready, position, last))
+            left -= piece
+    return parts
+
+
+def _barrier_step(
+    workload: Workload, method: Method, parts: Sequence[_Part], wire: _Wire, collectives: Collectives
+) -> Step:
+    """All messages end before the update, and the update before the next step."""
+    deferred = method.order == "deferred"
+    ready = [workload.backward if deferred else part.ready for part in parts]
+    if method.transport == "allreduce":
+        starts, ends = _overlap(method, parts, wire, ready, collectives)
+    elif method.transport == "ps":
+        starts, ends = _pipeline([*zip(ready, (wire.push(part.size) for part in parts), strict=True)])
+    else:
+        order = range(len(parts)) if method.order != "priority" else None
+        starts, ends = _one_at_a_time(ready, [wire.message(part.size) for part in parts], parts, order)
+    last = max([workload.backward, *ends])
+    return _collect(workload, last + workload.optimizer + workload.other, parts, starts, ends, wire, ready)
+
+
+def _overlap(
+    method: Method, parts: Sequence[_Part], wire: "_Wire", ready: Sequence[float], collectives: Collectives
+) -> tuple[list[float], list[float]]:
+    """Starts and ends of all-reduces in the method's order, as many at a time as the backend has threads for.
+
+    A start is when a message was handed over; it shares the link with those before it.
+    """
+    order = list(range(len(parts)))
+    if method.order == "priority":
+        starts, _ = _one_at_a_time(ready, [wire.message(part.size) for part in parts], parts, None)
+        order.sort(key=lambda number: starts[number])
+    messages = [Message(ready[number], encoded_bytes(method.codec, parts[number].size)) for number in order]
+    found = collectives.finish(messages, WORKER_THREADS)
+    ends, starts = [0.0] * len(parts), [0.0] * len(parts)
+    busy: list[float] = []
+    for number, end in zip(order, found, strict=True):
+        free = heappop(busy) if len(busy) == WORKER_THREADS else 0.0
+        starts[number], ends[number] = max(ready[number], free), end
+        heappush(busy, end)
+    return starts, ends
+
+
+def _one_at_a_time(
+    ready: Sequence[float],
+    seconds: Sequence[float],
+    parts: Sequence[_Part],
+    order: Sequence[int] | None,
+    free: float = 0.0,
+) -> tuple[list[float], list[float]]:
+    """Starts and ends of messages on one link: in a given order, or always the ready one of the least position."""
+    starts, ends = [0.0] * len(ready), [0.0] * len(ready)
+    if order is not None:
+        for number in order:
+            starts[number] = max(free, ready[number])
+            free = ends[number] = starts[number] + seconds[number]
+        return starts, ends
+    coming = sorted(range(len(ready)), key=lambda number: ready[number])
+    waiting: list[tuple[int, int]] = []
+    index = 0
+    while index < len(coming) or waiting:
+        if not waiting:
+            free = max(free, ready[coming[index]])
+        while index < len(coming) and ready[coming[index]] <= free:
+            heappush(waiting, (parts[coming[index]].position, coming[index]))
+            index += 1
+        _, number = heappop(waiting)
+        starts[number] = free
+        free = ends[number] = free + seconds[number]
+    return starts, ends
+
+
+def _pipeline(pushes: Sequence[tuple[float, float]], free: float = 0.0) -> tuple[list[float], list[float]]:
+    """Starts and ends of messages that are pushed to servers and pulled from them, both directions at once."""
+    starts, ends, pulled = [], [], free
+    for ready, seconds in pushes:
+        start = max(free, ready)
+        free = start + seconds
+        pulled = max(pulled, free) + seconds
+        starts.append(start)
+        ends.append(pulled)
+    return starts, ends
+
+
+def _gated_step(
+    workload: Workload, method: Method, parts: Sequence[_Part], wire: _Wire, collectives: Collectives
+) -> Step:
+    """Without a barrier: each layer's next forward pass waits for its own parameters only."""
+    count = len(workload.tensors)
+    backward = _differences([workload.forward, *(tensor.ready for tensor in workload.tensors)])
+    total = sum(backward) or 1.0
+    forward = [workload.forward * share / total for share in reversed(backward)]  # in the order of the forward pass
+    usable, begin, free, starts_of_steps = [0.0] * count, 0.0, 0.0, []
+    starts: list[float] = []
+    ends: list[float] = []
+    ready: list[float] = []
+    for _ in range(STEPS):
+        starts_of_steps.append(begin)
+        now = begin + workload.other
+        for position in range(count):
+            now = max(now, usable[position]) + forward[position]
+        offset = now - workload.forward
+        ready = [part.ready + offset for part in parts]
+        starts, ends, updated = _exchange(method, parts, wire, ready, free, collectives)
+        free = max(ends, default=0.0)
+        end = workload.backward + offset
+        for part, done in zip(parts, updated, strict=True):
+            for position in range(part.position, part.last + 1):
+                usable[position] = max(usable[position], done)
+        begin = end + workload.optimizer
+    seconds = starts_of_steps[-1] - starts_of_steps[-2]
+    return _collect(workload, max(seconds, 0.0), parts, starts, ends, wire, ready)
+
+
+def _exchange(
+    method: Method,
+    parts: Sequence[_Part],
+    wire: _Wire,
+    ready: Sequence[float],
+    free: float,
+    collectives: Collectives,
+) -> tuple[list[float], list[float], list[float]]:
+    """Starts, ends, and when parameters are complete, of a step's messages."""
+    if method.transport == "ps":
+        order = sorted(range(len(parts)), key=lambda number: (ready[number], parts[number].position))
+        starts, ends = _pipeline([(ready[number], wire.push(parts[number].size)) for number in order], free)
+        back = dict(zip(order, zip(starts, ends, strict=True), strict=True))
+        pairs = [back[number] for number in range(len(parts))]
+        return [start for start, _ in pairs], [end for _, end in pairs], [end for _, end in pairs]
+    if method.transport == "rsag":
+        return _scatter_then_gather(parts, wire, ready, free)
+    if method.transport == "allreduce":
+        starts, ends = _overlap(method, parts, wire, ready, collectives)
+        return starts, ends, ends
+    seconds = [wire.message(part.size) for part in parts]
+    in_turn = None if method.order == "priority" else range(len(parts))
+    starts, ends = _one_at_a_time(ready, seconds, parts, in_turn, free)
+    return starts, ends, ends
+
+
+def _scatter_then_gather(
+    parts: Sequence[_Part], wire: _Wire, ready: Sequence[float], free: float
+) -> tuple[list[float], list[float], list[float]]:
+    """DeAR: all reduce-scatters in the backward pass, then the all-gathers in the order of the next forward pass."""
+    halves = [wire.message(part.size) / 2 for part in parts]
+    starts, scattered = _one_at_a_time(ready, halves, parts, range(len(parts)), free)
+    begun = [max(scattered, default=0.0)] * len(parts)
+    _, ends = _one_at_a_time(begun, halves, parts, None, begun[0] if begun else 0.0)
+    return starts, ends, ends
+
+
+def _asynchronous_step(workload: Workload, parts: Sequence[_Part], wire: _Wire) -> Step:
+    """A worker waits for its own exchange, or for its turn at servers that all workers keep busy."""
+    ready = [workload.backward] * len(parts)
+    starts, ends = _pipeline([(workload.backward, wire.push(part.size)) for part in parts])
+    last = max([workload.backward, *ends])
+    return _collect(workload, last + workload.optimizer + workload.other, parts, starts, ends, wire, ready)
+
+
+def _local_step(workload: Workload, every: int, collectives: Collectives) -> Step:
+    """The mean over steps of which one in `every` ends with an average of all parameters."""
+    exchange = collectives.all_reduce(workload.size)
+    sent = 2 * (collectives.ranks - 1) / collectives.ranks * workload.size / every
+    seconds = workload.seconds + exchange / every
+    return Step(seconds, workload.seconds, exchange / every, 1, sent, 1)
+
+
+def _collect(
+    workload: Workload,
+    seconds: float,
+    parts: Sequence[_Part],
+    starts: Sequence[float],
+    ends: Sequence[float],
+    wire: _Wire,
+    ready: Sequence[float],
+) -> Step:
+    rows = zip(parts, ready, starts, ends, strict=True)
+    trace = tuple(Sent(part.group, at, start, end, part.size) for part, at, start, end in rows)
+    busy = _join(starts, ends)
+    sent_bytes = sum(wire.sent_bytes(part.size) for part in parts)
+    return Step(seconds, workload.seconds, busy, len(parts), sent_bytes, len({part.group for part in parts}), trace)
+
+
+def _join(starts: Sequence[float], ends: Sequence[float]) -> float:
+    """Seconds in which at least one message was under way."""
+    total, until = 0.0, -math.inf
+    for start, end in sorted(zip(starts, ends, strict=True)):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total
+
+
+def _differences(values: Sequence[float]) -> list[float]:
+    return [max(0.0, later - earlier) for earlier, later in itertools.pairwise(values)]

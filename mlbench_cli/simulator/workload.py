@@ -1,0 +1,56 @@
+"""What one rank computes and sends in a step: tensors in the order in which their gradients are ready."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A parameter: its bytes as they travel, and when its gradient is ready, seconds after the step's start."""
+
+    name: str
+    size: int
+    ready: float
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A step without communication. Times are seconds after its start; `tensors` are in order of readiness.
+
+    forward     when the backward pass begins
+    backward    when it ends
+    optimizer   seconds of the update
+    other       seconds of the step besides: data, metrics
+    """
+
+    tensors: tuple[Tensor, ...]
+    forward: float
+    backward: float
+    optimizer: float = 0.0
+    other: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.backward + self.optimizer + self.other
+
+    @property
+    def size(self) -> int:
+        return sum(tensor.size for tensor in self.tensors)
+
+    def scale(self, factor: float) -> "Workload":
+        """The same on a machine that computes `factor` times as long."""
+        tensors = tuple(replace(tensor, ready=tensor.ready * factor) for tensor in self.tensors)
+        times = [value * factor for value in (self.forward, self.backward, self.optimizer, self.other)]
+        return Workload(tensors, *times)
+
+
+def spread_backward(
+    sizes: Sequence[tuple[str, int]], weights: Sequence[float], forward: float, backward: float, optimizer: float = 0.0
+) -> Workload:
+    """A workload from tensors in forward order, the backward pass divided in proportion to `weights`."""
+    total = sum(weights) or 1.0
+    now, tensors = forward, []
+    for (name, size), weight in zip(reversed(sizes), reversed(weights), strict=True):
+        now += (backward - forward) * weight / total
+        tensors.append(Tensor(name, size, now))
+    return Workload(tuple(tensors), forward, max(backward, now), optimizer)

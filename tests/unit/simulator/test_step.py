@@ -1,0 +1,152 @@
+"""Steps under methods: traces by hand, and what must hold for any workload and network."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlbench_cli.errors import UsageError
+from mlbench_cli.simulator.collectives import GlooCollectives, RingCollectives
+from mlbench_cli.simulator.gloo import Link
+from mlbench_cli.simulator.step import Step, encoded_bytes, simulate_step
+from mlbench_cli.simulator.workload import Tensor, Workload
+from task_images.comm.methods import Method
+from task_images.comm.presets import PRESETS, resolve
+
+# Backward pass from 1 s on, gradients after 2, 3 and 4 s; an all-reduce of s bytes takes 1 + 0.1 s seconds.
+WORK = Workload((Tensor("c", 10, 2.0), Tensor("b", 20, 3.0), Tensor("a", 30, 4.0)), 1.0, 4.0, optimizer=0.5)
+RING = RingCollectives(2, alpha=0.5, beta=0.1)
+UNKNOWN = ("zero1", "fsdp2", "hsdp", "ssp-ps")
+
+
+def run(name: str, work: Workload = WORK, ring: RingCollectives = RING) -> Step:
+    return simulate_step(work, resolve(name), ring)
+
+
+def trace(step: Step) -> list[tuple[float, float]]:
+    return [(round(sent.start, 6), round(sent.end, 6)) for sent in step.trace]
+
+
+def test_one_message_after_the_backward_pass() -> None:
+    step = run("bsp")
+    assert trace(step) == [(4.0, 11.0)]
+    assert (step.seconds, step.exposed, step.sent_bytes) == (11.5, 7.0, 60.0)
+
+
+def test_a_message_for_each_tensor_as_soon_as_it_is_ready() -> None:
+    step = run("wfbp")
+    # Two are handed over at a time; the link carries them one after the other.
+    assert trace(step) == [(2.0, 4.0), (3.0, 7.0), (4.0, 11.0)]
+    assert step.communication == 9.0
+    assert (step.seconds, step.messages, step.groups) == (11.5, 3, 3)
+
+
+def test_the_best_plan_merges_where_a_message_would_wait_anyway() -> None:
+    step = run("optfusion")
+    assert trace(step) == [(2.0, 4.0), (4.0, 10.0)]
+    assert step.seconds == 10.5
+    assert run("mgwfbp").seconds == 10.5
+
+
+def test_without_communication_a_step_is_its_computation() -> None:
+    assert run("noop").seconds == WORK.seconds == 4.5
+    assert simulate_step(WORK, resolve("bsp"), RingCollectives(1, 1.0, 1.0)).seconds == 4.5
+
+
+def test_priority_lets_the_first_layer_pass() -> None:
+    """Without latency: 0.1 s per byte. c goes at 2, b at 3; a comes at 4, behind b. If c takes until 6, a passes b."""
+    step = simulate_step(WORK, Method(plan="tensor", order="priority"), RingCollectives(2, 0.0, 0.1))
+    assert trace(step) == [(2.0, 3.0), (3.0, 5.0), (4.0, 8.0)]
+    late = Workload((Tensor("c", 40, 2.0), Tensor("b", 20, 3.0), Tensor("a", 30, 4.0)), 1.0, 4.0)
+    step = simulate_step(late, Method(plan="tensor", order="priority"), RingCollectives(2, 0.0, 0.1))
+    assert trace(step) == [(2.0, 6.0), (6.0, 11.0), (4.0, 9.0)]
+
+
+def test_servers_take_and_give_at_the_same_time() -> None:
+    """Two servers for two workers: each tensor is pushed for 0.5 + 0.1 s, and pulled while the next is pushed."""
+    step = simulate_step(WORK, Method(plan="tensor", transport="ps", servers="2"), RING)
+    assert trace(step) == [(2.0, 5.0), (3.5, 8.5), (6.0, 13.0)]
+
+
+def test_half_of_the_servers_are_twice_as_slow() -> None:
+    ring = RingCollectives(4, 0.0, 0.1)
+    one, two = (simulate_step(WORK, Method(plan="all", transport="ps", servers=count), ring) for count in ("2", "4"))
+    assert one.exposed == pytest.approx(2 * two.exposed)
+
+
+def test_local_steps_share_one_average() -> None:
+    assert run("localsgd").seconds == pytest.approx(4.5 + 7.0 / 4)
+
+
+@pytest.mark.parametrize(
+    ("codec", "size"),
+    [
+        ("none", 4096.0),
+        ("fp16", 2048.0),
+        ("sign", 132.0),
+        ("topk:0.01", 80.0),
+        ("randomk:0.1", 408.0),
+        ("qsgd:127", 1032.0),
+        ("powersgd:4", 1024.0),
+    ],
+)
+def test_codecs_send_fewer_bytes(codec: str, size: float) -> None:
+    assert encoded_bytes(codec, 4096) == size
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_has_no_model_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="not simulated"):
+        run(name)
+
+
+WORKLOADS = st.lists(st.tuples(st.integers(1, 500_000), st.floats(0.001, 1.0)), min_size=1, max_size=9).flatmap(
+    lambda rows: st.tuples(st.just(rows), st.floats(0.0, 1.0), st.floats(0.0, 0.1))
+)
+RINGS = st.builds(
+    RingCollectives, st.integers(2, 16), st.sampled_from((0.0, 1e-4, 1e-2, 0.1)), st.sampled_from((0.0, 1e-8, 1e-7))
+)
+SIMULATED = sorted(set(PRESETS) - set(UNKNOWN))
+
+
+def workload(drawn: tuple[list[tuple[int, float]], float, float]) -> Workload:
+    rows, forward, optimizer = drawn
+    now, tensors = forward, []
+    for number, (elements, seconds) in enumerate(rows):
+        now += seconds
+        tensors.append(Tensor(str(number), 4 * elements, now))
+    return Workload(tuple(tensors), forward, now, optimizer)
+
+
+@settings(max_examples=60, deadline=None)
+@given(drawn=WORKLOADS, ring=RINGS)
+def test_plans_are_ordered(drawn: tuple[list[tuple[int, float]], float, float], ring: RingCollectives) -> None:
+    work, slack = workload(drawn), 1e-9
+    seconds = {name: run(name, work, ring).seconds for name in ("bsp", "wfbp", "mgwfbp", "optfusion")}
+    assert seconds["optfusion"] <= seconds["mgwfbp"] + slack
+    assert seconds["mgwfbp"] <= min(seconds["wfbp"], seconds["bsp"]) + slack
+    if ring.alpha == 0:
+        assert seconds["wfbp"] <= seconds["bsp"] + slack
+        assert run("bytescheduler", work, ring).seconds <= seconds["wfbp"] + slack
+
+
+@settings(max_examples=40, deadline=None)
+@given(drawn=WORKLOADS, ring=RINGS, name=st.sampled_from(SIMULATED))
+def test_no_method_beats_computation(
+    drawn: tuple[list[tuple[int, float]], float, float], ring: RingCollectives, name: str
+) -> None:
+    work = workload(drawn)
+    step = run(name, work, ring)
+    assert step.seconds >= work.seconds - 1e-9
+    assert 0 <= step.efficiency <= 1 + 1e-9
+    if ring.alpha == ring.beta == 0:
+        assert step.seconds == pytest.approx(work.seconds)
+
+
+@settings(max_examples=40, deadline=None)
+@given(drawn=WORKLOADS, ranks=st.integers(2, 6))
+def test_every_byte_is_sent_once(drawn: tuple[list[tuple[int, float]], float, float], ranks: int) -> None:
+    work = workload(drawn)
+    expected = 2 * (ranks - 1) / ranks * work.size
+    for name in ("bsp", "wfbp", "fusion", "mgwfbp", "optfusion", "bytescheduler", "dear", "ddp"):
+        step = simulate_step(work, resolve(name), GlooCollectives(ranks, Link(1e-4, 1e-8)))
+        assert step.sent_bytes == pytest.approx(expected)
