@@ -1,0 +1,166 @@
+"""`mlbench predict` as a command: what it says of a calibrated run, and what it refuses."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.app import run
+from mlbench_cli.results.archive.documents import write_run_document
+from mlbench_cli.results.archive.seal import seal
+from tests.unit.results.runs import event, new_run, observation_of, spec, training_log
+
+Captured = pytest.CaptureFixture[str]
+CALIBRATION: dict[str, Any] = {  # words: ok
+    "schema_version": 1,
+    "ranks": 2,
+    "backend": "gloo",
+    "framework": "torch 2.15.0",
+    "threads": 1,
+    "cores": 2.0,
+    "load_before": 0.1,
+    "batch": 32,
+    "tensors": [
+        {
+            "name": f"layer{n}",
+            "bytes": 400_000,
+            "ready_p10": 0.04 + 0.01 * n,
+            "ready_p50": 0.05 + 0.01 * n,
+            "ready_p90": 0.06 + 0.01 * n,
+        }
+        for n in range(5)
+    ],
+    "forward": [0.03, 0.04, 0.05],
+    "backward": [0.08, 0.09, 0.1],
+    "optimizer": [0.001, 0.002, 0.003],
+    "step": [0.081, 0.092, 0.103],
+    "collectives": [
+        {"operation": "all_reduce", "bytes": 65_536, "samples": 9, "p10": 0.0215, "p50": 0.0219, "p90": 0.0224},
+        {"operation": "all_reduce", "bytes": 4 << 20, "samples": 9, "p10": 0.054, "p50": 0.0555, "p90": 0.058},
+    ],
+}
+
+
+def calibrated_run(folder: Path, probed: bool = True, **changes: Any) -> Path:
+    links = [{"from": n, "to": 1 - n, "rtt_p50_seconds": 0.0103, "together_bits_per_second": 0.975e9} for n in (0, 1)]
+    probe: Mapping[str, Any] = {
+        "stage": "before",
+        "form": "full",
+        "ranks": 2,
+        "networks": 2 if probed else 1,
+        "links": links,
+        "counters": [],
+    }
+    made = new_run(folder, spec(), {0: [event("network", **probe), *training_log(0)], 1: training_log(1)})
+    output = folder / "output" / "rank-0"
+    output.mkdir(parents=True)
+    (output / "calibration.json").write_text(json.dumps({**CALIBRATION, **changes}))
+    write_run_document(made)
+    seal(made, observation_of())
+    return folder
+
+
+class Command:
+    """`mlbench predict` in this process."""
+
+    def __init__(self, captured: Captured) -> None:
+        self._captured = captured
+
+    def __call__(self, *words: str, code: int = 0) -> str:
+        """Its standard output, or its standard error if it must fail."""
+        assert run(["predict", *words]) == code
+        text = self._captured.readouterr()
+        return text.out if code == 0 else text.err
+
+
+@pytest.fixture
+def predict(capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    return Command(capsys)
+
+
+def test_predictions_have_an_interval_and_a_basis(tmp_path: Path, predict: Command) -> None:
+    folder = str(calibrated_run(tmp_path / "a"))
+    document = json.loads(predict(folder, "--workers", "2,4,8", "--method", "bsp,optfusion,noop", "-o", "json"))
+    rows = document["predictions"]
+    assert [(row["workers"], row["method"]) for row in rows][:4] == [
+        (2, "bsp"),
+        (2, "optfusion"),
+        (2, "noop"),
+        (4, "bsp"),
+    ]
+    assert all(row["low_seconds"] < row["step_seconds"] < row["high_seconds"] for row in rows)
+    assert [row["basis"] for row in rows] == ["replay"] * 3 + ["predicted"] * 6
+    assert rows[2]["step_seconds"] == pytest.approx(0.092)
+    assert rows[0]["step_seconds"] > rows[1]["step_seconds"] > rows[2]["step_seconds"]
+    assert document["model_error"] < 0.02  # of all-reduces that were measured over 1 Gbit/s and 5 ms
+
+
+def test_a_thousand_ranks_need_a_network(tmp_path: Path, predict: Command) -> None:
+    folder = str(calibrated_run(tmp_path / "a"))
+    assert "more than 4 times the 2" in predict(folder, "--workers", "1024", code=2)
+    words = ("--workers", "1024,10000", "--network", "100gbit,10us", "-o", "json")
+    rows = json.loads(predict(folder, *words))["predictions"]
+    assert [row["basis"] for row in rows] == ["extrapolated"] * 2
+
+
+def test_a_link_is_fitted_where_ranks_share_one_stack(tmp_path: Path, predict: Command) -> None:
+    folder = str(calibrated_run(tmp_path / "a", probed=False))
+    document = json.loads(predict(folder, "-o", "json"))
+    assert document["model_error"] < 0.01
+
+
+def test_advice_is_sorted_by_its_gain(tmp_path: Path, predict: Command) -> None:
+    document = json.loads(predict(str(calibrated_run(tmp_path / "a")), "--advise", "-o", "json"))
+    gains = [item["gain"] for item in document["advice"]]
+    assert gains == sorted(gains, reverse=True)
+    assert gains[0] > 0.01
+
+
+def test_a_run_is_held_against_its_own_measurement(tmp_path: Path, predict: Command) -> None:
+    (row,) = json.loads(predict("--check", str(calibrated_run(tmp_path / "a")), "-o", "json"))["runs"]
+    assert row["measured_seconds"] == pytest.approx(86.0 / 400)
+    assert row["error"] == pytest.approx(row["predicted_seconds"] / row["measured_seconds"] - 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "message"),
+    [
+        ({"threads": 2}, (), "its times are the scheduler's"),
+        ({"ranks": 1, "collectives": []}, (), "neither collectives nor a network|has no network"),
+        ({"tensors": [{"name": "x"}]}, (), "is not a calibration"),
+        ({"schema_version": 9}, (), "this mlbench reads 1"),
+        ({}, ("--workers", "many"), "is not a list of numbers"),
+        ({}, ("--workers", "0"), "a prediction is for 1 to 10000"),
+        ({}, ("--method", "mgwfpb"), 'Did you mean "mgwfbp"'),
+        ({}, ("--method", "fsdp2"), "fsdp2 is not simulated"),
+        ({}, ("--network", "1gbps"), "is not a number with a unit"),
+        ({}, ("--topology", "four"), "not of the form NODESxGPUS"),
+        ({}, ("--backend", "mpi"), "only gloo and nccl are modelled"),
+        ({}, ("--backend", "nccl"), "NCCL on another topology needs its network"),
+    ],
+)
+def test_what_carries_no_prediction_is_refused(
+    tmp_path: Path, predict: Command, changes: Mapping[str, Any], words: tuple[str, ...], message: str
+) -> None:
+    probed = "ranks" not in changes
+    assert re.search(message, predict(str(calibrated_run(tmp_path / "a", probed, **changes)), *words, code=2))
+
+
+def test_a_run_without_a_calibration_says_how_to_get_one(tmp_path: Path, predict: Command) -> None:
+    folder = calibrated_run(tmp_path / "a")
+    plain = new_run(tmp_path / "b", spec())
+    write_run_document(plain)
+    seal(plain, observation_of())
+    assert folder.exists()
+    assert "mlbench run NAME 2 --task TASK --calibrate" in predict(str(tmp_path / "b"), code=4)
+
+
+def test_the_published_table_is_predicted(predict: Command) -> None:
+    cells = json.loads(predict("--check", "-o", "json"))["cells"]
+    errors = [abs(cell["error"]) for cell in cells if cell["method"] == "BSP-A2A" and not cell["is_calibration"]]
+    assert len(cells) == 189
+    assert sum(errors) / len(errors) <= 0.10
