@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shlex
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,9 +18,9 @@ from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.masking import refuse_secrets
 from mlbench_cli.model import Cluster
-from mlbench_cli.network import parse_network
 from mlbench_cli.runs.kubernetes_options import check_mount_point, gpus_of_machine, require_folder, resolve_kubernetes
 from mlbench_cli.runs.methods import check_method, refuse_method, resolve_method, split_set
+from mlbench_cli.runs.network_options import check_network, refuse_network, resolve_network
 from mlbench_cli.runs.preflight import check_run
 from mlbench_cli.runs.request import KUBERNETES, OPTIONS, Request, clip, flag, parse_duration
 from mlbench_cli.spec import CUSTOM, MAX_TIMEOUT, OPEN, SEED, RunSpec, check_name
@@ -30,7 +29,6 @@ from task_images.harness.cores import effective_cores
 MAX_LOCAL_RANKS = 64
 MAX_REPEATS = 1000
 MACHINE_OPTIONS = ("image", "env")  # options for clusters that also mean something without Kubernetes
-NETWORKED_BACKENDS = ("gloo", "grpc")  # whose ranks of one machine use the network between them
 # The word in a cluster's record says that its figures mean nothing; this, in the run's, says why.
 FUNCTIONAL_ONLY = "all nodes of the cluster are containers on one machine"
 REGISTRY = "mlbench"  # where the catalogue's images are unless request or cluster say otherwise
@@ -73,11 +71,8 @@ def resolve(
         _refuse_cluster_options(request, f"on {cluster.provider}", MACHINE_OPTIONS)
     elif request.share_machine is not None:
         raise UsageError("--share-machine is about this machine; it has no meaning on other clusters.")
-    if request.network is not None and not local:
-        raise UsageError(
-            "--network makes a network on this machine; what joins the nodes of a cluster is the cluster's.",
-            hint="Every run of several workers measures its network: see network.json of its archive.",
-        )
+    if not local:
+        refuse_network(request)
     if local:
         request = replace(request, data_dir=require_folder(request.data_dir, "--data-dir"))
     elif is_machines(cluster):
@@ -98,7 +93,7 @@ def resolve(
     for spec in specs:
         if machine and local:
             check_local(spec, machine)
-            _check_network(spec)
+            check_network(spec)
         elif spec.device == "gpu" and ClusterDetails.of(cluster).gpus_per_node == 0:
             raise UsageError(f'The cluster "{cluster.name}" has no GPUs.', hint="Leave out --gpu.")
         check_method(spec, local)
@@ -364,40 +359,12 @@ def _placement(request: Request, cluster: Cluster) -> dict[str, Any]:
         "cpus": None if request.num_cpus is None else float(request.num_cpus),
         "data_dir": request.data_dir,
         "share_machine": bool(request.share_machine),
-        "network": _network(request),
+        "network": resolve_network(request),
         "calibrate": bool(request.calibrate),
     }
     if request.timeout is not None:
         placement["timeout"] = parse_duration(request.timeout, "--timeout")
     return placement
-
-
-def _network(request: Request) -> str | None:
-    """The canonical text of the network that was asked for."""
-    if request.network is None:
-        return None
-    shape = parse_network(request.network)
-    if shape.is_modelled:
-        raise UsageError(
-            f"--network {clip(request.network)}: a run has a real network, not a formula's.",
-            hint="mlbench predict computes what a run would take on another network.",
-        )
-    return str(shape)
-
-
-def _check_network(spec: RunSpec) -> None:
-    """Refuse a network of its own for a run whose ranks would not use it."""
-    if spec.network is None:
-        return
-    if sys.platform != "linux":
-        raise UsageError("--network needs the network namespaces of Linux.", hint="Leave out --network.")
-    if spec.device == "gpu":
-        raise UsageError("--network is for runs on CPUs: GPUs of one machine pass the network by.")
-    if spec.backend not in NETWORKED_BACKENDS:
-        raise UsageError(
-            f"--network: ranks on the backend {spec.backend} may talk through this machine's memory instead.",
-            hint=f"Choose --backend {NETWORKED_BACKENDS[0]}.",
-        )
 
 
 def _equal_cpus(sizes: Sequence[int], processes_per_worker: int, machine: Machine) -> float | None:

@@ -81,7 +81,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.runs.kubernetes_options": (*BASE, "mlbench_cli.masking", "mlbench_cli.runs.request"),
     "mlbench_cli.runs.preflight": BASE,
     "mlbench_cli.runs.campaign": (*BASE, "mlbench_cli.runs"),
+    "mlbench_cli.runs.network_options": (*BASE, "mlbench_cli.runs.request"),
     "mlbench_cli.runs.launch": (
+        "mlbench_cli.runs.network_options",
         *(*BASE, "mlbench_cli.masking", "mlbench_cli.runs.request", "mlbench_cli.runs.kubernetes_options"),
         *("mlbench_cli.runs.preflight", "mlbench_cli.runs.methods", "mlbench_cli.__init__"),
     ),
