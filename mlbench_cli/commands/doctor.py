@@ -32,7 +32,7 @@ print(torch.__version__, torch.cuda.device_count(), ",".join(backends) or "none"
 
 def doctor(
     providers: Annotated[
-        list[str] | None, typer.Argument(metavar="[PROVIDER]...", help="gke, eks: ask this cloud instead")
+        list[str] | None, typer.Argument(metavar="[PROVIDER]...", help="gke, eks, slurm, hosts: ask these instead")
     ] = None,
     project: Project = None,
     location: Location = None,
@@ -43,9 +43,14 @@ def doctor(
     Nothing is written anywhere. The exit code is 0 unless something has failed; then it is that failure's.
     """
     if providers:
+        from mlbench_cli.commands._machine_checks import KINDS, check_machines
         from providers.doctor import run_checks
 
-        checks = [check for name in providers for check in run_checks(name, project, location)]
+        checks = [
+            check
+            for name in providers
+            for check in (check_machines(name) if name in KINDS else run_checks(name, project, location))
+        ]
     else:
         checks = [check() for check in CHECKS]
     if output == Format.json:
@@ -55,7 +60,7 @@ def doctor(
         hints = [f"{check.what}: {check.hint}" for check in checks if check.hint and check.state != "ok"]
         console.note("".join(f"\n{hint}" for hint in hints))
         if not providers:
-            console.note("\nA cloud's own: mlbench doctor gke, mlbench doctor eks")
+            console.note("\nOthers: mlbench doctor gke, eks, slurm, hosts")
     return next((check.exit_code for check in checks if check.state == "failed"), 0)
 
 

@@ -73,11 +73,11 @@ def choose_address(
     `connection` is SSH_CONNECTION: client, its port, server, its port. Raises NotFoundError for an unknown interface.
     """
     if interface is not None:
-        for item in addresses:
-            if item["interface"] == interface:
-                return interface, item["address"]
-        known = ", ".join(item["interface"] for item in addresses)
-        raise NotFoundError(f"{name} has no interface {interface} with an IPv4 address, only {known}.")
+        chosen = [item for item in addresses if item["interface"] == interface]
+        if not chosen:
+            known = ", ".join(item["interface"] for item in addresses)
+            raise NotFoundError(f"{name} has no interface {interface} with an IPv4 address, only {known}.")
+        addresses = chosen
     parts = connection.split()
     server = parts[2] if len(parts) == 4 else ""
     for item in addresses:

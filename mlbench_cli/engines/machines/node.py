@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 BEAT_SECONDS = 5.0
 LOOK_SECONDS = 0.5  # between two looks for RUN/cancel
 LINGER_SECONDS = 120.0  # in which the others end after node 0 has
+SIGNAL_SECONDS = 0.3
 EXIT_REFUSED = 75
 BLOCK = 1 << 20
 SIOCGIFADDR, SIOCGIFNETMASK = 0x8915, 0x891B
@@ -301,6 +302,14 @@ class NodeSupervisor(Supervisor):
             self._send_stop(self.state["first"])
         super()._stop(why, min(grace, self.plan["grace"]) if grace else 0)
 
+    def _on_exit(self, rank: Rank) -> None:
+        """A batch system that ends a job signals ranks and supervisors alike: then a rank has not failed by itself."""
+        if self.state["ended"] is None and not self.cancelled and is_signalled(rank.pid):
+            time.sleep(SIGNAL_SECONDS)  # this process's own signal may come a moment later
+        if self.cancelled:
+            self._stop("cancelled", GRACE)
+        super()._on_exit(rank)
+
     def _on_cancel(self, *_: object) -> None:
         self.state["signalled"] = True
         super()._on_cancel()
@@ -384,6 +393,15 @@ class NodeSupervisor(Supervisor):
             self._on_time(now)
         if self.state["first"] != written:
             self._write_state(last=True)
+
+
+def is_signalled(pid: int) -> bool:
+    """Whether the child has ended by SIGTERM, of its own accord or not; it can still be waited for."""
+    with contextlib.suppress(ChildProcessError, AttributeError):
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is not None:
+            return ended.si_status in (signal.SIGTERM, 128 + signal.SIGTERM)
+    return False
 
 
 def fill_in(text: str, known: Mapping[str, str]) -> str:

@@ -37,6 +37,7 @@ class SlurmEngine(MachinesEngine):
         self._pause = PENDING_POLL
         self._silence: str | None = None
         self._vanished: dict[str, float] = {}
+        self._unexplained: dict[str, float] = {}
 
     def render(self, spec: RunSpec) -> Submission:
         """The batch script, and the plan of its supervisors."""
@@ -120,13 +121,17 @@ class SlurmEngine(MachinesEngine):
         number = self._job_id(run) if snapshot.exists else None
         if number is None:
             return self._without_job(run, snapshot, observation)
-        if observation.ended not in (None, Ending.LOST, Ending.CANCELLED):
+        if observation.ended is not None and not _needs_explanation(observation, snapshot):
             return observation
         job = self._find_report(number, snapshot, is_over=observation.ended is not None)
         if self._silence is not None and observation.ended is None:
             finding = Finding(CONTROLLER_SILENT, self._silence, hint="The run goes on.", retryable=True)
             observation = replace(observation, findings=(*observation.findings, finding))
         if observation.ended is not None:
+            since = self._unexplained.setdefault(run.id, time.monotonic())
+            may_come = job is not None and not job.has_ended
+            if may_come and time.monotonic() - since < self._details.kill_wait + FILE_SECONDS:
+                return replace(observation, ended=None)
             return _explain_loss(observation, job, snapshot)
         if job is None:
             return self._judge_vanished(run, number, snapshot, observation)
@@ -222,11 +227,20 @@ def _plan(spec: RunSpec, details: SlurmDetails) -> Document:
     return {**make_slurm_plan(spec, details)}
 
 
+def _needs_explanation(observation: Observation, snapshot: Snapshot) -> bool:
+    """Whether Slurm may know better why the run ended: its supervisors or ranks were stopped from outside."""
+    if observation.ended is Ending.CANCELLED:
+        return not snapshot.is_cancelled
+    if observation.ended is Ending.FAILED and observation.first_failed is not None:
+        return observation.workers[observation.first_failed].exit_code in (128 + 9, 128 + 15)
+    return observation.ended is Ending.LOST
+
+
 def _explain_loss(observation: Observation, job: JobReport | None, snapshot: Snapshot) -> Observation:
     """A run whose supervisors were stopped or lost, with Slurm's reason for it."""
-    if job is None or (observation.ended is Ending.CANCELLED and snapshot.is_cancelled):
+    if job is None or not job.has_ended or job.state in ("COMPLETED", "FAILED"):
         return observation
-    if job.state in ("RUNNING", "COMPLETING", "COMPLETED", "FAILED"):
+    if job.state == "CANCELLED" and observation.ended is not Ending.CANCELLED:
         return observation
     ended, finding = diagnosis.explain_end(job, is_begun=True, is_cancelled=snapshot.is_cancelled)
     kept = tuple(item for item in observation.findings if item.code not in ("cancelled_by_other", "node_lost"))

@@ -1,0 +1,123 @@
+"""`mlbench doctor slurm` and `mlbench doctor hosts`: what attached machines have today, and what is missing."""
+
+import shutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from mlbench_cli.errors import MlbenchError
+from mlbench_cli.model import Cluster
+from mlbench_cli.store import Store
+from providers.doctor import Check
+
+if TYPE_CHECKING:
+    from mlbench_cli.engines.machines.details import SlurmDetails
+    from mlbench_cli.engines.slurm.discovery import ClusterFacts
+
+KINDS = ("slurm", "hosts")
+
+
+def check_machines(kind: str) -> Iterator[Check]:
+    """One line for each thing that runs on clusters of this kind need; of this machine alone if none is attached."""
+    found = [cluster for cluster in Store().clusters() if cluster.provider == kind]
+    yield _check_ssh()
+    if not found:
+        hint = f"mlbench attach-{kind} NAME"
+        if kind == "slurm" and shutil.which("sinfo"):
+            yield Check("slurm here", "ok", str(shutil.which("sinfo")))
+        yield Check(kind, "missing", "no cluster of this kind is attached", hint)
+    for cluster in found:
+        check = _check_slurm if kind == "slurm" else _check_hosts
+        try:
+            yield from check(cluster)
+        except MlbenchError as error:
+            yield Check(cluster.name, "failed", error.message, error.hint, error.exit_code)
+
+
+def _check_ssh() -> Check:
+    path = shutil.which("ssh")
+    if path is None:
+        return Check("ssh", "missing", "not on PATH", "Needed for hosts, and for Slurm from another machine.")
+    return Check("ssh", "ok", path)
+
+
+def _check_slurm(cluster: Cluster) -> Iterator[Check]:
+    from mlbench_cli.engines.machines.channel import Channel
+    from mlbench_cli.engines.machines.details import SlurmDetails
+    from mlbench_cli.engines.slurm import discovery
+
+    details = SlurmDetails.of(cluster)
+    channel = Channel(details.target)
+    try:
+        facts = discovery.discover_cluster(channel, details.folder)
+        name = cluster.name
+        yield Check(f"{name}: Slurm", "ok", f"{facts.version} through {channel.target.name}")
+        yield _check_partition(name, details, facts)
+        yield _check_folder(name, str(facts.host["writable"]), int(facts.host["free_bytes"]), details.folder)
+        yield (
+            Check(f"{name}: accounting", "ok", "slurmdbd")
+            if facts.has_accounting
+            else Check(
+                f"{name}: accounting",
+                "missing",
+                f"none; a job is forgotten {facts.min_job_age} s after its end",
+                "Results do not depend on it; reasons of ends are unknown later.",
+            )
+        )
+        yield (
+            Check(f"{name}: containers", "ok", facts.container)
+            if facts.container
+            else Check(f"{name}: containers", "missing", "neither pyxis nor apptainer", "--image needs one of them.")
+        )
+        free = discovery.free_nodes(channel, details)
+        if not free:
+            yield Check(f"{name}: nodes", "missing", "none is free, so none was probed", "Try again later.")
+            return
+        probes = discovery.probe_nodes(channel, details, free)
+        discovery.check_probes(probes, details)
+        torch = probes[0].torch or "no torch"
+        state = "ok" if probes[0].torch else "missing"
+        found = f"{len(probes)} probed: all see {details.folder}; Python {probes[0].python}, {torch}"
+        yield Check(f"{name}: nodes", state, found, "Tasks need torch: attach with --python PATH or --setup FILE.")
+    finally:
+        channel.close()
+
+
+def _check_partition(name: str, details: "SlurmDetails", facts: "ClusterFacts") -> Check:
+    chosen = details.partition or facts.default_partition or ""
+    partition = facts.partitions.get(chosen)
+    if partition is None:
+        known = ", ".join(facts.partitions)
+        return Check(f"{name}: partition", "failed", f"no {chosen or 'default'}, only {known}", "mlbench attach-slurm")
+    limit = "no time limit" if partition["max_seconds"] is None else f"{partition['max_seconds']} s at most"
+    gpus = f", {partition['gpus_per_node']} GPUs each" if partition["gpus_per_node"] else ", no GPUs"
+    return Check(f"{name}: partition", "ok", f"{chosen}: {partition['nodes']} nodes{gpus}, {limit}")
+
+
+def _check_folder(name: str, writable: str, free: int, folder: str) -> Check:
+    if writable != "True":
+        return Check(f"{name}: folder", "failed", f"{folder} cannot be written", "mlbench attach-slurm --shared DIR")
+    return Check(f"{name}: folder", "ok", f"{folder}, {free >> 30} GiB free")
+
+
+def _check_hosts(cluster: Cluster) -> Iterator[Check]:
+    from mlbench_cli.engines.hosts import checks
+    from mlbench_cli.engines.hosts.hostfile import HostEntry
+    from mlbench_cli.engines.machines.channel import Channel, close_all
+    from mlbench_cli.engines.machines.details import HostsDetails
+
+    details = HostsDetails.of(cluster)
+    entries = [HostEntry(host["login"], host["slots"]) for host in details.hosts]
+    channels = [Channel(details.target(host)) for host in details.hosts]
+    try:
+        found = checks.examine_hosts(entries, channels, details.folder, details.python, details.interface)
+        warnings = checks.check_hosts(found, details.folder)
+        checks.check_network(found, channels)
+        for item in found:
+            torch = f"torch {item.torch}" if item.torch else "no torch"
+            text = f"{item.address} on {item.interface}, Python {item.python}, {torch}, {item.gpus} GPUs, "
+            text += f"{int(item.facts['free_bytes']) >> 30} GiB free, clock {item.clock_seconds:+.1f} s"
+            yield Check(f"{cluster.name}: {item.name}", "ok", text)
+        for warning in warnings:
+            yield Check(f"{cluster.name}", "missing", warning)
+    finally:
+        close_all(channels)

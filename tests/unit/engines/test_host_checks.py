@@ -1,0 +1,54 @@
+"""What hosts must have in common, and at which address they are reached."""
+
+from dataclasses import replace
+
+import pytest
+
+from mlbench_cli.engines.hosts.checks import HostFacts, check_hosts, choose_address
+from mlbench_cli.errors import CapacityError, NotFoundError, UsageError
+
+ADDRESSES = [
+    {"interface": "lo", "address": "127.0.0.1", "mask": "255.0.0.0"},
+    {"interface": "eth0", "address": "10.0.0.5", "mask": "255.255.255.0"},
+    {"interface": "ib0", "address": "172.16.0.5", "mask": "255.255.0.0"},
+]
+HOST = HostFacts(
+    "m1", {"writable": True, "free_bytes": 9 << 30, "home": "/root"}, 0.0, "3.11.7", "2.5.0", 0, "eth0", "10.0.0.5"
+)
+
+
+@pytest.mark.parametrize(
+    ("connection", "interface", "chosen"),
+    [
+        ("1.2.3.4 5000 10.0.0.5 22", None, ("eth0", "10.0.0.5")),
+        ("1.2.3.4 5000 10.0.0.5 22", "ib0", ("ib0", "172.16.0.5")),
+        ("127.0.0.1 5000 127.0.0.11 2222", None, ("lo", "127.0.0.11")),
+        ("127.0.0.1 5000 127.0.0.11 2222", "lo", ("lo", "127.0.0.11")),
+        ("1.2.3.4 5000 203.0.113.9 22", None, ("eth0", "10.0.0.5")),  # behind an address translation
+        ("", None, ("eth0", "10.0.0.5")),
+    ],
+)
+def test_ranks_meet_at_the_address_that_ssh_came_to(
+    connection: str, interface: str | None, chosen: tuple[str, str]
+) -> None:
+    assert choose_address(ADDRESSES, connection, interface, "m1") == chosen
+
+
+def test_an_unknown_interface_is_refused_with_those_that_exist() -> None:
+    with pytest.raises(NotFoundError, match="lo, eth0, ib0"):
+        choose_address(ADDRESSES, "", "eth9", "m1")
+
+
+def test_different_versions_and_full_disks_are_refused() -> None:
+    with pytest.raises(UsageError, match="m2 has none"):
+        check_hosts([HOST, replace(HOST, name="m2", torch=None)], "/d")
+    with pytest.raises(UsageError, match="versions of Python"):
+        check_hosts([HOST, replace(HOST, name="m2", python="3.12.0")], "/d")
+    with pytest.raises(CapacityError):
+        check_hosts([replace(HOST, facts={**HOST.facts, "free_bytes": 1 << 20})], "/d")
+
+
+def test_clocks_that_differ_and_little_disk_are_worth_a_warning() -> None:
+    other = replace(HOST, name="m2", clock_seconds=60.0, facts={**HOST.facts, "free_bytes": 1 << 30})
+    assert len(check_hosts([HOST, other], "/d")) == 2
+    assert check_hosts([HOST, replace(HOST, name="m2", clock_seconds=1.0)], "/d") == []
