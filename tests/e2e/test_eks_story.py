@@ -25,7 +25,7 @@ PLUGINS = "/apis/apps/v1/namespaces/kube-system/daemonsets"
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(not (shutil.which("kind") and shutil.which("docker")), reason="needs kind and Docker"),
     pytest.mark.skipif(SHELL_IMAGE is None, reason="needs an image with a shell: MLBENCH_TEST_LOAD_IMAGE"),
 ]

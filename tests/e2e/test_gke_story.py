@@ -17,7 +17,7 @@ from tests.fakes.kube_gate import KubeGate
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(not (shutil.which("kind") and shutil.which("docker")), reason="needs kind and Docker"),
     pytest.mark.skipif(SHELL_IMAGE is None, reason="needs an image with a shell: MLBENCH_TEST_LOAD_IMAGE"),
 ]

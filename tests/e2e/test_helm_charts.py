@@ -38,7 +38,7 @@ SPACE, ELSEWHERE = "/api/v1/namespaces/mlbench-web", "default"
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(not (shutil.which("kind") and shutil.which("docker")), reason="needs kind and Docker"),
     pytest.mark.skipif(shutil.which("helm") is None, reason="needs helm"),
 ]

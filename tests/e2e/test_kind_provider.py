@@ -25,7 +25,7 @@ NAMES = ("mlbench-test-2", "mlbench-half-2")
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(not (shutil.which("kind") and shutil.which("docker")), reason="needs kind and Docker"),
 ]
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.e2e.conftest import Mlbench
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 
 @pytest.mark.parametrize("task", ["wikitext2_awd_lstm", "wmt16_gnmt", "wmt17_transformer"])
