@@ -28,7 +28,7 @@ class Mlbench:
 
     home: Path
 
-    def __call__(self, *words: str, exit_code: int = 0, timeout: float = 300) -> str:
+    def __call__(self, *words: str, exit_code: int = 0, timeout: float = 1200) -> str:
         """Standard output of one command line, which must end with `exit_code`."""
         environment = {**os.environ, "MLBENCH_HOME": str(self.home)}
         command = [sys.executable, "-m", "mlbench_cli", *words]
@@ -54,7 +54,7 @@ def mlbench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mlbench]:
     for task in TASKS:
         words += ["--load", f"mlbench/{task}:{mlbench_cli.__version__}"]
     try:
-        command(*words, timeout=900)
+        command(*words, timeout=1800)
         command("set-cluster", CLUSTER)
         yield command
     finally:

@@ -23,7 +23,7 @@ def mlbench(environment: dict[str, str], *words: str, code: int = 0) -> str:
     """Standard output of one command line, which must end with `code`."""
     command = [sys.executable, "-m", "mlbench_cli", *words]
     done = subprocess.run(
-        command, env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=300
+        command, env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=1200
     )
     assert done.returncode == code, f"mlbench {' '.join(words)}\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr

@@ -7,7 +7,7 @@ import pytest
 from tests.e2e.runs import Runs
 from tests.e2e.troubles import TROUBLES, WANTS_DOCKER, nodes_can_be_paused, provoke
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
 
 @pytest.mark.parametrize("name", TROUBLES)

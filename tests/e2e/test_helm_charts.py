@@ -38,7 +38,7 @@ SPACE, ELSEWHERE = "/api/v1/namespaces/mlbench-web", "default"
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(1800),
+    pytest.mark.timeout(3600),
     pytest.mark.skipif(not (shutil.which("kind") and shutil.which("docker")), reason="needs kind and Docker"),
     pytest.mark.skipif(shutil.which("helm") is None, reason="needs helm"),
 ]
@@ -99,7 +99,7 @@ class Kind:
     ) -> tuple[str, str]:
         process = self.command(*words, home=home, more=more)
         try:
-            out, err = process.communicate(timeout=600)
+            out, err = process.communicate(timeout=1800)
         finally:
             process.kill()
         assert process.returncode == code, err + out

@@ -15,7 +15,7 @@ from mlbench_cli.kube.objects import collection_path, object_path
 from mlbench_cli.model import Run
 from tests.e2e.runs import Runs, all_run, has_ended, log, until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 OUTPUT = 'echo "rank $RANK"; echo "$RANK" > "$MLBENCH_OUTPUT_DIR/rank"; sleep 1; echo end'
 
 

@@ -27,7 +27,7 @@ from tests.e2e.kills import KILLS, survive
 from tests.e2e.runs import Runs, all_run, has_ended, log, until
 from tests.fakes.cutting_proxy import CuttingProxy
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 GLOO = """
 import os, torch, torch.distributed as dist
 torch.set_num_threads(1)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.conftest import Mlbench
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
 
 def test_two_workers_on_two_nodes_reach_the_goal(mlbench: Mlbench, tmp_path: Path) -> None:
