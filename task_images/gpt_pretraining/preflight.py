@@ -23,6 +23,7 @@ class Plan:
 
     shape: Shape
     layout: Layout
+    global_batch: int
     passes: int
     micro_batch: int
     memory: Memory
@@ -58,8 +59,10 @@ def make_plan(parameters: Mapping[str, Any], ranks: int) -> Plan:
             )
         length = parameters["sequence_length"]
         check_tensor_parallel(layout, heads=shape.heads, kv_heads=shape.kv_heads, length=length, hidden=shape.hidden)
-    passes = plan_accumulation(layout, parameters["global_batch"], parameters["micro_batch"])
-    micro_batch = parameters["global_batch"] // (passes * layout.data)
+    per_rank = parameters["batch_per_rank"]
+    global_batch = per_rank * layout.data if per_rank else parameters["global_batch"]
+    passes = plan_accumulation(layout, global_batch, parameters["micro_batch"])
+    micro_batch = global_batch // (passes * layout.data)
     tokens = micro_batch * parameters["sequence_length"]
     memory = estimate_memory(
         layout,
@@ -74,7 +77,7 @@ def make_plan(parameters: Mapping[str, Any], ranks: int) -> Plan:
         activation_bytes=2 if parameters["precision"] == "bf16" else 4,
         checkpointing=parameters["activation_checkpointing"],
     )
-    return Plan(shape, layout, passes, micro_batch, memory)
+    return Plan(shape, layout, global_batch, passes, micro_batch, memory)
 
 
 def check(parameters: Mapping[str, Any], ranks: int, ranks_per_memory: int, memory: float | None) -> None:

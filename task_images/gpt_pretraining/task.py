@@ -1,7 +1,7 @@
 """Pretraining of a decoder: next-token prediction by AdamW, on any layout of ranks, to a loss or for throughput."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -77,6 +77,7 @@ def main(contract: Contract) -> None:
         plan = make_plan(asdict(settings), contract.world_size)
     except LayoutError as error:
         raise TaskUsageError(str(error), error.hint) from None
+    settings = replace(settings, global_batch=plan.global_batch)
     synthetic = settings.data == "synthetic"
     with opening(contract, f"{settings.data} for a decoder", synthetic) as (world, report):
         seed_all(contract.seed)
@@ -147,13 +148,14 @@ class NextToken:
         make = partial(Windows, length=settings.sequence_length, seed=seed, end=corpus.end, separate=separate)
         self._train, self._valid = make(corpus.train), make(corpus.valid)
         self.updates_per_epoch = self._train.count / settings.global_batch
+        self._most = settings.validation_sequences
         self._part = Part(plan.micro_batch, layout.data_rank(world.rank), layout.data)
 
     def training(self, update: int) -> Iterator[Batch]:
         return batches_of_update(self._train, update, self.samples, self._part)
 
     def validation(self) -> Iterator[Batch]:
-        return validation_batches(self._valid, self._part)
+        return validation_batches(self._valid, self._part, self._most)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Sum of cross-entropies, in nats."""

@@ -16,6 +16,7 @@ from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.identity import made_up
 from task_images.harness.models.imagenet import MODELS, imagenet_model
+from task_images.harness.models.inception import LEAST_SIDE
 from task_images.harness.models.layers import NORMS
 from task_images.harness.opening import opening
 from task_images.harness.parameters import check_choices, read_parameters
@@ -184,6 +185,10 @@ def _check(settings: Settings, workers: int) -> None:
             f"{settings.training_images} and {settings.validation_images} images are too few for"
             f" {settings.classes} classes",
             f"--set classes={min(settings.training_images, settings.validation_images)}, or more images",
+        )
+    if settings.model.startswith("inception") and settings.side < LEAST_SIDE:
+        raise TaskUsageError(
+            f"images of {settings.side} pixels vanish on their way through {settings.model}", "--set side=299"
         )
     if settings.shorter < settings.side:
         raise TaskUsageError(

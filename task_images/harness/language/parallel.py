@@ -1,8 +1,8 @@
-"""A model spread over ranks: mesh, tensor parallel, checkpointing, compilation, sharding, replication, initial values.
+"""A model spread over ranks: mesh, tensor parallel, checkpointing, compilation, sharding, initial values.
 
 The order matters and is that of `spread`: split layers (tensor parallel), compile blocks, shard them (FSDP2), give all
-parameters memory and values, replicate (DDP). The optimizer comes last: made before, it would hold parameters that no
-longer take part, and training would go on without learning.
+parameters memory and values. The optimizer comes last: made before, it would hold parameters that no longer take part,
+and training would go on without learning.
 """
 
 import math
@@ -17,7 +17,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from task_images.harness.distributed import World
@@ -81,10 +80,6 @@ def spread(
         _shard(mesh, layout, options, model, blocks)
     allocate(model, world.device)
     fill_parameters(model, deviation, seed)
-    if layout.name == "ddp" and world.size > 1:
-        # Replicas start equal by construction, so nothing is broadcast.
-        devices = [world.device.index] if world.device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True, init_sync=False)
     return model
 
 
@@ -215,13 +210,6 @@ def set_last_pass(model: nn.Module, is_last: bool) -> None:
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(is_last)
         model.set_is_last_backward(is_last)
-    elif isinstance(model, DistributedDataParallel):
-        model.require_backward_grad_sync = is_last
-
-
-def bare(model: nn.Module) -> nn.Module:
-    """The model itself, without DistributedDataParallel around it."""
-    return cast("nn.Module", model.module) if isinstance(model, DistributedDataParallel) else model
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:

@@ -16,13 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from task_images.comm.base import set_rate
+from task_images.comm.base import Placement, Strategy
+from task_images.comm.ddp import DdpAllReduce
 from task_images.harness.distributed import World
 from task_images.harness.errors import DivergedError, TaskUsageError
 from task_images.harness.goals import GoalWatch
 from task_images.harness.language.checkpoints import load_step, save_step
 from task_images.harness.language.layout import CHECKPOINTING, PARALLEL, Layout, LayoutError, Memory, check_memory
-from task_images.harness.language.parallel import check_optimizer, clip_gradients, set_last_pass, split_decay
+from task_images.harness.language.parallel import check_optimizer, split_decay
+from task_images.harness.language.sharded import ShardedUpdate
 from task_images.harness.language.speed import find_peak
 from task_images.harness.metrics import Mean, TrainingLoss, collect
 from task_images.harness.parameters import check_choices
@@ -40,6 +42,7 @@ class PretrainingSettings:
 
     sequence_length: int = 1024
     global_batch: int = 480
+    batch_per_rank: int = 0
     micro_batch: int = 12
     steps: int = 1000
     learning_rate: float = 6e-4
@@ -50,6 +53,7 @@ class PretrainingSettings:
     weight_decay: float = 0.1
     clip: float = 1.0
     evaluate_every: int = 50
+    validation_sequences: int = 0
     parallel: str = "ddp"
     tensor_parallel: int = 0
     replicas: int = 0
@@ -162,6 +166,7 @@ class Pretraining(Generic[B]):
     flops_formula: str
     memory: Memory
     facts: Mapping[str, Any]
+    unit: tuple[str, float] | None = None  # of throughput: its name, and how many an update has; None: tokens
     bytes_per_token: float | None = None
     details: Mapping[str, object] = field(default_factory=dict)
 
@@ -171,10 +176,9 @@ class Pretraining(Generic[B]):
         # A device that is waited for at every border of a section could not overlap anything.
         is_synced = self.world.device.type == "cuda" and not protocol.is_on
         self.tracker = Tracker(self.world.synchronize if is_synced else None)
-        self.optimizer = torch.optim.AdamW(
-            split_decay(self.model, p.weight_decay), lr=p.learning_rate, betas=(p.beta1, p.beta2), fused=True
-        )
-        check_optimizer(self.optimizer, self.model)
+        self.strategy = self._make_strategy()
+        self.model = self.strategy.attach(Placement(self.world), self.model, self._make_optimizer, tracker=self.tracker)
+        check_optimizer(self.strategy.optimizer, self.strategy.model)
         self.rate = WarmupCosine(p.learning_rate, p.warmup_steps, p.steps, p.final_rate)
         self.peak = find_peak(self.world.device, p.precision)
         self.first = self._resume()
@@ -184,6 +188,16 @@ class Pretraining(Generic[B]):
             self._measure(protocol)
         else:
             self._train()
+        self.strategy.close()
+
+    def _make_strategy(self) -> Strategy:
+        """How gradients travel. Models in shards have their own way; others take any method."""
+        return DdpAllReduce() if self.layout.name == "ddp" else ShardedUpdate(self.layout)
+
+    def _make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        p = self.settings
+        groups = split_decay(model, p.weight_decay)
+        return torch.optim.AdamW(groups, lr=p.learning_rate, betas=(p.beta1, p.beta2), fused=True)
 
     # --- the two ways through the updates -------------------------------------------------------------------------
 
@@ -216,13 +230,8 @@ class Pretraining(Generic[B]):
         self.report.result(self.tracker, goal, {**self._details(rate), "curve": curve}, spent)
 
     def _measure(self, protocol: ThroughputProtocol) -> None:
-        meter = Throughput(
-            self.world,
-            protocol,
-            per_update=self.workload.tokens,
-            unit="tokens",
-            on_start=self.tracker.restart,
-        )
+        unit, per_update = self.unit or ("tokens", self.workload.tokens)
+        meter = Throughput(self.world, protocol, per_update=per_update, unit=unit, on_start=self.tracker.restart)
         recent = TrainingLoss()
         for update in range(self.first, self.first + protocol.total):
             self._begin_epoch(update)
@@ -232,9 +241,10 @@ class Pretraining(Generic[B]):
         loss = recent.collect(self.world, self.tracker.epoch, self.first + protocol.total)
         measured = meter.measurement()
         self.report.say(str(measured))
-        self.report.metric("tokens_per_second", measured.summary.mean, unit="tokens/s")
+        tokens = measured.summary.mean * self.workload.tokens / per_update
+        self.report.metric("tokens_per_second", tokens, unit="tokens/s")
         self.report.phase("finished")
-        details = {**self._details(measured.summary.mean), "train_loss": loss, "throughput_protocol": asdict(measured)}
+        details = {**self._details(tokens), "train_loss": loss, "throughput_protocol": asdict(measured)}
         self.report.result(self.tracker, None, details)
 
     # --- one update -----------------------------------------------------------------------------------------------
@@ -246,25 +256,21 @@ class Pretraining(Generic[B]):
         self.model.train()
         passes = list(self.tracker.waiting(self.workload.training(update)))
         with self.tracker.step(samples=self.workload.samples):
+            self.strategy.begin(1.0, passes[0].terms, len(passes))
             for number, batch in enumerate(passes, 1):
-                set_last_pass(self.model, number == len(passes))
-                with section("forward"), self._autocast():
-                    loss = self.workload.loss(self.model, batch)
-                with section("backward"):
-                    # DDP and FSDP divide the sum over their ranks by the number of these ranks.
-                    (loss * (self.layout.data / batch.terms)).backward()  # type: ignore[no-untyped-call]
+                with self.strategy.last_pass() if number == len(passes) else nullcontext():
+                    with section("forward"), self._autocast():
+                        loss = self.workload.loss(self.model, batch)
+                    with section("backward"):
+                        loss.backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()
                 weight += batch.terms / (self.layout.data * len(passes))
-            with section("optimizer"):
-                norm = clip_gradients(self.model.parameters(), self.settings.clip or math.inf)
-                if not math.isfinite(norm):
-                    raise DivergedError(
-                        f"the norm of the gradient is {norm} in update {update + 1}: the training has diverged",
-                        "A lower learning rate may help.",
-                    )
-                set_rate(self.optimizer, self.rate(update))
-                self.optimizer.step()
-                self.optimizer.zero_grad()
+            applied = self.strategy.step(self.rate(update), self.settings.clip or math.inf)
+        if not applied.updated:
+            raise DivergedError(
+                f"the norm of the gradient is {applied.norm} in update {update + 1}: the training has diverged",
+                "A lower learning rate may help.",
+            )
         return total, weight
 
     def _validate(self, done: int) -> dict[str, float]:
@@ -272,7 +278,7 @@ class Pretraining(Generic[B]):
         means: dict[str, Mean] = {}
         self.model.eval()
         # Not inference_mode: sharded models allocate in their first forward pass, and must train on that later.
-        with self.tracker.section("validation"):
+        with self.strategy.consensus(), self.tracker.section("validation"):
             with torch.no_grad(), self._autocast():
                 for batch in self.workload.validation():
                     for name, (value, weight) in self.workload.score(self.model, batch).items():
@@ -335,7 +341,10 @@ class Pretraining(Generic[B]):
             "peak_flops": asdict(self.peak),
             "memory": {"estimated_bytes": self.memory.total, "peak_bytes": peak_memory(self.world)},
             "precision": self.settings.precision,
-            "communication": planned_communication(self.layout, self.settings, self.parameters, self.passes),
+            "communication": {
+                **planned_communication(self.layout, self.settings, self.parameters, self.passes),
+                **self.strategy.stats(),
+            },
             "resumed_at_update": self.first or None,
         }
         if tokens_per_second is not None:
@@ -350,12 +359,13 @@ class Pretraining(Generic[B]):
 
     def _save(self, done: int) -> None:
         folder = Path(self.settings.checkpoint_dir)
-        save_step(self.world, folder, done, self.model, self.optimizer, self.facts)
+        with self.strategy.consensus():
+            save_step(self.world, folder, done, self.strategy.model, self.strategy.optimizer, self.facts)
 
     def _resume(self) -> int:
         if not self.settings.resume:
             return 0
-        step = load_step(Path(self.settings.resume), self.model, self.optimizer, self.facts)
+        step = load_step(Path(self.settings.resume), self.strategy.model, self.strategy.optimizer, self.facts)
         self.report.say(f"going on after update {step}")
         return step
 

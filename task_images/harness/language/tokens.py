@@ -274,16 +274,17 @@ def batches_of_update(windows: Windows, step: int, global_batch: int, part: Part
         yield Batch(inputs, targets, places, mask, terms)
 
 
-def validation_batches(windows: Windows, part: Part) -> Iterator[Batch]:
-    """All windows, once, in equally many passes on every rank: sharded models communicate in each of them.
+def validation_batches(windows: Windows, part: Part, most: int = 0) -> Iterator[Batch]:
+    """The first `most` windows (0: all), once, in equally many passes on every rank.
 
-    The last pass is filled up with windows whose targets are ignored.
+    Sharded models communicate in each pass. The last one is filled up with windows whose targets are ignored.
     """
-    passes = -(-windows.count // (part.micro_batch * part.ranks))
+    count = min(most, windows.count) if most else windows.count
+    passes = -(-count // (part.micro_batch * part.ranks))
     for number in range(passes):
         first = (number * part.ranks + part.rank) * part.micro_batch
         wanted = list(range(first, first + part.micro_batch))
-        inputs, targets, places, mask = windows.take(min(at, windows.count - 1) for at in wanted)
-        extra = torch.tensor([at >= windows.count for at in wanted])
+        inputs, targets, places, mask = windows.take(min(at, count - 1) for at in wanted)
+        extra = torch.tensor([at >= count for at in wanted])
         targets[extra] = IGNORED
         yield Batch(inputs, targets, places, mask, float((targets != IGNORED).sum()))

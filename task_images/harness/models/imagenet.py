@@ -1,4 +1,4 @@
-"""The image classification networks of ImageNet by name: ResNet, VGG and DenseNet, any number of classes.
+"""The image classification networks of ImageNet by name: ResNet, VGG, DenseNet and Inception, any number of classes.
 
 Written here and not taken from torchvision, whose releases fit one release of torch each (or a few) and come from the
 same package index; and every normalisation layer and width can be chosen. At width 1 with batch normalisation they are
@@ -9,12 +9,14 @@ from torch import nn
 
 from task_images.harness.models.densenet import DENSENETS, densenet
 from task_images.harness.models.imagenet_resnet import RESNETS, imagenet_resnet
+from task_images.harness.models.inception import INCEPTIONS, inception
 from task_images.harness.models.vgg import VGGS, vgg
 
 MODELS = (
     *(f"resnet{depth}" for depth in RESNETS),
     *(f"vgg{depth}{norm}" for depth in VGGS for norm in ("", "_bn")),
     *(f"densenet{depth}" for depth in DENSENETS),
+    *(f"inception{version}" for version in INCEPTIONS),
 )
 
 
@@ -35,5 +37,7 @@ def imagenet_model(
         return imagenet_resnet(int(name.removeprefix("resnet")), classes, width, norm, zero_init)
     if name.startswith("densenet"):
         return densenet(int(name.removeprefix("densenet")), classes, width, norm)
+    if name.startswith("inception"):
+        return inception(int(name.removeprefix("inception")), classes, width, norm)
     depth, _, normalised = name.removeprefix("vgg").partition("_")
     return vgg(int(depth), classes, width, norm if normalised else None)

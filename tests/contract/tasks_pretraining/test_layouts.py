@@ -11,7 +11,15 @@ from mlbench_cli.catalog import load_task
 from tests.contract.tasks.ranks import Ended, RankServer
 
 TASK = "task_images.gpt_pretraining"
-SHORT = {"steps": 8, "warmup_steps": 2, "evaluate_every": 2, "goal_full": 0.1, "goal_light": 0.2, "global_batch": 8}
+SHORT = {
+    "steps": 8,
+    "warmup_steps": 2,
+    "evaluate_every": 2,
+    "goal_full": 0.1,
+    "goal_light": 0.2,
+    "global_batch": 8,
+    "validation_sequences": 30,
+}
 # Losses after 8 AdamW updates in fp32, which differ by the order of sums.
 EQUAL = 5e-6
 

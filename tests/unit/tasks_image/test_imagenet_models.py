@@ -25,6 +25,8 @@ PARAMETERS = {
     "densenet121": 7_978_856,
     "densenet169": 14_149_480,
     "densenet201": 20_013_928,
+    "inception3": 23_834_568,  # without the auxiliary classifier
+    "inception4": 42_679_816,
 }
 
 
@@ -94,3 +96,12 @@ def test_other_names_are_refused() -> None:
         imagenet_model("resnet19")
     with pytest.raises(ValueError, match="layer"):
         imagenet_model("resnet18", norm="layer")
+
+
+@pytest.mark.parametrize("name", ["inception3", "inception4"])
+def test_narrow_inceptions_take_images_of_75_pixels(name: str) -> None:
+    torch.manual_seed(0)
+    model = imagenet_model(name, 7, width=0.125)
+    model(torch.randn(2, 3, 75, 75)).sum().backward()
+    assert model(torch.randn(2, 3, 96, 80)).shape == (2, 7)
+    assert all(parameter.grad is not None for parameter in model.parameters())

@@ -56,6 +56,8 @@ def test_validation_has_every_window_once_in_equally_many_passes(ranks: int) -> 
     assert sorted(counted.tolist()) == list(range(1, 101))
     assert sum(batch.terms for row in rows for batch in row) == 100
     assert all(int(batch.inputs.min()) >= 0 for row in rows for batch in row)
+    few = [batch for rank in range(ranks) for batch in validation_batches(windows, Part(2, rank, ranks), most=5)]
+    assert sum(batch.terms for batch in few) == 20
 
 
 def test_documents_kept_apart_count_the_same_terms_on_every_rank() -> None:

@@ -1,0 +1,75 @@
+"""Checks from numbers alone: standard library only, so that the tool refuses a run before anything starts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from task_images.bert_pretraining.shapes import SHAPES, Shape
+from task_images.harness.language.layout import (
+    Layout,
+    LayoutError,
+    Memory,
+    check_memory,
+    estimate_memory,
+    plan_accumulation,
+    plan_layout,
+)
+
+LEAST_LENGTH = 8
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What follows from parameters and number of ranks. `scored`: positions of a sequence that get logits."""
+
+    shape: Shape
+    layout: Layout
+    global_batch: int
+    passes: int
+    micro_batch: int
+    scored: int
+    memory: Memory
+
+
+def make_plan(parameters: Mapping[str, Any], ranks: int) -> Plan:
+    """Raises LayoutError, with what to change, if something does not fit."""
+    shape, length = SHAPES[parameters["model"]], parameters["sequence_length"]
+    if parameters["vocabulary"]:
+        shape = replace(shape, vocabulary=parameters["vocabulary"])
+    if not LEAST_LENGTH <= length <= shape.context:
+        raise LayoutError(
+            f"sequence_length is {length}; the model {parameters['model']} has {shape.context} positions, and two"
+            f" sentences need {LEAST_LENGTH}",
+            f"--set sequence_length={shape.context}",
+        )
+    if parameters["data"] == "python-text" and shape.vocabulary < 260:
+        raise LayoutError(f"bytes and special tokens are 260, the model has {shape.vocabulary}", "--set vocabulary=264")
+    if "tp" in parameters["parallel"]:
+        raise LayoutError(
+            "BERT has no plan for tensor-parallel ranks", "--set parallel=ddp, fsdp2 or hsdp; gpt_pretraining has one"
+        )
+    layout = plan_layout(parameters["parallel"], ranks, 0, parameters["replicas"])
+    per_rank = parameters["batch_per_rank"]
+    global_batch = per_rank * layout.data if per_rank else parameters["global_batch"]
+    passes = plan_accumulation(layout, global_batch, parameters["micro_batch"])
+    micro_batch = global_batch // (passes * layout.data)
+    scored = length if parameters["data"] == "legacy" else max(1, round(0.15 * length))
+    memory = estimate_memory(
+        layout,
+        parameters=shape.parameters,
+        largest_group=shape.vocabulary * shape.width,
+        tokens=micro_batch * length,
+        width=shape.width,
+        hidden=shape.hidden,
+        layers=shape.layers,
+        head_tokens=micro_batch * scored,
+        vocabulary=shape.vocabulary,
+        activation_bytes=2 if parameters["precision"] == "bf16" else 4,
+        checkpointing=parameters["activation_checkpointing"],
+    )
+    return Plan(shape, layout, global_batch, passes, micro_batch, scored, memory)
+
+
+def check(parameters: Mapping[str, Any], ranks: int, ranks_per_memory: int, memory: float | None) -> None:
+    """Raise LayoutError if `ranks` ranks cannot run this, or if `ranks_per_memory` of them need more than `memory`."""
+    check_memory(make_plan(parameters, ranks).memory, memory, ranks_per_memory)

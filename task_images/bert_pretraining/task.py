@@ -1,0 +1,210 @@
+"""Pretraining of BERT: masked tokens and next sentence, AdamW with every method, to a loss or for throughput."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from task_images.bert_pretraining.data import (
+    Batch,
+    Samples,
+    Specials,
+    legacy_batch,
+    load_bytes,
+    load_synthetic,
+    load_text,
+    training_batches,
+    validation_batches,
+)
+from task_images.bert_pretraining.model import Bert
+from task_images.bert_pretraining.preflight import Plan, make_plan
+from task_images.bert_pretraining.shapes import FLOPS_FORMULA, SHAPES
+from task_images.contract import Contract
+from task_images.harness.distributed import World
+from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
+from task_images.harness.language.layout import LayoutError
+from task_images.harness.language.parallel import SpreadOptions, choose_runner, spread
+from task_images.harness.language.pretraining import (
+    Pretraining,
+    PretrainingSettings,
+    check_pretraining,
+    refuse_on_device,
+)
+from task_images.harness.language.tokens import Corpus, Part
+from task_images.harness.opening import opening
+from task_images.harness.parameters import check_choices, read_parameters
+from task_images.harness.seeds import seed_all
+
+DATA = ("text", "python-text", "synthetic", "legacy")
+
+
+@dataclass(frozen=True)
+class Settings(PretrainingSettings):
+    """The parameters of task.yaml; the defaults are the preset `spec`."""
+
+    model: str = "base"
+    vocabulary: int = 0
+    data: str = "text"
+    synthetic_tokens: int = 4_194_304
+    validation_sequences: int = 4096
+    dropout: float = 0.1
+    sequence_length: int = 128
+    global_batch: int = 256
+    micro_batch: int = 32
+    steps: int = 1_000_000
+    learning_rate: float = 1e-4
+    warmup_steps: int = 10_000
+    final_rate: float = 0.0
+    beta2: float = 0.999
+    weight_decay: float = 0.01
+    evaluate_every: int = 1000
+    precision: str = "bf16"
+    goal_full: float = 2.0
+    goal_light: float = 2.4
+
+
+def main(contract: Contract) -> None:
+    settings = read_parameters(Settings, contract.parameters)
+    check_pretraining(settings, contract.world_size)
+    check_choices(settings, {"data": DATA, "model": tuple(SHAPES)})
+    if settings.data == "legacy" and not settings.protocol.is_on:
+        raise TaskUsageError("the batch of 2020 teaches nothing: it is for throughput", "--set blocks=10")
+    try:
+        plan = make_plan(asdict(settings), contract.world_size)
+    except LayoutError as error:
+        raise TaskUsageError(str(error), error.hint) from None
+    settings = replace(settings, global_batch=plan.global_batch)
+    synthetic = settings.data in ("synthetic", "legacy")
+    with opening(contract, f"{settings.data} for BERT", synthetic) as (world, report):
+        seed_all(contract.seed, contract.rank)  # dropout; initial values have generators of their own
+        corpus, specials = load_corpus(settings, contract, plan.shape.vocabulary)
+        report.data_identity(corpus.identify())
+        refuse_on_device(plan.memory, world.device)
+        workload = TwoQuestions(world, plan, settings, corpus, specials, contract.seed)
+        Pretraining(
+            world,
+            report,
+            settings,
+            plan.layout,
+            make_model(world, plan, settings, contract.seed),
+            workload,
+            goal_metric="mlm_loss",
+            parameters=plan.shape.parameters,
+            passes=plan.passes,
+            flops=plan.shape.flops_per_sequence(settings.sequence_length, plan.scored) * plan.global_batch,
+            flops_formula=FLOPS_FORMULA,
+            memory=plan.memory,
+            facts=identity(settings, plan, contract.seed),
+            unit=("sentences", plan.global_batch),
+            bytes_per_token=corpus.bytes_per_token,
+            details={
+                "model": settings.model,
+                "tokens": len(corpus.train),
+                "micro_batch": plan.micro_batch,
+                "scored_positions": plan.scored,
+                "data": corpus.name,
+            },
+        ).run()
+
+
+def load_corpus(settings: Settings, contract: Contract, vocabulary: int) -> tuple[Corpus, Specials]:
+    """The text that the settings ask for, as tokens. Raises EnvironmentUnfitError or TaskUsageError."""
+    if settings.data == "python-text":
+        return load_bytes()
+    if settings.data in ("synthetic", "legacy"):
+        return load_synthetic(vocabulary, settings.synthetic_tokens, contract.seed)
+    if contract.data_dir is None:
+        raise EnvironmentUnfitError(
+            "no folder with a text was given",
+            "Run with --data-dir FOLDER, or --preset tiny, which brings its own text.",
+        )
+    return load_text(Path(contract.data_dir), vocabulary)
+
+
+def identity(settings: Settings, plan: Plan, seed: int) -> dict[str, object]:
+    """What a run that goes on from a checkpoint must have in common with the one that made it."""
+    names = ("sequence_length", "global_batch", "data", "steps", "learning_rate")
+    return {"shape": asdict(plan.shape), "seed": seed, **{name: getattr(settings, name) for name in names}}
+
+
+class TwoQuestions:
+    """Which tokens were hidden, and whether the second sentence follows the first."""
+
+    def __init__(
+        self, world: World, plan: Plan, settings: Settings, corpus: Corpus, specials: Specials, seed: int
+    ) -> None:
+        self._device, self._settings = world.device, settings
+        self.samples = plan.global_batch
+        self.tokens = plan.global_batch * settings.sequence_length
+        self._part = Part(plan.micro_batch, plan.layout.data_rank(world.rank), plan.layout.data)
+        make = Samples
+        self._train = make(corpus, "train", settings.sequence_length, specials, seed)
+        self._valid = make(corpus, "valid", settings.sequence_length, specials, seed)
+        self.updates_per_epoch = self._train.count / plan.global_batch
+        self._scored = plan.scored
+        self._legacy: Batch | None = None
+        if settings.data == "legacy":
+            terms = float(plan.global_batch * plan.scored)
+            size, vocabulary = plan.micro_batch, plan.shape.vocabulary
+            self._legacy = legacy_batch(vocabulary, settings.sequence_length, size, seed, terms)
+
+    def training(self, update: int) -> Iterator[Batch]:
+        if self._legacy is None:
+            yield from training_batches(self._train, update, self.samples, self._part)
+            return
+        for _ in range(self.samples // (self._part.ranks * self._part.micro_batch)):
+            yield self._legacy
+
+    def validation(self) -> Iterator[Batch]:
+        return validation_batches(self._valid, self._settings.validation_sequences, self._part)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Sum over hidden tokens, so weighted that the mean is the mean of both losses' means, as BERT adds them."""
+        logits, following = self._answer(model, batch)
+        masked = cross_entropy(logits.flatten(0, 1).float(), self._move(batch.labels).flatten(), reduction="sum")
+        follows = cross_entropy(following.float(), self._move(batch.follows), reduction="sum")
+        return masked + self._scored * follows
+
+    def score(self, model: nn.Module, batch: Batch) -> Mapping[str, tuple[Tensor | float, float]]:
+        """Both losses and shares of right answers over the samples that count."""
+        logits, following = self._answer(model, batch)
+        labels, follows, weights = (self._move(item) for item in (batch.labels, batch.follows, batch.weights))
+        count = float(batch.weights.sum())
+        masked = cross_entropy(logits.float().transpose(1, 2), labels, reduction="none").mean(1)
+        second = cross_entropy(following.float(), follows, reduction="none")
+        right = (logits.argmax(-1) == labels).float().mean(1)
+        known = (following.argmax(-1) == follows).float()
+        values = {
+            "loss": masked + second,
+            "mlm_loss": masked,
+            "mlm_accuracy": right,
+            "nsp_loss": second,
+            "nsp_accuracy": known,
+        }
+        return {name: ((value * weights).sum() / max(1.0, count), count) for name, value in values.items()}
+
+    def _answer(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        mask = None if batch.mask is None else self._move(batch.mask)
+        answers: tuple[Tensor, Tensor] = model(
+            self._move(batch.tokens), self._move(batch.types), mask, self._move(batch.positions)
+        )
+        return answers
+
+    def _move(self, item: Tensor) -> Tensor:
+        return item.to(self._device, non_blocking=True)
+
+
+def make_model(world: World, plan: Plan, settings: Settings, seed: int) -> nn.Module:
+    """The encoder, spread over the ranks, with initial values that do not depend on the layout."""
+    with torch.device("meta"):
+        model = Bert(plan.shape, settings.dropout)
+    runner = choose_runner(settings.activation_checkpointing)
+    if runner is not None:
+        model.run_block = runner
+    options = SpreadOptions(settings.precision, settings.reshard, settings.compile)
+    return spread(
+        world, plan.layout, options, model, model.layers, deviation=lambda name: plan.shape.initial, seed=seed
+    )

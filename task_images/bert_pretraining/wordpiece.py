@@ -1,0 +1,93 @@
+"""WordPiece: words into the longest known pieces; the vocabulary is imported (vocab.txt) or built from a text.
+
+A piece that goes on a word begins with "##". Text is lower-cased and stripped of accents, and punctuation stands alone,
+as in BERT's uncased vocabulary.
+"""
+
+import itertools
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+PADDING, UNKNOWN, BEGIN, END, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
+SPECIAL = (PADDING, UNKNOWN, BEGIN, END, MASK)
+_WORD = re.compile(r"\w+|[^\w\s]")
+_MAX_LETTERS = 100  # longer words are unknown
+
+
+def split_words(text: str) -> list[str]:
+    """Lower-case words and single punctuation marks."""
+    plain = unicodedata.normalize("NFD", text.lower())
+    plain = "".join(letter for letter in plain if unicodedata.category(letter) != "Mn")
+    return _WORD.findall(plain.replace("_", " _ "))
+
+
+class WordPiece:
+    """A vocabulary in its order. Raises ValueError if one of the special pieces is missing."""
+
+    def __init__(self, pieces: Sequence[str]) -> None:
+        self.pieces = list(pieces)
+        self.numbers = {piece: number for number, piece in enumerate(self.pieces)}
+        for piece in SPECIAL:
+            if piece not in self.numbers:
+                raise ValueError(f"the vocabulary has no {piece}")
+        self._known: dict[str, list[int]] = {}
+
+    def encode(self, text: str) -> list[int]:
+        return [number for word in split_words(text) for number in self._encode_word(word)]
+
+    def _encode_word(self, word: str) -> list[int]:
+        found = self._known.get(word)
+        if found is None:
+            found = self._known[word] = list(self._cut(word)) or [self.numbers[UNKNOWN]]
+        return found
+
+    def _cut(self, word: str) -> Iterator[int]:
+        """Greedy: the longest piece first. Nothing if some part of the word has no piece."""
+        numbers, start = [], 0
+        while start < len(word) <= _MAX_LETTERS:
+            for stop in range(len(word), start, -1):
+                number = self.numbers.get(("##" if start else "") + word[start:stop])
+                if number is not None:
+                    break
+            else:
+                return
+            numbers.append(number)
+            start = stop
+        yield from numbers
+
+
+def build_vocabulary(texts: Iterable[str], size: int) -> list[str]:
+    """At most `size` pieces: the special ones, all letters, then the most frequent merges of neighbours."""
+    counts = Counter(word for text in texts for word in split_words(text) if len(word) <= _MAX_LETTERS)
+    words = {word: [word[0], *(f"##{letter}" for letter in word[1:])] for word in counts}
+    letters = Counter(piece for word, pieces in words.items() for piece in pieces for _ in range(1))
+    pieces = [*SPECIAL, *sorted(letters)][:size]
+    known = set(pieces)
+    while len(pieces) < size:
+        pairs: Counter[tuple[str, str]] = Counter()
+        for word, parts in words.items():
+            for pair in itertools.pairwise(parts):
+                pairs[pair] += counts[word]
+        if not pairs:
+            break
+        left, right = max(pairs, key=lambda pair: (pairs[pair], pair))
+        merged = left + right.removeprefix("##")
+        if merged not in known:
+            known.add(merged)
+            pieces.append(merged)
+        for word, parts in words.items():
+            if left in parts:
+                words[word] = _merge(parts, left, right, merged)
+    return pieces
+
+
+def _merge(parts: list[str], left: str, right: str, merged: str) -> list[str]:
+    result: list[str] = []
+    for part in parts:
+        if result and result[-1] == left and part == right:
+            result[-1] = merged
+        else:
+            result.append(part)
+    return result
