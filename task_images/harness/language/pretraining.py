@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from task_images.comm.base import Placement, Strategy
 from task_images.comm.ddp import DdpAllReduce
+from task_images.comm.prepare import prepare_strategy
 from task_images.harness.distributed import World
 from task_images.harness.errors import DivergedError, TaskUsageError
 from task_images.harness.goals import GoalWatch
@@ -192,7 +193,21 @@ class Pretraining(Generic[B]):
 
     def _make_strategy(self) -> Strategy:
         """How gradients travel. Models in shards have their own way; others take any method."""
-        return DdpAllReduce() if self.layout.name == "ddp" else ShardedUpdate(self.layout)
+        method = self.world.contract.method
+        if self.layout.name != "ddp":
+            if method:
+                raise TaskUsageError(
+                    f"parallel={self.layout.name} exchanges gradients in its own way, so --method has no meaning",
+                    "Leave out --method, or --set parallel=ddp.",
+                )
+            return ShardedUpdate(self.layout)
+        strategy = prepare_strategy(self.world, DdpAllReduce)
+        if self.settings.clip and not strategy.traits.barrier:
+            raise TaskUsageError(
+                f"clip={self.settings.clip:g} needs all gradients at once, and this method updates layer by layer",
+                "--set clip=0, or another method",
+            )
+        return strategy
 
     def _make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         p = self.settings
@@ -265,7 +280,7 @@ class Pretraining(Generic[B]):
                         loss.backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()
                 weight += batch.terms / (self.layout.data * len(passes))
-            applied = self.strategy.step(self.rate(update), self.settings.clip or math.inf)
+            applied = self.strategy.step(self.rate(update), self._clip)
         if not applied.updated:
             raise DivergedError(
                 f"the norm of the gradient is {applied.norm} in update {update + 1}: the training has diverged",
@@ -286,12 +301,18 @@ class Pretraining(Generic[B]):
             if isinstance(self.model, FSDPModule):
                 self.model.reshard()
             values = collect(self.world, list(means.values()))
+            self.strategy.check_replicas()
         if not math.isfinite(values["loss"]):
             raise DivergedError(
                 f"the validation loss is {values['loss']} after {done} updates: the training has diverged",
                 "A lower learning rate may help.",
             )
         return values
+
+    @property
+    def _clip(self) -> float | None:
+        """Methods without a barrier know no norm; for others an infinite limit measures it, as a guard against NaN."""
+        return self.settings.clip or (math.inf if self.strategy.traits.barrier else None)
 
     def _autocast(self) -> AbstractContextManager[object]:
         """FSDP casts by its own policy."""

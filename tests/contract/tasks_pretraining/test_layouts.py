@@ -1,5 +1,6 @@
 """Every layout of ranks trains the same model: real processes, real gloo groups, against one process."""
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.catalog import load_task
+from task_images.comm.presets import resolve
 from tests.contract.tasks.ranks import Ended, RankServer
 
 TASK = "task_images.gpt_pretraining"
@@ -125,3 +127,22 @@ def test_the_throughput_protocol_reports_tokens_and_utilisation(ranks: RankServe
     assert 0 < details["mfu_of_measured_peak"] < 1
     assert "mfu" not in details  # nobody knows this CPU's peak
     assert details["communication"]["kinds"] == {"all_reduce": 4 * 125_248}
+
+
+@pytest.mark.parametrize("name", ["wfbp", "bsp"])
+def test_methods_of_communication_have_the_same_curve(
+    ranks: RankServer, tmp_path: Path, alone: list[dict[str, float]], name: str
+) -> None:
+    method = json.dumps(resolve(name).to_dict())
+    parameters = load_task("gpt_pretraining").resolve("tiny", {**SHORT, "micro_batch": 2})
+    ended = ranks.run(TASK, 2, tmp_path, parameters, MLBENCH_METHOD=method)
+    assert [one.code for one in ended] == [0, 0], ended[0].stderr[-2000:]
+    check_equal(ended[0], alone)
+
+
+def test_a_method_for_a_model_in_shards_is_refused(ranks: RankServer, tmp_path: Path) -> None:
+    method = json.dumps(resolve("wfbp").to_dict())
+    parameters = load_task("gpt_pretraining").resolve("tiny", {**SHORT, "parallel": "fsdp2"})
+    ended = ranks.run(TASK, 2, tmp_path, parameters, MLBENCH_METHOD=method)
+    assert [one.code for one in ended] == [64, 64]
+    assert "--method has no meaning" in ended[0].stderr

@@ -113,11 +113,17 @@ GPUS = Machine(cores=64, gpus=64)
 def test_every_shipped_campaign_resolves_to_runs(name: str) -> None:
     found = read_campaign(find_file(name))
     assert found.title != found.name
-    clusters = (LOCAL,) if name.endswith("-cpu") else (REMOTE,)
+    clusters = (LOCAL,) if name in ("methods-on-cpu", "seed-252") else (REMOTE,)
     lots = make_lots(found, clusters, GPUS)
     runs = list(interleave(lots))
     assert len(runs) == sum(len(lot.candidates) for lot in lots) > 2
     assert len({candidate.spec.name for _, candidate in runs}) == len(runs)
+
+
+def test_the_seeds_file_has_84_configurations_for_each_of_its_three_networks() -> None:
+    lots = make_lots(read_campaign(find_file("seed-252")), (LOCAL,), GPUS)
+    runs = [candidate.spec for lot in lots for candidate in lot.candidates]
+    assert sum(spec.workers > 1 for spec in runs) == 5 * 252 // 3
 
 
 def test_the_forecast_adds_what_is_known_and_counts_what_is_not(tmp_path: Path) -> None:
