@@ -1,0 +1,52 @@
+"""A program for test_servers.py: trainers and parameter servers, each printing OK when what is asked for holds."""
+
+import time
+
+from task_images.comm.base import Placement
+from task_images.comm.choose import make_strategy, read_method
+from task_images.comm.selfcheck import check_method
+from task_images.contract import Contract
+from task_images.harness.distributed import World, open_world
+from task_images.harness.entry import run
+from tests.contract.comm.checks import DdpAllReduceUnused, compare, train
+
+
+def main(contract: Contract) -> None:
+    world = open_world(contract, rendezvous_seconds=60)
+    method = read_method(contract)
+    check_method(Placement(world), method)
+    print("OK self-check", flush=True)
+    if contract.parameters.get("endless"):
+        train(world, make_strategy(method), updates=10**9)
+    if method.staleness == "sync":
+        expected, _ = train(world, DdpAllReduceUnused(), 5)
+        model, strategy = train(world, make_strategy(method), 5)
+        compare(world, model, expected, method.name)
+        strategy.close()
+    else:
+        keep_the_bound(world)
+    print("OK training", flush=True)
+    world.close()
+
+
+def keep_the_bound(world: World) -> None:
+    """One trainer is slower than the other, which runs ahead as far as it may and no further."""
+    method = read_method(world.contract)
+    strategy = make_strategy(method)
+    if world.rank == 1:
+        begin = strategy.begin
+
+        def begin_late(weight: float, total: float, passes: int = 1) -> None:
+            time.sleep(0.03)
+            begin(weight, total, passes)
+
+        strategy.begin = begin_late  # type: ignore[method-assign]
+    train(world, strategy, 12)
+    ahead = world.max([strategy.stats()["most_updates_ahead"]])[0]
+    word, _, bound = method.staleness.partition(":")
+    assert ahead >= 1, ahead
+    assert word == "async" or ahead <= int(bound), ahead
+
+
+if __name__ == "__main__":
+    run(main)
