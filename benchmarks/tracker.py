@@ -20,11 +20,12 @@ from task_images.comm.allreduce import GradientAllReduce
 from task_images.contract import Contract
 from task_images.harness.data import ArrayData
 from task_images.harness.distributed import open_world
+from task_images.harness.loop import Plan
 from task_images.harness.models.resnet import resnet
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import Constant, PerUpdate
 from task_images.harness.tracker import Tracker
-from task_images.harness.training import Trainer
+from task_images.harness.training import make_sample_trainer
 
 BATCH = 32
 PAIRS = 150
@@ -119,9 +120,9 @@ def harness_cost(samples: int = 32_000, rounds: int = 5) -> float:
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)
         times["bare"].append(time.perf_counter() - begin)
-        trainer = Trainer(
-            world, make_small()[0], cross_entropy, make_optimizer, PerUpdate(Constant(0.1)), GradientAllReduce(), data,
-            metrics=[], goal=None, report=Reporter(world, "numbers", synthetic=True), epochs=1,
+        trainer = make_sample_trainer(
+            world, Reporter(world, "numbers", synthetic=True), data, make_small()[0], cross_entropy, make_optimizer,
+            PerUpdate(Constant(0.1)), Plan(1), strategy=GradientAllReduce(),
         )  # fmt: skip
         with contextlib.redirect_stdout(io.StringIO()):
             begin = time.perf_counter()

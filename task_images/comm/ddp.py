@@ -1,8 +1,10 @@
 """torch's DistributedDataParallel as a strategy: gradients travel in buckets while the backward pass goes on."""
 
 import contextlib
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,13 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from task_images.comm.base import Strategy
+
+# Buffers are averaged before validation, as with every strategy: no broadcast in the forward pass. torch 2.14 and older
+# know the option by another name.
+_OPTION = "forward_sync_buffers"
+_NO_BROADCAST: Mapping[str, Any] = {
+    _OPTION if _OPTION in inspect.signature(DistributedDataParallel).parameters else "broadcast_buffers": False
+}
 
 
 class DdpAllReduce(Strategy):
@@ -39,6 +48,7 @@ class DdpAllReduce(Strategy):
             bucket_cap_mb=self._bucket_mb,
             gradient_as_bucket_view=True,
             static_graph=self._static,
+            **_NO_BROADCAST,
         )
         self._wrapped.register_comm_hook(None, self._reduce_bucket)
         return self._wrapped

@@ -14,12 +14,13 @@ from task_images.epsilon_logistic_regression.data import FEATURES, count_rows, f
 from task_images.harness.data import ArrayData
 from task_images.harness.goals import GoalWatch
 from task_images.harness.identity import made_up
+from task_images.harness.loop import Plan
 from task_images.harness.metrics import F1, Dice, TopK
 from task_images.harness.opening import opening
 from task_images.harness.parameters import check_choices, read_parameters
 from task_images.harness.schedules import InverseSqrt, PerUpdate, Plateau, Schedule
 from task_images.harness.seeds import seed_all
-from task_images.harness.training import Loss, Trainer
+from task_images.harness.training import Loss, make_sample_trainer
 
 # The rate over sqrt(t), tuned per number of workers in the 2018 specification.
 ALPHA_2018 = {1: 200.0, 2: 400.0, 4: 600.0, 8: 700.0, 16: 800.0}
@@ -71,18 +72,18 @@ def main(contract: Contract) -> None:
         report.data_identity(made_up(count_rows(training, validation)) if files is None else identity)
         seed_all(contract.seed)
         model = nn.Sequential(nn.Linear(FEATURES, 1, bias=False), nn.Flatten(0)).to(world.device)
-        Trainer(
-            world=world,
-            model=model,
-            loss=regularised(model, settings.l1, settings.l2),
-            make_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=settings.rate, fused=True),
-            schedule=make_schedule(settings, world.size),
+        make_sample_trainer(
+            world,
+            report,
+            ArrayData(world, training, validation, settings.batch_size, contract.seed),
+            model,
+            regularised(model, settings.l1, settings.l2),
+            lambda model: torch.optim.SGD(model.parameters(), lr=settings.rate, fused=True),
+            make_schedule(settings, world.size),
+            Plan(settings.epochs, settings.budget_seconds),
             strategy=prepare_strategy(world, lambda: _strategy(settings)),
-            data=ArrayData(world, training, validation, settings.batch_size, contract.seed),
             metrics=[TopK(1), F1(), Dice()],
             goal=GoalWatch("Prec@1", ">=", settings.goal_full, settings.goal_light, contract.goal),
-            report=report,
-            epochs=settings.epochs,
             scores=torch.sigmoid,
             details={"parameters": FEATURES, "rows": [len(training.labels), len(validation.labels)]},
         ).run()

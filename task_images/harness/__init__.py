@@ -6,10 +6,12 @@ opening      the beginning and the end of a training around its data and its mod
 distributed  `open_world`: rendezvous, device, threads; World: rank, size and the few collectives bookkeeping needs
 seeds        streams of random numbers: equal on all ranks where they must be, different where they must be
 partition    who trains on what: every sample once, equally many steps for every rank; data: batches from arrays
-images       batches of images loaded ahead in threads; datasets: archives fetched, checked and mapped once per machine
-training     `Trainer`, the loop from first step to goal; accumulation and precision: pieces for loops that need more
+images       batches of images loaded ahead in threads; datasets: archives fetched and checked; cache: data converted
+             once per machine and mapped; identity: which data they are
+loop         the loop from first step to goal: epochs, validation, goal, budget, checkpoints, throughput, reports
+training     `Trainer`, that loop in torch; updates: what it asks of a task's batches; precision: number formats
 classification  what image classifications share on the way from model and data to the result; speed: faster ways to
-             compute the same; resumption: going on from a checkpoint
+             compute the same
 tracker      where the time goes: sections whose categories add up to the wall time, on all ranks
 goals        full and light threshold, figures up to each; metrics: sums over the whole data set, and the NaN guard
 schedules    learning rates; replicas: broadcast, averaged buffers, the check that all ranks hold the same model

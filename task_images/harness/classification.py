@@ -8,7 +8,6 @@ with opening(contract, data="CIFAR-10") as (world, report):
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,19 +16,19 @@ from torch import nn
 from task_images.comm.allreduce import GradientAllReduce
 from task_images.comm.base import Strategy
 from task_images.comm.prepare import prepare_strategy
-from task_images.harness.accumulation import count_parameters
 from task_images.harness.data import Data
 from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.goals import GoalWatch
+from task_images.harness.loop import Plan
 from task_images.harness.metrics import TopK
+from task_images.harness.models.counting import count_parameters
 from task_images.harness.parameters import check_choices
-from task_images.harness.precision import FORMATS
+from task_images.harness.precision import FORMATS, Precision
 from task_images.harness.report import Reporter
-from task_images.harness.resumption import Resumption
 from task_images.harness.schedules import Schedule
 from task_images.harness.speed import COMPILE, SpeedOptions
-from task_images.harness.training import Loss, Trainer
+from task_images.harness.training import Loss, make_sample_trainer
 
 
 @dataclass(frozen=True)
@@ -98,20 +97,20 @@ def train_classifier(
     """
     model = model.to(world.device)
     long = settings if isinstance(settings, LongSettings) else None
-    precision = None
     same = {"seed": world.contract.seed, "global_batch": settings.batch_size * world.size}
     facts: dict[str, Any] = {"parameters": count_parameters(model.parameters()), "global_batch": same["global_batch"]}
+    precision = long.speed.make_precision(world.device) if long else Precision("fp32", world.device)
     if long:
         long.speed.apply(model)
-        precision = long.speed.make_precision(world.device)
         reduction = "during the backward pass" if strategy else "after the backward pass"
         facts["options"] = {**long.speed.facts(precision), "reduction": reduction}
-    Trainer(
-        world=world,
-        model=model,
-        loss=loss,
-        validation_loss=nn.functional.cross_entropy,
-        make_optimizer=lambda model: torch.optim.SGD(
+    make_sample_trainer(
+        world,
+        report,
+        data,
+        model,
+        loss,
+        lambda model: torch.optim.SGD(
             groups(model, settings.weight_decay) if groups else model.parameters(),
             lr=0.0,  # the schedule's, before every update
             momentum=settings.momentum,
@@ -119,30 +118,24 @@ def train_classifier(
             weight_decay=settings.weight_decay,
             fused=True,
         ),
-        schedule=schedule,
+        schedule,
+        Plan(
+            settings.epochs,
+            settings.budget_seconds,
+            checkpoint=long is not None and long.checkpoint,
+            resume=long.resume if long else "",
+        ),
         strategy=prepare_strategy(world, lambda: strategy or GradientAllReduce()),
-        data=data,
         metrics=[] if measure else [TopK(k) for k in (1, 5) if k <= classes],
-        goal=None if measure else _goal(settings, world),
-        report=report,
-        epochs=settings.epochs,
+        goal=None if measure else make_goal(settings, world),
+        validation_loss=nn.functional.cross_entropy,
         precision=precision,
-        resumption=_resumption(world, long, name, {**(identity or {}), **same}) if long else None,
-        budget=settings.budget_seconds,
         compiled=long is not None and long.compile != "no",
+        name=name,
         details={**facts, **(details or {})},
+        identity={**(identity or {}), **same},
     ).run()
 
 
-def _goal(settings: ClassifierSettings, world: World) -> GoalWatch:
+def make_goal(settings: ClassifierSettings, world: World) -> GoalWatch:
     return GoalWatch("Prec@1", ">=", settings.goal_full, settings.goal_light, world.contract.goal)
-
-
-def _resumption(world: World, settings: LongSettings, name: str, identity: dict[str, Any]) -> Resumption:
-    """Checkpoints go into the output folder."""
-    return Resumption(
-        name,
-        identity,
-        save=Path(world.contract.output_dir) if settings.checkpoint else None,
-        load=Path(settings.resume) if settings.resume else None,
-    )

@@ -1,7 +1,9 @@
 """Goals: the threshold at which the clock stops, and the other one that is passed on the way."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from task_images.harness.tracker import Snapshot, Tracker
 
@@ -63,6 +65,19 @@ class GoalWatch:
             "kind": self.chosen,
             "value": value,
             "last": self.last,
+        }
+
+    def state_dict(self) -> dict[str, object]:
+        """For a checkpoint: what was reached so far, with the clock at that time."""
+        return {"best": self.best, "last": self.last, "passages": {k: asdict(v) for k, v in self.passages.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint. A passage counts only for the threshold of this run."""
+        self.best, self.last = state["best"], state["last"]
+        self.passages = {
+            kind: Passage(passage["value"], passage["epoch"], Snapshot(**passage["snapshot"]))
+            for kind, passage in state["passages"].items()
+            if self._meets(passage["value"], self.thresholds[kind])
         }
 
     def _meets(self, value: float, threshold: float) -> bool:

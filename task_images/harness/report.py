@@ -76,15 +76,16 @@ class Reporter:
         goal: GoalWatch | None = None,
         details: Mapping[str, Any] | None = None,
         spent: float | None = None,
+        end: Snapshot | None = None,
     ) -> None:
         """The result event, with timings of all ranks. Every rank must call it; rank 0 reports.
 
         With a goal that was reached the figures are those up to the goal; otherwise those up to now. `details` gets the
         entry "goals": the figures up to each threshold that was passed. `spent` is the time budget (seconds) at which
-        the training ended: then what counts is how far it came, the figures are those up to now.
+        the training ended: then what counts is how far it came. `end` is the clock at the training's end; None: now.
         """
         reached = goal is not None and goal.reached and spent is None
-        end = goal.passages[goal.chosen].snapshot if goal and reached else tracker.snapshot()
+        end = goal.passages[goal.chosen].snapshot if goal and reached else end or tracker.snapshot()
         timings = gather_timings(self._world, end)
         details = dict(details or {})
         if facts := self._world.backend_facts():

@@ -59,16 +59,22 @@ class Tracker:
         self._stack: list[tuple[str, str]] = []  # (asked for, booked under)
         self.restart()
 
-    def restart(self) -> None:
-        """Set everything to zero and start the clock. Raises RuntimeError inside a section or step."""
+    def restart(self, earlier: Snapshot | None = None) -> None:
+        """Start the clock at zero, or where it stood in `earlier`, whose run this one resumes.
+
+        Raises RuntimeError inside a section or step.
+        """
         if self._stack or self._step.open:
             raise RuntimeError("the tracker cannot restart inside a section or step")
         self._thread = threading.get_ident()
-        self._seconds = dict.fromkeys(CATEGORIES, 0.0)
-        self._training = 0.0
+        self._seconds = dict.fromkeys(CATEGORIES, 0.0) | (earlier.seconds if earlier else {})
+        self._training = earlier.training if earlier else 0.0
         self._current = "other"
-        self.updates = self.samples = self.epoch = 0
-        self._begin = self._mark = self._now()
+        self.updates = earlier.updates if earlier else 0
+        self.samples = earlier.samples if earlier else 0
+        self.epoch = earlier.epoch if earlier else 0
+        self._mark = self._now()
+        self._begin = self._mark - (earlier.wall if earlier else 0.0)
 
     def section(self, name: str) -> "_Section":
         """A context whose time is booked under `name`, one of contract.CATEGORIES (else ValueError)."""

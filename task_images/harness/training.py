@@ -1,244 +1,323 @@
-"""Synchronous data-parallel training to a goal, for tasks that map a batch of inputs to outputs and a loss.
+"""The training loop of all tasks in torch: `Trainer` computes updates; `harness.loop` says when, and what follows.
 
-Read it from top to bottom: `Trainer.run` is an epoch after another, `_train` an update after another. Tasks whose loop
-differs (sequences, accumulation) write their own with the same tracker, strategy, loss guard, goal and reporter.
+A task gives batches (`updates.Batches`), a work (`Work`: what a pass computes) and a validator.
 """
 
 import contextlib
 import math
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from task_images.comm.base import MakeOptimizer, Placement, Strategy
-from task_images.harness.data import Data
+from task_images.harness.checkpoint import load_checkpoint, save_checkpoint
+from task_images.harness.data import Batch, Data
 from task_images.harness.distributed import World
 from task_images.harness.errors import DivergedError
 from task_images.harness.goals import GoalWatch
+from task_images.harness.loop import Loop, Plan, Values
 from task_images.harness.metrics import Mean, Metric, TrainingLoss, collect
 from task_images.harness.precision import Precision
 from task_images.harness.replicas import average_buffers
 from task_images.harness.report import Reporter
-from task_images.harness.resumption import Progress, Resumption
 from task_images.harness.schedules import Schedule
-from task_images.harness.tracker import Snapshot, Tracker
+from task_images.harness.seeds import derive
+from task_images.harness.tracker import Tracker
+from task_images.harness.updates import Update
 
+P = TypeVar("P")
+W = TypeVar("W", contravariant=True)
 Loss = Callable[[Tensor, Tensor], Tensor]
 
-# Steps between two looks at the global training loss; the original posted as often.
-LOSS_EVERY = 25
+
+class PassLoss(NamedTuple):
+    """The loss of one pass: `value` is differentiated; `mean` over `weight` samples (or words) is reported."""
+
+    value: Tensor
+    mean: Tensor
+    weight: float
 
 
-def _unchanged(outputs: Tensor) -> Tensor:
-    return outputs
+class Work(Protocol[W]):
+    """What a pass computes. Each method is booked in its own category."""
+
+    def prepare(self, part: W) -> Any:
+        """The pass's data as the model wants them, on its device."""
+        ...
+
+    def forward(self, model: nn.Module, data: Any) -> Any:
+        """The model's outputs."""
+        ...
+
+    def loss(self, outputs: Any, data: Any) -> PassLoss:
+        """The loss of the outputs."""
+        ...
 
 
 @dataclass
-class Trainer:
-    """All that a training needs.
+class Trainer(Loop[P], Generic[P]):
+    """A training in torch.
 
-    model       on world.device; the strategy broadcasts it from rank 0 before the first step
-    loss        (outputs, targets) -> mean over the batch, a scalar; validation_loss: where validation has another
+    model           on world.device; the strategy broadcasts it from rank 0 before the first step
     make_optimizer  from the model; its groups' rates are set before every update
-    metrics     of the validation set; among them the goal's, by name. None at all: no validation
-    scores      from the model's outputs what the metrics want (probabilities from logits, say)
-    goal        None: train all epochs
-    precision   None: fp32
-    budget      seconds after which training ends, validation included in them; it does not end at the goal then,
-                for what counts is how far it comes (accuracy after time); 0: train to the goal
-    compiled    whether the model has compiled parts: they serve training batches of the usual size only
+    strategy        owns the optimiser and the update
+    precision       None: fp32
+    clip            greatest norm of the gradients; None: not clipped
+    """
+
+    work: Work[P] = field(kw_only=True)
+    model: nn.Module = field(kw_only=True)
+    make_optimizer: MakeOptimizer = field(kw_only=True)
+    strategy: Strategy = field(kw_only=True)
+    precision: Precision | None = field(default=None, kw_only=True)
+    clip: float | None = field(default=None, kw_only=True)
+
+    def _make_tracker(self) -> Tracker:
+        return Tracker(self.world.synchronize if self.world.device.type == "cuda" else None)
+
+    def _attach(self) -> None:
+        self._precision = self.precision or Precision("fp32", self.world.device)
+        if self.world.contract.calibrate:
+            self._calibrate()
+        self._trained = self.strategy.attach(
+            Placement(self.world), self.model, self.make_optimizer, tracker=self.tracker
+        )
+        self._recent, self._whole = TrainingLoss(), Mean("loss")
+
+    def _update(self, update: Update[P], rate: float) -> bool:
+        section = self.tracker.section
+        losses: list[PassLoss] = []
+        self.strategy.begin(update.weight, update.total, update.count)
+        for number, part in enumerate(self.tracker.waiting(update.passes)):
+            with section("preprocessing"):
+                data = self.work.prepare(part)
+            if update.first is not None:
+                seed = self.world.contract.seed
+                torch.manual_seed(derive(seed, "dropout", self.position.total, update.first + number))
+            with self.strategy.last_pass() if number == update.count - 1 else contextlib.nullcontext():
+                with section("forward"), self._precision.autocast():
+                    outputs = self.work.forward(self._trained, data)
+                with section("loss"), self._precision.autocast():
+                    loss = self.work.loss(outputs, data)
+                with section("backward"):
+                    (loss.value * self._precision.factor).backward()  # type: ignore[no-untyped-call]
+            losses.append(loss)
+        applied = self.strategy.step(rate, self.clip, self._precision.scale)
+        if not applied.updated and self._precision.scale is None:
+            raise DivergedError(
+                f"the norm of the gradient is {applied.norm}: the training has diverged",
+                "A lower learning rate may help.",
+            )
+        if applied.updated:
+            with section("metrics"):
+                for loss in losses:
+                    self._recent.add(loss.mean, loss.weight)
+                    self._whole.add_mean(loss.mean, loss.weight)
+        return applied.updated
+
+    def _calibrate(self) -> None:
+        """Leave what a prediction needs, from steps on one pass. Model and random numbers are as before afterwards."""
+        from task_images.harness.calibration import calibrate
+
+        update = next(self.batches.updates(1))
+        data = self.work.prepare(next(iter(update.passes)))
+
+        def compute_loss() -> Tensor:
+            with self._precision.autocast():
+                return self.work.loss(self.work.forward(self.model, data), data).value
+
+        samples = max(1, update.samples // (self.world.size * update.count))
+        calibrate(self.world, self.model, self.make_optimizer, compute_loss, samples)
+
+    def _set_mode(self, training: bool) -> None:
+        self._trained.train(training)
+
+    def _recent_loss(self, epoch: int, step: int) -> float:
+        return self._recent.collect(self.world, epoch, step)
+
+    def _whole_loss(self) -> float:
+        return collect(self.world, [self._whole])["loss"]
+
+    def _consensus(self) -> AbstractContextManager[object]:
+        return self.strategy.consensus()
+
+    def _check_replicas(self) -> Values:
+        distance = self.strategy.check_replicas()
+        average_buffers(self.world, self.model)
+        return {} if distance is None else {"replica_distance": distance}
+
+    def _facts(self) -> Mapping[str, Any]:
+        return {
+            "precision": self._precision.used,
+            "loss_scale": self._precision.factor,
+            "communication": self.strategy.stats(),
+        }
+
+    def _state(self) -> Mapping[str, Any]:
+        scale = self._precision.scale
+        return {**self.strategy.state_dict(), "loss_scale": asdict(scale) if scale else None}
+
+    def _load_state(self, state: Mapping[str, Any]) -> None:
+        self.strategy.load_state_dict(state)
+        if self._precision.scale and state["loss_scale"]:
+            self._precision.scale.value = state["loss_scale"]["value"]
+            self._precision.scale.good = state["loss_scale"]["good"]
+
+    def _write(self, path: Path, state: Mapping[str, Any]) -> None:
+        save_checkpoint(self.world, path, self.name, state)
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        return load_checkpoint(self.world, path, self.name, self.identity)
+
+    def _close(self) -> None:
+        self.strategy.close()
+
+
+# --- the common case: a batch of inputs, outputs, targets ----------------------------------------------------------
+
+
+class SampleBatches:
+    """`Data` as batches: every batch is an update of one pass."""
+
+    def __init__(self, data: Data) -> None:
+        self._data = data
+
+    def count(self, epoch: int) -> int:
+        return self._data.steps
+
+    def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[Batch]]:
+        for number, batch in enumerate(self._data.training(epoch)):
+            if number >= begin:
+                yield Update([batch], 1, batch.size, batch.total, batch.total)
+
+
+class SampleWork:
+    """A pass on a batch. `loss` is (outputs, targets) -> mean over the batch.
+
+    compiled   whether the model has compiled parts: they serve batches of the usual size only, since compiling again
+               for the few others would cost more than it saves
+    """
+
+    def __init__(self, data: Data, loss: Loss, compiled: bool = False) -> None:
+        self._data, self._loss, self._compiled = data, loss, compiled
+        self._usual = 0
+
+    def prepare(self, part: Batch) -> tuple[Tensor, Tensor]:
+        self._usual = self._usual or part.size
+        return self._data.prepare(part, training=True)
+
+    def forward(self, model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
+        with run_eagerly(self._compiled and len(data[1]) != self._usual):
+            outputs: Tensor = model(data[0])
+        return outputs
+
+    def loss(self, outputs: Tensor, data: tuple[Tensor, Tensor]) -> PassLoss:
+        value = self._loss(outputs, data[1])
+        return PassLoss(value, value.detach(), len(data[1]))
+
+
+@dataclass(frozen=True)
+class SampleValidator:
+    """Loss and metrics over the whole validation set, each rank on its shard, which may be empty.
+
+    model      without any wrapper: a wrapper's forward pass may be collective, and a rank may have no batch
+    scores     from the model's outputs what the metrics want (probabilities from logits, say)
     """
 
     world: World
     model: nn.Module
-    loss: Loss
-    make_optimizer: MakeOptimizer
-    schedule: Schedule
-    strategy: Strategy
     data: Data
+    loss: Loss
     metrics: Sequence[Metric]
-    goal: GoalWatch | None
-    report: Reporter
-    epochs: int
-    validation_loss: Loss | None = None
-    scores: Callable[[Tensor], Tensor] = _unchanged
-    precision: Precision | None = None
-    resumption: Resumption | None = None
-    budget: float = 0.0
+    precision: Precision
+    scores: Callable[[Tensor], Tensor]
     compiled: bool = False
-    details: dict[str, Any] = field(default_factory=dict)
 
-    def run(self) -> None:
-        """Train until the goal or the last epoch, and report the result. Raises DivergedError on NaN."""
-        self.tracker = Tracker(self.world.synchronize if self.world.device.type == "cuda" else None)
-        self._precision = self.precision or Precision("fp32", self.world.device)
-        if self.world.contract.calibrate:
-            self._calibrate()
-        self.model = self.strategy.attach(Placement(self.world), self.model, self.make_optimizer, tracker=self.tracker)
-        self._earlier = self._resume()
-        self.world.barrier()
-        self.tracker.restart()
-        curve: list[dict[str, float]] = []
-        spent: float | None = None
-        for epoch in range(self._earlier.epoch + 1, self.epochs + 1):
-            self.tracker.epoch = epoch
-            begin = self.tracker.snapshot()
-            training_loss = self._train(epoch)
-            rate = self._rate(begin)
-            with self.strategy.consensus():
-                self.strategy.check_replicas()
-                with self.tracker.section("validation"):
-                    values = self._validate(epoch)
-            self.schedule.after_epoch(values.get("loss", training_loss))
-            self._report_epoch(epoch, training_loss, rate, values)
-            curve.append(
-                {
-                    "epoch": epoch,
-                    "seconds": self.tracker.snapshot().wall,
-                    "train_loss": training_loss,
-                    "samples_per_second": rate,
-                    **values,
-                }
-            )
-            with self.strategy.consensus():
-                self._keep(epoch)
-            if self.goal and self.goal.observe(values[self.goal.metric], epoch, self.tracker) and not self.budget:
-                break
-            if self._is_over():
-                spent = self.budget
-                break
-        self.report.phase("finished")
-        found = {"curve": curve, "throughput": self._throughput(curve), "communication": self.strategy.stats()}
-        self.report.result(self.tracker, self.goal, {**self.details, **found}, spent)
-        self.strategy.close()
-
-    def _calibrate(self) -> None:
-        """Leave what a prediction needs, from steps on one batch. Model and random numbers are as before afterwards."""
-        from task_images.harness.calibration import calibrate
-
-        batch = next(iter(self.data.training(1)))
-        self.model.to(self.world.device)
-        inputs, targets = self.data.prepare(batch, training=False)
-
-        def compute_loss() -> Tensor:
-            with self._precision.autocast():
-                return self.loss(self.model(inputs), targets)
-
-        calibrate(self.world, self.model, self.make_optimizer, compute_loss, batch.size)
-
-    def _train(self, epoch: int) -> float:
-        """One epoch; returns the mean training loss over all ranks' samples."""
-        tracker, section = self.tracker, self.tracker.section
-        self.model.train()
-        self.report.phase("training", epoch=epoch, epochs=self.epochs)
-        recent, whole, usual = TrainingLoss(), Mean("loss"), 0
-        for step, batch in enumerate(tracker.waiting(self.data.training(epoch)), 1):
-            usual = usual or batch.size
-            with tracker.step(samples=batch.total):
-                self.strategy.begin(batch.size, batch.total)
-                with section("preprocessing"):
-                    inputs, targets = self.data.prepare(batch, training=True)
-                with self.strategy.last_pass():
-                    with section("forward"), self._precision.autocast(), self._code(usual=batch.size == usual):
-                        outputs = self.model(inputs)
-                    with section("loss"), self._precision.autocast():
-                        loss = self.loss(outputs, targets)
-                    with section("backward"):
-                        (loss * self._precision.factor).backward()  # type: ignore[no-untyped-call]
-                rate = self.schedule.rate(self._earlier.updates + tracker.updates)
-                self.strategy.step(rate, scale=self._precision.scale)
-                with section("metrics"):
-                    recent.add(loss, batch.size)
-                    whole.add_mean(loss, batch.size)
-                    if step % LOSS_EVERY == 0 or step == self.data.steps:
-                        value = recent.collect(self.world, epoch, step)
-                        self.report.metric("train_loss", value, epoch=epoch, step=tracker.updates + 1)
-            self.report.step(step, self.data.steps, epoch=epoch, epochs=self.epochs)
-            if step % LOSS_EVERY == 0 and self._is_over():
-                break
-        return collect(self.world, [whole])["loss"]
-
-    def _validate(self, epoch: int) -> dict[str, float]:
-        """Loss and metrics over the whole validation set, each rank on its shard. Raises DivergedError on NaN."""
-        if not self.metrics:
-            return {}
-        self.report.phase("validation", epoch=epoch, epochs=self.epochs)
-        average_buffers(self.world, self.model)
-        self.model.eval()
+    def __call__(self, epoch: int) -> Values:
         mean = Mean("loss")
-        with torch.inference_mode(), self._code(usual=False):
+        with torch.inference_mode(), run_eagerly(self.compiled):
             for batch in self.data.validation():
                 inputs, targets = self.data.prepare(batch, training=False)
-                with self._precision.autocast():
+                with self.precision.autocast():
                     outputs = self.model(inputs)
-                    loss = (self.validation_loss or self.loss)(outputs, targets)
+                    loss = self.loss(outputs, targets)
                 mean.add_mean(loss, batch.size)
                 scores = self.scores(outputs)
                 for metric in self.metrics:
                     metric.update(scores, targets)
-        values = collect(self.world, [mean, *self.metrics])
-        if not math.isfinite(values["loss"]):
-            # The last update may have spoilt a model whose training loss was still finite.
-            raise DivergedError(
-                f"the validation loss is {values['loss']} in epoch {epoch}: the training has diverged",
-                "A lower learning rate may help.",
-            )
-        return values
+        return check_finite(collect(self.world, [mean, *self.metrics]), epoch)
 
-    def _code(self, usual: bool) -> AbstractContextManager[object]:
-        """Compiled code in the `usual` case; in others, which are few, compiling anew would cost more than it saves."""
-        return contextlib.nullcontext() if usual or not self.compiled else torch.compiler.set_stance("force_eager")
 
-    def _is_over(self) -> bool:
-        """Whether the time budget is spent, by rank 0's clock. Every rank must ask."""
-        return bool(self.budget) and self.world.agree(self.tracker.snapshot().wall) >= self.budget
+def make_sample_trainer(
+    world: World,
+    report: Reporter,
+    data: Data,
+    model: nn.Module,
+    loss: Loss,
+    make_optimizer: MakeOptimizer,
+    schedule: Schedule,
+    plan: Plan,
+    *,
+    strategy: Strategy,
+    metrics: Sequence[Metric] = (),
+    goal: GoalWatch | None = None,
+    validation_loss: Loss | None = None,
+    scores: Callable[[Tensor], Tensor] | None = None,
+    precision: Precision | None = None,
+    compiled: bool = False,
+    name: str = "",
+    details: Mapping[str, Any] | None = None,
+    identity: Mapping[str, Any] | None = None,
+) -> Trainer[Batch]:
+    """The trainer of a task that maps a batch of inputs to outputs and a loss.
 
-    def _resume(self) -> Progress:
-        if self.resumption is None:
-            return Progress()
-        progress = self.resumption.restore(self.world, self.strategy, self.schedule)
-        if progress.epoch:
-            self.details["resumed"] = {"epoch": progress.epoch, "updates": progress.updates}
-            self.report.say(f"going on after epoch {progress.epoch}")
-        return progress
+    loss     (outputs, targets) -> mean over the batch; validation_loss: None: the same
+    metrics  of the validation set, among them the goal's by its name. None at all: no validation
+    scores   see SampleValidator; the others see Trainer and Loop
+    """
+    precision = precision or Precision("fp32", world.device)
+    validator = SampleValidator(
+        world, model, data, validation_loss or loss, metrics, precision, scores or _keep_outputs, compiled
+    )
+    return Trainer(
+        world,
+        report,
+        SampleBatches(data),
+        schedule,
+        plan,
+        name=name,
+        validate=validator if metrics else None,
+        goal=goal,
+        details=dict(details or {}),
+        identity=dict(identity or {}),
+        work=SampleWork(data, loss, compiled),
+        model=model,
+        make_optimizer=make_optimizer,
+        strategy=strategy,
+        precision=precision,
+    )
 
-    def _keep(self, epoch: int) -> None:
-        if self.resumption is not None:
-            progress = Progress(epoch, self._earlier.updates + self.tracker.updates)
-            self.resumption.store(self.world, self.strategy, self.schedule, progress)
 
-    def _rate(self, begin: Snapshot) -> float:
-        """Samples per second of all ranks since `begin`, by this rank's clock: steps and waiting for data."""
-        now = self.tracker.snapshot()
-        waited = now.seconds["data_wait"] - begin.seconds["data_wait"]
-        return (now.samples - begin.samples) / (now.training - begin.training + waited)
+def _keep_outputs(outputs: Tensor) -> Tensor:
+    return outputs
 
-    def _throughput(self, curve: list[dict[str, float]]) -> dict[str, float]:
-        """Over all epochs but the first, in which much is done for the first time, unless there is no other."""
-        rates = [point["samples_per_second"] for point in curve[1:] or curve]
-        if not rates:
-            return {}
-        whole = self.tracker.snapshot()
-        waited = whole.seconds["data_wait"]
-        return {
-            "samples_per_second": statistics.median(rates),
-            "least": min(rates),
-            "most": max(rates),
-            "data_wait_share": waited / (waited + whole.training),
-        }
 
-    def _report_epoch(self, epoch: int, training_loss: float, rate: float, values: dict[str, float]) -> None:
-        seconds = self.tracker.snapshot().wall
-        for name, value in values.items():
-            self.report.metric(f"val_global_{name}", value, epoch=epoch, seconds=seconds)
-        self.report.metric("samples_per_second", rate, epoch=epoch, seconds=seconds)
-        names = {"loss": "validation loss"}
-        shown = "".join(f"  {names.get(name, name)} {value:.4g}" for name, value in values.items())
-        self.report.say(
-            f"epoch {epoch}/{self.epochs}  loss {training_loss:.4f}{shown}  {rate:.0f} samples/s  {seconds:.1f} s"
+def check_finite(values: Values, epoch: int) -> Values:
+    """`values` of a validation. Raises DivergedError if their loss is not finite: the last update may have spoilt a
+    model whose training loss was still finite."""
+    if not math.isfinite(values["loss"]):
+        raise DivergedError(
+            f"the validation loss is {values['loss']} in epoch {epoch}: the training has diverged",
+            "A lower learning rate may help.",
         )
+    return values
+
+
+def run_eagerly(needed: bool) -> AbstractContextManager[object]:
+    """A context that leaves compiled code aside if `needed`."""
+    return torch.compiler.set_stance("force_eager") if needed else contextlib.nullcontext()

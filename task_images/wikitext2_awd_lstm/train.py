@@ -2,30 +2,31 @@
 
 import math
 import tempfile
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from task_images.comm.allreduce import GradientAllReduce
-from task_images.comm.base import Placement
 from task_images.comm.prepare import prepare_strategy
 from task_images.contract import Contract
-from task_images.harness.accumulation import GradientUpdate, count_parameters
-from task_images.harness.checkpoint import load_checkpoint, save_checkpoint
 from task_images.harness.distributed import World, open_world
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.goals import GoalWatch
-from task_images.harness.metrics import Mean, Perplexity, TrainingLoss, collect
+from task_images.harness.loop import Plan, Values
+from task_images.harness.metrics import Mean, Perplexity, collect
+from task_images.harness.models.counting import count_parameters
 from task_images.harness.parameters import read_parameters
 from task_images.harness.partition import shard
 from task_images.harness.precision import Precision
 from task_images.harness.report import Reporter
-from task_images.harness.schedules import LinearWarmup
-from task_images.harness.seeds import derive, seed_all
-from task_images.harness.tracker import Tracker
+from task_images.harness.schedules import Constant, LinearWarmup, PerUpdate
+from task_images.harness.seeds import seed_all
+from task_images.harness.training import PassLoss, Trainer, check_finite
+from task_images.harness.updates import Update
 from task_images.wikitext2_awd_lstm.averaging import RunningAverage, should_switch
 from task_images.wikitext2_awd_lstm.data import Corpus, read_corpus, sequence_lengths, streams
 from task_images.wikitext2_awd_lstm.model import AwdLstm, Dropout, State, regularization
@@ -68,6 +69,7 @@ class Parameters:
     report_every: int = 25
     checkpoint_every: int = 0
     resume: str = ""
+    budget_seconds: float = 0.0
     goal_full: float = 70.0
     goal_light: float = 90.0
 
@@ -85,7 +87,7 @@ def main(contract: Contract) -> None:
         replace(identity, official=False, reason=f"another text: {OWN_TEXT}") if own_text else identity
     )
     seed_all(contract.seed)
-    Training(contract, world, report, parameters, corpus).run()
+    train(world, report, parameters, corpus)
     world.close()
 
 
@@ -103,247 +105,210 @@ def load(parameters: Parameters, contract: Contract) -> Corpus:
     return read_corpus(Path(contract.data_dir))
 
 
-@dataclass
-class Position:
-    """Where training is: epoch from 1, updates done in this epoch and in all."""
+def train(world: World, report: Reporter, p: Parameters, corpus: Corpus) -> AwdLstm:
+    """Train to the goal and report the result; returns the model."""
+    dropout = Dropout(p.dropout_embedding, p.dropout_input, p.dropout_hidden, p.dropout_output, p.weight_drop)
+    model = AwdLstm(len(corpus.words), p.embedding, p.hidden, p.layers, dropout).to(world.device)
+    precision = Precision(p.precision, world.device)
+    average = Average(model, p.switch_patience, p.switch_rule, report)
+    streams = Streams(world, p, model, corpus.train, average)
+    evaluate = Evaluation(world, p, model, precision, average)
+    Trainer(
+        world,
+        report,
+        streams,
+        PerUpdate(Constant(1.0)),  # the batches have the rate
+        Plan(
+            p.epochs,
+            p.budget_seconds,
+            loss_every=p.report_every,
+            checkpoint_every=p.checkpoint_every,
+            resume=p.resume,
+        ),
+        name=NAME,
+        validate=lambda epoch: check_finite(evaluate(corpus.valid), epoch),
+        goal=GoalWatch("Perplexity", "<=", p.goal_full, p.goal_light, world.contract.goal),
+        details={
+            "parameters": count_parameters(model.parameters()),
+            "vocabulary": len(corpus.words),
+            "words_per_epoch": streams.words_per_epoch,
+        },
+        closing=lambda: {
+            "test_perplexity": evaluate(corpus.test)["Perplexity"],
+            "averaged_from_epoch": average.switched,
+        },
+        states={"average": average, "streams": streams},
+        identity={
+            "vocabulary": len(corpus.words),
+            "network": [p.embedding, p.hidden, p.layers],
+            "global_batch": streams.number,
+            "seed": world.contract.seed,
+        },
+        after_update=average.mean.update,
+        after_validation=average.observe,
+        work=streams,
+        model=model,
+        make_optimizer=lambda model: torch.optim.SGD(
+            model.parameters(), lr=0.0, weight_decay=p.weight_decay, fused=True
+        ),
+        strategy=prepare_strategy(world, GradientAllReduce),
+        precision=precision,
+        clip=p.clip,
+    ).run()
+    return model
 
-    epoch: int = 1
-    in_epoch: int = 0
-    total: int = 0
-    validation_losses: list[float] = field(default_factory=list)
 
+class Average:
+    """Averaged SGD: when it begins, and the means of the parameters since then."""
 
-class Training:
-    """One rank's training. Global batches have batch_size x accumulation x ranks streams side by side; this rank's
-    `accumulation` groups of batch_size streams follow each other, each with a hidden state of its own."""
-
-    def __init__(
-        self, contract: Contract, world: World, report: Reporter, parameters: Parameters, corpus: Corpus
-    ) -> None:
-        p = parameters
-        self.contract, self.world, self.report, self.p = contract, world, report, p
-        dropout = Dropout(p.dropout_embedding, p.dropout_input, p.dropout_hidden, p.dropout_output, p.weight_drop)
-        self.model = AwdLstm(len(corpus.words), p.embedding, p.hidden, p.layers, dropout).to(world.device)
-        self.shares = world.size * p.accumulation
-        self.words = streams(corpus.train, p.batch_size * self.shares)
-        first = world.rank * p.accumulation
-        self.groups = [self._own(self.words, share) for share in range(first, first + p.accumulation)]
-        self.valid, self.test = corpus.valid, corpus.test
-        self.tracker = Tracker(world.synchronize if world.device.type == "cuda" else None)
-        self.precision = Precision(p.precision, world.device)
-        self.goal = GoalWatch("Perplexity", "<=", p.goal_full, p.goal_light, contract.goal)
-        self.strategy = prepare_strategy(world, GradientAllReduce)
-        self.strategy.attach(Placement(world), self.model, self._make_optimizer, tracker=self.tracker)
-        self.update = GradientUpdate(self.strategy, self.tracker, self.precision, p.clip)
-        self.average = RunningAverage(self.model.parameters())
-        self.warmup = LinearWarmup(
-            p.learning_rate, p.learning_rate * math.sqrt(self.shares), p.warmup_epochs_per_rank * self.shares
-        )
-        self.position = Position()
-        self.states: list[State] = []
+    def __init__(self, model: AwdLstm, patience: int, rule: str, report: Reporter) -> None:
+        self.mean = RunningAverage(model.parameters())
         self.switched: int | None = None
-        self.resumed: int | None = None
+        self._patience, self._rule, self._report = patience, rule, report
+        self._losses: list[float] = []
 
-    def run(self) -> None:
-        """Train until the goal or the last epoch and report the result. Raises DivergedError on NaN."""
-        if self.p.resume:
-            self._resume(Path(self.p.resume))
-        self.world.barrier()
-        self.tracker.restart()
-        curve: list[dict[str, float]] = []
-        while self.position.epoch <= self.p.epochs:
-            epoch = self.tracker.epoch = self.position.epoch
-            training_loss = self._train_epoch(epoch)
-            with self.strategy.consensus():
-                self.strategy.check_replicas()
-                with self.tracker.section("validation"), self.average.applied():
-                    values = self.evaluate(self.valid)
-            self._switch(values["loss"], epoch)
-            self._report_epoch(epoch, training_loss, values)
-            curve.append(
-                {"epoch": epoch, "seconds": self.tracker.snapshot().wall, "train_loss": training_loss, **values}
-            )
-            self.position.epoch, self.position.in_epoch = epoch + 1, 0
-            if self.goal.observe(values["Perplexity"], epoch, self.tracker):
-                break
-        with self.strategy.consensus(), self.average.applied():
-            test = self.evaluate(self.test)
-        self.report.phase("finished")
-        self.report.result(self.tracker, self.goal, self._details(curve, test))
-        self.strategy.close()
+    def observe(self, epoch: int, values: Values) -> None:
+        """Take note of a validation; begin averaging when its loss no longer falls."""
+        self._losses.append(values["loss"])
+        if self.mean.active or not should_switch(self._losses, self._patience, self._rule):
+            return
+        self.mean.start()
+        self.switched = epoch
+        self._report.say(f"epoch {epoch}: the validation loss no longer falls; averaged SGD from here on")
 
-    def _make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(
-            model.parameters(), lr=self.p.learning_rate, weight_decay=self.p.weight_decay, fused=True
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": self.mean.state_dict(), "switched": self.switched, "losses": self._losses}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.mean.load_state_dict(state["mean"])
+        self.switched, self._losses = state["switched"], list(state["losses"])
+
+
+class Part(NamedTuple):
+    """One pass: the group of streams, its words (T, B) and those that follow them (T, B)."""
+
+    group: int
+    words: Tensor
+    targets: Tensor
+
+
+class Streams:
+    """Truncated backpropagation through time over parallel streams. Global batches have batch_size x accumulation x
+    ranks streams side by side; this rank's `accumulation` groups of batch_size streams follow each other as passes,
+    each with a hidden state of its own, which a checkpoint holds for all streams."""
+
+    def __init__(self, world: World, p: Parameters, model: AwdLstm, text: Tensor, average: Average) -> None:
+        self._world, self._p, self._model, self._average = world, p, model, average
+        self._shares = world.size * p.accumulation
+        self.number = p.batch_size * self._shares
+        words = streams(text, self.number)
+        self._length = len(words)
+        self.words_per_epoch = (self._length - 1) * self.number
+        self._first = world.rank * p.accumulation
+        self._groups = [
+            words[:, share * p.batch_size : (share + 1) * p.batch_size].to(world.device, torch.int64)
+            for share in range(self._first, self._first + p.accumulation)
+        ]
+        self._states: list[State] = []
+        self._warmup = LinearWarmup(
+            p.learning_rate, p.learning_rate * math.sqrt(self._shares), p.warmup_epochs_per_rank * self._shares
         )
 
-    def _train_epoch(self, epoch: int) -> float:
-        """One epoch, or the rest of it; returns the mean cross-entropy of the words trained on."""
-        p, tracker = self.p, self.tracker
-        lengths = sequence_lengths(
-            len(self.words),
+    def count(self, epoch: int) -> int:
+        return len(self._lengths(epoch))
+
+    def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[Part]]:
+        p, lengths = self._p, self._lengths(epoch)
+        if not begin:
+            self._states = [self._model.initial_state(p.batch_size) for _ in self._groups]
+        start = sum(lengths[:begin])
+        for step, length in enumerate(lengths[begin:], begin):
+            stop = start + length
+            parts = [Part(n, words[start:stop], words[start + 1 : stop + 1]) for n, words in enumerate(self._groups)]
+            rate = self._rate(epoch - 1 + step / len(lengths)) * length / p.sequence_length
+            yield Update(parts, len(parts), 1.0, self._shares, length * self.number, self._first, rate)
+            start = stop
+
+    def prepare(self, part: Part) -> Part:
+        return part  # on the device since the beginning
+
+    def forward(self, model: nn.Module, data: Part) -> tuple[Tensor, Tensor]:
+        raw, dropped, self._states[data.group] = model(data.words, self._states[data.group])
+        return raw, dropped
+
+    def loss(self, outputs: tuple[Tensor, Tensor], data: Part) -> PassLoss:
+        raw, dropped = outputs
+        entropy = self._model.score(dropped, data.targets)
+        penalty = regularization(raw, dropped, self._p.activation_penalty, self._p.temporal_penalty)
+        return PassLoss(entropy + penalty, entropy.detach(), len(data.words))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The hidden states of all streams, layer by layer. Collective."""
+        cells = [(layer, part) for layer in range(self._p.layers) for part in (0, 1)]
+        return {
+            "cells": [self._gather(torch.cat([own[layer][part] for own in self._states], 1)) for layer, part in cells]
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._states = []
+        for group in range(self._p.accumulation):
+            start = (self._first + group) * self._p.batch_size
+            own = [
+                cell[:, start : start + self._p.batch_size].to(self._world.device).contiguous()
+                for cell in state["cells"]
+            ]
+            self._states.append(list(zip(own[::2], own[1::2], strict=True)))
+
+    def _gather(self, own: Tensor) -> Tensor:
+        """own (1, streams of this rank, W) -> (1, streams of all ranks, W), so that a checkpoint fits any number."""
+        whole = own.new_zeros(1, self.number, own.shape[2])
+        start = self._first * self._p.batch_size
+        whole[:, start : start + own.shape[1]] = own.detach()
+        return self._world.all_reduce(whole)
+
+    def _lengths(self, epoch: int) -> list[int]:
+        p = self._p
+        return sequence_lengths(
+            self._length,
             p.sequence_length,
             p.least_sequence_length,
             p.short_sequence_share,
-            self.contract.seed,
+            self._world.contract.seed,
             epoch,
         )
-        done = self.position.in_epoch
-        if not done:
-            self.states = [self.model.initial_state(p.batch_size) for _ in self.groups]
-        start = sum(lengths[:done])
-        self.model.train()
-        self.report.phase("training", epoch=epoch, epochs=p.epochs)
-        recent, whole = TrainingLoss(), Mean("loss")
-        for step, length in enumerate(lengths[done:], done + 1):
-            rate = self._rate(epoch - 1 + (step - 1) / len(lengths)) * length / p.sequence_length
-            with tracker.step(samples=length * p.batch_size * self.shares):
-                loss = self._step(start, length, rate)
-            start += length
-            self.position.in_epoch, self.position.total = step, self.position.total + 1
-            with tracker.section("metrics"):
-                recent.add(loss, length)
-                whole.add_mean(loss, length)
-                if step % p.report_every == 0 or step == len(lengths):
-                    value = recent.collect(self.world, epoch, step)
-                    self.report.metric("train_loss", value, epoch=epoch, step=self.position.total)
-            self.report.step(step, len(lengths), epoch=epoch, epochs=p.epochs)
-            if p.checkpoint_every and self.position.total % p.checkpoint_every == 0:
-                with self.strategy.consensus():
-                    self._save()
-        return collect(self.world, [whole])["loss"]
-
-    def _step(self, start: int, length: int, rate: float) -> Tensor:
-        """One update on the words start ... start + length of every stream; returns this rank's mean cross-entropy."""
-        section = self.tracker.section
-        losses = []
-        self.update.begin(terms=self.shares, passes=len(self.groups))
-        for group, words in enumerate(self.groups):
-            # Masks depend on the group's place among all groups, not on the rank that happens to hold it.
-            torch.manual_seed(derive(self.contract.seed, "dropout", self.position.total, self._first_group + group))
-            with self.update.in_pass(last=group == len(self.groups) - 1):
-                with section("forward"), self.precision.autocast():
-                    raw, dropped, self.states[group] = self.model(words[start : start + length], self.states[group])
-                with section("loss"), self.precision.autocast():
-                    entropy = self.model.score(dropped, words[start + 1 : start + 1 + length])
-                    penalty = regularization(raw, dropped, self.p.activation_penalty, self.p.temporal_penalty)
-                self.update.backward(entropy + penalty)
-            losses.append(entropy.detach())
-        self.update.apply(rate)
-        with section("optimizer"):
-            self.average.update()
-        return torch.stack(losses).mean()
-
-    def evaluate(self, ids: Tensor) -> dict[str, float]:
-        """Loss and perplexity of all of `ids`, cut into streams of which every rank takes its share."""
-        self.model.eval()
-        words = streams(ids, self.p.validation_streams)
-        own = shard(self.p.validation_streams, self.world.size, self.world.rank)
-        mean, perplexity = Mean("loss"), Perplexity()
-        if own:
-            words = words[:, own.start : own.stop].to(self.world.device, torch.int64)
-            with torch.inference_mode(), self.precision.autocast():
-                state = self.model.initial_state(len(own))
-                for start in range(0, len(words) - 1, self.p.sequence_length):
-                    targets = words[start + 1 : start + 1 + self.p.sequence_length]
-                    _, output, state = self.model(words[start : start + len(targets)], state)
-                    loss = self.model.score(output, targets)
-                    mean.add_mean(loss, targets.numel())
-                    perplexity.add_mean(loss, targets.numel())
-        return collect(self.world, [mean, perplexity])
 
     def _rate(self, epochs: float) -> float:
         """Learning rate after `epochs` epochs, for a batch of the base length."""
-        if self.average.active and self.p.averaged_learning_rate:
-            return self.p.averaged_learning_rate
-        return self.warmup(epochs)
+        if self._average.mean.active and self._p.averaged_learning_rate:
+            return self._p.averaged_learning_rate
+        return self._warmup(epochs)
 
-    def _switch(self, loss: float, epoch: int) -> None:
-        losses = self.position.validation_losses
-        losses.append(loss)
-        if self.average.active or not should_switch(losses, self.p.switch_patience, self.p.switch_rule):
-            return
-        self.average.start()
-        self.switched = epoch
-        self.report.say(f"epoch {epoch}: the validation loss no longer falls; averaged SGD from here on")
 
-    def _own(self, words: Tensor, share: int) -> Tensor:
-        columns = slice(share * self.p.batch_size, (share + 1) * self.p.batch_size)
-        return words[:, columns].to(self.world.device, torch.int64)
+@dataclass(frozen=True)
+class Evaluation:
+    """Loss and perplexity of a text by the averaged parameters, if averaging has begun. The text is cut into streams of
+    which every rank takes its share."""
 
-    @property
-    def _first_group(self) -> int:
-        return self.world.rank * self.p.accumulation
+    world: World
+    p: Parameters
+    model: AwdLstm
+    precision: Precision
+    average: Average
 
-    def _identity(self) -> dict[str, Any]:
-        """What a checkpoint must share with the run that goes on from it."""
-        return {
-            "vocabulary": len(self.model.embedding),
-            "network": [self.p.embedding, self.p.hidden, self.p.layers],
-            "global_batch": self.words.shape[1],
-            "seed": self.contract.seed,
-        }
-
-    def _save(self) -> None:
-        states = [
-            self._all_columns(torch.cat([half[layer][part] for half in self.states], 1))
-            for layer, part in self._cells()
-        ]
-        state = {
-            **self._identity(),
-            **self.strategy.state_dict(),
-            "average": self.average.state_dict(),
-            "position": asdict(self.position),
-            "switched": self.switched,
-            "states": states,
-        }
-        save_checkpoint(self.world, Path(self.contract.output_dir) / "checkpoint.pt", NAME, state)
-
-    def _resume(self, path: Path) -> None:
-        state = load_checkpoint(self.world, path, NAME, self._identity())
-        self.strategy.load_state_dict(state)
-        self.average.load_state_dict(state["average"])
-        self.position = Position(**state["position"])
-        self.switched = state["switched"]
-        self.resumed = self.position.total
-        self.states = [
-            [(hidden, cell) for hidden, cell in zip(columns[::2], columns[1::2], strict=True)]
-            for group in range(self.p.accumulation)
-            for columns in [[self._columns(whole, group) for whole in state["states"]]]
-        ]
-
-    def _cells(self) -> list[tuple[int, int]]:
-        return [(layer, part) for layer in range(self.p.layers) for part in (0, 1)]
-
-    def _all_columns(self, own: Tensor) -> Tensor:
-        """own (1, streams of this rank, W) -> (1, streams of all ranks, W), so that a checkpoint fits any cut."""
-        whole = own.new_zeros(1, self.words.shape[1], own.shape[2])
-        start = self._first_group * self.p.batch_size
-        whole[:, start : start + own.shape[1]] = own
-        return self.world.all_reduce(whole)
-
-    def _columns(self, whole: Tensor, group: int) -> Tensor:
-        start = (self._first_group + group) * self.p.batch_size
-        return whole[:, start : start + self.p.batch_size].to(self.world.device).contiguous()
-
-    def _report_epoch(self, epoch: int, training_loss: float, values: dict[str, float]) -> None:
-        seconds = self.tracker.snapshot().wall
-        for name, value in values.items():
-            self.report.metric(f"val_global_{name}", value, epoch=epoch, seconds=seconds)
-        self.report.say(
-            f"epoch {epoch}/{self.p.epochs}  loss {training_loss:.4f}  validation loss {values['loss']:.4f}"
-            f"  Perplexity {values['Perplexity']:.2f}  {seconds:.1f} s"
-        )
-
-    def _details(self, curve: list[dict[str, float]], test: dict[str, float]) -> dict[str, Any]:
-        return {
-            "parameters": count_parameters(self.model.parameters()),
-            "vocabulary": len(self.model.embedding),
-            "words_per_epoch": (len(self.words) - 1) * self.words.shape[1],
-            "test_perplexity": test["Perplexity"],
-            "averaged_from_epoch": self.switched,
-            "resumed_at_update": self.resumed,
-            "precision": self.precision.used,
-            "curve": curve,
-            "communication": self.strategy.stats(),
-        }
+    def __call__(self, ids: Tensor) -> Values:
+        p, model = self.p, self.model
+        model.eval()
+        words = streams(ids, p.validation_streams)
+        own = shard(p.validation_streams, self.world.size, self.world.rank)
+        mean, perplexity = Mean("loss"), Perplexity()
+        if own:
+            words = words[:, own.start : own.stop].to(self.world.device, torch.int64)
+            with self.average.mean.applied(), torch.inference_mode(), self.precision.autocast():
+                state = model.initial_state(len(own))
+                for start in range(0, len(words) - 1, p.sequence_length):
+                    targets = words[start + 1 : start + 1 + p.sequence_length]
+                    _, output, state = model(words[start : start + len(targets)], state)
+                    loss = model.score(output, targets)
+                    mean.add_mean(loss, targets.numel())
+                    perplexity.add_mean(loss, targets.numel())
+        return collect(self.world, [mean, perplexity])

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from task_images.contract import Contract
-from task_images.harness.accumulation import plan_passes
 from task_images.harness.distributed import World
-from task_images.harness.parameters import read_parameters
+from task_images.harness.loop import Plan
+from task_images.harness.parameters import check_choices, read_parameters
 from task_images.harness.precision import LossScale
 from task_images.harness.schedules import ExponentialWarmupMultiStep
 from task_images.harness.translation.batches import SentenceBatches
@@ -20,6 +20,7 @@ from task_images.harness.translation.extras import need
 from task_images.harness.translation.program import Source, train
 from task_images.harness.translation.sample import write_sample
 from task_images.harness.translation.training import TranslationTask
+from task_images.harness.updates import plan_passes
 from task_images.wmt16_gnmt.data import Corpus, read_corpus
 from task_images.wmt16_gnmt.model import Gnmt, Size
 from task_images.wmt16_gnmt.prepare import prepare
@@ -35,7 +36,7 @@ class Parameters:
 
     data: str = "wmt16"
     longest: int = 75
-    longest_test: int = 0
+    longest_test: int = 150
     global_batch: int = 2048
     largest_pass: int = 128
     reshuffle: bool = True
@@ -67,6 +68,8 @@ class Parameters:
     report_every: int = 25
     checkpoint_every: int = 0
     resume: str = ""
+    budget_seconds: float = 0.0
+    goal_bleu: str = "lowercased"
     goal_full: float = 24.0
     goal_light: float = 20.0
 
@@ -74,6 +77,7 @@ class Parameters:
 def main(contract: Contract) -> None:
     need("sacrebleu", "sacremoses")
     p = read_parameters(Parameters, contract.parameters)
+    check_choices(p, {"goal_bleu": ("lowercased", "cased")})
 
     def read(folder: Path, cache: Path) -> Corpus:
         return read_corpus(folder, cache, p.longest, p.longest_test)
@@ -143,22 +147,26 @@ def make_task(p: Parameters, contract: Contract, world: World, corpus: Corpus) -
         batches=batches,
         padding=PADDING,
         search=Search(p.beam, START, END, p.length_power, p.coverage, never=(PADDING, START)),
-        rate=make_rate(p, batches.steps * p.epochs),
+        learning_rate=make_rate(p, batches.steps * p.epochs),
         divide_by="sentences" if p.gradient_mean == "global" else "own_sentences",
         limit=limit,
         text=vocabulary.text,
         references=corpus.references,
         reference=corpus.reference,
+        goal_bleu=p.goal_bleu,
         legacy_bleu=legacy_bleu,
-        epochs=p.epochs,
         label_smoothing=p.label_smoothing,
         clip=p.clip,
         precision=p.precision,
         loss_scale=LossScale(p.loss_scale, window=p.loss_scale_window, largest=p.largest_loss_scale),
-        validation_share=p.validation_share,
         evaluation_batch=p.evaluation_batch,
-        report_every=p.report_every,
-        checkpoint_every=p.checkpoint_every,
-        resume=p.resume,
+        plan=Plan(
+            p.epochs,
+            p.budget_seconds,
+            validate_every=max(1, round(p.validation_share * batches.steps)),
+            loss_every=p.report_every,
+            checkpoint_every=p.checkpoint_every,
+            resume=p.resume,
+        ),
         identity={"vocabulary": vocabulary.size, "network": [p.width, p.layers], "global_batch": p.global_batch},
     )

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from task_images.contract import Contract
-from task_images.harness.accumulation import plan_passes
 from task_images.harness.distributed import World
-from task_images.harness.parameters import read_parameters
+from task_images.harness.loop import Plan
+from task_images.harness.parameters import check_choices, read_parameters
 from task_images.harness.precision import LossScale
 from task_images.harness.schedules import WarmupInverseSqrt
 from task_images.harness.translation.batches import TokenBatches
@@ -20,6 +20,7 @@ from task_images.harness.translation.extras import need
 from task_images.harness.translation.program import Source, train
 from task_images.harness.translation.sample import write_sample
 from task_images.harness.translation.training import TranslationTask
+from task_images.harness.updates import plan_passes
 from task_images.wmt17_transformer.data import Corpus, read_corpus, write_dictionary
 from task_images.wmt17_transformer.model import Size, Transformer
 from task_images.wmt17_transformer.subtokens import END, PADDING
@@ -34,7 +35,7 @@ class Parameters:
     data: str = "wmt17"
     vocabulary: int = 33712
     longest: int = 80
-    longest_test: int = 0
+    longest_test: int = 80
     global_batch: int = 2**17
     largest_pass: int = 2**13
     reshuffle: bool = True
@@ -61,6 +62,8 @@ class Parameters:
     report_every: int = 25
     checkpoint_every: int = 0
     resume: str = ""
+    budget_seconds: float = 0.0
+    goal_bleu: str = "lowercased"
     goal_full: float = 25.0
     goal_light: float = 20.0
 
@@ -68,6 +71,7 @@ class Parameters:
 def main(contract: Contract) -> None:
     need("sacrebleu")
     p = read_parameters(Parameters, contract.parameters)
+    check_choices(p, {"goal_bleu": ("lowercased", "cased")})
 
     def write(folder: Path, seed: int) -> Path:
         write_sample(folder, train=4000, test=100, seed=seed)
@@ -87,6 +91,7 @@ def make_task(p: Parameters, contract: Contract, world: World, corpus: Corpus) -
     size = Size(p.width, p.inner, p.layers, p.heads, p.dropout, p.attention_dropout, p.inner_dropout)
     model = Transformer(p.vocabulary, size, PADDING).to(world.device)
     passes = plan_passes(p.global_batch, p.largest_pass, world.size)
+    batches = TokenBatches(corpus.train, passes, world.size, world.rank, contract.seed, p.reshuffle)
 
     def legacy_text(numbers: list[int]) -> str:
         return split_punctuation(corpus.subtokens.decode_as_original(numbers).lower())
@@ -109,26 +114,30 @@ def make_task(p: Parameters, contract: Contract, world: World, corpus: Corpus) -
         ),
         train=corpus.train,
         test=corpus.test,
-        batches=TokenBatches(corpus.train, passes, world.size, world.rank, contract.seed, p.reshuffle),
+        batches=batches,
         padding=PADDING,
         search=Search(p.beam, END, END, p.length_power, early_stop=True, never=(0, PADDING)),
-        rate=WarmupInverseSqrt(p.learning_rate, p.warmup_updates),
+        learning_rate=WarmupInverseSqrt(p.learning_rate, p.warmup_updates),
         divide_by="tokens",
         limit=limit,
         text=corpus.subtokens.decode,
         references=corpus.references,
         reference=corpus.reference,
+        goal_bleu=p.goal_bleu,
         legacy_bleu=legacy_bleu,
-        epochs=p.epochs,
         label_smoothing=p.label_smoothing,
         clip=None,
         precision=p.precision,
         loss_scale=LossScale(p.loss_scale, window=p.loss_scale_window),
-        validation_share=p.validation_share,
         evaluation_batch=p.evaluation_batch,
-        report_every=p.report_every,
-        checkpoint_every=p.checkpoint_every,
-        resume=p.resume,
+        plan=Plan(
+            p.epochs,
+            p.budget_seconds,
+            validate_every=max(1, round(p.validation_share * batches.steps)),
+            loss_every=p.report_every,
+            checkpoint_every=p.checkpoint_every,
+            resume=p.resume,
+        ),
         identity={
             "vocabulary": p.vocabulary,
             "network": list(asdict(size).values())[:4],

@@ -11,10 +11,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from task_images.harness.accumulation import Passes
 from task_images.harness.partition import Indices, shard
 from task_images.harness.seeds import numpy_generator
 from task_images.harness.translation.pairs import Pairs
+from task_images.harness.updates import Passes
 
 
 class Update(NamedTuple):

@@ -15,9 +15,10 @@ class Bleu(NamedTuple):
     signature: str
 
 
-def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Bleu:
-    """Corpus BLEU, case kept, tokenised 13a: sacrebleu's defaults, as published figures are given."""
-    metric = _metric()
+def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], lowercase: bool = False) -> Bleu:
+    """Corpus BLEU, tokenised 13a, as published figures are given: with case as sacrebleu does by default, or without,
+    as the original benchmark's goals were set."""
+    metric = _metric(lowercase=lowercase)
     return Bleu(float(metric.corpus_score(list(hypotheses), [list(references)]).score), str(metric.get_signature()))
 
 

@@ -16,7 +16,7 @@ from task_images.harness.goals import GoalWatch
 from task_images.harness.identity import DataIdentity, made_up
 from task_images.harness.report import Reporter
 from task_images.harness.seeds import seed_all
-from task_images.harness.translation.training import TranslationTask, TranslationTraining
+from task_images.harness.translation.training import TranslationTask, train_translation
 
 C = TypeVar("C")
 
@@ -74,5 +74,5 @@ def train(
     report.data_identity(made_up(source.identify(corpus).counts) if generate else source.identify(corpus))
     seed_all(contract.seed)
     goal = GoalWatch("BLEU-Score", ">=", choices.goal_full, choices.goal_light, contract.goal)
-    TranslationTraining(contract, world, report, make_task(world, corpus), goal).run()
+    train_translation(world, report, make_task(world, corpus), goal)
     world.close()

@@ -1,11 +1,8 @@
-"""The training loop of the translation tasks: accumulated passes, exact means, beam search and corpus BLEU.
+"""What the translation tasks give the training loop: passes of sentence pairs, and beam search with corpus BLEU."""
 
-Read it from top to bottom: `TranslationTraining.run` is an epoch after another, `_train_epoch` an update after another.
-"""
-
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,23 +11,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from task_images.comm.allreduce import GradientAllReduce
-from task_images.comm.base import MakeOptimizer, Placement
+from task_images.comm.base import MakeOptimizer
 from task_images.comm.prepare import prepare_strategy
-from task_images.contract import Contract
-from task_images.harness.accumulation import GradientUpdate, count_parameters
-from task_images.harness.checkpoint import load_checkpoint, save_checkpoint
 from task_images.harness.distributed import World
 from task_images.harness.goals import GoalWatch
-from task_images.harness.metrics import Mean, TrainingLoss, collect
+from task_images.harness.loop import Plan, Values
+from task_images.harness.metrics import Mean, collect
+from task_images.harness.models.counting import count_parameters
 from task_images.harness.partition import Indices
 from task_images.harness.precision import LossScale, Precision
 from task_images.harness.report import Reporter
-from task_images.harness.seeds import derive
-from task_images.harness.tracker import Tracker
-from task_images.harness.translation.batches import Batches, Update
+from task_images.harness.schedules import PerUpdate
+from task_images.harness.training import PassLoss, Trainer
+from task_images.harness.translation.batches import Batches
 from task_images.harness.translation.beam import Search, beam_search
 from task_images.harness.translation.bleu import corpus_bleu
 from task_images.harness.translation.pairs import Pairs
+from task_images.harness.updates import Update
 
 
 class TranslationModel(nn.Module):
@@ -58,12 +55,13 @@ class TranslationModel(nn.Module):
 class TranslationTask:
     """All in which one task differs from another.
 
-    rate            learning rate of the n-th update that was not skipped, n from 0
+    learning_rate   of the n-th update that was not skipped, n from 0
     divide_by       what the summed gradient is divided by: tokens or sentences of all ranks, or own_sentences, those of
                     one rank (which makes it `ranks` times the mean, as the original GNMT has it)
     limit           greatest length of a translation, its end included, by source length
     text            word numbers of a translation, without marks -> the text that is scored
     references      of the test pairs, in their order, as texts; `reference` says where they are from
+    goal_bleu       which BLEU the goal is held against: lowercased (on which the goals were set) or cased
     legacy_bleu     the original's figure for translations, in the order of the test pairs
     """
 
@@ -75,246 +73,48 @@ class TranslationTask:
     batches: Batches
     padding: int
     search: Search
-    rate: Callable[[int], float]
+    learning_rate: Callable[[float], float]
     divide_by: str
     limit: Callable[[Tensor], Tensor]
     text: Callable[[list[int]], str]
     references: Sequence[str]
     reference: str
+    goal_bleu: str
     legacy_bleu: Callable[[Sequence[list[int]]], float]
-    epochs: int
     label_smoothing: float
     clip: float | None
     precision: str
     loss_scale: LossScale
-    validation_share: float
     evaluation_batch: int
-    report_every: int
-    checkpoint_every: int
-    resume: str
-    identity: dict[str, Any]
+    plan: Plan
+    identity: Mapping[str, object]
 
 
 class Batch(NamedTuple):
-    """One pass: source (B, S), its lengths (B) on the CPU, target from its start mark (B, T), what is to come."""
+    """One pass: source (B, S), its lengths (B) on the CPU, target from its start mark (B, T), what is to come, and the
+    number of words to come."""
 
     source: Tensor
     lengths: Tensor
     target: Tensor
     expected: Tensor
-
-
-class Done(NamedTuple):
-    """What came of an update: this rank's smoothed loss, summed over its target words; their number; and whether the
-    model was updated, which fp16 may have prevented on all ranks."""
-
-    loss: Tensor
     words: int
-    applied: bool
 
 
-@dataclass
-class Position:
-    """Where training is: epoch from 1, updates done in this epoch and in all, and how many of all were skipped."""
-
-    epoch: int = 1
-    in_epoch: int = 0
-    total: int = 0
-    skipped: int = 0
-
-
-@dataclass
-class Validation:
-    """What came of translating the test set."""
-
-    bleu: float
-    loss: float
-    signature: str = ""
-    legacy_bleu: float = 0.0
-    samples: list[dict[str, str]] = field(default_factory=list)
-
-
-class TranslationTraining:
-    """One rank's training of `task` to the goal."""
-
-    def __init__(
-        self, contract: Contract, world: World, report: Reporter, task: TranslationTask, goal: GoalWatch
-    ) -> None:
-        self.contract, self.world, self.report, self.task, self.goal = contract, world, report, task, goal
-        self.tracker = Tracker(world.synchronize if world.device.type == "cuda" else None)
-        self.precision = Precision(task.precision, world.device, task.loss_scale)
-        self.strategy = prepare_strategy(world, GradientAllReduce)
-        self.model = self.strategy.attach(Placement(world), task.model, task.make_optimizer, tracker=self.tracker)
-        self.update = GradientUpdate(self.strategy, self.tracker, self.precision, task.clip)
-        self.position = Position()
-        self.resumed: int | None = None
-        self.latest: Validation | None = None
-
-    def run(self) -> None:
-        """Train until the goal or the last epoch and report the result. Raises DivergedError on NaN."""
-        task = self.task
-        if task.resume:
-            self._resume(Path(task.resume))
-        self.world.barrier()
-        self.tracker.restart()
-        curve: list[dict[str, float]] = []
-        while self.position.epoch <= task.epochs and not self.goal.reached:
-            epoch = self.tracker.epoch = self.position.epoch
-            for training_loss in self._train_epoch(epoch):
-                with self.strategy.consensus():
-                    self.strategy.check_replicas()
-                    with self.tracker.section("validation"):
-                        self.latest = self._validate(epoch)
-                curve.append(self._report_validation(epoch, training_loss, self.latest))
-                if self.goal.observe(self.latest.bleu, epoch, self.tracker):
-                    break
-            self.position.epoch, self.position.in_epoch = epoch + 1, 0
-        self.report.phase("finished")
-        self.report.result(self.tracker, self.goal, self._details(curve))
-        self.strategy.close()
-
-    def _train_epoch(self, epoch: int) -> Iterator[float]:
-        """One epoch, or the rest of it. Pauses where a validation is due, with the loss per word since the last one."""
-        task, tracker, steps = self.task, self.tracker, self.task.batches.steps
-        between = max(1, round(task.validation_share * steps))
-        recent, whole = TrainingLoss(), Mean("loss")
-        self._begin_training(epoch)
-        for step, update in enumerate(task.batches.updates(epoch, self.position.in_epoch), self.position.in_epoch + 1):
-            with tracker.step(samples=update.sentences):
-                done = self._step(update)
-            self.position.in_epoch, self.position.total = step, self.position.total + 1
-            with tracker.section("metrics"):
-                if done.applied:
-                    mean = done.loss / max(1, done.words)
-                    recent.add(mean, done.words)
-                    whole.add_mean(mean, done.words)
-                if done.applied and (step % task.report_every == 0 or step == steps):
-                    value = recent.collect(self.world, epoch, step)
-                    self.report.metric("train_loss", value, epoch=epoch, step=self.position.total)
-            self.report.step(step, steps, epoch=epoch, epochs=task.epochs)
-            if task.checkpoint_every and self.position.total % task.checkpoint_every == 0:
-                with self.strategy.consensus():
-                    self._save()
-            if step == steps or (step % between == 0 and steps - step >= between / 2):
-                yield collect(self.world, [whole])["loss"]
-                self._begin_training(epoch)
-
-    def _begin_training(self, epoch: int) -> None:
-        self.task.model.train()
-        self.report.phase("training", epoch=epoch, epochs=self.task.epochs)
-
-    def _step(self, update: Update) -> Done:
-        """One update, or an attempt at it."""
-        task, section = self.task, self.tracker.section
-        total, words = torch.zeros((), device=self.world.device), 0
-        terms = {"tokens": update.tokens, "sentences": update.sentences, "own_sentences": max(1, update.own)}
-        self.update.begin(terms[task.divide_by], len(update.passes))
-        for number, indices in enumerate(update.passes):
-            with section("data_wait"):
-                batch = collate(task.train, indices, task.padding, task.search.start)
-            with section("preprocessing"):
-                batch = self._moved(batch)
-            # Masks depend on the pass's place among those of all ranks, not on the rank that happens to do it.
-            torch.manual_seed(derive(self.contract.seed, "dropout", self.position.total, update.first + number))
-            with self.update.in_pass(last=number == len(update.passes) - 1):
-                with section("forward"), self.precision.autocast():
-                    features = self.model(batch.source, batch.lengths, batch.target)
-                with section("loss"), self.precision.autocast():
-                    loss = self._loss(features, batch.expected, task.label_smoothing)
-                self.update.backward(loss)
-            total += loss.detach()
-            words += int(task.train.target.lengths[indices].sum())
-        rate = task.rate(self.position.total - self.position.skipped)
-        applied = self.update.apply(rate)
-        self.position.skipped += not applied
-        return Done(total, words, applied)
-
-    def _loss(self, features: Tensor, expected: Tensor, smoothing: float) -> Tensor:
-        """features (B, T, width), expected (B, T) -> cross-entropy summed over words that are not padding."""
-        real = expected != self.task.padding
-        scores = self.task.model.scores(features[real])
-        return F.cross_entropy(scores.float(), expected[real], reduction="sum", label_smoothing=smoothing)
-
-    def _moved(self, batch: Batch) -> Batch:
-        device = self.world.device
-        return Batch(batch.source.to(device), batch.lengths, batch.target.to(device), batch.expected.to(device))
-
-    def _validate(self, epoch: int) -> Validation:
-        """Translate the whole test set, each rank its share, and score all translations at once on rank 0."""
-        task = self.task
-        self.report.phase("validation", epoch=epoch, epochs=task.epochs)
-        task.model.eval()
-        # Similar lengths together save padding; every k-th sentence keeps the shares alike.
-        own = np.argsort(-task.test.source.lengths, kind="stable")[self.world.rank :: self.world.size]
-        found: dict[int, list[int]] = {}
-        mean = Mean("loss")
-        for start in range(0, len(own), task.evaluation_batch):
-            indices = own[start : start + task.evaluation_batch]
-            batch = self._moved(collate(task.test, indices, task.padding, task.search.start))
-            with torch.inference_mode(), self.precision.autocast():
-                features = task.model(batch.source, batch.lengths, batch.target)
-                words = int(task.test.target.lengths[indices].sum())
-                mean.add_mean(self._loss(features, batch.expected, 0.0) / words, words)
-                best = beam_search(task.model, batch.source, batch.lengths, task.limit(batch.lengths), task.search)
-            found.update(zip(indices.tolist(), (hypothesis.words for hypothesis in best), strict=True))
-        loss = collect(self.world, [mean])["loss"]
-        everything = gather_sentences(self.world, found, len(task.test))
-        result = self._score(everything, loss) if self.world.is_first else Validation(0.0, loss)
-        result.bleu = self.world.agree(result.bleu)
-        return result
-
-    def _score(self, found: list[list[int]], loss: float) -> Validation:
-        task = self.task
-        texts = [task.text(words) for words in found]
-        bleu = corpus_bleu(texts, task.references)
-        samples = [
-            {"translation": text, "reference": reference}
-            for text, reference in zip(texts[:5], task.references[:5], strict=True)
-        ]
-        return Validation(bleu.score, loss, bleu.signature, task.legacy_bleu(found), samples)
-
-    def _identity(self) -> dict[str, Any]:
-        """What a checkpoint must share with the run that goes on from it."""
-        return {**self.task.identity, "seed": self.contract.seed}
-
-    def _save(self) -> None:
-        state = {
-            **self._identity(),
-            **self.strategy.state_dict(),
-            "loss_scale": asdict(self.precision.scale) if self.precision.scale else None,
-            "position": asdict(self.position),
-        }
-        save_checkpoint(self.world, Path(self.contract.output_dir) / "checkpoint.pt", self.task.name, state)
-
-    def _resume(self, path: Path) -> None:
-        state = load_checkpoint(self.world, path, self.task.name, self._identity())
-        self.strategy.load_state_dict(state)
-        if self.precision.scale and state["loss_scale"]:
-            self.precision.scale.value = state["loss_scale"]["value"]
-            self.precision.scale.good = state["loss_scale"]["good"]
-        self.position = Position(**state["position"])
-        self.resumed = self.position.total
-
-    def _report_validation(self, epoch: int, training_loss: float, found: Validation) -> dict[str, float]:
-        seconds = self.tracker.snapshot().wall
-        self.report.metric("val_global_loss", found.loss, epoch=epoch, seconds=seconds)
-        self.report.metric("val_global_BLEU-Score", found.bleu, epoch=epoch, seconds=seconds)
-        self.report.metric("val_global_legacy_bleu", found.legacy_bleu, epoch=epoch, seconds=seconds)
-        self.report.say(
-            f"epoch {epoch}/{self.task.epochs} update {self.position.total}  loss {training_loss:.4f}"
-            f"  validation loss {found.loss:.4f}  BLEU {found.bleu:.2f}  {seconds:.1f} s"
-        )
-        figures = {
-            "train_loss": training_loss,
-            "loss": found.loss,
-            "BLEU-Score": found.bleu,
-            "legacy_bleu": found.legacy_bleu,
-        }
-        return {"epoch": epoch, "update": self.position.total, "seconds": seconds, **figures}
-
-    def _details(self, curve: list[dict[str, float]]) -> dict[str, Any]:
-        task, latest = self.task, self.latest
-        return {
+def train_translation(world: World, report: Reporter, task: TranslationTask, goal: GoalWatch) -> None:
+    """Train to the goal and report the result."""
+    precision = Precision(task.precision, world.device, task.loss_scale)
+    validator = TranslationValidator(world, task, precision)
+    Trainer(
+        world,
+        report,
+        PairBatches(task),
+        PerUpdate(task.learning_rate),
+        task.plan,
+        name=task.name,
+        validate=validator,
+        goal=goal,
+        details={
             "parameters": count_parameters(task.model.parameters()),
             "pairs": len(task.train),
             "left_out": task.train.left_out,
@@ -322,17 +122,122 @@ class TranslationTraining:
             "test_left_out": task.test.left_out,
             "updates_per_epoch": task.batches.steps,
             "padding_share": task.batches.padding(1),
-            "bleu_signature": latest.signature if latest else None,
-            "legacy_bleu": latest.legacy_bleu if latest else None,
             "reference": task.reference,
-            "samples": latest.samples if latest else [],
-            "precision": self.precision.used,
-            "loss_scale": self.precision.factor,
-            "updates_skipped": self.position.skipped,
-            "resumed_at_update": self.resumed,
-            "curve": curve,
-            "communication": self.strategy.stats(),
+            "goal_bleu": task.goal_bleu,
+        },
+        closing=validator.facts,
+        identity={**task.identity, "seed": world.contract.seed},
+        work=TranslationWork(world, task),
+        model=task.model,
+        make_optimizer=task.make_optimizer,
+        strategy=prepare_strategy(world, GradientAllReduce),
+        precision=precision,
+        # Without a limit the norm is still measured: a gradient that is not finite ends the training.
+        clip=math.inf if task.clip is None else task.clip,
+    ).run()
+
+
+@dataclass(frozen=True)
+class PairBatches:
+    """The task's batches as updates; a pass is put together when it is asked for."""
+
+    task: TranslationTask
+
+    def count(self, epoch: int) -> int:
+        return self.task.batches.steps
+
+    def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[Batch]]:
+        task = self.task
+        for update in task.batches.updates(epoch, begin):
+            passes = (collate(task.train, indices, task.padding, task.search.start) for indices in update.passes)
+            terms = {"tokens": update.tokens, "sentences": update.sentences, "own_sentences": max(1, update.own)}
+            yield Update(passes, len(update.passes), 1.0, terms[task.divide_by], update.sentences, update.first)
+
+
+@dataclass(frozen=True)
+class TranslationWork:
+    """Cross-entropy with label smoothing, summed over the words that are not padding."""
+
+    world: World
+    task: TranslationTask
+
+    def prepare(self, part: Batch) -> Batch:
+        return move_batch(part, self.world.device)
+
+    def forward(self, model: nn.Module, data: Batch) -> Tensor:
+        features: Tensor = model(data.source, data.lengths, data.target)
+        return features
+
+    def loss(self, outputs: Tensor, data: Batch) -> PassLoss:
+        value = sum_loss(self.task, outputs, data.expected, self.task.label_smoothing)
+        return PassLoss(value, value.detach() / max(1, data.words), data.words)
+
+
+@dataclass
+class TranslationValidator:
+    """Translates the whole test set, each rank its share, and scores all translations at once on rank 0."""
+
+    world: World
+    task: TranslationTask
+    precision: Precision
+    latest: dict[str, object] = field(default_factory=dict)
+
+    def __call__(self, epoch: int) -> Values:
+        task = self.task
+        # Similar lengths together save padding; every k-th sentence keeps the shares alike.
+        own = np.argsort(-task.test.source.lengths, kind="stable")[self.world.rank :: self.world.size]
+        found: dict[int, list[int]] = {}
+        mean = Mean("loss")
+        for start in range(0, len(own), task.evaluation_batch):
+            indices = own[start : start + task.evaluation_batch]
+            batch = move_batch(collate(task.test, indices, task.padding, task.search.start), self.world.device)
+            with torch.inference_mode(), self.precision.autocast():
+                features = task.model(batch.source, batch.lengths, batch.target)
+                mean.add_mean(sum_loss(task, features, batch.expected, 0.0) / batch.words, batch.words)
+                best = beam_search(task.model, batch.source, batch.lengths, task.limit(batch.lengths), task.search)
+            found.update(zip(indices.tolist(), (hypothesis.words for hypothesis in best), strict=True))
+        loss = collect(self.world, [mean])["loss"]
+        everything = gather_sentences(self.world, found, len(task.test))
+        scores = self._score(everything) if self.world.is_first else {}
+        names = ("BLEU-Score", "bleu_cased", "bleu_lowercased", "legacy_bleu")
+        return {"loss": loss, **{name: self.world.agree(scores.get(name, 0.0)) for name in names}}
+
+    def facts(self) -> Mapping[str, Any]:
+        """What the result says of the last translations."""
+        return self.latest
+
+    def _score(self, found: list[list[int]]) -> Values:
+        task = self.task
+        texts = [task.text(words) for words in found]
+        scores = {kind: corpus_bleu(texts, task.references, kind == "lowercased") for kind in ("cased", "lowercased")}
+        gated = scores[task.goal_bleu]
+        legacy = task.legacy_bleu(found)
+        self.latest = {
+            "bleu_signature": gated.signature,
+            "bleu_cased": scores["cased"].score,
+            "bleu_lowercased": scores["lowercased"].score,
+            "legacy_bleu": legacy,
+            "samples": [
+                {"translation": text, "reference": reference}
+                for text, reference in zip(texts[:5], task.references[:5], strict=True)
+            ],
         }
+        values = {f"bleu_{kind}": score.score for kind, score in scores.items()}
+        return {"BLEU-Score": gated.score, **values, "legacy_bleu": legacy}
+
+
+def sum_loss(task: TranslationTask, features: Tensor, expected: Tensor, smoothing: float) -> Tensor:
+    """features (B, T, width), expected (B, T) -> cross-entropy summed over words that are not padding."""
+    real = expected != task.padding
+    scores = task.model.scores(features[real])
+    return F.cross_entropy(scores.float(), expected[real], reduction="sum", label_smoothing=smoothing)
+
+
+def move_batch(batch: Batch, device: torch.device) -> Batch:
+    """The batch on `device`, but for the lengths, which packing wants on the CPU."""
+    return batch._replace(
+        source=batch.source.to(device), target=batch.target.to(device), expected=batch.expected.to(device)
+    )
 
 
 def collate(pairs: Pairs, indices: Indices, padding: int, start: int) -> Batch:
@@ -345,7 +250,9 @@ def collate(pairs: Pairs, indices: Indices, padding: int, start: int) -> Batch:
     # An end is no input; where it was, and behind it, is padding.
     ends = pairs.target.lengths[indices, None] <= np.arange(expected.shape[1])
     target[ends] = padding
-    return Batch(*map(torch.from_numpy, (source, lengths.copy(), target, expected)))
+    words = int(pairs.target.lengths[indices].sum())
+    tensors = [torch.from_numpy(array) for array in (source, lengths.copy(), target, expected)]
+    return Batch(tensors[0], tensors[1], tensors[2], tensors[3], words)
 
 
 def gather_sentences(world: World, own: dict[int, list[int]], count: int) -> list[list[int]]:

@@ -54,7 +54,7 @@ def test_tiny_reaches_its_goal(ranks: RankServer, tmp_path: Path) -> None:
     assert result["samples"] == 600 * result["epochs"]
     assert result["updates"] == 10 * result["epochs"] == result["details"]["communication"]["messages"]
     assert result["details"]["options"]["channels_last"] is True
-    point = {"epoch", "seconds", "train_loss", "samples_per_second", "loss", "Prec@1", "Prec@5"}
+    point = {"epoch", "update", "seconds", "train_loss", "samples_per_second", "loss", "Prec@1", "Prec@5"}
     assert set(result["details"]["curve"][0]) == point
     throughput = result["details"]["throughput"]
     assert 0 < throughput["least"] <= throughput["samples_per_second"] <= throughput["most"]
@@ -108,12 +108,17 @@ def test_curves_do_not_depend_on_the_number_of_ranks(ranks: RankServer, tmp_path
 
 def test_a_resumed_training_goes_on_as_if_nothing_had_happened(ranks: RankServer, tmp_path: Path) -> None:
     whole = finished_result(run(ranks, tmp_path / "whole", **SMALL, epochs=4))
-    finished_result(run(ranks, tmp_path / "first", **SMALL, epochs=2, checkpoint=True))
+    first = finished_result(run(ranks, tmp_path / "first", **SMALL, epochs=2, checkpoint=True))
     written = tmp_path / "first" / "output-0" / "checkpoint.pt"
     assert not (tmp_path / "first" / "output-1" / "checkpoint.pt").exists()
     second = finished_result(run(ranks, tmp_path / "second", **SMALL, epochs=4, resume=str(written)))
     assert losses(second) == losses(whole)[2:]
     assert second["details"]["resumed"] == {"epoch": 2, "updates": 4}
+    # The clock goes on: what the first run took until its last checkpoint counts.
+    assert second["wall_seconds"] > 0.9 * first["details"]["curve"][-1]["seconds"]
+    assert second["details"]["curve"][0]["seconds"] > first["details"]["curve"][-1]["seconds"]
+    assert second["updates"] == whole["updates"] == 8
+    assert second["samples"] == whole["samples"]
     assert [point["epoch"] for point in second["details"]["curve"]] == [3, 4]
 
     for one in run(ranks, tmp_path / "other", **SMALL | {"batch_size": 8}, epochs=4, resume=str(written)):
@@ -123,6 +128,26 @@ def test_a_resumed_training_goes_on_as_if_nothing_had_happened(ranks: RankServer
     for one in run(ranks, tmp_path / "damaged", **SMALL, epochs=4, resume=str(written)):
         assert one.code == 78
         assert "checkpoint.pt cannot be read" in one.stderr
+
+
+def test_an_empty_share_of_the_validation_set_hangs_nobody(ranks: RankServer, tmp_path: Path) -> None:
+    """One image, two ranks: the second one has nothing to validate. Buffers used to be broadcast in its absence."""
+    changes = SMALL | {"validation_images": 1, "epochs": 2}
+    results = [
+        finished_result(run(ranks, tmp_path / task, task=task, **changes))
+        for task in ("cifar10_resnet20", "cifar10_resnet20_ddp")
+    ]
+    assert [result["epochs"] for result in results] == [2, 2]
+
+
+def test_ddp_validates_the_same_model_as_the_flat_reduction(ranks: RankServer, tmp_path: Path) -> None:
+    """Running statistics of BatchNorm are averaged over ranks with both, so that validation is equal, too."""
+    same = {"rate": 0.05, "scale_rate": False, "warmup_epochs": 0, "nesterov": False, "schedule": "multistep"}
+    curves = []
+    for task in ("cifar10_resnet20", "cifar10_resnet20_ddp"):
+        result = finished_result(run(ranks, tmp_path / task, task=task, **SMALL | same | {"epochs": 2}))
+        curves.append([point["loss"] for point in result["details"]["curve"]])
+    assert curves[0] == pytest.approx(curves[1], rel=1e-5)
 
 
 def test_a_budget_ends_the_training_with_the_accuracy_at_that_time(ranks: RankServer, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from task_images.harness.goals import GoalWatch
 from task_images.harness.report import Reporter
 from task_images.harness.seeds import seed_all
 from task_images.harness.translation.sample import write_sample
-from task_images.harness.translation.training import TranslationTask, TranslationTraining
+from task_images.harness.translation.training import TranslationTask, train_translation
 from task_images.wikitext2_awd_lstm import train as awd_lstm
 from task_images.wikitext2_awd_lstm.data import Corpus
 from task_images.wmt16_gnmt import train as gnmt
@@ -62,7 +62,8 @@ Train = Callable[[Contract, World, Path, str], nn.Module]
 def train_and_keep(train: Train, name: str, world: World, folder: Path, texts: Path, resume: str) -> None:
     os.environ["MLBENCH_OUTPUT_DIR"] = str(folder / name)
     print(f"# {name}", flush=True)
-    model = train(Contract(), world, texts, resume)
+    world.contract = Contract()
+    model = train(world.contract, world, texts, resume)
     if world.is_first:
         torch.save(model.state_dict(), folder / f"{name}.pt")
 
@@ -95,9 +96,7 @@ def train_awd_lstm(contract: Contract, world: World, texts: Path, resume: str) -
         resume=resume,
     )
     seed_all(contract.seed)
-    training = awd_lstm.Training(contract, world, Reporter(world, "random numbers", True), parameters, corpus)
-    training.run()
-    return training.model
+    return awd_lstm.train(world, Reporter(world, "random numbers", True), parameters, corpus)
 
 
 def train_gnmt(contract: Contract, world: World, texts: Path, resume: str) -> nn.Module:
@@ -117,7 +116,7 @@ def train_gnmt(contract: Contract, world: World, texts: Path, resume: str) -> nn
     )
     seed_all(contract.seed)
     corpus = read_wmt16(texts / "prepared", texts / "cache", 75, 0)
-    return run(contract, world, gnmt.make_task(parameters, contract, world, corpus))
+    return run(world, gnmt.make_task(parameters, contract, world, corpus))
 
 
 def train_transformer(contract: Contract, world: World, texts: Path, resume: str) -> nn.Module:
@@ -139,12 +138,12 @@ def train_transformer(contract: Contract, world: World, texts: Path, resume: str
     )
     seed_all(contract.seed)
     corpus = read_wmt17(texts, texts / "cache", 208, 80, 0)
-    return run(contract, world, transformer.make_task(parameters, contract, world, corpus))
+    return run(world, transformer.make_task(parameters, contract, world, corpus))
 
 
-def run(contract: Contract, world: World, task: TranslationTask) -> nn.Module:
+def run(world: World, task: TranslationTask) -> nn.Module:
     goal = GoalWatch("BLEU-Score", ">=", 100.0, 100.0, "full")
-    TranslationTraining(contract, world, Reporter(world, "sample", True), task, goal).run()
+    train_translation(world, Reporter(world, "sample", True), task, goal)
     return task.model
 
 

@@ -106,12 +106,15 @@ def test_training_changes_the_model(runs: Runs, task: str) -> None:
 def test_a_resumed_training_goes_on_as_if_it_had_not_stopped(runs: Runs, task: str) -> None:
     """The checkpoint is one rank's, from the middle of an epoch; those that go on are two."""
     whole, resumed = runs.together[task], runs.together[f"{task} resumed"]
-    at = resumed.result["details"]["resumed_at_update"]
+    at = resumed.result["details"]["resumed"]["updates"]
     steps = len(whole.losses) // len(whole.metrics["val_global_loss"])
     assert at % steps != 0, "the checkpoint is from the end of an epoch"
     expected = {step: loss for step, loss in whole.losses.items() if step > at}
     assert list(resumed.losses) == list(expected)
     assert list(resumed.losses.values()) == pytest.approx(list(expected.values()), rel=2e-4)
+    # The clock goes on, and so do the counts: a resumed run takes no less than what it resumes had taken.
+    assert resumed.result["updates"] == whole.result["updates"]
+    assert resumed.result["samples"] == whole.result["samples"]
 
 
 def test_averaged_sgd_survives_a_checkpoint(runs: Runs) -> None:
@@ -124,7 +127,8 @@ def test_averaged_sgd_survives_a_checkpoint(runs: Runs) -> None:
 def test_bleu_is_of_the_whole_test_set(runs: Runs, task: str) -> None:
     for trained in (runs.alone[task], runs.together[task]):
         details = trained.result["details"]
-        assert details["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2")
+        assert details["bleu_signature"].startswith("nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:2")
+        assert details["bleu_cased"] <= details["bleu_lowercased"]
         assert details["test_pairs"] == 6
         assert details["reference"].endswith(".de")
         assert len(details["samples"]) == 5

@@ -11,13 +11,14 @@ from task_images.comm.allreduce import GradientAllReduce
 from task_images.contract import Contract
 from task_images.harness.data import ArrayData
 from task_images.harness.distributed import open_world
+from task_images.harness.loop import Plan
 from task_images.harness.metrics import TopK
 from task_images.harness.models.imagenet import imagenet_model
 from task_images.harness.models.resnet import resnet
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import Constant, PerUpdate
 from task_images.harness.speed import SpeedOptions, blocks_of
-from task_images.harness.training import Trainer
+from task_images.harness.training import make_sample_trainer
 
 CPU = torch.device("cpu")
 
@@ -82,10 +83,10 @@ def test_odd_batches_and_validation_compile_nothing_more(make_compiled: Compiled
     model, seen = make_compiled(4, 7)
     world = open_world(Contract({"OMP_NUM_THREADS": "1"}))
     samples = (np.ones((19, 4), np.float32), np.arange(19) % 3)
-    Trainer(
-        world, model, nn.functional.cross_entropy, lambda model: torch.optim.SGD(model.parameters(), 0.01),
-        PerUpdate(Constant(0.01)), GradientAllReduce(), ArrayData(world, samples, samples, 8, 1),
-        metrics=[TopK(1)], goal=None, report=Reporter(world, "ones", synthetic=True), epochs=2, compiled=True,
+    make_sample_trainer(
+        world, Reporter(world, "ones", synthetic=True), ArrayData(world, samples, samples, 8, 1), model,
+        nn.functional.cross_entropy, lambda model: torch.optim.SGD(model.parameters(), 0.01),
+        PerUpdate(Constant(0.01)), Plan(2), strategy=GradientAllReduce(), metrics=[TopK(1)], compiled=True,
     ).run()  # fmt: skip
     assert len(seen) == 3
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from task_images.harness.accumulation import Passes, plan_passes
 from task_images.harness.errors import DivergedError, TaskUsageError
 from task_images.harness.precision import LossScale, Precision
 from task_images.harness.translation.batches import SentenceBatches, TokenBatches, Update, fill_batches
 from task_images.harness.translation.pairs import Pairs, Side
 from task_images.harness.translation.training import collate
+from task_images.harness.updates import Passes, plan_passes
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from task_images.harness.accumulation import count_parameters
+from task_images.harness.models.counting import count_parameters
 from task_images.harness.translation.beam import Search, beam_search
 from task_images.harness.translation.training import TranslationModel
 from task_images.wmt16_gnmt.model import Attention, Gnmt

@@ -38,7 +38,11 @@ def test_the_defaults_are_the_preset_spec(name: str) -> None:
         ),
         ("wmt16_gnmt", "spec", {"warmup_start": 0, "goal_full": 24, "goal_light": 20, "epochs": 8, "clip": 5}),
         ("wmt16_gnmt", "legacy", {"warmup_start": 0.01, "gradient_mean": "local", "reshuffle": False, "clip": 5}),
-        ("wmt17_transformer", "spec", {"longest_test": 0, "reshuffle": True, "beam": 4, "goal_full": 25, "epochs": 10}),
+        (
+            "wmt17_transformer",
+            "spec",
+            {"longest_test": 80, "reshuffle": True, "beam": 4, "goal_full": 25, "epochs": 10},
+        ),
         ("wmt17_transformer", "legacy", {"longest_test": 80, "reshuffle": False, "learning_rate": 1.976e-3}),
     ],
 )

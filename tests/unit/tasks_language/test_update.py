@@ -1,25 +1,27 @@
 """One update: exact means of sums, clipping after them, loss scale and overflow, checkpoints."""
 
+import contextlib
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from task_images.comm.allreduce import GradientAllReduce
-from task_images.comm.base import Placement
 from task_images.contract import Contract
-from task_images.harness.accumulation import GradientUpdate
 from task_images.harness.checkpoint import load_checkpoint, save_checkpoint
 from task_images.harness.distributed import World, open_world
 from task_images.harness.errors import DivergedError, EnvironmentUnfitError, TaskUsageError
+from task_images.harness.loop import Plan
 from task_images.harness.precision import LossScale, Precision
-from task_images.harness.tracker import Tracker
+from task_images.harness.report import Reporter
+from task_images.harness.schedules import Constant, PerUpdate
+from task_images.harness.training import PassLoss, Trainer
+from task_images.harness.updates import Update
 
 CPU = torch.device("cpu")
-# The formats of a GPU without its autocast: scaling and skipping are the same everywhere.
-SCALED = torch.device("cuda")
 
 
 @pytest.fixture(scope="module")
@@ -29,68 +31,102 @@ def world() -> Iterator[World]:
     torch.set_num_threads(threads)
 
 
-def make(world: World, precision: Precision, clip: float | None = None) -> tuple[nn.Linear, GradientUpdate]:
+class Sums:
+    """A work on rows whose loss is the sum of the model's outputs: its gradient is the sum of the rows."""
+
+    def prepare(self, part: Tensor) -> Tensor:
+        return part
+
+    def forward(self, model: nn.Module, data: Tensor) -> Tensor:
+        outputs: Tensor = model(data)
+        return outputs
+
+    def loss(self, outputs: Tensor, data: Tensor) -> PassLoss:
+        return PassLoss(outputs.sum(), outputs.detach().mean(), len(data))
+
+
+class Given:
+    """Batches that are given: every list of passes is an update."""
+
+    def __init__(self, *updates: list[Tensor]) -> None:
+        self._updates = updates
+
+    def count(self, epoch: int) -> int:
+        return len(self._updates)
+
+    def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[Tensor]]:
+        for passes in self._updates[begin:]:
+            yield Update(passes, len(passes), 1.0, 3.0, 3)
+
+
+def train(
+    world: World, precision: Precision, *updates: list[Tensor], clip: float | None = None, rate: float = 0.5
+) -> tuple[Tensor, Tensor, Trainer[Tensor]]:
+    """The weights before and after an epoch, and the trainer."""
     torch.manual_seed(0)
     model = nn.Linear(4, 1, bias=False)
-    strategy, tracker = GradientAllReduce(), Tracker()
-    strategy.attach(Placement(world), model, lambda model: torch.optim.SGD(model.parameters(), lr=0.0), tracker=tracker)
-    return model, GradientUpdate(strategy, tracker, precision, clip)
+    before = model.weight.detach().clone()
+    trainer = Trainer(
+        world,
+        Reporter(world, "rows", synthetic=True),
+        Given(*updates),
+        PerUpdate(Constant(rate)),
+        Plan(1),
+        work=Sums(),
+        model=model,
+        make_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.0),
+        strategy=GradientAllReduce(),
+        precision=precision,
+        clip=math.inf if clip is None else clip,
+    )
+    trainer.run()
+    return before, model.weight.detach(), trainer
 
 
 X = torch.arange(12.0).reshape(3, 4)
 
 
 def test_sums_of_passes_become_the_mean_over_all_terms(world: World) -> None:
-    model, update = make(world, Precision("fp32", CPU))
-    before = model.weight.detach().clone()
-    update.begin(terms=3, passes=2)
-    update.backward(model(X[:1]).sum())
-    update.backward(model(X[1:]).sum())
-    assert update.apply(0.5)
-    torch.testing.assert_close(model.weight.detach(), before - 0.5 * X.mean(0))
-    update.begin(terms=3, passes=1)
-    assert update.apply(0.5)
-    torch.testing.assert_close(model.weight.detach(), before - 0.5 * X.mean(0))  # gradients had been cleared
+    before, after, _ = train(world, Precision("fp32", CPU), [X[:1], X[1:]])
+    torch.testing.assert_close(after, before - 0.5 * X.mean(0))
+    _, again, _ = train(world, Precision("fp32", CPU), [X[:1], X[1:]], [])
+    torch.testing.assert_close(again, before - 0.5 * X.mean(0))  # gradients had been cleared
 
 
 def test_the_norm_is_clipped_after_the_mean(world: World) -> None:
     steps = []
     for passes in (1, 3):
-        model, update = make(world, Precision("fp32", CPU), clip=2.0)
-        before = model.weight.detach().clone()
-        update.begin(3, passes)
-        for part in torch.split(X, 3 // passes):
-            update.backward(model(part).sum())
-        update.apply(1.0)
-        steps.append(before - model.weight.detach())
+        before, after, _ = train(world, Precision("fp32", CPU), list(torch.split(X, 3 // passes)), clip=2.0, rate=1.0)
+        steps.append(before - after)
         assert float(steps[-1].norm()) == pytest.approx(2.0, abs=1e-4)
     torch.testing.assert_close(*steps)
 
 
+class Scaled(Precision):
+    """fp16's loss scale without its autocast, which needs a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__("fp16", torch.device("cuda"), LossScale(1024.0, window=1))
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+
 def test_the_loss_scale_cancels_out_and_an_overflow_leaves_the_model_alone(world: World) -> None:
-    scaled = Precision("fp16", SCALED, LossScale(1024.0, window=1))
-    models = []
-    for precision in (Precision("fp32", CPU), scaled):
-        model, update = make(world, precision, clip=3.0)
-        update.begin(3, 1)
-        update.backward(model(X).sum())
-        assert update.apply(0.5)
-        models.append(model.weight.detach().clone())
-    torch.testing.assert_close(*models)
+    _, plain, _ = train(world, Precision("fp32", CPU), [X], clip=3.0)
+    scaled = Scaled()
+    _, after, trainer = train(world, scaled, [X], clip=3.0)
+    torch.testing.assert_close(after, plain)
     assert scaled.factor == 2048.0  # grown, after a window of one
-    update.backward(model(X * torch.inf).sum())
-    assert not update.apply(0.5)
-    assert torch.equal(model.weight.detach(), models[1])
-    assert (scaled.factor, update.skipped) == (1024.0, 1)
-    update.backward(model(X).sum())
-    assert update.apply(0.5)
+    scaled = Scaled()
+    _, after, trainer = train(world, scaled, [X], [X * torch.inf], clip=3.0)
+    torch.testing.assert_close(after, plain)
+    assert (scaled.factor, trainer.position.skipped, trainer.position.total) == (1024.0, 1, 2)
 
 
 def test_without_a_loss_scale_an_overflow_is_the_end(world: World) -> None:
-    model, update = make(world, Precision("fp32", CPU))
-    update.backward(model(X * torch.nan).sum())
     with pytest.raises(DivergedError, match="norm of the gradient is nan"):
-        update.apply(0.5)
+        train(world, Precision("fp32", CPU), [X * torch.nan])
 
 
 def test_a_checkpoint_is_replaced_only_as_a_whole(world: World, tmp_path: Path) -> None:

@@ -1,0 +1,343 @@
+"""The one training loop, whatever computes its updates: epochs, validation, goal, budget, checkpoints, reports.
+
+Read `Loop.run` from top to bottom. `harness.training.Trainer` computes updates with torch and a communication strategy;
+another framework implements the methods that begin with an underscore and raise NotImplementedError.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from task_images.harness.goals import GoalWatch
+from task_images.harness.ranks import Ranks
+from task_images.harness.report import Reporter
+from task_images.harness.schedules import Schedule
+from task_images.harness.tracker import Snapshot, Tracker
+from task_images.harness.updates import Batches, Update
+
+P = TypeVar("P")
+Values = dict[str, float]
+
+# Updates between two reports of the global training loss; the original posted as often.
+LOSS_EVERY = 25
+# Most updates between two looks at the time budget.
+LOOK_EVERY = 25
+
+
+class LoopRanks(Ranks, Protocol):
+    """What the loop asks of the ranks."""
+
+    def agree(self, value: float) -> float: ...
+    def barrier(self) -> None: ...
+
+
+class Stateful(Protocol):
+    """Something of a task's own that a checkpoint must hold."""
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+Validator = Callable[[int], Values]
+
+
+@dataclass
+class Position:
+    """Where training is: epoch from 1, updates done in it and in all, and how many of all fp16 left out."""
+
+    epoch: int = 1
+    in_epoch: int = 0
+    total: int = 0
+    skipped: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to train, and what to do on the way. What all tasks share.
+
+    epochs            most epochs
+    budget            seconds after which training ends, on rank 0's wall clock; then the goal does not end it, for what
+                      counts is how far it comes (accuracy after time). 0: train to the goal
+    validate_every    updates between two validations inside an epoch; 0: only at its end, where there is always one
+    loss_every        updates between two reports of the training loss
+    checkpoint_every  updates between two checkpoints; 0: none inside an epoch
+    checkpoint        whether to write one at the end of every epoch
+    resume            a checkpoint to go on from; empty: none
+    """
+
+    epochs: int
+    budget: float = 0.0
+    validate_every: int = 0
+    loss_every: int = LOSS_EVERY
+    checkpoint_every: int = 0
+    checkpoint: bool = False
+    resume: str = ""
+
+
+@dataclass
+class Loop(Generic[P]):
+    """One rank's training.
+
+    validate      epoch -> loss and metrics over the whole validation set, equal on all ranks; among them the goal's by
+                  its name. None: no validation
+    goal          None: train all epochs
+    details       what the result says besides; `closing` adds to it at the end
+    states        what a checkpoint must hold of the task, by name
+    identity      what a checkpoint must have in common with the run that goes on from it
+    after_update, after_validation   what the task does then
+    """
+
+    world: Any  # LoopRanks; torch's World has more
+    report: Reporter
+    batches: Batches[P]
+    schedule: Schedule
+    plan: Plan
+    name: str = ""
+    validate: Validator | None = None
+    goal: GoalWatch | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+    closing: Callable[[], Mapping[str, Any]] = dict
+    states: Mapping[str, Stateful] = field(default_factory=dict)
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    after_update: Callable[[], None] | None = None
+    after_validation: Callable[[int, Values], None] | None = None
+
+    def run(self) -> None:
+        """Train until the goal, the last epoch or the end of the budget, and report the result.
+
+        Raises DivergedError if a loss or a gradient is not finite, or if the ranks' models differ.
+        """
+        self.tracker, self.position = self._make_tracker(), Position()
+        self.curve: list[Values] = []
+        self._is_done, self._spent = False, False
+        self._attach()
+        earlier = self._restore() if self.plan.resume else None
+        self.world.barrier()
+        self.tracker.restart(earlier)
+        self._begin, self._looked, self._next_look = self.tracker.snapshot(), (self._wall(), self.position.total), 0
+        while self.position.epoch <= self.plan.epochs and not self._is_done:
+            self._train(self.position.epoch)
+        end = self.tracker.snapshot()
+        self.report.phase("finished")
+        with self._consensus():
+            closing = self.closing()
+        facts: dict[str, object] = {
+            "curve": self.curve,
+            "throughput": self._throughput(),
+            "updates_skipped": self.position.skipped,
+        }
+        if self._spent:
+            # The figure is that of the last validation, which began when the training had ended.
+            facts["measured_at_seconds"] = self.curve[-1]["seconds"]
+        details = {**self.details, **facts, **self._facts(), **closing}
+        self.report.result(self.tracker, self.goal, details, self.plan.budget if self._spent else None, end)
+        self._close()
+
+    def _train(self, epoch: int) -> None:
+        """One epoch, or the rest of it."""
+        tracker, position, plan = self.tracker, self.position, self.plan
+        tracker.epoch = epoch
+        steps = self.batches.count(epoch)
+        self._begin_training(epoch)
+        for update in tracker.waiting(self.batches.updates(epoch, position.in_epoch)):
+            with tracker.step(samples=update.samples):
+                rate = self.schedule.rate(position.total - position.skipped) * update.rate_factor
+                applied = self._update(update, rate)
+                if self.after_update is not None:
+                    with tracker.section("optimizer"):
+                        self.after_update()
+                step = position.in_epoch + 1
+                position.in_epoch, position.total = step, position.total + 1
+                position.skipped += not applied
+                if step % plan.loss_every == 0 or step == steps:
+                    with tracker.section("metrics"):
+                        loss = self._recent_loss(epoch, step)
+                    self.report.metric("train_loss", loss, epoch=epoch, step=position.total)
+            self.report.step(step, steps, epoch=epoch, epochs=plan.epochs)
+            is_over = self._is_over()
+            if step == steps or is_over or self._is_validation_due(step, steps):
+                self._validate_and_report(epoch, is_last=step == steps)
+                if not self._is_done and step < steps:
+                    self._begin_training(epoch)
+            if self._is_checkpoint_due(step == steps):
+                self._keep()
+            if self._is_done:
+                return
+
+    def _begin_training(self, epoch: int) -> None:
+        self._set_mode(training=True)
+        self.report.phase("training", epoch=epoch, epochs=self.plan.epochs)
+
+    def _is_validation_due(self, step: int, steps: int) -> bool:
+        """Every so many updates, but not shortly before the end of the epoch, where there is one anyway."""
+        every = self.plan.validate_every
+        return bool(every) and step % every == 0 and steps - step >= every / 2
+
+    def _validate_and_report(self, epoch: int, is_last: bool) -> None:
+        """Validate, note the figures, and decide whether training ends here."""
+        tracker, position = self.tracker, self.position
+        training_loss = self._whole_loss()
+        rate = self._samples_per_second()
+        values: Values = {}
+        with self._consensus():
+            extra = self._check_replicas()
+            if self.validate is not None:
+                self.report.phase("validation", epoch=epoch, epochs=self.plan.epochs)
+                with tracker.section("validation"):
+                    self._set_mode(training=False)
+                    values = self.validate(epoch)
+        seconds = self._wall()
+        self._report_values(epoch, training_loss, rate, values, seconds)
+        point = {"epoch": epoch, "update": position.total, "seconds": seconds, "train_loss": training_loss}
+        self.curve.append({**point, "samples_per_second": rate, **values, **extra})
+        if self.after_validation is not None:
+            self.after_validation(epoch, values)
+        if is_last:
+            self.schedule.after_epoch(values.get("loss", training_loss))
+            position.epoch, position.in_epoch = epoch + 1, 0
+        reached = self.goal is not None and self.goal.observe(values[self.goal.metric], epoch, tracker)
+        self._spent = bool(self.plan.budget) and self.world.agree(self._wall()) >= self.plan.budget
+        self._is_done = self._spent or (reached and not self.plan.budget)
+        self._begin = tracker.snapshot()
+
+    def _is_over(self) -> bool:
+        """Whether the time budget is spent, by rank 0's clock. Looks more often as the end draws near, so that training
+        ends within an update or two of it."""
+        budget, total = self.plan.budget, self.position.total
+        if not budget or total < self._next_look:
+            return False
+        now = float(self.world.agree(self._wall()))
+        then, updates = self._looked
+        each = (now - then) / max(1, total - updates)
+        left = (budget - now) / 2 / each if each > 0 else LOOK_EVERY
+        self._looked, self._next_look = (now, total), total + max(1, min(LOOK_EVERY, int(left)))
+        return now >= budget
+
+    # --- reporting --------------------------------------------------------------------------------------------------
+
+    def _wall(self) -> float:
+        return self.tracker.snapshot().wall
+
+    def _samples_per_second(self) -> float:
+        """Of all ranks since the last validation, by this rank's clock: steps and waiting for data."""
+        now, begin = self.tracker.snapshot(), self._begin
+        waited = now.seconds["data_wait"] - begin.seconds["data_wait"]
+        seconds = now.training - begin.training + waited
+        return (now.samples - begin.samples) / seconds if seconds > 0 else 0.0
+
+    def _throughput(self) -> Values:
+        """Over all intervals but the first, in which much is done for the first time, unless there is no other."""
+        rates = [point["samples_per_second"] for point in self.curve[1:] or self.curve]
+        if not rates:
+            return {}
+        whole = self.tracker.snapshot()
+        waited = whole.seconds["data_wait"]
+        spent = waited + whole.training
+        return {
+            "samples_per_second": statistics.median(rates),
+            "least": min(rates),
+            "most": max(rates),
+            "data_wait_share": waited / spent if spent else 0.0,
+        }
+
+    def _report_values(self, epoch: int, loss: float, rate: float, values: Values, seconds: float) -> None:
+        for name, value in values.items():
+            self.report.metric(f"val_global_{name}", value, epoch=epoch, step=self.position.total, seconds=seconds)
+        self.report.metric("samples_per_second", rate, epoch=epoch, step=self.position.total, seconds=seconds)
+        names = {"loss": "validation loss"}
+        shown = "".join(f"  {names.get(name, name)} {value:.4g}" for name, value in values.items())
+        self.report.say(
+            f"epoch {epoch}/{self.plan.epochs} update {self.position.total}  loss {loss:.4f}{shown}"
+            f"  {rate:.0f} samples/s  {seconds:.1f} s"
+        )
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    def _is_checkpoint_due(self, is_epoch_end: bool) -> bool:
+        every = self.plan.checkpoint_every
+        return (self.plan.checkpoint and is_epoch_end) or bool(every and self.position.total % every == 0)
+
+    def _keep(self) -> None:
+        """Write a checkpoint; the clock goes on from here in the run that resumes."""
+        with self._consensus():
+            state = {
+                **self._state(),
+                "schedule": {
+                    name: value for name, value in vars(self.schedule).items() if isinstance(value, int | float)
+                },
+                "position": asdict(self.position),
+                "clock": asdict(self.tracker.snapshot()),
+                "goal": self.goal.state_dict() if self.goal else None,
+                "states": {name: dict(item.state_dict()) for name, item in self.states.items()},
+            }
+            self._write(Path(self.world.contract.output_dir) / "checkpoint.pt", {**self.identity, **state})
+
+    def _restore(self) -> Snapshot:
+        """Go on from the checkpoint; returns the clock of the run that wrote it."""
+        state = self._read(Path(self.plan.resume))
+        self._load_state(state)
+        for name, value in state["schedule"].items():
+            setattr(self.schedule, name, value)
+        self.position = Position(**state["position"])
+        if self.goal and state["goal"]:
+            self.goal.load_state_dict(state["goal"])
+        for name, item in self.states.items():
+            item.load_state_dict(state["states"][name])
+        done = self.position.epoch - 1
+        self.details["resumed"] = {"epoch": done, "updates": self.position.total}
+        self.report.say(f"resuming after epoch {done}, update {self.position.total}")
+        return Snapshot(**state["clock"])
+
+    # --- what a framework implements --------------------------------------------------------------------------------
+
+    def _make_tracker(self) -> Tracker:
+        return Tracker()
+
+    def _attach(self) -> None:
+        """Give all ranks the same model. Collective."""
+        raise NotImplementedError
+
+    def _update(self, update: Update[P], rate: float) -> bool:
+        """One update at learning rate `rate`; False if an overflow in fp16 left the model as it was."""
+        raise NotImplementedError
+
+    def _set_mode(self, training: bool) -> None:
+        """Switch the model between training and evaluation."""
+
+    def _recent_loss(self, epoch: int, step: int) -> float:
+        """Mean training loss of all ranks since the last call. Raises DivergedError if it is not finite. Collective."""
+        raise NotImplementedError
+
+    def _whole_loss(self) -> float:
+        """Mean training loss of all ranks since the last validation. Collective."""
+        raise NotImplementedError
+
+    def _consensus(self) -> Any:
+        """A context in which all ranks have the same model."""
+        raise NotImplementedError
+
+    def _check_replicas(self) -> Values:
+        """Raises DivergedError if models that must be equal differ; returns figures for the curve. Collective."""
+        raise NotImplementedError
+
+    def _facts(self) -> Mapping[str, Any]:
+        """What the result says of computation and communication."""
+        return {}
+
+    def _state(self) -> Mapping[str, Any]:
+        """Model, optimiser and precision for a checkpoint. Collective."""
+        raise NotImplementedError
+
+    def _load_state(self, state: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _write(self, path: Path, state: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _close(self) -> None:
+        """After the result."""
