@@ -74,6 +74,7 @@ PANELS: dict[str, dict[str, Command]] = {
         "completion": Command(
             "mlbench_cli.commands.completion", "completion", "Print the completion script of bash, zsh or fish"
         ),
+        "data": Command("mlbench_cli.commands.data", "data", "Make the data of a task ready before a run"),
         "config": Command("mlbench_cli.commands.config", "config", "Show and change the defaults of options"),
         "doctor": Command("mlbench_cli.commands.doctor", "doctor", "Check what this machine has and what is missing"),
     },

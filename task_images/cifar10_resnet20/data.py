@@ -8,7 +8,7 @@ import io
 import pickle
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -190,3 +190,8 @@ class _Unpickler(pickle.Unpickler):
 
 
 _NUMPY_2 = int(np.__version__.split(".")[0]) >= 2
+
+
+def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity:
+    """Fetch and convert the images, once for all runs."""
+    return load(folder, print).identity

@@ -10,10 +10,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from task_images.cifar10_resnet20.data import SIDE, Cifar
+from task_images.cifar10_resnet20.data import SIDE, Cifar, prepare_data
 from task_images.harness.arrays import Bytes, Labels, ahead
 from task_images.harness.partition import Partition, shard
 from task_images.harness.seeds import numpy_generator
+
+__all__ = ["Batch", "Images", "cut", "prepare_data"]
 
 PADDING = 4
 VALIDATION_BATCH = 500

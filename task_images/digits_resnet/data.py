@@ -2,6 +2,7 @@
 
 import gzip
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,3 +88,8 @@ def shifted(pixels: int, generator: torch.Generator) -> Prepare:
         return as_channels(moved, labels)
 
     return prepare
+
+
+def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity:
+    """The digits come with scikit-learn: only looked at."""
+    return identify()

@@ -1,6 +1,7 @@
 """epsilon from files, or something of its shape made on the spot."""
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -77,3 +78,8 @@ def generate(rows: int, seed: int, part: str, features: int = FEATURES) -> Dense
         matrix[start:stop] = block / np.linalg.norm(block, axis=1, keepdims=True)
         labels[start:stop] = score > 0
     return Dense(matrix, labels)
+
+
+def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity:
+    """Convert both text files into matrices that runs map, once for all of them."""
+    return read(find_files(str(folder)))[2]

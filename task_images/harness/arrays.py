@@ -15,8 +15,12 @@ Labels = npt.NDArray[np.int64]
 Item = TypeVar("Item")
 
 
-def ahead(threads: int, calls: Iterator[Callable[[], Item]]) -> Iterator[Item]:
-    """The calls' results in order, up to 2 x `threads` of them made beforehand in threads; 0: made when asked for."""
+def ahead(threads: int, calls: Iterator[Callable[[], Item]], window: int = 0) -> Iterator[Item]:
+    """The calls' results in order, up to `window` of them (at least 2 x `threads`) made beforehand in threads.
+
+    Without threads each is made when it is asked for.
+    """
+    window = max(window, 2 * threads)
     if not threads:
         for call in calls:
             yield call()
@@ -26,7 +30,7 @@ def ahead(threads: int, calls: Iterator[Callable[[], Item]]) -> Iterator[Item]:
         try:
             for call in calls:
                 waiting.append(pool.submit(call))
-                if len(waiting) > 2 * threads:
+                if len(waiting) > window:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()

@@ -16,6 +16,7 @@ from task_images.contract import Contract, emit
 from task_images.harness.errors import EnvironmentUnfitError, PeerLostError
 from task_images.harness.network import measure_network
 from task_images.harness.ranks import COLLECTIVE_SECONDS, RENDEZVOUS_SECONDS, cpu_threads
+from task_images.harness.tracker import Marks
 
 
 class Companion(Protocol):
@@ -101,6 +102,10 @@ class World:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
+    def marks(self) -> Marks | None:
+        """Marks in the queue of the device, for a tracker; None on a CPU, which does what it is told at once."""
+        return CudaMarks(self.device) if self.device.type == "cuda" else None
+
     def framework_facts(self) -> dict[str, Any]:
         cuda = self.device.type == "cuda"
         return {
@@ -135,6 +140,27 @@ class World:
 
     def _reduced(self, values: Sequence[float], op: Any) -> list[float]:
         return self.all_reduce(torch.tensor(list(values), dtype=torch.float64, device=self._small), op).tolist()
+
+
+class CudaMarks:
+    """CUDA events on the current stream of `device`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def record(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def wait(self, mark: object) -> None:
+        assert isinstance(mark, torch.cuda.Event)
+        mark.synchronize()
+
+    def seconds_between(self, first: object, last: object) -> float:
+        assert isinstance(first, torch.cuda.Event)
+        assert isinstance(last, torch.cuda.Event)
+        return float(first.elapsed_time(last)) / 1e3
 
 
 def open_world(

@@ -14,6 +14,12 @@ _LOST = (
     "broken pipe",
     "timed out waiting",
     "connection refused",
+    # NCCL's own words, and those of torch's watchdog.
+    "connection closed by remote peer",
+    "remote process exiting",
+    "ncclremoteerror",
+    "watchdog caught collective operation timeout",
+    "communicator was aborted",
 )
 
 

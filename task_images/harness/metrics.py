@@ -14,12 +14,15 @@ from task_images.harness.errors import DivergedError
 
 
 class Metric:
-    """Named sums (float64, on the device of what is added). Sub-classes add to them and say what they amount to."""
+    """Named sums in float64. Tensors are summed on their device, without waiting for it; numbers on the host.
+
+    Sub-classes add to the sums and say what they amount to.
+    """
 
     def __init__(self, name: str, sums: int) -> None:
         self.name = name
-        self._count = sums
-        self._sums: Tensor | None = None
+        self._numbers = [0.0] * sums
+        self._tensors: dict[int, Tensor] = {}
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Add one batch: outputs [n, ...] of the model and targets [n]."""
@@ -30,14 +33,23 @@ class Metric:
         raise NotImplementedError
 
     def add(self, *values: Tensor | float) -> None:
-        device = next((value.device for value in values if isinstance(value, Tensor)), torch.device("cpu"))
-        row = torch.stack([torch.as_tensor(value, dtype=torch.float64, device=device).detach() for value in values])
-        self._sums = row if self._sums is None else self._sums + row
+        for index, value in enumerate(values):
+            if not isinstance(value, Tensor):
+                self._numbers[index] += value
+            elif index in self._tensors:
+                self._tensors[index] = self._tensors[index] + value.detach()
+            else:
+                self._tensors[index] = value.detach().to(torch.float64)
 
     def take(self) -> list[float]:
         """The sums of this rank, set back to zero."""
-        sums, self._sums = self._sums, None
-        return [0.0] * self._count if sums is None else sums.tolist()
+        sums, tensors = self._numbers, self._tensors
+        self._numbers, self._tensors = [0.0] * len(sums), {}
+        if tensors:
+            # One transfer for all of them.
+            for index, value in zip(tensors, torch.stack(list(tensors.values())).tolist(), strict=True):
+                sums[index] += value
+        return sums
 
 
 class Mean(Metric):

@@ -1,11 +1,15 @@
 """Where the time goes: a clock that is always in exactly one category, so that the categories add up to the wall time.
 
-    tracker = Tracker(world.synchronize if world.device.type == "cuda" else None)
+    tracker = Tracker(marks=world.marks())    # None on a CPU
     tracker.restart()
     for batch in tracker.waiting(loader):
         with tracker.step(samples=batch.total):
             with tracker.section("forward"):
                 ...
+
+On a device that runs behind the host, borders are marks in its queue (CUDA events), read some hundred at a time: work
+is booked under the section that ordered it, and a wait for data only as far as the device ran dry. The host waits for
+the device once per RESOLVE_EVERY borders and at every snapshot.
 
 Time outside any section is `other`. A section inside another pauses the outer one; only `validation` keeps everything
 inside it for itself, since a forward pass there is no training.
@@ -15,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from task_images.contract import CATEGORIES
 from task_images.harness.ranks import Ranks
@@ -23,6 +27,26 @@ from task_images.harness.ranks import Ranks
 _OUTSIDE_TRAINING = frozenset({"data_wait", "validation"})
 
 Item = TypeVar("Item")
+
+
+# Borders that are read together, each a mark of the device: about 25 steps.
+RESOLVE_EVERY = 256
+
+
+class Marks(Protocol):
+    """Marks in the queue of a device."""
+
+    def record(self) -> object:
+        """A mark behind all work that was ordered so far. Does not wait."""
+        ...
+
+    def wait(self, mark: object) -> None:
+        """Wait until the device has come to `mark`."""
+        ...
+
+    def seconds_between(self, first: object, last: object) -> float:
+        """Seconds of the device's clock between two marks that it has come to."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -45,15 +69,22 @@ class Snapshot:
 
 
 class Tracker:
-    """Measures one rank. `synchronize`, if given, is called at every border, so that work queued on a device is booked
-    where it was ordered. Sections and steps may be left by an exception. Not to be shared between threads.
+    """Measures one rank, by `marks` of its device or by the host's clock.
+
+    `synchronize`, for devices without marks, is called at every border: exact, but it keeps host and device from
+    working side by side. Sections and steps may be left by an exception. Not to be shared between threads.
     """
 
     def __init__(
-        self, synchronize: Callable[[], None] | None = None, clock: Callable[[], float] = time.perf_counter
+        self,
+        synchronize: Callable[[], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        marks: Marks | None = None,
     ) -> None:
         self._synchronize = synchronize
         self._clock = clock
+        self._marks = marks
+        self._pending: list[tuple[object, str, bool]] = []  # mark, category before it, whether inside a step
         self._sections = {name: _Section(self, name) for name in CATEGORIES}
         self._step = _Step(self)
         self._stack: list[tuple[str, str]] = []  # (asked for, booked under)
@@ -73,8 +104,10 @@ class Tracker:
         self.updates = earlier.updates if earlier else 0
         self.samples = earlier.samples if earlier else 0
         self.epoch = earlier.epoch if earlier else 0
+        self._wall = earlier.wall if earlier else 0.0
+        self._pending.clear()
+        self._last_mark = self._marks.record() if self._marks else None
         self._mark = self._now()
-        self._begin = self._mark - (earlier.wall if earlier else 0.0)
 
     def section(self, name: str) -> "_Section":
         """A context whose time is booked under `name`, one of contract.CATEGORIES (else ValueError)."""
@@ -104,15 +137,14 @@ class Tracker:
 
     def snapshot(self) -> Snapshot:
         """The figures up to now. The clock goes on."""
-        self._book(self._now())
-        return Snapshot(
-            dict(self._seconds), self._mark - self._begin, self._training, self.updates, self.samples, self.epoch
-        )
+        self._book()
+        self._resolve()
+        return Snapshot(dict(self._seconds), self._wall, self._training, self.updates, self.samples, self.epoch)
 
     def _enter(self, name: str) -> None:
         if threading.get_ident() != self._thread:
             raise RuntimeError("the tracker belongs to the thread that started it")
-        self._book(self._now())
+        self._book()
         if self._current == "validation":
             self._stack.append((name, "validation"))
             return
@@ -120,7 +152,7 @@ class Tracker:
         self._current = name
 
     def _leave(self, name: str) -> None:
-        self._book(self._now())
+        self._book()
         asked, _ = self._stack.pop() if self._stack else ("nothing", "")
         if asked != name:
             raise RuntimeError(f"section {name!r} was left while inside {asked!r}")
@@ -131,12 +163,33 @@ class Tracker:
             self._synchronize()
         return self._clock()
 
-    def _book(self, now: float) -> None:
-        spent = now - self._mark
-        self._mark = now
-        self._seconds[self._current] += spent
-        if self._step.open and self._current not in _OUTSIDE_TRAINING:
-            self._training += spent
+    def _book(self) -> None:
+        """A border: what has passed since the last one belongs to the current category."""
+        is_training = self._step.open and self._current not in _OUTSIDE_TRAINING
+        if self._marks is None:
+            now = self._now()
+            self._add(self._current, now - self._mark, is_training)
+            self._mark = now
+            return
+        self._pending.append((self._marks.record(), self._current, is_training))
+        if len(self._pending) >= RESOLVE_EVERY:
+            self._resolve()
+
+    def _resolve(self) -> None:
+        """Read the marks that are pending: one wait for all of them."""
+        if self._marks is None or not self._pending:
+            return
+        self._marks.wait(self._pending[-1][0])
+        for mark, category, is_training in self._pending:
+            self._add(category, self._marks.seconds_between(self._last_mark, mark), is_training)
+            self._last_mark = mark
+        self._pending.clear()
+
+    def _add(self, category: str, seconds: float, is_training: bool) -> None:
+        self._seconds[category] += seconds
+        self._wall += seconds
+        if is_training:
+            self._training += seconds
 
 
 class _Section:
@@ -167,11 +220,11 @@ class _Step:
     def __enter__(self) -> None:
         if self.open:
             raise RuntimeError("a step began inside a step")
-        self._tracker._book(self._tracker._now())
+        self._tracker._book()
         self.open = True
 
     def __exit__(self, kind: object, *error: object) -> None:
-        self._tracker._book(self._tracker._now())
+        self._tracker._book()
         self.open = False
         if kind is None:
             self._tracker.updates += self.updates

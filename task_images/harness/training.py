@@ -78,7 +78,7 @@ class Trainer(Loop[P], Generic[P]):
     clip: float | None = field(default=None, kw_only=True)
 
     def _make_tracker(self) -> Tracker:
-        return Tracker(self.world.synchronize if self.world.device.type == "cuda" else None)
+        return Tracker(marks=self.world.marks())
 
     def _attach(self) -> None:
         self._precision = self.precision or Precision("fp32", self.world.device)

@@ -1,6 +1,6 @@
 """The batches of one rank: image files decoded ahead in threads, generated files of the same form, or no files."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -13,16 +13,18 @@ from task_images.harness.arrays import Bytes, ahead, synthetic_images
 from task_images.harness.cache import cached_folder
 from task_images.harness.data import Batch
 from task_images.harness.distributed import World
+from task_images.harness.identity import DataIdentity
 from task_images.harness.images import Normalise
 from task_images.harness.partition import Partition, shard
 from task_images.harness.seeds import generator, numpy_generator
-from task_images.imagenet_resnet.folders import ImageFolders, Part
+from task_images.imagenet_resnet.folders import ImageFolders, Part, load
 from task_images.imagenet_resnet.jpeg import training_crop, validation_crop
 
 # Per channel, of the training images, as everybody has them.
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 _CHUNK = 8  # images that a thread decodes at a time
+_BATCHES_AHEAD = 2
 _BLOCK = 256
 _QUALITY = 90
 _GENERATED = 1  # version of what `generate` makes
@@ -64,6 +66,7 @@ class FileData:
         self._loaders = loaders
         self._draft = draft
         self._validation_batch = validation_batch
+        self._batch_size = batch_size
         self._normalise = Normalise(world.device, MEAN, DEVIATION, channels_last)
         self._partition = Partition(len(images.training), batch_size, world.size, seed)
         self.steps = self._partition.steps
@@ -78,7 +81,7 @@ class FileData:
             return training_crop(part.path(index), self._side, self._least_crop, stream, self._draft)
 
         shares = self._partition.shares(epoch, self._world.rank)
-        return self._ahead(part, decode, ((share.indices, share.total) for share in shares))
+        return self._ahead(part, decode, ((share.indices, share.total) for share in shares), self._batch_size)
 
     def validation(self) -> Iterator[Batch]:
         part = self._images.validation
@@ -89,15 +92,21 @@ class FileData:
         own = shard(len(part), self._world.size, self._world.rank)
         starts = range(own.start, own.stop, self._validation_batch)
         ends = ((start, min(start + self._validation_batch, own.stop)) for start in starts)
-        return self._ahead(part, decode, ((np.arange(start, stop), len(part)) for start, stop in ends))
+        wanted = ((np.arange(start, stop), len(part)) for start, stop in ends)
+        return self._ahead(part, decode, wanted, self._validation_batch)
 
     def prepare(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor]:
         return self._normalise(batch.inputs), batch.targets.to(self._world.device, non_blocking=True)
 
     def _ahead(
-        self, part: Part, decode: Callable[[int], Bytes], wanted: Iterator[tuple[npt.NDArray[np.int64], int]]
+        self,
+        part: Part,
+        decode: Callable[[int], Bytes],
+        wanted: Iterator[tuple[npt.NDArray[np.int64], int]],
+        size: int,
     ) -> Iterator[Batch]:
-        """Batches of the images wanted, every few images decoded by another thread into their place in the batch."""
+        """Batches of the images wanted, of `size` images usually. Every few images are decoded by another thread
+        into their place in the batch."""
 
         def fill(place: Bytes, rows: npt.NDArray[np.int64], whole: Batch | None) -> Batch | None:
             for image, index in zip(place, rows, strict=True):
@@ -117,8 +126,9 @@ class FileData:
                     is_last = start + _CHUNK >= len(rows)
                     yield partial(fill, images.numpy()[some], rows[some], batch if is_last else None)
 
-        # In order, so that a batch is whole when its last part is.
-        for batch in ahead(self._loaders, calls()):
+        # In order, so that a batch is whole when its last part is. Two batches are decoded beforehand, however large.
+        window = _BATCHES_AHEAD * -(-size // _CHUNK)
+        for batch in ahead(self._loaders, calls(), window):
             if batch is not None:
                 yield batch
 
@@ -169,3 +179,8 @@ def generate(folder: Path, classes: int, sizes: dict[str, int], side: int, seed:
                     Image.fromarray(image.transpose(1, 2, 0)).save(path, quality=_QUALITY)
 
     return cached_folder(folder, name, _GENERATED, list, build).folder
+
+
+def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity:
+    """Unpack the archives if there are any, and list the images, once for all runs."""
+    return load(folder, int(str(parameters["classes"])), print).identity

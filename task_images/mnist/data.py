@@ -5,6 +5,7 @@ The folder, or its sub-folder `mnist`, may hold the four files; where it has non
 
 import gzip
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -131,3 +132,8 @@ def _read(path: Path) -> Bytes:
     if raw[:3] != b"\0\0\x08" or not shape or len(raw) != 4 + 4 * dimensions + values:
         raise EnvironmentUnfitError(f"{path} is no whole idx file of bytes", "Get the data set anew.")
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy()
+
+
+def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity:
+    """Fetch the four files, once for all runs."""
+    return read(folder, print).identity

@@ -7,7 +7,7 @@ The official form is `wiki.{train,valid,test}.tokens`, one paragraph a line, wor
 import random
 import zipfile
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,3 +131,8 @@ def sequence_lengths(steps: int, base: int, least: int, short_share: float, seed
         lengths.append(min(left, max(least, int(generator.gauss(mean, 5)))))
         left -= lengths[-1]
     return lengths
+
+
+def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity:
+    """Tokenise the three texts, once for all runs."""
+    return read_corpus(folder).identify()

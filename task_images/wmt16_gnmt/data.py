@@ -102,3 +102,9 @@ def _read_pairs(folder: Path, cache: Path, name: str, vocabulary: Vocabulary, lo
 
 def _without_starts(pairs: Pairs) -> Pairs:
     return Pairs(pairs.source, pairs.target.without_first(), pairs.left_out)
+
+
+def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity:
+    """Encode the pairs, once for all runs with the same limit of length."""
+    longest, longest_test = (int(str(parameters[name])) for name in ("longest", "longest_test"))
+    return read_corpus(folder, folder, longest, longest_test).identify()

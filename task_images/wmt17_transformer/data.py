@@ -93,3 +93,11 @@ def write_dictionary(folder: Path, size: int) -> None:
     texts = [text for language in (SOURCE, TARGET) for text in lines(folder / f"train.{language}")]
     subtokens = make_dictionary(texts, size)
     (folder / f"dict.{SOURCE}.txt").write_text("".join(f"'{subtoken}'\n" for subtoken in subtokens), encoding="utf-8")
+
+
+def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity:
+    """Encode the pairs, once for all runs with the same dictionary and limit of length."""
+    vocabulary, longest, longest_test = (
+        int(str(parameters[name])) for name in ("vocabulary", "longest", "longest_test")
+    )
+    return read_corpus(folder, folder, vocabulary, longest, longest_test).identify()

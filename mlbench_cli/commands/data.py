@@ -1,0 +1,133 @@
+"""`mlbench data`: data folders that are ready before a run begins."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import typer
+
+from mlbench_cli import console, isolation
+from mlbench_cli.catalog import Task, load_task
+from mlbench_cli.commands._common import Format, Output, complete_tasks
+from mlbench_cli.errors import TaskFailedError, UsageError
+from mlbench_cli.results.archive.events import DataIdentityDocument
+from task_images.contract import EXIT_ENVIRONMENT, EXIT_USAGE
+
+HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+
+data = typer.Typer(rich_markup_mode=None, context_settings=HELP_NAMES, add_completion=False)
+
+
+class PreparedData(TypedDict):
+    """What the preparation reports: the task, the folder, and which data are in it."""
+
+    task: str
+    folder: str
+    data_identity: DataIdentityDocument
+
+
+@data.callback()
+def about() -> None:
+    """Make the data of tasks ready before a run begins."""
+
+
+@data.command(context_settings=HELP_NAMES)
+def prepare(
+    name: Annotated[str, typer.Argument(metavar="TASK", help="task of the catalogue", autocompletion=complete_tasks)],
+    data_dir: Annotated[
+        Path | None,
+        typer.Option("--data-dir", metavar="DIR", help="folder with the data sets; default: mlbench's own"),
+    ] = None,
+    import_files: Annotated[
+        list[Path] | None,
+        typer.Option("--import", metavar="FILE", help="put this file or folder into the data folder first; repeatable"),
+    ] = None,
+    preset: Annotated[str, typer.Option("--preset", help="preset whose parameters decide what is converted")] = "spec",
+    output: Output = Format.text,
+) -> None:
+    """Fetch, check and convert the data of a task once, so that no run has to wait for it.
+
+    Official archives are downloaded if their licence allows it; others must be in the folder, or named with --import.
+    After an interruption the same command continues the work. Prints what the data are: number of samples, a
+    digest, and whether they are the official ones.
+    """
+    task = load_task(name)
+    parameters = task.resolve(preset)
+    if data_dir is not None:
+        data_dir = data_dir.expanduser().absolute()
+        _make_folder(data_dir)
+    for path in import_files or []:
+        _import_file(path, data_dir, task)
+    result = _run_program(task, data_dir, parameters)
+    if output == Format.json:
+        console.out_json(result)
+        return
+    identity = result["data_identity"]
+    console.out(f"{name}: ready in {result['folder']}")
+    console.out("\n".join(f"  {count:>12,}  {part}" for part, count in identity["counts"].items()).replace(",", " "))
+    console.out(f"  digest: {identity['digest'] or 'none'}")
+    words = {True: "official data", False: "not the official data", None: "not known to be the official data"}
+    reason = f" ({identity['reason']})" if identity["reason"] else ""
+    console.out(f"  {words[identity['official']]}{reason}")
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"The folder {folder} cannot be made: {error.strerror or error}.") from None
+
+
+def _import_file(path: Path, data_dir: Path | None, task: Task) -> None:
+    """Link `path` into the data folder, or copy it to another file system; a file of that name stays as it is."""
+    if data_dir is None:
+        raise UsageError("--import needs --data-dir, the folder that the files are put into.")
+    known = [name for names in task.files.wanted for name in names] if task.files else []
+    if path.name not in known:
+        raise UsageError(
+            f'The task "{task.name}" does not read a file called "{path.name}".',
+            hint=f"It reads: {', '.join(known)}." if known else "It reads no files.",
+        )
+    target = data_dir / path.name
+    if target.exists():
+        console.note(f"{target} exists and is used as it is.")
+        return
+    try:
+        if path.is_dir():
+            shutil.copytree(path, target)
+            return
+        partial = target.with_name(f".{target.name}.import")
+        partial.unlink(missing_ok=True)
+        try:
+            os.link(path, partial)
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(path, partial)
+        partial.rename(target)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be put into {data_dir}: {error.strerror or error}.") from None
+
+
+def _run_program(task: Task, data_dir: Path | None, parameters: Mapping[str, Any]) -> PreparedData:
+    """Run the task's preparation, whose progress goes to standard error; returns its result."""
+    command = isolation.rank_command(["python", "-m", "task_images.harness.prepare", task.name], os.environ)
+    command[0] = sys.executable
+    environment = isolation.rank_environment(os.environ)
+    environment |= {
+        "MLBENCH_PARAMETERS": json.dumps(dict(parameters)),
+        "MLBENCH_DATA_DIR": str(data_dir) if data_dir else "",
+    }
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False)
+    if done.returncode in (EXIT_USAGE, EXIT_ENVIRONMENT):
+        raise UsageError(f'The data of "{task.name}" could not be prepared; the lines above say why.')
+    if done.returncode:
+        raise TaskFailedError(
+            f'The preparation of "{task.name}" failed with exit code {done.returncode}.',
+            hint="Start the same command again: it continues from what is done.",
+        )
+    result: PreparedData = json.loads(done.stdout.splitlines()[-1])
+    return result

@@ -1,0 +1,65 @@
+"""`mlbench data prepare`: fetched or imported, converted once, identified; and what cannot be, in a line."""
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli.app import run
+from tests.unit.tasks_image.cifar_files import binary_files, unpack
+
+Captured = pytest.CaptureFixture[str]
+
+
+def write_wikitext(path: Path) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for split in ("train", "valid", "test"):
+            archive.writestr(f"wikitext-2/wiki.{split}.tokens", " one two \n \n three two \n")
+    return path
+
+
+def test_data_are_imported_converted_once_and_identified(tmp_path: Path, capsys: Captured) -> None:
+    archive, folder = write_wikitext(tmp_path / "wikitext-2-v1.zip"), tmp_path / "data"
+    command = ["data", "prepare", "wikitext2_awd_lstm", "--data-dir", str(folder), "--import", str(archive)]
+    assert run([*command, "-o", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    identity = document["data_identity"]
+    assert identity["counts"] == {"train words": 7, "valid words": 7, "test words": 7, "vocabulary": 4}
+    assert identity["official"] is False
+    assert identity["reason"].startswith("a part of the official data: 7 train words instead of 2088628")
+    assert document["folder"] == str(folder)
+    made = (folder / "wikitext2.cache" / "train.npy").stat().st_ino
+    assert run(command) == 0
+    shown = capsys.readouterr().out
+    assert f"wikitext2_awd_lstm: ready in {folder}" in shown
+    assert identity["digest"] in shown
+    assert "not the official data (a part of the official data" in shown
+    assert (folder / "wikitext2.cache" / "train.npy").stat().st_ino == made
+
+
+def test_a_run_finds_what_was_prepared(tmp_path: Path, capsys: Captured) -> None:
+    unpack(binary_files(), tmp_path)
+    assert run(["data", "prepare", "cifar10_resnet20_ddp", "--data-dir", str(tmp_path)]) == 0
+    assert (tmp_path / "cifar10.cache" / "identity.json").is_file()
+    assert "35  training images" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["of_tomorrow"], 'There is no task "of_tomorrow"'),
+        (["allreduce"], 'The data of "allreduce" could not be prepared'),
+        (["wikitext2_awd_lstm", "--data-dir", "FOLDER"], "could not be prepared"),
+        (["wikitext2_awd_lstm", "--import", "x"], "--import needs --data-dir"),
+        (["wikitext2_awd_lstm", "--data-dir", "FOLDER", "--import", "x"], 'does not read a file called "x"'),
+    ],
+)
+def test_bad_input_is_explained(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    given = [str(tmp_path / "empty") if argument == "FOLDER" else argument for argument in arguments]
+    assert run(["data", "prepare", *given]) in (2, 4)
+    captured = capfd.readouterr()
+    assert words in captured.err
+    assert "Traceback" not in captured.err
