@@ -161,7 +161,7 @@ class Loop(Generic[P]):
                 self._validate_and_report(epoch, is_last=step == steps)
                 if not self._is_done and step < steps:
                     self._begin_training(epoch)
-            if self._is_checkpoint_due(step == steps):
+            if self._is_checkpoint_due(step == steps or self._is_done):
                 self._keep()
             if self._is_done:
                 return
@@ -255,9 +255,10 @@ class Loop(Generic[P]):
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
-    def _is_checkpoint_due(self, is_epoch_end: bool) -> bool:
+    def _is_checkpoint_due(self, is_end: bool) -> bool:
+        """At the end of an epoch or of the training, which may be inside an epoch, and every so many updates."""
         every = self.plan.checkpoint_every
-        return (self.plan.checkpoint and is_epoch_end) or bool(every and self.position.total % every == 0)
+        return (self.plan.checkpoint and is_end) or bool(every and self.position.total % every == 0)
 
     def _keep(self) -> None:
         """Write a checkpoint; the clock goes on from here in the run that resumes."""
