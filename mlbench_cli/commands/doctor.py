@@ -1,5 +1,6 @@
 """`mlbench doctor`: what this machine has for benchmarks, and what is missing for what."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,9 +14,10 @@ import typer
 from mlbench_cli import __version__, console, settings
 from mlbench_cli.commands._clusters import Location, Project
 from mlbench_cli.commands._common import Format, Output
-from mlbench_cli.errors import MlbenchError
+from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.extras import install_hint
 from mlbench_cli.runs.launch import local_machine
+from providers import registry
 from providers.doctor import Check
 from task_images.harness.cores import cpu_quota
 
@@ -30,18 +32,32 @@ print(torch.__version__, torch.cuda.device_count(), ",".join(backends) or "none"
 """
 
 
+def _print_policy(providers: list[str] | None) -> None:
+    if [registry.ALIASES.get(name, name) for name in providers or ()] != ["eks"]:
+        raise UsageError("Only EKS has an IAM policy.", hint="mlbench doctor eks --policy")
+    from providers.eks.doctor import load_policy
+
+    console.out(json.dumps(load_policy(), indent=2))
+
+
 def doctor(
     providers: Annotated[
         list[str] | None, typer.Argument(metavar="[PROVIDER]...", help="gke, eks, slurm, hosts: ask these instead")
     ] = None,
     project: Project = None,
     location: Location = None,
+    policy: Annotated[
+        bool, typer.Option("--policy", help="with eks: print the IAM policy that all commands together need, and exit")
+    ] = False,
     output: Output = Format.text,
 ) -> int:
     """Check what this machine has and what is missing; or what a cloud has: credentials, rights, quotas, versions.
 
     Nothing is written anywhere. The exit code is 0 unless something has failed; then it is that failure's.
     """
+    if policy:
+        _print_policy(providers)
+        return 0
     if providers:
         from mlbench_cli.commands._machine_checks import KINDS, check_machines
         from providers.doctor import run_checks

@@ -1,8 +1,10 @@
 """What can be known of an AWS account in one region before a cluster is made in it."""
 
+import json
 import time
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, TypedDict
 
 from providers import doctor
 from providers.doctor import Check, Checklist
@@ -23,6 +25,25 @@ OTHER_QUOTAS = (
     ("elastic addresses", "ec2", "L-0263D0A3"),
     ("EKS clusters", "eks", "L-1194D53C"),
 )
+
+
+class Statement(TypedDict):
+    """One statement of an IAM policy, as far as its actions go."""
+
+    Sid: str
+    Action: str | list[str]
+
+
+class Policy(TypedDict):
+    Version: str
+    Statement: list[Statement]
+
+
+def load_policy() -> Policy:
+    """The IAM policy that all commands together need. A test holds the recorded calls against it."""
+    text = Path(__file__).with_name("policy.json").read_text("utf-8")
+    policy: Policy = json.loads(text)
+    return policy
 
 
 def run_checks(project: str | None, location: str | None) -> Iterator[Check]:

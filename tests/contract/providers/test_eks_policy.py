@@ -1,0 +1,62 @@
+"""The IAM policy that mlbench prints is enough: every call that the commands make is one that it allows."""
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from providers.eks import EksOptions
+from providers.eks.doctor import load_policy
+from tests.contract.providers.eks_world import make, remove
+from tests.fakes.aws_server import AwsServer
+
+COMMANDS = (
+    ("create-cluster", "eks", "1", "rights", "-t", "g4dn.xlarge", "--ttl", "2h", "--yes"),
+    ("scale-cluster", "rights-1", "2", "--yes"),
+    ("extend", "rights-1", "1h"),
+    ("list-clusters", "--cloud"),
+    ("gc", "eks", "--dry-run"),
+    ("delete-cluster", "eks", "rights-1", "--yes"),
+    ("doctor", "eks"),
+)
+
+
+def allowed_actions() -> list[str]:
+    actions: list[str] = []
+    for statement in load_policy()["Statement"]:
+        action = statement["Action"]
+        actions += [action] if isinstance(action, str) else action
+    return actions
+
+
+def refused_calls(aws: AwsServer) -> list[str]:
+    allowed = allowed_actions()
+    calls = {entry["action"] for entry in aws.log("me")}
+    return sorted(call for call in calls if not any(fnmatchcase(call, pattern) for pattern in allowed))
+
+
+def test_every_call_of_every_command_is_allowed(command: Callable[..., Any], aws: AwsServer) -> None:
+    for words in COMMANDS:
+        aws.calm("me")
+        result = command(*words)
+        assert result.code == 0 or words[0] == "doctor", result.err
+        assert aws.log("me"), words
+        assert refused_calls(aws) == [], words
+
+
+def test_calls_of_fast_networks_and_of_what_others_left_are_allowed(aws: AwsServer, tmp_path: Path) -> None:
+    aws.rules(guardduty=True, crossed_groups=True)
+    arn = "arn:aws:iam::123456789012:role/ci"
+    try:
+        make("wide-2", tmp_path / "home", EksOptions(machine_type="p4d.24xlarge", efa=True, admin=(arn,)))
+        remove("wide-2", tmp_path / "empty")
+    finally:
+        aws.rules(guardduty=False, crossed_groups=False)
+    assert refused_calls(aws) == []
+    assert aws.list_left("wide-2") == []
+
+
+def test_the_policy_is_printed(command: Callable[..., Any]) -> None:
+    result = command("doctor", "eks", "--policy")
+    assert result.code == 0
+    assert result.json == load_policy()
