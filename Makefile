@@ -15,7 +15,7 @@ comma  := ,
 DEMO   := MLBENCH_HOME=$(CURDIR)/demo $(BIN)/mlbench
 STAMP  := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: help install demo test test-lowest ssh lint docs dist lock bench images e2e e2e-machines clean
+.PHONY: help install demo test test-lowest ssh browser lint docs dist lock bench images e2e e2e-machines clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,13 +45,19 @@ demo: install  ## train on 1 and 2 workers to the goal, verify both archives, dr
 	$(DEMO) verify demo/demo-1.zip demo/demo-2.zip
 	$(DEMO) charts demo/charts demo/demo-1.zip demo/demo-2.zip --yes
 
-test: install lint ssh  ## lint, types and all tests that need no cluster
+test: install lint ssh browser  ## lint, types and all tests that need no cluster
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not cluster" -n $(JOBS) --dist loadfile
 
 # Signatures are tried with the real program.
 ssh:
 	command -v ssh-keygen >/dev/null || { apt-get update -qq && apt-get install -qq --yes openssh-client; } \
 	  || { echo "The tests need ssh-keygen: install OpenSSH's client." >&2; exit 1; }
+
+# Pages are looked at with a real browser; without one their tests are skipped, and say so.
+browser:
+	command -v chromedriver >/dev/null \
+	  || { apt-get update -qq && apt-get install -qq --yes --no-install-recommends chromium chromium-driver; } \
+	  || echo "No browser could be installed: the tests of pages are skipped." >&2
 
 test-lowest: $(VENV)/.tools-lock  ## unit tests with the lowest allowed version of every dependency
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(LOWEST)

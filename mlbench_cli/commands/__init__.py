@@ -35,6 +35,7 @@ PANELS: dict[str, dict[str, Command]] = {
         "predict": Command(
             "mlbench_cli.commands.predict", "predict", "Predict steps with other workers, networks and methods"
         ),
+        "gate": Command("mlbench_cli.commands.gate", "gate", "Hold results against a baseline, for CI"),
         "report": Command("mlbench_cli.commands.report", "report", "Write one page about runs, with all figures"),
         "charts": Command("mlbench_cli.commands.charts", "charts", "Draw time, speedup and phases of finished runs"),
     },

@@ -2,6 +2,7 @@
 
 import ipaddress
 import socket
+import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -48,6 +49,7 @@ def serve(
         import uvicorn
 
         from mlbench_cli.server.app import make_app
+        from mlbench_cli.server.pages import warm_up
     except ImportError as error:
         raise UsageError(f"The dashboard needs {error.name}.", hint=install_hint("dashboard")) from None
     from mlbench_cli.server.config import LOOPBACK, ServerConfig, write_address
@@ -101,6 +103,7 @@ def serve(
         else:
             console.out(config.url)
         _explain(config.client_url, is_loopback, allows_actions, certificate is not None)
+        threading.Thread(target=warm_up, args=(config,), daemon=True).start()
         server.run(sockets=[listener])
     finally:
         address.unlink(missing_ok=True)

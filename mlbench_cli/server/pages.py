@@ -162,6 +162,14 @@ class _Pages:
             return client_of(self._config).find_experiment(name).archives()
 
 
+def warm_up(config: ServerConfig) -> None:
+    """Load what the first page needs, so that its reader does not wait for it."""
+    environment = make_environment(PAGES)
+    for path in PAGES.glob("*.html.j2"):
+        environment.get_template(path.name)
+    client_of(config).status(list_runs(config, limit=1))
+
+
 # --- rendering ------------------------------------------------------------------------------------------------------
 
 

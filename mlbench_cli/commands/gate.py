@@ -1,0 +1,120 @@
+"""`mlbench gate`: hold results against a baseline, for CI."""
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlbench_cli import api, console
+from mlbench_cli.commands._common import Format, Output
+from mlbench_cli.commands._selection import complete_names
+from mlbench_cli.commands._sources import find_archives, find_archives_below
+from mlbench_cli.errors import CannotTellError, NotFoundError, TaskFailedError, UsageError
+from mlbench_cli.files import write_atomically
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.store import Store
+
+
+def gate(
+    results: Annotated[
+        list[str],
+        typer.Argument(metavar="RESULT...", help="runs, experiments or archives", autocompletion=complete_names),
+    ],
+    baseline: Annotated[
+        str,
+        typer.Option(
+            "--baseline",
+            metavar="FOLDER|NAME",
+            help="folder with archives, or a run or experiment, to hold them against",
+        ),
+    ],
+    checks: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--check",
+            metavar="METRIC=FACTOR",
+            help="figure to check and the factor by which it may be worse; repeatable; default: seconds=1.1",
+        ),
+    ] = None,
+    require_verdict: Annotated[
+        bool, typer.Option("--require-verdict", help="exit with 9 if a check cannot be decided, instead of 0")
+    ] = False,
+    junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="also write JUnit XML")] = None,
+    benchmark: Annotated[
+        Path | None,
+        typer.Option(
+            "--action-benchmark",
+            metavar="FOLDER",
+            help="also write smaller-is-better.json and bigger-is-better.json for github-action-benchmark",
+        ),
+    ] = None,
+    bencher: Annotated[Path | None, typer.Option("--bencher", metavar="FILE", help="also write Bencher's JSON")] = None,
+    output: Output = Format.text,
+) -> int:
+    """Fail if results are worse than a baseline by more than is allowed and more than noise explains.
+
+    Results are compared with runs of equal task, goal, data, parameters, machine and workers. With repeats on both
+    sides Welch's interval decides, with one result the spread of at least 5 earlier runs. Exit code 7: failed; 0:
+    passed, or cannot tell (a warning says why). On GitHub the verdict is also an annotation and a step summary.
+    """
+    from mlbench_cli.results.analysis import baseline as gates
+
+    wanted = [gates.Wanted.parse(text) for text in checks or ["seconds"]]
+    store = Store()
+    with ExitStack() as stack:
+
+        def open_all(paths: Sequence[Path]) -> list[Archive]:
+            return [stack.enter_context(api.open_archive(path)) for path in paths]
+
+        new = open_all(find_archives(results, store))
+        old = open_all(_baseline_archives(baseline, store))
+        found = gates.check_results(new, old, wanted)
+    decision = gates.overall(found)
+    if junit is not None:
+        _write(junit, gates.format_junit(found))
+    if benchmark is not None:
+        for name, higher in (("smaller-is-better.json", False), ("bigger-is-better.json", True)):
+            _write(benchmark / name, gates.format_action_benchmark(found, higher_is_better=higher).encode())
+    if bencher is not None:
+        _write(bencher, gates.format_bencher(found).encode())
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        with open(summary, "a", encoding="utf-8") as file:
+            file.write(f"## mlbench gate: {decision}\n\n{gates.format_summary(found)}")
+    if output is Format.json:
+        console.out_json({"decision": str(decision), "checks": [check.to_dict() for check in found]})
+    else:
+        rows = [[check.name, check.judged.decision, check.judged.reason] for check in found]
+        console.out_table(["CHECK", "DECISION", "REASON"], rows, wrap=True)
+        if os.environ.get("GITHUB_ACTIONS") == "true":
+            console.out(gates.format_annotation(decision, found))
+    return _exit_code(decision, require_verdict)
+
+
+def _exit_code(decision: str, require_verdict: bool) -> int:
+    if decision == "failed":
+        return TaskFailedError.exit_code
+    if decision == "cannot tell":
+        console.warn("Not every check could be decided; more repeats, or a longer history, decide.")
+        return CannotTellError.exit_code if require_verdict else 0
+    return 0
+
+
+def _baseline_archives(word: str, store: Store) -> list[Path]:
+    """Of a folder all archives in it; else those of a run or experiment."""
+    if Path(word).is_dir():
+        found = find_archives_below(Path(word))
+        if not found:
+            raise NotFoundError(f"There is no archive in {word}.", hint="mlbench download NAME --to FOLDER/NAME.zip")
+        return found
+    return find_archives([word], store)
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, data)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}.") from None

@@ -1,0 +1,254 @@
+"""Results held against a baseline, figure by figure and size by size; and the files that CI systems read of it."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from xml.etree import ElementTree
+
+from mlbench_cli.errors import UsageError
+from mlbench_cli.model import JsonObject
+from mlbench_cli.results.analysis import collectives
+from mlbench_cli.results.analysis.comparability import conditions_of, key_of
+from mlbench_cli.results.analysis.compare import THROUGHPUT
+from mlbench_cli.results.analysis.history import Decision, Judged, decide
+from mlbench_cli.results.analysis.series import drop_duplicates, measure
+from mlbench_cli.results.archive.reader import Archive
+
+SECONDS = "seconds"
+DEFAULT_LIMIT = 1.10
+MAX_SUMMARY_BYTES = 1_000_000  # a step summary above 1 MiB is dropped as a whole
+_NOT_XML = re.compile(r"[^\t\n\r\x20-\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A figure that is checked: "seconds", "throughput", the goal's metric or a collective's; the factor allowed."""
+
+    metric: str = SECONDS
+    limit: float = DEFAULT_LIMIT
+
+    @classmethod
+    def parse(cls, text: str) -> "Wanted":
+        """ "seconds=1.1", "throughput". Raises UsageError."""
+        name, given, limit = text.rpartition("=") if "=" in text else (text, "", "")
+        try:
+            factor = float(limit) if given else DEFAULT_LIMIT
+        except ValueError:
+            factor = 0.0
+        if not name or not 1 <= factor < 1e6:
+            raise UsageError(
+                f'--check "{text[:60]}": write METRIC=FACTOR, with a factor from 1 on.', hint="seconds=1.1"
+            )
+        return cls(name, factor)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One figure of one job and size."""
+
+    name: str  # unique
+    metric: str
+    workers: int
+    values: tuple[float, ...]
+    baseline: tuple[float, ...]
+    higher_is_better: bool
+    limit: float
+    judged: Judged
+
+    def to_dict(self) -> JsonObject:
+        judged = self.judged
+        return {
+            "name": self.name,
+            "metric": self.metric,
+            "workers": self.workers,
+            "limit": self.limit,
+            "values": list(self.values),
+            "baseline": list(self.baseline),
+            "decision": str(judged.decision),
+            "reason": judged.reason,
+            "worse": judged.worse,
+            "low": judged.low,
+            "high": judged.high,
+        }
+
+
+def check_results(results: Sequence[Archive], baseline: Sequence[Archive], wanted: Sequence[Wanted]) -> list[Check]:
+    """Hold verified archives against earlier ones of equal task, goal, data, machine, parameters and workers.
+
+    An archive that is on both sides counts as a result only. Raises UsageError for a metric that no result has.
+    """
+    results = drop_duplicates(results)
+    ids = {archive.run["id"] for archive in results}
+    earlier = [archive for archive in drop_duplicates(baseline) if archive.run["id"] not in ids]
+    cells = _cells(results)
+    known = {name for archives in cells.values() for archive in archives for name in figures_of(archive)}
+    for each in wanted:
+        if each.metric not in known:
+            raise UsageError(f'No result has "{each.metric[:60]}".', hint=f"One of: {', '.join(sorted(known))}")
+    count = len(cells) * len(wanted)
+    return [_check(name, archives, earlier, each, count) for name, archives in cells.items() for each in wanted]
+
+
+def figures_of(archive: Archive) -> dict[str, tuple[float, bool]]:
+    """Name to value, and whether higher is better."""
+    measured = measure(archive)
+    found = {SECONDS: (measured.seconds, False)}
+    if measured.throughput is not None:
+        found["throughput"] = (measured.throughput, True)
+    goal = archive.result["goal"]
+    if goal and measured.value is not None:
+        found[goal["metric"]] = (measured.value, goal["comparison"] == ">=")
+    for name, value in collectives.figures_of(archive).items():
+        found[name] = (value, not name.endswith("alpha us"))
+    return found
+
+
+def _cells(results: Sequence[Archive]) -> dict[str, list[Archive]]:
+    """By task, backend, device and workers, and if these are not enough by what else differs."""
+    found: dict[object, list[Archive]] = {}
+    for archive in results:
+        found.setdefault((key_of(archive), archive.result["workers"]), []).append(archive)
+    names: dict[str, list[Archive]] = {}
+    for archives in found.values():
+        result = archives[0].result
+        name = f"{result['task']} {result['preset']} {result['backend']} {result['device']} {result['workers']}"
+        number = sum(1 for other in names if other == name or other.startswith(f"{name} #"))
+        names[f"{name} #{number + 1}" if number else name] = archives
+    return names
+
+
+def _check(name: str, results: Sequence[Archive], earlier: Sequence[Archive], wanted: Wanted, count: int) -> Check:
+    workers = int(results[0].result["workers"])
+    alike = [each for each in earlier if each.result["workers"] == workers and key_of(each) == key_of(results[0])]
+    alike = [each for each in alike if measure(each).good]
+    values = _values(results, wanted.metric)
+    before = _values(alike, wanted.metric)
+    higher = next((figures_of(each)[wanted.metric][1] for each in results if wanted.metric in figures_of(each)), False)
+    judged = _find_obstacle(results, earlier, alike) or decide(
+        before, values, wanted.limit, higher_is_better=higher, checks=count
+    )
+    if labels := sorted({label for each in results for label in conditions_of(each).labels}):
+        judged = replace(judged, reason=f"{judged.reason}; not measured alone or in full: {', '.join(labels)}")
+    return Check(
+        f"{name}: {wanted.metric}", wanted.metric, workers, tuple(values), tuple(before), higher, wanted.limit, judged
+    )
+
+
+def _find_obstacle(results: Sequence[Archive], earlier: Sequence[Archive], alike: Sequence[Archive]) -> Judged | None:
+    """Why the figures decide nothing: a result that did not succeed fails, one that measures nothing never passes."""
+    for archive in results:
+        if not measure(archive).good:
+            return Judged(Decision.FAILED, f"{archive.run['name']} ended as {archive.result['outcome']}")
+    for archive in results:
+        if archive.result["label"]["word"] == "functional":
+            return Judged(Decision.CANNOT_TELL, f"{archive.run['name']} is functional, not a performance measurement")
+    if alike:
+        return None
+    workers = results[0].result["workers"]
+    near = [each for each in earlier if each.run["spec"]["task"] == results[0].run["spec"]["task"]]
+    differences = [key_of(each).differences(key_of(results[0])) for each in near if each.result["workers"] == workers]
+    if not differences:
+        return Judged(Decision.CANNOT_TELL, f"the baseline has no run of this task with {workers} workers")
+    first = min(differences, key=len)
+    reason = first[0].phrase if first else "They did not succeed."
+    return Judged(Decision.CANNOT_TELL, f"no run of the baseline has equal conditions. {reason}")
+
+
+def _values(archives: Iterable[Archive], metric: str) -> list[float]:
+    figures = (figures_of(archive) for archive in archives)
+    return [found[metric][0] for found in figures if metric in found]
+
+
+def overall(checks: Sequence[Check]) -> Decision:
+    """Failed if any check failed, else whether all could be decided."""
+    decisions = {check.judged.decision for check in checks}
+    if Decision.FAILED in decisions:
+        return Decision.FAILED
+    return Decision.CANNOT_TELL if Decision.CANNOT_TELL in decisions or not checks else Decision.PASSED
+
+
+# --- files for CI ---------------------------------------------------------------------------------------------------
+
+
+def format_junit(checks: Sequence[Check]) -> bytes:
+    """JUnit XML: a failed check is a failure, one that cannot be decided is skipped. Names are unique."""
+    counts = {decision: sum(check.judged.decision is decision for check in checks) for decision in Decision}
+    totals = {
+        "tests": str(len(checks)),
+        "failures": str(counts[Decision.FAILED]),
+        "errors": "0",
+        "skipped": str(counts[Decision.CANNOT_TELL]),
+        "time": "0",
+    }
+    root = ElementTree.Element("testsuites", {"name": "mlbench", **totals})
+    suite = ElementTree.SubElement(root, "testsuite", {"name": "mlbench gate", **totals})
+    for check in checks:
+        facts = {"name": _xml(check.name), "classname": "mlbench.gate", "time": "0"}
+        case = ElementTree.SubElement(suite, "testcase", facts)
+        tag = {Decision.FAILED: "failure", Decision.CANNOT_TELL: "skipped"}.get(check.judged.decision)
+        if tag:
+            ElementTree.SubElement(case, tag, {"message": _xml(check.judged.reason)})
+    ElementTree.indent(root)
+    return bytes(ElementTree.tostring(root, "utf-8", xml_declaration=True)) + b"\n"
+
+
+def format_summary(checks: Sequence[Check]) -> str:
+    """A Markdown table for a step summary, cut at a row with a note."""
+    text = "| check | decision | worse by | reason |\n| --- | --- | ---: | --- |\n"
+    for number, check in enumerate(checks):
+        worse = "–" if check.judged.worse is None else f"{check.judged.worse:.3f}"
+        row = f"| {_cell(check.name)} | {check.judged.decision} | {worse} | {_cell(check.judged.reason)} |\n"
+        if len((text + row).encode()) > MAX_SUMMARY_BYTES:
+            return f"{text}\n{len(checks) - number} more checks are left out.\n"
+        text += row
+    return text
+
+
+def format_annotation(decision: Decision, checks: Sequence[Check]) -> str:
+    """One workflow command with the verdict: only ten annotations of a kind are kept."""
+    bad = [check for check in checks if check.judged.decision is decision]
+    kind = {Decision.FAILED: "error", Decision.CANNOT_TELL: "warning"}.get(decision, "notice")
+    first = f"{bad[0].name}: {bad[0].judged.reason}" if bad else ""
+    more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+    return f"::{kind} title=mlbench gate {decision}::{_command(first + more)}"
+
+
+def format_action_benchmark(checks: Sequence[Check], *, higher_is_better: bool) -> str:
+    """The array of github-action-benchmark, customSmallerIsBetter or customBiggerIsBetter: one direction a file."""
+    rows = []
+    for check in checks:
+        if check.higher_is_better is higher_is_better and check.values:
+            mean = sum(check.values) / len(check.values)
+            spread = (max(check.values) - min(check.values)) / 2
+            rows.append({"name": check.name, "unit": _unit(check.metric), "value": mean, "range": f"± {spread:.4g}"})
+    return json.dumps(rows, indent=2, allow_nan=False) + "\n"
+
+
+def format_bencher(checks: Sequence[Check]) -> str:
+    """Bencher's metric format. Its own measures have fixed units, so that ours have other names."""
+    found: dict[str, dict[str, Mapping[str, float]]] = {}
+    for check in checks:
+        if check.values:
+            mean = sum(check.values) / len(check.values)
+            figures = {"value": mean, "lower_value": min(check.values), "upper_value": max(check.values)}
+            name = check.name.rpartition(": ")[0][:1024]
+            found.setdefault(name, {})[re.sub(r"\W+", "-", f"mlbench-{check.metric}".lower())[:64]] = figures
+    return json.dumps(found, indent=2, allow_nan=False) + "\n"
+
+
+def _unit(metric: str) -> str:
+    return {SECONDS: "s", "throughput": THROUGHPUT}.get(metric, metric)
+
+
+def _xml(text: str) -> str:
+    return _NOT_XML.sub("?", text)
+
+
+def _cell(text: str) -> str:
+    plain = " ".join(_xml(text).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_{}\[\]|@])", r"\\\1", plain)
+
+
+def _command(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

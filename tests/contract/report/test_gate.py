@@ -1,0 +1,109 @@
+"""`mlbench gate` with sealed archives, and the files that CI systems read."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from mlbench_cli.app import run
+from tests.unit.results.runs import sealed_run
+
+GOOD = (10.0, 10.2, 9.9)
+
+
+def write_archives(folder: Path, seconds: tuple[float, ...], **changes: object) -> list[str]:
+    """Sealed runs with one worker, repeats of each other."""
+    return [
+        str(sealed_run(folder / f"{index}", "goal_reached", seconds=value, workers=1, name=f"x-1-r{index}", **changes))
+        for index, value in enumerate(seconds)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "code"), [((10.1, 9.9, 10.15), 0), ((11.5, 11.7, 11.4), 7), ((11.0, 13.5, 10.2), 0), ((15.0,), 0)]
+)
+def test_results_are_held_against_a_folder(tmp_path: Path, seconds: tuple[float, ...], code: int) -> None:
+    write_archives(tmp_path / "old", GOOD)
+    new = write_archives(tmp_path / "new", seconds)
+    assert run(["gate", *new, "--baseline", str(tmp_path / "old")]) == code
+
+
+def test_what_cannot_be_decided_can_be_asked_to_be_an_error(tmp_path: Path) -> None:
+    write_archives(tmp_path / "old", GOOD)
+    new = write_archives(tmp_path / "new", (11.0, 13.5, 10.2))
+    assert run(["gate", *new, "--baseline", str(tmp_path / "old"), "--require-verdict"]) == 9
+
+
+@pytest.mark.parametrize("change", [{"backend": "mpi"}, {"data": "other"}, {"functional_only": "one machine"}])
+def test_other_conditions_never_pass(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, object]
+) -> None:
+    write_archives(tmp_path / "old", GOOD)
+    new = write_archives(tmp_path / "new", GOOD, **change)
+    assert run(["gate", *new, "--baseline", str(tmp_path / "old"), "--require-verdict", "-o", "json"]) == 9
+    assert json.loads(capsys.readouterr().out)["checks"][0]["decision"] == "cannot tell"
+
+
+def test_a_result_that_missed_its_goal_fails(tmp_path: Path) -> None:
+    write_archives(tmp_path / "old", GOOD)
+    missed = sealed_run(tmp_path / "missed", "goal_missed", seconds=5.0, workers=1)
+    assert run(["gate", str(missed), "--baseline", str(tmp_path / "old")]) == 7
+
+
+def test_files_for_ci_say_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_archives(tmp_path / "old", GOOD)
+    new = write_archives(tmp_path / "new", (11.5, 11.7, 11.4))
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    options = ["--junit", str(tmp_path / "junit.xml"), "--bencher", str(tmp_path / "bencher.json")]
+    options += ["--action-benchmark", str(tmp_path / "bench"), "--check", "seconds=1.1", "--check", "throughput=1.1"]
+    assert run(["gate", *new, "--baseline", str(tmp_path / "old"), *options]) == 7
+    suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "2")
+    names = [case.get("name") for case in suite.iter("testcase")]
+    assert len(set(names)) == 2
+    smaller = json.loads((tmp_path / "bench" / "smaller-is-better.json").read_text())
+    bigger = json.loads((tmp_path / "bench" / "bigger-is-better.json").read_text())
+    assert [(row["unit"], round(row["value"], 2)) for row in smaller] == [("s", 11.53)]
+    assert [row["unit"] for row in bigger] == ["samples per second"]
+    bencher = json.loads((tmp_path / "bencher.json").read_text())
+    ((_, measures),) = bencher.items()
+    assert set(measures) == {"mlbench-seconds", "mlbench-throughput"}
+    assert "| failed | 1.15" in (tmp_path / "summary.md").read_text()
+    assert "::error title=mlbench gate failed::" in capsys.readouterr().out
+
+
+def test_foreign_names_cannot_break_the_files(tmp_path: Path) -> None:
+    write_archives(tmp_path / "old", GOOD)
+    goal = {"metric": "a]]>\x1b[31m<b>|%", "comparison": ">=", "threshold": 80.0, "kind": "full", "value": 80.5}
+    new = write_archives(tmp_path / "new", GOOD, goal=goal)
+    junit = tmp_path / "junit.xml"
+    assert run(["gate", *new, "--baseline", str(tmp_path / "old"), "--junit", str(junit)]) in (0, 7)
+    ElementTree.parse(junit)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "reason"),
+    [
+        (["--check", "seconds=0.5"], 2, "factor from 1 on"),
+        (["--check", "seconds=fast"], 2, "factor from 1 on"),
+        (["--check", "happiness"], 2, "One of: "),
+        (["--junit", "/proc/none/x.xml"], 2, "cannot be written"),
+    ],
+)
+def test_bad_options_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, reason: str
+) -> None:
+    write_archives(tmp_path / "old", GOOD)
+    assert run(["gate", str(tmp_path / "old" / "0"), "--baseline", str(tmp_path / "old"), *words]) == code
+    assert reason in capsys.readouterr().err
+
+
+def test_a_folder_without_archives_is_no_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (one,) = write_archives(tmp_path / "new", (10.0,))
+    (tmp_path / "empty").mkdir()
+    assert run(["gate", one, "--baseline", str(tmp_path / "empty")]) == 4
+    assert "no archive" in capsys.readouterr().err
