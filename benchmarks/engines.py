@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mlbench_cli.engines.hosts.engine import HostsEngine
 from mlbench_cli.engines.machines.channel import Channel, Target
-from mlbench_cli.engines.machines.details import HostRecord, HostsDetails, SlurmDetails
+from mlbench_cli.engines.machines.details import HostRecord, HostsDetails, PartitionRecord, SlurmDetails
 from mlbench_cli.engines.machines.engine import MachinesEngine
 from mlbench_cli.engines.slurm import controller
 from mlbench_cli.engines.slurm.engine import SlurmEngine
@@ -26,6 +26,7 @@ from mlbench_cli.spec import RunSpec
 from mlbench_cli.store import Store
 
 ROUNDS = 5
+PAUSE_SECONDS = 4.0  # in which nodes are idle again, and the scheduler has no other request
 JOBS = 1000
 LINES = 200_000
 WRITER = (
@@ -55,6 +56,7 @@ def time_ranks(engine: MachinesEngine, store: Store, name: str, workers: int) ->
     """Seconds from the call of submit until the last rank has written its first line."""
     run = record(store, name, ("date", "+%s.%N"), workers)
     submission = engine.render(run.spec)
+    time.sleep(PAUSE_SECONDS)
     begun = time.time()
     engine.submit(run, submission, detach=True)
     for observation in engine.watch(run):
@@ -68,6 +70,7 @@ def time_ranks(engine: MachinesEngine, store: Store, name: str, workers: int) ->
 def time_sbatch(shared: Path, workers: int) -> float:
     """The same of a plain batch script."""
     script = f"#!/bin/bash\n#SBATCH --nodes={workers} --exclusive --output={shared}/plain.log\nsrun date +%s.%N\n"
+    time.sleep(PAUSE_SECONDS)
     begun = time.time()
     subprocess.run(["sbatch", "--wait"], input=script, text=True, check=True, stdout=subprocess.DEVNULL)
     lines = (shared / "plain.log").read_text().split()
@@ -121,7 +124,10 @@ def main() -> None:
     shared = Path(os.environ["MACHINES_SHARED"])
     with tempfile.TemporaryDirectory(prefix="mlbench-", dir=shared) as folder, tempfile.TemporaryDirectory() as home:
         store = Store(Path(home))
-        slurm = SlurmEngine(SlurmDetails(folder=folder, python=sys.executable, kill_wait=5))
+        partition = PartitionRecord(max_seconds=None, nodes=3, gpus_per_node=0, default=True)
+        slurm = SlurmEngine(
+            SlurmDetails(folder=folder, python=sys.executable, kill_wait=5, partitions={"all": partition})
+        )
         names = os.environ["MACHINES_HOSTS"].split(",")
         hosts = HostsEngine(
             HostsDetails(

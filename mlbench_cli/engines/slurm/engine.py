@@ -22,6 +22,12 @@ RUNNING_POLL = 30.0
 MAX_POLL = 120.0  # after errors
 FILE_SECONDS = 10.0  # in which what a node has written before its job's end is visible to all
 VANISHED_SECONDS = 60.0
+# sbatch without the user's variables. Its own --export=NONE has each node build a login environment, which takes 2 s.
+_CLEAN = (
+    *("/bin/sh", "-c"),
+    'exec env -i PATH="$PATH" HOME="$HOME" USER="$(id -un)" ${SLURM_CONF:+"SLURM_CONF=$SLURM_CONF"} "$@"',
+    "mlbench",
+)
 CONTROLLER_SILENT = "controller_silent"
 
 
@@ -82,11 +88,12 @@ class SlurmEngine(MachinesEngine):
         return found[0] if found else None
 
     def _sbatch(self, run: Run, script: str) -> str:
-        tested = controller.ask(self._channel, ["sbatch", "--test-only"], script)
-        if tested.code != 0:
-            raise controller.explain_refusal(tested, self._details.partition)
+        if self._details.find_partition() is None:  # else rendering has compared; the test makes Slurm start jobs later
+            tested = controller.ask(self._channel, ["sbatch", "--test-only"], script)
+            if tested.code != 0:
+                raise controller.explain_refusal(tested, self._details.partition)
         comment = f"--comment={job_comment(run.spec, run.id)}"
-        answer = controller.ask(self._channel, ["sbatch", "--parsable", comment], script)
+        answer = controller.ask(self._channel, [*_CLEAN, "sbatch", "--parsable", comment], script)
         number = answer.out.strip().split(";")[0]
         if answer.code != 0 or not number.isdigit():
             raise controller.explain_refusal(answer, self._details.partition)

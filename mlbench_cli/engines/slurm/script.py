@@ -107,7 +107,7 @@ def _options(spec: RunSpec, details: SlurmDetails, run: str) -> list[str]:
         *(["--exclusive"] if details.exclusive else []),
         *(f"--{name}={value}" for name, value in chosen.items() if value is not None),
         "--no-requeue",
-        "--export=NONE",
+        "--export=ALL",
         "--open-mode=append",
         f"--chdir={run}",
         f"--output={run}/batch.log",

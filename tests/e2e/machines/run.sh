@@ -1,5 +1,6 @@
 #!/bin/sh
-# Tests on a real Slurm and on real hosts with sshd, all on this machine. Arguments are for pytest.
+# The same stories on a real Slurm and on real hosts with sshd, all on this machine; with the argument
+# tests/e2e/machines also what only one of them can do. Arguments are for pytest.
 #
 # MACHINES names the program that starts them: `$MACHINES up 3`, `$MACHINES env`, `$MACHINES down`.
 set -eu
@@ -9,4 +10,4 @@ machines=${MACHINES:-../shared/lab/machines}
 "$machines" up 3
 trap '"$machines" down' EXIT
 eval "$("$machines" env)"
-OMP_NUM_THREADS=1 "${PYTHON:-.venv/bin/python}" -m pytest -q ${*:-tests/e2e/machines}
+OMP_NUM_THREADS=1 "${PYTHON:-.venv/bin/python}" -m pytest -q ${*:-tests/e2e/machines/test_both.py}

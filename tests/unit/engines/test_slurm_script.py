@@ -27,7 +27,7 @@ def test_a_script_asks_for_what_the_run_wants() -> None:
     options = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH")]
     assert {
         *("--job-name=mlbench-demo-2", "--nodes=2", "--ntasks-per-node=1", "--exclusive", "--no-requeue"),
-        *("--export=NONE", "--partition=gpu", "--account=a", "--qos=q", "--constraint=c", "--switches=1@10:00"),
+        *("--export=ALL", "--partition=gpu", "--account=a", "--qos=q", "--constraint=c", "--switches=1@10:00"),
         *("--gres=gpu:4", "--cpus-per-task=8", "--time=0-00:16:00"),
     } <= set(options)
 
