@@ -51,6 +51,7 @@ class Reducer(Strategy):
         self._due: float | None = None  # the rate of an update that the forward gates still have to make
         self._groups: list[Group] = []
         self._slots: list[Slot] = []
+        self._measuring = False
         if self.place.size == 1:
             return
         named = [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]

@@ -146,3 +146,11 @@ def test_a_method_for_a_model_in_shards_is_refused(ranks: RankServer, tmp_path: 
     ended = ranks.run(TASK, 2, tmp_path, parameters, MLBENCH_METHOD=method)
     assert [one.code for one in ended] == [64, 64]
     assert "--method has no meaning" in ended[0].stderr
+
+
+def test_one_worker_trains_with_a_method_too(ranks: RankServer, tmp_path: Path, alone: list[dict[str, float]]) -> None:
+    """The baseline of a campaign over methods."""
+    parameters = load_task("gpt_pretraining").resolve("tiny", dict(SHORT))
+    ended = ranks.run(TASK, 1, tmp_path, parameters, MLBENCH_METHOD=json.dumps(resolve("bsp").to_dict()))
+    assert [one.code for one in ended] == [0], ended[0].stderr[-2000:]
+    check_equal(ended[0], alone)
