@@ -106,7 +106,7 @@ REMEDIES = (
     (
         ("driver on your system is too old", "CUDA driver version is insufficient"),
         "The driver is older than the CUDA of the image: on GKE --gpu-driver latest; or build images with an older "
-        "CUDA: INDEX=https://download.pytorch.org/whl/cu126 mlbench images push",
+        "CUDA: INDEX=URL task_images/build.sh, where URL is PyTorch's package index for that CUDA",
     ),
     (
         ("no kernel image is available",),
@@ -161,7 +161,7 @@ def _waiting_reason(status: Mapping[str, Any], image: str) -> str:
         if reason in PULL_FAILURES and any(words in said for words in FINAL_PULL_WORDS):
             raise MlbenchError(
                 f'The nodes cannot pull the image {image}: "{said}"',
-                hint="Is it in the registry, and may the nodes read it? mlbench images push; or --probe-image IMAGE",
+                hint="Can the nodes read its registry? Build it: task_images/build.sh; or: --probe-image IMAGE",
             )
         if reason:
             return f"{reason}: {said}" if said else reason

@@ -75,7 +75,7 @@ def _network_warnings(options: "GkeOptions", machine: Machine, count: int) -> li
     if (fabric := FABRICS.get(machine.name)) and count > 1:
         warnings.append(
             f"{machine.name} has {fabric.gbits} Gbit/s of {fabric.name}, which this cluster does not set up: between "
-            "machines, NCCL will use TCP over one network card. Results say so."
+            "machines, NCCL will use TCP over one network card."
         )
     if options.private_nodes:
         warnings.append(

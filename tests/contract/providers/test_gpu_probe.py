@@ -86,7 +86,7 @@ def test_an_image_that_cannot_be_pulled_ends_the_wait(command: Any, gke_world: W
     result = command(*CREATE, "--probe-image", "example.com/none:1")
     assert result.code == 1
     assert "The nodes cannot pull the image example.com/none:1" in result.err
-    assert "mlbench images push" in result.err
+    assert "task_images/build.sh" in result.err
 
 
 def test_without_gpus_or_on_request_there_is_no_probe(command: Any, gke_world: World) -> None:
