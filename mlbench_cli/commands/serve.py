@@ -41,9 +41,9 @@ def serve(
 ) -> int:
     """Serve the dashboard and its REST API on this machine until Ctrl-C.
 
-    The printed address holds a token that is made at each start; keep it to yourself. With --cluster, runs that other
-    machines have started are found first (mlbench discover); the cluster is reached as all commands reach it, so that
-    nothing of it becomes public.
+    The printed address holds a token that is made at each start; keep it to yourself. With --cluster, only
+    the runs of that cluster are shown, as the API server has them; mlbench discover records those that other machines
+    have started. The cluster is reached as all commands reach it, so that it needs no public port.
     """
     try:
         import uvicorn
