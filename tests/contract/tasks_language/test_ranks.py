@@ -54,7 +54,7 @@ def finish(processes: list[subprocess.Popen[str]], folder: Path) -> dict[str, Tr
         if line.startswith("# "):
             name = line[2:]
             found[name] = Trained(parameters=torch.load(folder / f"{name}.pt"))
-        elif event := parse_event(line):
+        elif name and (event := parse_event(line)):  # the network is measured before the first training
             take(found[name], event)
     return found
 
