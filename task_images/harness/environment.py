@@ -10,8 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from task_images.harness.cores import cpu_quota
+
 ROOT = Path(__file__).parents[2]  # the folder that holds task_images
-CGROUPS = Path("/sys/fs/cgroup")
 NVIDIA = Path("/proc/driver/nvidia")
 
 _REFERENCE = re.compile(rb"\btask_images\.([A-Za-z_][A-Za-z0-9_]*)")
@@ -71,19 +72,6 @@ def cpu_model() -> str | None:
             if line.startswith(("model name", "Model")):
                 return line.partition(":")[2].strip()
     return platform.processor() or None
-
-
-def cpu_quota(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> float | None:
-    """Cores that the control groups of this process allow it, versions 1 and 2; None if they set no limit."""
-    folders = []
-    with suppress(OSError):
-        for line in own.read_text("utf-8", "replace").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers:
-                folders += _and_parents(cgroups, path)
-            elif "cpu" in controllers.split(","):
-                folders += [folder for name in {controllers, "cpu"} for folder in _and_parents(cgroups / name, path)]
-    return min((limit for folder in folders if (limit := _limit(folder)) is not None), default=None)
 
 
 def gpu_models(driver: Path = NVIDIA) -> list[str]:
@@ -147,21 +135,3 @@ def _name_and_version(entry: Path) -> tuple[str, str]:
             if line.startswith("Version:"):
                 return stem, line.partition(":")[2].strip()
     return stem, "unknown"
-
-
-def _and_parents(mount: Path, path: str) -> list[Path]:
-    """The control group's folder and those above it, all of which limit it. In a container only `mount` may exist."""
-    folder = mount / path.lstrip("/")
-    return [folder, *(parent for parent in folder.parents if parent.is_relative_to(mount))]
-
-
-def _limit(folder: Path) -> float | None:
-    """Cores that one control group allows."""
-    with suppress(OSError, ValueError):
-        quota, period = (folder / "cpu.max").read_text("ascii").split()
-        return None if quota == "max" else int(quota) / int(period)
-    with suppress(OSError, ValueError):
-        quota = (folder / "cpu.cfs_quota_us").read_text("ascii")
-        period = (folder / "cpu.cfs_period_us").read_text("ascii")
-        return int(quota) / int(period) if int(quota) > 0 else None
-    return None

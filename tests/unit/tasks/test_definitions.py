@@ -1,14 +1,16 @@
 """task.yaml and the task's own defaults say the same; data that come with the task; parameters given by hand."""
 
 import importlib
+import importlib.util
 import math
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from mlbench_cli.catalog import load_task
+from mlbench_cli.catalog import load_catalog, load_task
 from task_images.digits_resnet.data import load_split, shifted
 from task_images.epsilon_logistic_regression.data import find_files, generate
 from task_images.epsilon_logistic_regression.task import Settings, make_schedule, regularised
@@ -16,12 +18,21 @@ from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
 from task_images.harness.parameters import read_parameters
 from task_images.harness.seeds import generator
 
-TASKS = ("allreduce", "digits_resnet", "epsilon_logistic_regression")
+
+def settings_of(name: str) -> Any:
+    """The dataclass of a task's parameters. A new task has to have one, under one of these names."""
+    places = [("task", "Settings"), ("train", "Settings"), ("train", "Parameters")]
+    for module, attribute in places:
+        if importlib.util.find_spec(f"task_images.{name}.{module}"):
+            found = getattr(importlib.import_module(f"task_images.{name}.{module}"), attribute, None)
+            if found is not None:
+                return found
+    raise AssertionError(f"the task {name} has no dataclass of its parameters: {places}")
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", sorted(load_catalog()))
 def test_the_preset_spec_equals_the_defaults_and_every_preset_is_accepted(name: str) -> None:
-    task, settings = load_task(name), importlib.import_module(f"task_images.{name}.task").Settings
+    task, settings = load_task(name), settings_of(name)
     assert task.resolve() == asdict(settings())
     for preset in task.presets:
         assert asdict(read_parameters(settings, task.resolve(preset))) == task.resolve(preset)

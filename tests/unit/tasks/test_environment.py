@@ -12,7 +12,7 @@ import pytest
 
 from mlbench_cli.catalog import load_catalog
 from task_images.harness import environment
-from task_images.harness.environment import cpu_quota, digest_task_code, gpu_driver, gpu_models, list_packages
+from task_images.harness.environment import digest_task_code, gpu_driver, gpu_models, list_packages
 
 ROOT = Path(__file__).parents[3]
 
@@ -99,33 +99,6 @@ def test_packages_of_every_form_are_read(tmp_path: Path) -> None:
         "empty": "unknown",
         "some-pack-age": "1.0+cpu",
     }
-
-
-@pytest.mark.parametrize(
-    ("groups", "files", "cores"),
-    [
-        ("0::/a/b\n", {"a/b/cpu.max": "max 100000", "a/cpu.max": "150000 100000", "cpu.max": "400000 100000"}, 1.5),
-        ("0::/a\n", {"a/cpu.max": "max 100000"}, None),
-        ("0::/\n", {"cpu.max": "50000 100000\n"}, 0.5),
-        ("0::/not/mounted/here\n", {"cpu.max": "50000 100000\n"}, 0.5),
-        (
-            "3:cpu,cpuacct:/a\n0::/\n",
-            {"cpu,cpuacct/a/cpu.cfs_quota_us": "250000", "cpu,cpuacct/a/cpu.cfs_period_us": "100000"},
-            2.5,
-        ),
-        ("1:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
-        ("1:cpuset:/\n", {"cpu/cpu.cfs_quota_us": "1", "cpu/cpu.cfs_period_us": "100000"}, None),
-        ("0::/\n", {"cpu.max": "nonsense"}, None),
-        ("", {}, None),
-    ],
-)
-def test_quotas(tmp_path: Path, groups: str, files: dict[str, str], cores: float | None) -> None:
-    (tmp_path / "own").write_text(groups)
-    for name, text in files.items():
-        (tmp_path / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "cgroup" / name).write_text(text)
-    assert cpu_quota(tmp_path / "cgroup", tmp_path / "own") == cores
-    assert cpu_quota(tmp_path / "absent", tmp_path / "absent") is None
 
 
 def test_gpus_without_a_framework(tmp_path: Path) -> None:
