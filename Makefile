@@ -15,7 +15,7 @@ comma  := ,
 DEMO   := MLBENCH_HOME=$(CURDIR)/demo $(BIN)/mlbench
 STAMP  := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: help install demo test test-lowest ssh browser lint docs dist lock bench images e2e e2e-machines clean
+.PHONY: help install demo test test-lowest ssh browser lint docs dist lock coverage mutate bench images e2e e2e-machines clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +82,13 @@ dist: $(VENV)/.tools-dist  ## build wheel and source distribution into dist, and
 lock: $(VENV)/.tools-lock  ## update requirements-ci.txt, the versions that CI installs
 	$(BIN)/uv pip compile --quiet --upgrade --universal --no-header --no-emit-package mlbench-cli --extra dev \
 	  --extra dist --python-version 3.11 --output-file requirements-ci.txt pyproject.toml
+
+coverage: install  ## unit tests with branches counted; names the lines and branches that none reaches
+	OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest -m "not cluster and not slow" tests/unit
+	$(BIN)/python -m coverage report
+
+mutate: install  ## change decisions one by one, and see whether unit tests notice (an hour; docs/explanation/mutation.md)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.mutate
 
 bench: install  ## every figure of docs/figures.md, measured side by side
 	for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script || exit; done

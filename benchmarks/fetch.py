@@ -49,7 +49,12 @@ def main(image: str) -> None:
         try:
             engine.submit(run, engine.render(spec))
             with closing(engine.watch(run)) as observations:
-                if all(seen.ended is None for seen in observations):
+                for seen in observations:
+                    if lasting := [finding for finding in seen.findings if finding.permanent]:
+                        raise SystemExit(f"left out: {lasting[0].summary} Load the image first: {image}")
+                    if seen.ended is not None:
+                        break
+                else:
                     raise SystemExit("the run did not end")
             with access.client() as api:
                 (pod,) = api.get(collection_path("Pod", access.namespace), labelSelector="mlbench/run=bench-fetch")[

@@ -368,3 +368,8 @@ def test_the_network_is_measured_only_between_workers() -> None:
         judgement = judge(evidence)
         assert (judgement.network is not None) == there
         assert judgement.result.get("network") == (judgement.network["summary"] if judgement.network else None)
+
+
+def test_a_spent_budget_without_a_last_figure_proves_nothing() -> None:
+    spent = {"outcome": "budget_spent", "goal": GOAL}
+    assert judge_run(observe_end("exited", 0, 0), spent).outcome is Outcome.GOAL_MISSED

@@ -128,3 +128,25 @@ def test_the_quantile_is_the_inverse_of_the_distribution(freedom: float, confide
     simpson = width / 3 * (density[0] + density[-1] + 4 * math.fsum(density[1:-1:2]) + 2 * math.fsum(density[2:-1:2]))
     assert 2 * simpson == pytest.approx(confidence, abs=1e-6)
     assert student_quantile(2 * freedom, confidence) < quantile
+
+
+def test_an_estimate_as_a_document() -> None:
+    assert Estimate(3, 2.0, 1.0, 3.0).to_dict() == {
+        "count": 3,
+        "mean": 2.0,
+        "low": 1.0,
+        "high": 3.0,
+        "confidence": 0.95,
+    }
+    assert Estimate(1, 2.0, 1.0, None).margin is None
+    assert Estimate(1, 2.0, None, 3.0).margin is None
+
+
+def test_a_ratio_of_small_means_and_of_two_repeats_has_an_interval() -> None:
+    found = ratio(estimate([0.5, 0.51]), estimate([0.25, 0.26]))
+    assert found is not None
+    assert found.low is not None
+    assert found.low < 0.505 / 0.255 < (found.high or 0)
+    without = ratio(Estimate(1, 0.5, 0.4, 0.6), estimate([0.25, 0.26]))
+    assert without is not None
+    assert without.low is None
