@@ -106,7 +106,7 @@ REMEDIES = (
     (
         ("driver on your system is too old", "CUDA driver version is insufficient"),
         "The driver is older than the CUDA of the image: on GKE --gpu-driver latest; or build images with an older "
-        "CUDA: INDEX=URL task_images/build.sh, where URL is PyTorch's package index for that CUDA",
+        "CUDA: INDEX=URL task_images/build.sh, with the URL of PyTorch's package index for that CUDA",
     ),
     (
         ("no kernel image is available",),
