@@ -131,7 +131,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("mlbench_cli.kube.access", "templates.__init__"),
         *("providers.registry", "providers.attached", "providers.base", "providers.doctor", "providers.gpu_probe"),
         *("providers.helm.install", "providers.lifecycle", "providers.operation_errors", "providers.operation_lock"),
-        *("providers.pricing", "task_images.comm.methods", "task_images.comm.presets"),
+        *("providers.pricing", "providers.eks.doctor", "task_images.comm.methods", "task_images.comm.presets"),
     ),
     "providers": (*BASE, "templates", "mlbench_cli.kube", "mlbench_cli.__init__"),
     "templates": ("mlbench_cli.errors",),
