@@ -3,7 +3,9 @@
 Runs of tests do not queue for this machine: many of them run several at once, and others may be testing here, too.
 """
 
+import atexit
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -18,6 +20,7 @@ settings.load_profile("repeatable")
 os.environ.setdefault("MLBENCH_MACHINE_LOCK", "none")
 # A test that names no folder of its own must not write into the home of whoever runs the tests.
 os.environ["MLBENCH_HOME"] = tempfile.mkdtemp(prefix="mlbench-tests-")
+atexit.register(shutil.rmtree, os.environ["MLBENCH_HOME"], ignore_errors=True)
 
 # The programs that tests start keep what they compile, or each of them would compile the whole tool again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

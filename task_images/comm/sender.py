@@ -1,11 +1,18 @@
-"""The communication thread: it takes messages in one fixed order, waits until each is ready, and runs its transport."""
+"""The communication thread: it takes messages in one fixed order, waits until each is ready, and runs its transport.
 
+On a GPU it has a stream of its own. Work is given to a stream before it is done, so events order the two: the thread's
+stream waits for what wrote the gradients, and the training's stream for the sums. These lines have not run on a GPU.
+"""
+
+import contextlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 
 from task_images.comm.exchange import Message, ScatterGather, Transport
@@ -35,6 +42,23 @@ class Group:
     ready: bool = False
     ready_at: float = 0.0
     pending: int = 0  # messages that are not summed yet
+    written: "torch.cuda.Event | None" = None  # on a GPU: behind what wrote the gradients
+    summed: "torch.cuda.Event | None" = None  # on a GPU: behind the last message
+
+
+def mark_stream(flat: Tensor) -> "torch.cuda.Event | None":
+    """An event behind all that this thread's stream has to do; None on a CPU, which has done it."""
+    if not flat.is_cuda:
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(flat.device))
+    return event
+
+
+def wait_for_event(event: "torch.cuda.Event | None", flat: Tensor) -> None:
+    """Let this thread's stream wait for the event; the thread itself goes on."""
+    if event is not None:
+        torch.cuda.current_stream(flat.device).wait_event(event)
 
 
 class Sender:
@@ -54,6 +78,7 @@ class Sender:
         self._updates: deque[int] = deque()
         self._failure: BaseException | None = None
         self._stopping = False
+        self._stream: torch.cuda.Stream | None = None
         self.queue_seconds = self.communication_seconds = self.exposed_seconds = 0.0
         self._thread = threading.Thread(target=self._serve, name="communication", daemon=True)
         self._thread.start()
@@ -73,6 +98,7 @@ class Sender:
         now = time.perf_counter()
         with self._changed:
             for group in groups:
+                group.written = mark_stream(group.flat)
                 group.ready, group.ready_at = True, now
             self._changed.notify_all()
 
@@ -84,6 +110,8 @@ class Sender:
         self.exposed_seconds += time.perf_counter() - begin
         if self._failure is not None:
             raise self._failure
+        for group in groups:
+            wait_for_event(group.summed, group.flat)
 
     def close(self) -> None:
         """End the thread. Nothing is under way."""
@@ -100,11 +128,20 @@ class Sender:
                     if not self._updates:
                         return
                     update = self._updates.popleft()
-                self._send_all(update)
+                with self._own_stream():
+                    self._send_all(update)
         except BaseException as error:  # the training thread raises it
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
+
+    def _own_stream(self) -> AbstractContextManager[object]:
+        """The context of this thread's stream, beside the one that trains."""
+        flat = self._order[0][0].flat if self._order else None
+        if flat is None or not flat.is_cuda:
+            return contextlib.nullcontext()
+        self._stream = self._stream or torch.cuda.Stream(flat.device)  # type: ignore[no-untyped-call]
+        return torch.cuda.stream(self._stream)
 
     def _send_all(self, update: int) -> None:
         under_way: deque[tuple[Group, Callable[[], None], int]] = deque()
@@ -128,6 +165,7 @@ class Sender:
             size = message.flat.numel() * message.flat.element_size()
             while under_way and flying + size > self._credit:
                 flying -= land()
+            wait_for_event(group.written, group.flat)
             begin = time.perf_counter()
             self.queue_seconds += begin - group.ready_at
             finish = self._transport.start(message, self._message_seed(update, message))
@@ -152,7 +190,9 @@ class Sender:
                 self._mark_done(group)
 
     def _mark_done(self, group: Group) -> None:
+        summed = mark_stream(group.flat)
         with self._changed:
+            group.summed = summed
             group.pending -= 1
             self._changed.notify_all()
 

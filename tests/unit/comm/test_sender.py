@@ -1,0 +1,64 @@
+"""The communication thread: order of messages, failures, and what a GPU's streams have to wait for."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from task_images.comm import sender as module
+from task_images.comm.exchange import Message
+from task_images.comm.sender import Group, Sender
+
+
+class Recorder:
+    """A transport that notes what it is given, and does nothing."""
+
+    def __init__(self, steps: list[str], failure: Exception | None = None) -> None:
+        self.steps = steps
+        self.failure = failure
+
+    def start(self, message: Message, seed: int) -> Callable[[], None]:
+        if self.failure:
+            raise self.failure
+        self.steps.append(f"start {message.number}")
+        return lambda: self.steps.append(f"finish {message.number}")
+
+
+def a_group(number: int) -> Group:
+    flat = torch.zeros(4)
+    return Group(flat, messages=[Message(number, flat, codec=None)], pending=1)  # type: ignore[arg-type]
+
+
+def send(sender: Sender, groups: list[Group]) -> None:
+    order = [(group, group.messages[0]) for group in groups]
+    sender.arrange(order, order)
+    sender.begin(1)
+    sender.release(list(reversed(groups)))
+    sender.wait(groups)
+
+
+def test_messages_travel_in_the_arranged_order_whatever_is_ready_first() -> None:
+    steps: list[str] = []
+    sender = Sender(Recorder(steps), credit=1)
+    send(sender, [a_group(0), a_group(1), a_group(2)])
+    assert [step for step in steps if step.startswith("start")] == ["start 0", "start 1", "start 2"]
+    sender.close()
+
+
+def test_streams_wait_for_gradients_before_sending_and_for_sums_before_going_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps: list[str] = []
+    marks = iter(range(100))
+    monkeypatch.setattr(module, "mark_stream", lambda flat: f"mark {next(marks)}")
+    monkeypatch.setattr(module, "wait_for_event", lambda event, flat: steps.append(f"wait for {event}"))
+    sender = Sender(Recorder(steps), credit=1 << 20)
+    send(sender, [a_group(0)])
+    assert steps == ["wait for mark 0", "start 0", "finish 0", "wait for mark 1"]
+    sender.close()
+
+
+def test_a_failed_message_fails_the_training_thread() -> None:
+    sender = Sender(Recorder([], OSError("gone")), credit=1)
+    with pytest.raises(OSError, match="gone"):
+        send(sender, [a_group(0)])
