@@ -21,8 +21,7 @@ MLBENCH_PARAMETERS               JSON object: the task's resolved parameters
 MLBENCH_CALIBRATE                1 if the ranks are to measure steps without communication first; else not there
 MLBENCH_NETWORK                  the shaped network that the engine made and measures itself, e.g. 1gbit,5ms; else empty
 MLBENCH_METHOD                   JSON object: how ranks communicate, axis -> value; empty: the task's own way
-MLBENCH_ROLE                     trainer (or empty), or server: a parameter server, which takes no part in the
-                                 collective; its RANK is WORLD_SIZE + its number
+MLBENCH_ROLE                     trainer (or empty), or server: outside the collective, RANK is WORLD_SIZE + its number
 MLBENCH_SERVERS                  number of parameter servers
 
 Taken from every rank

@@ -37,6 +37,19 @@ from task_images.contract import Contract, emit
 
 contract = Contract()
 emit("environment", framework="none", device=contract.device, threads=1)
+def probe(stage):
+    links = [
+        {
+            "from": 0, "to": 1, "rtt_p50_seconds": 2e-4, "rtt_p90_seconds": 3e-4, "alone_bits_per_second": 9e9,
+            "together_bits_per_second": 8e9, "first_bits_per_second": 9e9, "first_bytes": 1048576,
+        }
+    ]
+    names = ("rx_bytes", "rx_packets", "rx_dropped", "rx_errors", "tx_bytes", "tx_packets", "tx_dropped", "tx_errors")
+    counters = [{"interface": "eth0", "retransmits": 0, **dict.fromkeys(names, 1000)} for rank in range(2)]
+    facts = {"form": "full", "ranks": 2, "networks": 2, "links": links, "counters": counters, "seconds": 1.2}
+    emit("network", stage=stage, **facts)
+
+probe("before")
 emit("phase", phase="training", epoch=1, epochs=2)
 for epoch, accuracy in ((1, 88.5), (2, 98.6)):
     emit("metric", name="val_global_Prec@1", value=accuracy, epoch=epoch, unit="%")
@@ -54,8 +67,10 @@ emit(
     epochs=2,
     synthetic=False,
     data="digits",
+    data_identity={"counts": {"training": 1437}, "digest": "sha256:0123", "official": False, "reason": "a sample"},
     details={"parameters": 269434},
 )
+probe("after")
 """
 
 

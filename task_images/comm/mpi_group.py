@@ -371,7 +371,7 @@ class MpiGroup(dist.ProcessGroup):
         start, end = receive.data_ptr(), receive.data_ptr() + receive.nbytes
         if not (send.data_ptr() < end and start < send.data_ptr() + send.nbytes):
             return send
-        self._detours.add("input copied where it shares memory with the output")
+        self._detours.add("input copied if it shares memory with the output")
         return send.clone()
 
     def _return(self, buffer: Tensor, tensor: Tensor, average: bool = False) -> None:

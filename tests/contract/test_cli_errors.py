@@ -76,7 +76,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["set-cluster", "lokal"], 4, 'Did you mean "local"?'),
     (["set-cluster", "gcloud", "local"], 2, "not of gcloud"),
     (["set-cluster", "a", "b", "c"], 2, "3 words"),
-    (["get-dashboard-url"], 2, "There is no command"),
+    (["get-dashbord-url"], 2, "There is no command"),
     (["run"], 2, "No name, no number of workers, no task or command given"),
     (["run", "x"], 2, "No number of workers, no task or command given, and there is no terminal"),
     (["run", *TASK], 2, "No name, no number of workers given"),
@@ -126,7 +126,7 @@ def test_wrong_command_lines(argv: list[str], code: int, words: str, capsys: Cap
     assert [run.run.name for run in Store().runs()] == ["demo-1", "demo-2"]
 
 
-WITH_JSON = [case for case in WRONG if case[0][0] not in ("stauts", "--verion", "get-dashboard-url", "download")]
+WITH_JSON = [case for case in WRONG if case[0][0] not in ("stauts", "--verion", "get-dashbord-url", "download")]
 
 
 @pytest.mark.parametrize("flag", ["-ojson", "-yo json", "-yojson", "-fo json", "--output json", "--output=json"])

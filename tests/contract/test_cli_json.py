@@ -12,7 +12,7 @@ from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
 
 Captured = pytest.CaptureFixture[str]
-WITHOUT = {"kubeconfig": "its sub-commands take it", "create-cluster": "its sub-commands take it"}
+WITHOUT = dict.fromkeys(("kubeconfig", "create-cluster", "data"), "its sub-commands take it")
 
 
 @pytest.fixture(autouse=True)

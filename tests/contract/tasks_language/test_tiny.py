@@ -45,8 +45,7 @@ def test_tiny_reaches_its_light_goal_on_two_ranks(name: str, tmp_path: Path) -> 
     outputs = [rank.communicate(timeout=110)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], outputs[0][-2000:] + outputs[1][-2000:]
     events = [event for line in outputs[0].splitlines() if (event := parse_event(line))]
-    result = events[-1]
-    assert result["event"] == "result"
+    [result] = [event for event in events if event["event"] == "result"]
     assert result["outcome"] == "goal_reached"
     assert result["synthetic"] == (name != "wikitext2_awd_lstm")
     assert result["goal"]["kind"] == "light"
