@@ -24,12 +24,20 @@ def find_archives(words: Sequence[str], store: Store) -> list[Path]:
     return list(dict.fromkeys(path for word in words for path in _find_by_name(word, store)))
 
 
-def _find_by_name(word: str, store: Store) -> list[Path]:
+def as_archive_path(word: str) -> Path | None:
+    """The path that a word with "/" or ".zip" is; None for a name. Raises NotFoundError if nothing is there."""
     path = Path(word)
-    if "/" in word or path.suffix == ".zip":
-        if not path.exists():
-            raise NotFoundError(f"There is no archive {word}.", hint="mlbench download NAME --to FILE")
-        return [path]
+    if "/" not in word and path.suffix != ".zip":
+        return None
+    if not path.exists():
+        raise NotFoundError(f"There is no archive {word}.", hint="mlbench download NAME --to FILE")
+    return path
+
+
+def _find_by_name(word: str, store: Store) -> list[Path]:
+    if (given := as_archive_path(word)) is not None:
+        return [given]
+    path = Path(word)
     try:
         runs = runs_named(store, word)
     except NotFoundError:

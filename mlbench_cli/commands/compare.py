@@ -11,6 +11,7 @@ import typer
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format, Output, complete_runs, results_of
 from mlbench_cli.commands._repeats import in_figures
+from mlbench_cli.commands._sources import as_archive_path
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model import JsonObject
 from mlbench_cli.results.analysis.cells import Values, describe_cell, pair_cells
@@ -105,11 +106,9 @@ def _document(
 
 def _archives(word: str) -> list[Path]:
     """The folders of the run, or of the repeats, of that name; else the path. A word with "/" or ".zip" is a path."""
+    if (given := as_archive_path(word)) is not None:
+        return [given]
     path = Path(word)
-    if "/" in word or path.suffix == ".zip":
-        if not path.exists():
-            raise NotFoundError(f"There is no archive {word}.", hint="mlbench download NAME --to FILE")
-        return [path]
     try:
         runs = runs_named(Store(), word)
     except NotFoundError:

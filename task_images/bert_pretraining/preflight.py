@@ -11,7 +11,7 @@ from task_images.harness.language.layout import (
     Memory,
     check_memory,
     estimate_memory,
-    plan_accumulation,
+    plan_batch,
     plan_layout,
 )
 
@@ -49,10 +49,7 @@ def make_plan(parameters: Mapping[str, Any], ranks: int) -> Plan:
             "BERT has no plan for tensor-parallel ranks", "--set parallel=ddp, fsdp2 or hsdp; gpt_pretraining has one"
         )
     layout = plan_layout(parameters["parallel"], ranks, 0, parameters["replicas"])
-    per_rank = parameters["batch_per_rank"]
-    global_batch = per_rank * layout.data if per_rank else parameters["global_batch"]
-    passes = plan_accumulation(layout, global_batch, parameters["micro_batch"])
-    micro_batch = global_batch // (passes * layout.data)
+    global_batch, passes, micro_batch = plan_batch(layout, parameters)
     scored = length if parameters["data"] == "legacy" else max(1, round(0.15 * length))
     memory = estimate_memory(
         layout,

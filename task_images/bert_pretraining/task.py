@@ -25,12 +25,12 @@ from task_images.bert_pretraining.shapes import FLOPS_FORMULA, SHAPES
 from task_images.contract import Contract
 from task_images.harness.distributed import World
 from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
-from task_images.harness.language.layout import LayoutError
 from task_images.harness.language.parallel import SpreadOptions, choose_runner, spread
 from task_images.harness.language.pretraining import (
     Pretraining,
     PretrainingSettings,
     check_pretraining,
+    layout_errors_as_usage,
     refuse_on_device,
 )
 from task_images.harness.language.tokens import Corpus, Part
@@ -72,10 +72,8 @@ def main(contract: Contract) -> None:
     check_choices(settings, {"data": DATA, "model": tuple(SHAPES)})
     if settings.data == "legacy" and not settings.protocol.is_on:
         raise TaskUsageError("the batch of 2020 teaches nothing: it is for throughput", "--set blocks=10")
-    try:
+    with layout_errors_as_usage():
         plan = make_plan(asdict(settings), contract.world_size)
-    except LayoutError as error:
-        raise TaskUsageError(str(error), error.hint) from None
     settings = replace(settings, global_batch=plan.global_batch)
     synthetic = settings.data in ("synthetic", "legacy")
     with opening(contract, f"{settings.data} for BERT", synthetic) as (world, report):
@@ -140,9 +138,8 @@ class TwoQuestions:
         self.samples = plan.global_batch
         self.tokens = plan.global_batch * settings.sequence_length
         self._part = Part(plan.micro_batch, plan.layout.data_rank(world.rank), plan.layout.data)
-        make = Samples
-        self._train = make(corpus, "train", settings.sequence_length, specials, seed)
-        self._valid = make(corpus, "valid", settings.sequence_length, specials, seed)
+        self._train = Samples(corpus, "train", settings.sequence_length, specials, seed)
+        self._valid = Samples(corpus, "valid", settings.sequence_length, specials, seed)
         self.updates_per_epoch = self._train.count / plan.global_batch
         self._scored = plan.scored
         self._legacy: Batch | None = None

@@ -12,7 +12,7 @@ from task_images.harness.language.layout import (
     check_memory,
     check_tensor_parallel,
     estimate_memory,
-    plan_accumulation,
+    plan_batch,
     plan_layout,
 )
 
@@ -59,10 +59,7 @@ def make_plan(parameters: Mapping[str, Any], ranks: int) -> Plan:
             )
         length = parameters["sequence_length"]
         check_tensor_parallel(layout, heads=shape.heads, kv_heads=shape.kv_heads, length=length, hidden=shape.hidden)
-    per_rank = parameters["batch_per_rank"]
-    global_batch = per_rank * layout.data if per_rank else parameters["global_batch"]
-    passes = plan_accumulation(layout, global_batch, parameters["micro_batch"])
-    micro_batch = global_batch // (passes * layout.data)
+    global_batch, passes, micro_batch = plan_batch(layout, parameters)
     tokens = micro_batch * parameters["sequence_length"]
     memory = estimate_memory(
         layout,

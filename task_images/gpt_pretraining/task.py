@@ -24,12 +24,12 @@ from task_images.gpt_pretraining.preflight import Plan, make_plan
 from task_images.gpt_pretraining.shapes import FLOPS_FORMULA, SHAPES, Shape
 from task_images.harness.distributed import World
 from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
-from task_images.harness.language.layout import LayoutError
 from task_images.harness.language.parallel import SpreadOptions, choose_runner, split_layers, spread
 from task_images.harness.language.pretraining import (
     Pretraining,
     PretrainingSettings,
     check_pretraining,
+    layout_errors_as_usage,
     refuse_on_device,
 )
 from task_images.harness.language.tokens import (
@@ -73,10 +73,8 @@ def main(contract: Contract) -> None:
     settings = read_parameters(Settings, contract.parameters)
     check_pretraining(settings, contract.world_size)
     check_choices(settings, CHOICES)
-    try:
+    with layout_errors_as_usage():
         plan = make_plan(asdict(settings), contract.world_size)
-    except LayoutError as error:
-        raise TaskUsageError(str(error), error.hint) from None
     settings = replace(settings, global_batch=plan.global_batch)
     synthetic = settings.data == "synthetic"
     with opening(contract, f"{settings.data} for a decoder", synthetic) as (world, report):

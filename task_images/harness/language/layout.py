@@ -4,7 +4,9 @@ Ranks form a mesh (replicas, shards, tensor), the last one varying fastest: the 
 neighbours, since they exchange most.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 PARALLEL = ("ddp", "fsdp2", "hsdp", "tp", "tp+fsdp2")
 CHECKPOINTING = ("none", "selective", "full")
@@ -122,6 +124,17 @@ def plan_accumulation(layout: Layout, global_batch: int, micro_batch: int) -> in
             f"--set global_batch={nearest}, or another micro_batch or number of workers",
         )
     return passes
+
+
+def plan_batch(layout: Layout, parameters: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Global batch, passes per update and micro batch, from the parameters batch_per_rank, global_batch, micro_batch.
+
+    Raises LayoutError if they do not go together.
+    """
+    per_rank = parameters["batch_per_rank"]
+    global_batch = per_rank * layout.data if per_rank else parameters["global_batch"]
+    passes = plan_accumulation(layout, global_batch, parameters["micro_batch"])
+    return global_batch, passes, global_batch // (passes * layout.data)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ spread, so the curve does not depend on the layout.
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -87,14 +87,21 @@ def check_pretraining(settings: PretrainingSettings, ranks: int) -> None:
         )
 
 
+@contextmanager
+def layout_errors_as_usage() -> Iterator[None]:
+    """Turn a LayoutError into the TaskUsageError that a rank ends with."""
+    try:
+        yield
+    except LayoutError as error:
+        raise TaskUsageError(str(error), error.hint) from None
+
+
 def refuse_on_device(memory: Memory, device: torch.device) -> None:
     """Raises TaskUsageError if the GPU has less memory than the estimate; a CPU's was looked at before the start."""
     if device.type != "cuda":
         return
-    try:
+    with layout_errors_as_usage():
         check_memory(memory, float(torch.cuda.get_device_properties(device).total_memory))
-    except LayoutError as error:
-        raise TaskUsageError(str(error), error.hint) from None
 
 
 @dataclass(frozen=True)
