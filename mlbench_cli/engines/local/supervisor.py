@@ -27,6 +27,7 @@ from collections.abc import Iterable, Mapping
 
 from mlbench_cli import isolation
 from mlbench_cli.engines.local import load, machine
+from mlbench_cli.engines.local.rank_facts import pending_facts
 from task_images.harness import cores
 
 TYPE_CHECKING = False
@@ -84,18 +85,7 @@ class Rank:
         self.environment: dict[str, str] = plan["environment"]
         self.pid = 0
         self.pidfd = -1
-        self.facts: dict[str, Any] = {
-            "rank": self.number,
-            "pid": None,
-            "phase": "pending",
-            "exit_code": None,
-            "signal": None,
-            "started": None,
-            "finished": None,
-            "stopped": False,  # ended because the supervisor was ending the run
-            "out_of_memory": None,  # "cgroup" or "machine": whose count of memory kills rose
-            "start_error": None,
-        }
+        self.facts = pending_facts(self.number)
 
     @property
     def running(self) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlbench_cli.engines.local import diagnosis
+from mlbench_cli.engines.local.rank_facts import pending_facts
 from mlbench_cli.model import Ending, Finding, Observation, Phase, WorkerState
 from mlbench_cli.spec import RunSpec
 
@@ -107,7 +108,7 @@ def find_ending(snapshot: Snapshot, first: Facts | None) -> Ending:
 
 def merge_states(spec: RunSpec, snapshot: Snapshot, ended: Ending | None, first: Facts | None) -> Facts:
     """One state as the supervisor of a local run writes it, from those of all machines."""
-    ranks: dict[int, Facts] = {rank: _pending(rank) for rank in range(spec.world_size)}
+    ranks: dict[int, Facts] = {rank: pending_facts(rank) for rank in range(spec.world_size)}
     problems = []
     for report in snapshot.nodes.values():
         if report.state is not None:
@@ -122,21 +123,6 @@ def merge_states(spec: RunSpec, snapshot: Snapshot, ended: Ending | None, first:
         "start_problem": problems[0] if problems else None,
         "ended": None if ended in (Ending.LOST, None) else str(ended),
         "stopping": first["why"] if first is not None else None,
-    }
-
-
-def _pending(rank: int) -> Facts:
-    return {
-        "rank": rank,
-        "pid": None,
-        "phase": "pending",
-        "exit_code": None,
-        "signal": None,
-        "started": None,
-        "finished": None,
-        "stopped": False,
-        "out_of_memory": None,
-        "start_error": None,
     }
 
 
