@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from mlbench_cli.results.analysis.statistics import student_quantile
+from mlbench_cli.results.analysis.statistics import student_quantile, welch_freedom
 
 MIN_HISTORY = 5
 MIN_REPEATS = 2
@@ -68,11 +68,7 @@ def _decide_by_welch(before: Sequence[float], after: Sequence[float], allowed: f
     difference = statistics.fmean(after) - statistics.fmean(before)
     parts = [statistics.variance(values) / len(values) for values in (before, after)]
     error = math.sqrt(sum(parts))
-    freedom = 1.0
-    if error > 0:
-        freedom = sum(parts) ** 2 / sum(
-            part**2 / (len(values) - 1) for part, values in zip(parts, (before, after), strict=True)
-        )
+    freedom = welch_freedom(parts, (len(before), len(after))) if error > 0 else 1.0
     reach = student_quantile(freedom, 1 - 2 * _LEVEL) * error
     strict = student_quantile(freedom, 1 - 2 * _LEVEL / checks) * error
     low, high = difference - reach, difference + reach

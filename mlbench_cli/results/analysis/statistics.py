@@ -49,6 +49,15 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(count, mean, mean - margin, mean + margin)
 
 
+def welch_freedom(variances: Sequence[float], counts: Sequence[int]) -> float:
+    """Welch and Satterthwaite's degrees of freedom of a sum of means.
+
+    `variances` are those of the means, not all 0; `counts` the numbers of values, at least 2, that they are over.
+    """
+    total = math.fsum(variances)
+    return total**2 / math.fsum(own**2 / (each - 1) for own, each in zip(variances, counts, strict=True))
+
+
 def ratio(above: Estimate, below: Estimate) -> Estimate | None:
     """above / below, both of them positive, with the 95 % interval of the ratio of the true means.
 
@@ -73,8 +82,7 @@ def ratio(above: Estimate, below: Estimate) -> Estimate | None:
     if total == 0:
         return Estimate(count, quotient, quotient, quotient)
     counts = (above.count, below.count)
-    freedom = total**2 / math.fsum(own**2 / (each - 1) for own, each in zip(variances, counts, strict=True))
-    reach = math.exp(student_quantile(freedom) * math.sqrt(total))
+    reach = math.exp(student_quantile(welch_freedom(variances, counts)) * math.sqrt(total))
     return Estimate(count, quotient, quotient / reach, quotient * reach)
 
 
