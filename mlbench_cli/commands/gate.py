@@ -14,6 +14,7 @@ from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.commands._sources import find_archives, find_archives_below
 from mlbench_cli.errors import CannotTellError, NotFoundError, TaskFailedError, UsageError
 from mlbench_cli.files import write_atomically
+from mlbench_cli.results.analysis.history import Decision
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.store import Store
 
@@ -93,10 +94,10 @@ def gate(
     return _exit_code(decision, require_verdict)
 
 
-def _exit_code(decision: str, require_verdict: bool) -> int:
-    if decision == "failed":
+def _exit_code(decision: Decision, require_verdict: bool) -> int:
+    if decision is Decision.FAILED:
         return TaskFailedError.exit_code
-    if decision == "cannot tell":
+    if decision is Decision.CANNOT_TELL:
         console.warn("Not every check could be decided; more repeats, or a longer history, decide.")
         return CannotTellError.exit_code if require_verdict else 0
     return 0
