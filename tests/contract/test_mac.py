@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from mlbench_cli.app import run
 from tests.contract.kube.test_engine import put_pod, terminated_pod
@@ -98,15 +97,7 @@ def test_a_kind_cluster_is_made_and_deleted(mac: Mac, tmp_path: Path) -> None:
 
 
 def test_a_cluster_is_attached_and_runs_on_it(mac: Mac, server: KubeApi, tmp_path: Path) -> None:
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "x",
-        "clusters": [{"name": "x", "cluster": {"server": server.url}}],
-        "users": [{"name": "x", "user": {}}],
-        "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
-    }
-    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+    server.write_kubeconfig(tmp_path / "kubeconfig")
     attached = mac.json("attach-cluster", "there", "--kubeconfig", str(tmp_path / "kubeconfig"))
     assert attached["cluster"]["provider"] == "attached"
     words = ("run", "r", "2", "--cluster", "there", "--command", "true", "--image", "i:1", "--keep", "0", "--yes")

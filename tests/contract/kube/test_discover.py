@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from mlbench_cli.model import Cluster, Run, RunState
 from mlbench_cli.store import Store
@@ -30,15 +29,7 @@ class Machine:
     def __init__(self, server: KubeApi, home: Path) -> None:
         self.home = home
         home.mkdir()
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "x",
-            "clusters": [{"name": "x", "cluster": {"server": server.url}}],
-            "users": [{"name": "x", "user": {}}],
-            "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
-        }
-        (home / "kubeconfig").write_text(yaml.safe_dump(config))
+        server.write_kubeconfig(home / "kubeconfig")
         with_details = {"kubeconfig": str(home / "kubeconfig"), "context": "x", "namespace": "default"}
         self.store.record_cluster(Cluster("there", "attached", details=with_details))
 
