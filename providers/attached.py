@@ -42,6 +42,7 @@ class Right:
 
     @property
     def name(self) -> str:
+        """The right as kubectl names it, e.g. "create jobs.batch"."""
         return f"{self.verb} {self.resource}{'.' + self.group if self.group else ''}"
 
 
@@ -56,15 +57,20 @@ class AttachedDetails(ClusterDetails):
 
 
 class AttachedProvider:
+    """The provider "attached": reaches a cluster through the user's kubeconfig and owns nothing of it."""
+
     name = "attached"
 
     def resources(self, cluster: Cluster) -> Sequence[Resource]:
+        """Nothing: an attached cluster is neither created nor deleted."""
         return ()
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
+        """Nothing: no tag says which clusters a user has attached; the store of each machine does."""
         return []
 
     def connect(self, cluster: Cluster) -> Access:
+        """Read the recorded kubeconfig and context. Raises UsageError if the file or the context does not exist."""
         details = AttachedDetails.of(cluster)
         return Access.from_kubeconfig(details.kubeconfig, details.context, details.namespace)
 

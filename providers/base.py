@@ -145,6 +145,7 @@ class Plan:
         return sum(line.count * (line.price or 0.0) for line in self.lines)
 
     def to_dict(self) -> dict[str, Any]:
+        """The plan as `create-cluster --dry-run -o json` prints it; prices per hour in `currency`, None if unknown."""
         return {
             "location": self.location,
             "lines": [

@@ -60,9 +60,11 @@ class Checklist:
         return None
 
     def result(self, what: str, found: str, hint: str | None = None, *, missing: bool = False) -> Check:
+        """A line of the report: "ok", or "missing" for something that is only needed for a part of the work."""
         return Check(self.label(what), "missing" if missing else "ok", found, hint)
 
     def label(self, what: str) -> str:
+        """The name of a check, with the provider before it: "gke quota"."""
         return f"{self._provider} {what}"
 
 

@@ -158,6 +158,7 @@ class ResourceState:
     next_visit: float = 0.0
 
     def seconds(self) -> float:
+        """Seconds since the work on this resource began; 0.0 before."""
         return 0.0 if self.began is None else time.monotonic() - self.began
 
 
@@ -203,15 +204,20 @@ class Operation:
         return time.monotonic() - state.errors_since >= self.patience
 
     def journal(self, state: ResourceState, action: str, /, **details: Any) -> None:
+        """Write down what is about to be done, before it is done."""
         self.store.journal(self.cluster, state.resource.kind, state.resource.name, action, **details)
 
     def notify(self, state: ResourceState, action: str, reason: str = "", deadline: float | None = None) -> None:
+        """Report a step to whoever prints progress; `deadline` in seconds from now."""
         resource = state.resource
         self.report(Step(self.cluster.name, resource.kind, resource.name, action, reason, state.seconds(), deadline))
 
 
 class Creation(Operation):
+    """Creates the resources in the order of their needs; what exists already is adopted."""
+
     def run(self) -> None:
+        """Create everything and wait until it is ready. Raises the first permanent error, or DeadlineError."""
         self.states = [ResourceState(resource) for resource in self.resources]
         self.visit_all(self._possible, self._visit)
 
@@ -322,7 +328,10 @@ class Creation(Operation):
 
 
 class Deletion(Operation):
+    """Deletes the resources against the order of their needs, until the cloud shows none of them."""
+
     def run(self) -> None:
+        """Delete everything and look once more. Raises if something of ours is left."""
         self.states = [ResourceState(resource) for resource in reversed(self.resources) if resource.goes_with is None]
         self.foreign: list[Resource] = []
         self.recorded = False

@@ -14,12 +14,15 @@ class MachinesProvider:
     name = "machines"
 
     def resources(self, cluster: Cluster) -> Sequence[Resource]:
+        """Nothing: these machines are neither created nor deleted."""
         return ()
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
+        """Nothing: such clusters are known by the store of the machine that attached them."""
         return []
 
     def connect(self, cluster: Cluster) -> Access:
+        """Raise UsageError: there is no Kubernetes API to open."""
         raise UsageError(
             f'The cluster "{cluster.name}" has no Kubernetes API: it is one of {cluster.provider}.',
             hint="mlbench list-clusters",
@@ -27,8 +30,12 @@ class MachinesProvider:
 
 
 class SlurmProvider(MachinesProvider):
+    """The provider "slurm": a Slurm cluster, attached by `mlbench attach-slurm`."""
+
     name = "slurm"
 
 
 class HostsProvider(MachinesProvider):
+    """The provider "hosts": hosts that ssh reaches, attached by `mlbench attach-hosts`."""
+
     name = "hosts"

@@ -61,6 +61,7 @@ def incomplete_deletion_error(cluster: Cluster, left: Sequence[Mapping[str, str]
 
 
 def leftover_entry(resource: Resource, reason: str) -> dict[str, str]:
+    """A resource that stays, in an error's document: kind, name, reason and the command that deletes it."""
     return {"kind": resource.kind, "name": resource.name, "reason": reason, "command": resource.remove_command}
 
 

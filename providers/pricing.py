@@ -32,10 +32,12 @@ class FetchedPrices:
 
     @property
     def count(self) -> int:
+        """How many prices there are over all regions, spot included."""
         return sum(len(items) for table in (self.on_demand, self.spot) for items in table.values())
 
     @property
     def regions(self) -> list[str]:
+        """The regions with any price, sorted."""
         return sorted({*self.on_demand, *self.spot})
 
 
@@ -74,6 +76,7 @@ class PriceTable:
         return sorted(found - {ANY_REGION})
 
     def to_dict(self) -> dict[str, object]:
+        """Currency, version, and the number of prices per region."""
         regions = {region: self.count_prices(region) for region in self.list_regions()}
         return {"currency": self.currency, "table": self.version, "regions": regions}
 
@@ -88,10 +91,12 @@ def _entries(layer: Mapping[str, Any], place: str) -> Mapping[str, Any]:
 
 
 def user_price_file() -> Path:
+    """The user's own prices.toml, which goes before all other tables."""
     return settings.config_dir() / "prices.toml"
 
 
 def fetched_price_file(provider: str) -> Path:
+    """The file that `mlbench prices update` writes for a provider."""
     return settings.config_dir() / f"prices-{provider}.toml"
 
 

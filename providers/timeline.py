@@ -56,10 +56,12 @@ class ResourceTimeline:
         return True
 
     def end_wait(self) -> None:
+        """End the current wait, with its seconds, if there is one."""
         self.entry["waits"] = self._waits()
         self._waiting = None
 
     def to_dict(self) -> Entry:
+        """The entry of provisioning.json, with a wait that still goes on."""
         return {**self.entry, "waits": self._waits()}
 
     def _waits(self) -> list[Entry]:
@@ -93,6 +95,7 @@ class Timeline:
         return round(self._since + time.monotonic() - self._start, 3)
 
     def of(self, resource: Resource) -> ResourceTimeline:
+        """The times of a resource of this operation."""
         return self._lines[id(resource)]
 
     def to_list(self) -> list[Entry]:

@@ -57,6 +57,7 @@ class WorkloadObject:
 
     @property
     def path(self) -> str:
+        """The object's path in the Kubernetes API."""
         base, _, plural = KINDS[self.kind].rpartition("/")
         return (
             f"{base}/namespaces/{self.namespace}/{plural}/{self.name}"
@@ -122,6 +123,10 @@ class WorkloadCleanup(Resource):
     # --- as the life-cycle sees it ------------------------------------------------------------------------------
 
     def find(self) -> ResourceStatus | None:
+        """Look for objects that stand for something in the cloud; None when all have gone.
+
+        After the deadline the rest is reported as kept. An API that no longer answers ends the wait, too.
+        """
         if self._over:
             return None
         seen = self._take_snapshot()
@@ -141,17 +146,21 @@ class WorkloadCleanup(Resource):
         return ResourceStatus(str(seen), deleting=True)
 
     def create(self) -> None:
+        """Raise NotImplementedError: workloads create these objects."""
         raise NotImplementedError("made by workloads, not by us")
 
     def poll(self) -> Readiness:
+        """Raise NotImplementedError: workloads create these objects."""
         raise NotImplementedError("made by workloads, not by us")
 
     def delete(self) -> None:
+        """Uninstall releases and delete the objects; their controllers then delete what is in the cloud."""
         self._began = time.monotonic()
         if seen := self._take_snapshot():
             self._delete_objects(seen)
 
     def close(self) -> None:
+        """End the helm programs that still run."""
         for call in (self._calls or {}).values():
             call.stop()
 

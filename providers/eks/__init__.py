@@ -53,6 +53,8 @@ PROBE_IMAGE = "public.ecr.aws/docker/library/python:3.12-slim-bookworm"
 
 @dataclass(frozen=True)
 class EksOptions:
+    """The options of `mlbench create-cluster eks`; fields are declared once, for flags, plans and the record."""
+
     machine_type: str | None = option(
         None, "--machine-type", "-t", help="instance type of each worker; default: what has the GPUs asked for"
     )
@@ -85,11 +87,18 @@ class EksOptions:
 
 
 class EksProvider:
+    """The provider "eks": a stack for the network, a control plane, a system group and a group of workers."""
+
     name = "eks"
     summary = "Kubernetes on Amazon's machines, with GPUs or without; it costs money"
     options = EksOptions
 
     def new_cluster(self, name: str, nodes: int, options: EksOptions) -> Cluster:
+        """Check all options and return the cluster to create, without a call of AWS.
+
+        `nodes` is the number of workers, from 0. Raises UsageError for machines, disks, versions and networks that do
+        not go together.
+        """
         if not 0 <= nodes <= MAX_NODES:
             raise UsageError(f"{nodes} workers: a cluster on EKS has from 0 to {MAX_NODES}.")
         machine = _machine(options)
@@ -118,9 +127,11 @@ class EksProvider:
         return Cluster(name, self.name, "creating", details=details, location=region)
 
     def find_account(self, cluster: Cluster) -> str:
+        """Ask AWS for the number of the account that the credentials belong to. Raises CredentialError without any."""
         return account_of(aws_in(_region(cluster)))
 
     def plan(self, cluster: Cluster) -> Plan:
+        """List what is about to be created, with prices per hour; checks quotas with calls that only read."""
         from providers.eks.plan import make_plan
 
         return make_plan(cluster, read_options(cluster, EksOptions), self.groups(cluster))
@@ -148,6 +159,7 @@ class EksProvider:
         return system, workers
 
     def resources(self, cluster: Cluster) -> Sequence[Resource]:
+        """The resources in the order of their creation: stack, control plane, add-ons, node groups, device plugins."""
         options = read_options(cluster, EksOptions)
         aws = aws_in(_region(cluster))
         machine = _machine(options)
@@ -176,6 +188,7 @@ class EksProvider:
         return found
 
     def extend(self, cluster: Cluster) -> Sequence[Resource]:
+        """The resources that hold the end of the cluster: the tag and one timer per node group, to be set again."""
         aws = aws_in(_region(cluster))
         system, workers = self.groups(cluster)
         stack = Stack(cluster, aws, list(workers.types))
@@ -185,6 +198,7 @@ class EksProvider:
         return [EndTag(plane), *(EndTimer(group, expires, ()) for group in groups)]
 
     def describe_end(self, cluster: Cluster) -> str:
+        """Say what AWS ends by itself when the time is up, and what stays and costs money."""
         return (
             "AWS itself takes the machines away at its end, by scheduled actions. The control plane"
             f"{', the NAT gateway' if self.groups(cluster)[1].private else ''} and volumes of claims stay until "
@@ -192,29 +206,41 @@ class EksProvider:
         )
 
     def run_checks(self, project: str | None, location: str | None) -> "Iterator[Check]":
+        """Check credentials, region, rights, quotas and prices; yields the lines of `mlbench doctor eks`."""
         from providers.eks.doctor import run_checks
 
         return run_checks(project, location)
 
     def list_orphans(self, cluster: Cluster, objects: "Sequence[WorkloadObject]") -> "list[OrphanedResource]":
+        """Ask AWS for volumes and load balancers of `objects` that are still there after the cluster's deletion."""
         from providers.eks.orphans import list_orphans
 
         return list_orphans(cluster, objects)
 
     def orphan_command(self, cluster: Cluster, item: "WorkloadObject | None") -> str:
+        """The `aws` command that deletes the item, or lists candidates if its handle is unknown."""
         from providers.eks.orphans import orphan_command
 
         return orphan_command(cluster, item)
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
+        """Find the clusters with our tag in the region of `scope["location"]`, or in all regions in use."""
         from providers.eks.discovery import discover_clusters
 
         return discover_clusters(scope.get("location"))
 
     def connect(self, cluster: Cluster) -> Access:
+        """Open the cluster's API with a token of the caller's AWS identity.
+
+        Raises NotFoundError if it does not exist.
+        """
         return access_to(aws_in(_region(cluster)), cluster.name)
 
     def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
+        """The resources that bring the group of workers to `nodes` machines, devices included.
+
+        Raises UsageError above the largest size.
+        """
         if nodes > MAX_NODES:
             raise UsageError(f"{nodes} workers: a cluster on EKS has at most {MAX_NODES}.")
         aws = aws_in(_region(cluster))
@@ -236,6 +262,7 @@ def _devices(cluster: Cluster) -> list[Device]:
 
 
 def options_known(cluster: Cluster) -> bool:
+    """Whether the options of the cluster were recorded; not so for a cluster that was found by its tags only."""
     return bool(ClusterDetails.of(cluster).options)
 
 

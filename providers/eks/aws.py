@@ -90,6 +90,11 @@ class Aws:
             raise map_cloud_errors(error, f"{service} {operation.replace('_', '-')}", self.region) from None
 
     def client(self, service: str) -> Any:
+        """The client of a service, created at its first use.
+
+        Waits at most `call_timeout()` seconds for an answer. Raises a mapped MlbenchError if credentials or the region
+        cannot be used.
+        """
         if service not in self._clients:
             from botocore.config import Config
 
@@ -221,8 +226,10 @@ def error_from_code(
 
 
 def tag_list(tags: dict[str, str]) -> list[dict[str, str]]:
+    """Tags as EC2 and CloudFormation take them: a list of `{"Key": …, "Value": …}`."""
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
 def tags_of(items: list[dict[str, str]] | None) -> dict[str, str]:
+    """Tags as a dictionary, from the list that EC2 and CloudFormation return; empty for None."""
     return {item["Key"]: item["Value"] for item in items or []}

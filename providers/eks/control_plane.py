@@ -31,12 +31,15 @@ class EksResource(Resource):
         self.refused: str | None = None  # why EKS refused its deletion the last time
 
     def find_raw(self) -> dict[str, Any] | None:
+        """Describe the resource in AWS' own fields; None if it does not exist."""
         raise NotImplementedError
 
     def remove(self) -> None:
+        """Send the delete call of this kind of resource. Raises NotFoundError if it does not exist."""
         raise NotImplementedError
 
     def find_difference(self, described: dict[str, Any]) -> str | None:
+        """How the resource differs from the requested settings, for a refusal; None if it does not."""
         return None
 
     def find_flaw(self, described: dict[str, Any]) -> str | None:
@@ -44,6 +47,7 @@ class EksResource(Resource):
         return _issues(described) or described["status"] if described["status"] == "CREATE_FAILED" else None
 
     def find(self) -> ResourceStatus | None:
+        """Translate AWS' description into a status; a failed deletion and reported issues count as broken."""
         described = self.find_raw()
         if described is None:
             return None
@@ -59,6 +63,7 @@ class EksResource(Resource):
         )
 
     def delete(self) -> None:
+        """Request the deletion. Absent is success; raises BusyError while another operation uses the resource."""
         self.token = uuid.uuid4().hex
         self.refused = None
         try:
@@ -72,6 +77,7 @@ class EksResource(Resource):
             raise BusyError(error.message) from None
 
     def require_raw(self) -> dict[str, Any]:
+        """Describe the resource. Raises TransientError if AWS does not show it (yet)."""
         found = self.find_raw()
         if found is None:
             raise TransientError(f'AWS does not show the {self.kind} "{self.name}" yet.')
@@ -79,6 +85,8 @@ class EksResource(Resource):
 
 
 class ControlPlane(EksResource):
+    """The EKS cluster itself, without machines; created in 7 to 12 minutes."""
+
     kind = "EKS cluster"
     create_seconds = 2400.0
     delete_seconds = 2400.0
@@ -95,9 +103,11 @@ class ControlPlane(EksResource):
         self.remove_command = f"aws eks delete-cluster --region {aws.region} --name {self.name}"
 
     def find_raw(self) -> dict[str, Any] | None:
+        """Describe the cluster in AWS' own fields; None if it does not exist."""
         return find_raw_cluster(self.aws, self.name)
 
     def create(self) -> None:
+        """Request the cluster with access by API entries, standard support only and no add-ons of AWS' choice."""
         network = self.stack.network()
         access: dict[str, Any] = {"subnetIds": list(network.subnets.values())}
         access |= {"endpointPublicAccess": True, "endpointPrivateAccess": True}
@@ -119,6 +129,7 @@ class ControlPlane(EksResource):
         )
 
     def poll(self) -> Readiness:
+        """Ready when ACTIVE. Raises with AWS' issues if the creation has failed."""
         found = self.require_raw()
         if found["status"] == "ACTIVE":
             return Readiness(True)
@@ -127,17 +138,21 @@ class ControlPlane(EksResource):
         return Readiness(False, f"its control plane is {found['status']}")
 
     def remove(self) -> None:
+        """Send the delete call. Raises NotFoundError if the cluster does not exist."""
         self.aws.call("eks", "delete_cluster", name=self.name)
 
     def find_flaw(self, described: dict[str, Any]) -> str | None:
+        """The issues of a cluster whose creation failed; None if it did not fail."""
         return _issues(described) or "FAILED" if described["status"] == "FAILED" else None
 
     def find_difference(self, described: dict[str, Any]) -> str | None:
+        """Name the version of Kubernetes that the cluster has, if another one was asked for."""
         if self.version and described.get("version") != self.version:
             return f"it has Kubernetes {described.get('version')}, not {self.version}"
         return None
 
     def access(self) -> Access:
+        """Open the cluster's API with a token of the caller's AWS identity."""
         return access_to(self.aws, self.name)
 
 
@@ -160,6 +175,7 @@ class AddOn(EksResource):
         )
 
     def find_raw(self) -> dict[str, Any] | None:
+        """Describe the add-on in AWS' own fields; None if it is not installed."""
         try:
             answer = self.aws.call("eks", "describe_addon", clusterName=self.plane.name, addonName=self.addon)
         except NotFoundError:
@@ -168,6 +184,7 @@ class AddOn(EksResource):
         return addon
 
     def create(self) -> None:
+        """Request the add-on with the settings of `SETTINGS`, over whatever objects have its names."""
         settings = {"configurationValues": SETTINGS[self.addon]} if self.addon in SETTINGS else {}
         self.aws.call(
             "eks",
@@ -181,6 +198,7 @@ class AddOn(EksResource):
         )
 
     def poll(self) -> Readiness:
+        """Ready when ACTIVE; DEGRADED until its pods run. Raises with AWS' issues if the creation has failed."""
         found = self.require_raw()
         if found["status"] == "ACTIVE":
             return Readiness(True)
@@ -189,6 +207,7 @@ class AddOn(EksResource):
         return Readiness(False, _issues(found) or f"it is {found['status']}")  # DEGRADED, until its pods run
 
     def remove(self) -> None:
+        """Send the delete call. Raises NotFoundError if the add-on is not installed."""
         self.aws.call("eks", "delete_addon", clusterName=self.plane.name, addonName=self.addon)
 
 
@@ -209,6 +228,7 @@ class Admin(Resource):
         self._named = {"clusterName": plane.name, "principalArn": principal}
 
     def find(self) -> ResourceStatus | None:
+        """Look for the administrator policy among the principal's policies on the cluster."""
         try:
             policies = self.aws.pages(
                 "eks", "list_associated_access_policies", "associatedAccessPolicies", **self._named
@@ -218,6 +238,7 @@ class Admin(Resource):
         return ResourceStatus("there") if any(item["policyArn"] == ADMIN_POLICY for item in policies) else None
 
     def create(self) -> None:
+        """Create the access entry, unless it exists, and associate the administrator policy with it."""
         try:
             self.aws.call(
                 "eks",
@@ -233,9 +254,11 @@ class Admin(Resource):
         self.aws.call("eks", "associate_access_policy", **self._named, policyArn=ADMIN_POLICY, accessScope=scope)
 
     def poll(self) -> Readiness:
+        """Ready when the policy is listed."""
         return Readiness(self.find() is not None, "its policy is not in force yet")
 
     def delete(self) -> None:
+        """Do nothing: the entry goes with the control plane."""
         return
 
 
@@ -243,6 +266,7 @@ class Admin(Resource):
 
 
 def find_raw_cluster(aws: Aws, name: str) -> dict[str, Any] | None:
+    """Describe the EKS cluster of that name in AWS' own fields; None if it does not exist."""
     try:
         answer = aws.call("eks", "describe_cluster", name=name)
     except NotFoundError:

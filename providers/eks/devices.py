@@ -26,10 +26,12 @@ class Device:
 
 
 def gpu_device(each: int, *, built_in: bool = False) -> Device:
+    """NVIDIA GPUs, `each` per machine; `built_in` if the node image brings the device plugin."""
     return Device(GPU, "GPU", each, None if built_in else "kubernetes/nvidia-device-plugin.yaml")
 
 
 def network_card_device(each: int) -> Device:
+    """EFA network cards, `each` per machine."""
     return Device(EFA, "EFA", each, "kubernetes/efa-device-plugin.yaml")
 
 
@@ -53,6 +55,7 @@ class DevicePlugin(Resource):
         self.goes_with = workers
 
     def find(self) -> ResourceStatus | None:
+        """Look for the DaemonSet on the cluster; None if it is missing, built into the image, or out of reach."""
         if self.manifest is None:
             return None  # it is nothing but a wait
         with self._api() as api:
@@ -65,6 +68,7 @@ class DevicePlugin(Resource):
         return ResourceStatus("there")
 
     def create(self) -> None:
+        """Apply the DaemonSet on the server's side. Raises TransientError while the cluster cannot be reached."""
         if self.manifest is None:
             return
         with self._api() as api:
@@ -79,6 +83,7 @@ class DevicePlugin(Resource):
             )
 
     def poll(self) -> Readiness:
+        """Count the workers that show all their devices; ready when `count` do."""
         with self._api() as api:
             if api is None:
                 return Readiness(False, "the cluster cannot be reached yet")
@@ -90,6 +95,7 @@ class DevicePlugin(Resource):
         )
 
     def delete(self) -> None:
+        """Do nothing: the DaemonSet goes with the control plane."""
         return
 
     @contextmanager

@@ -35,6 +35,8 @@ class Statement(TypedDict):
 
 
 class Policy(TypedDict):
+    """An IAM policy document, in AWS' spelling."""
+
     Version: str
     Statement: list[Statement]
 
@@ -47,6 +49,10 @@ def load_policy() -> Policy:
 
 
 def run_checks(project: str | None, location: str | None) -> Iterator[Check]:
+    """Check library, region, credentials, rights, quotas and prices, in this order; yields one line per check.
+
+    Stops at the first check without which the next ones mean nothing. Reads only.
+    """
     checklist = Checklist("eks")
     yield (found := doctor.check_library(checklist, "boto3", "1.40", "eks"))
     if found.state == "failed":

@@ -45,6 +45,10 @@ class EndTimer(Resource):
         return ResourceStatus("scheduled") if as_asked else None
 
     def create(self) -> None:
+        """Schedule the group's size 0 for the cluster's end, in UTC, for each of its auto scaling groups.
+
+        Raises TransientError while EKS does not show the auto scaling group.
+        """
         names = self._scaling_groups()
         if not names:
             raise TransientError(f"EKS does not show the auto scaling group of {self.group.name} yet.")
@@ -61,9 +65,11 @@ class EndTimer(Resource):
             )
 
     def poll(self) -> Readiness:
+        """Ready when AWS lists the scheduled action with the right time."""
         return Readiness(self.find() is not None, "AWS does not show it yet")
 
     def delete(self) -> None:
+        """Do nothing: the action goes with the auto scaling group."""
         return
 
     def _earliest_start(self) -> int:
@@ -94,6 +100,7 @@ class EndTag(Resource):
         self.goes_with = plane
 
     def find(self) -> ResourceStatus | None:
+        """Compare the tags of the control plane with those wanted. Raises UsageError if the cluster does not exist."""
         found = find_raw_cluster(self.plane.aws, self.plane.name)
         if found is None:
             raise UsageError(f"There is no EKS cluster {self.plane.name} in {self.plane.aws.region}.")
@@ -101,15 +108,18 @@ class EndTag(Resource):
         return ResourceStatus("set") if wanted.items() <= (found.get("tags") or {}).items() else None
 
     def create(self) -> None:
+        """Write the ownership tags, with the new end, onto the control plane."""
         found = find_raw_cluster(self.plane.aws, self.plane.name)
         if found is None:
             raise TransientError(f"AWS does not show the EKS cluster {self.plane.name}.")
         self.plane.aws.call("eks", "tag_resource", resourceArn=found["arn"], tags=ownership_tags(self.plane.cluster))
 
     def poll(self) -> Readiness:
+        """Ready when AWS shows the new tags."""
         return Readiness(self.find() is not None, "AWS does not show it yet")
 
     def delete(self) -> None:
+        """Do nothing: the tag goes with the control plane."""
         return
 
 

@@ -123,6 +123,10 @@ def equivalent_types(machine: Machine) -> list[str]:
 
 
 def require_equivalent(machine: Machine, others: Sequence[str]) -> list[str]:
+    """The machine's name and those of its stand-ins.
+
+    Raises UsageError if one has other GPUs or another number of them.
+    """
     for name in others:
         other = machine_of(name)
         if (other.gpu, other.gpus) != (machine.gpu, machine.gpus):

@@ -55,6 +55,7 @@ class Stack(Resource):
         self._occupied_since: float | None = None
 
     def find(self) -> ResourceStatus | None:
+        """Translate the stack's state: rolled back is broken, a foreign tag is never touched."""
         stack = self._describe()
         if stack is None:
             return None
@@ -70,6 +71,10 @@ class Stack(Resource):
         return ResourceStatus(state, busy=self._find_users(), differs=self._difference(stack))
 
     def create(self) -> None:
+        """Request the stack in the first two zones that have the machine types.
+
+        CloudFormation itself gives up in time.
+        """
         from templates import render
 
         first, second = zones_for(self.aws, self.machine_types, self.zone)[:2]
@@ -88,6 +93,7 @@ class Stack(Resource):
         )
 
     def poll(self) -> Readiness:
+        """Ready when the stack is complete. Raises with the first failed event of CloudFormation."""
         stack = self._describe()
         if stack is None:
             raise MlbenchError(f"The stack {self.name} has gone while it was being made.")
@@ -195,6 +201,7 @@ class PlacementGroup(Resource):
         self.remove_command = f"aws ec2 delete-placement-group --region {aws.region} --group-name {self.name}"
 
     def find(self) -> ResourceStatus | None:
+        """Describe the placement group; None if it does not exist or is deleted."""
         filters = [{"Name": "group-name", "Values": [self.name]}]
         groups = self.aws.call("ec2", "describe_placement_groups", Filters=filters)["PlacementGroups"]
         if not groups:
@@ -204,16 +211,19 @@ class PlacementGroup(Resource):
         return None if state == "deleted" else ResourceStatus(state, ours=ours, deleting=state == "deleting")
 
     def create(self) -> None:
+        """Request the group with strategy "cluster", tags in the call."""
         tags = [{"ResourceType": "placement-group", "Tags": tag_list(ownership_tags(self.cluster))}]
         self.aws.call("ec2", "create_placement_group", GroupName=self.name, Strategy="cluster", TagSpecifications=tags)
 
     def poll(self) -> Readiness:
+        """Ready when AWS calls it available."""
         found = self.find()
         return Readiness(
             found is not None and found.state == "available", found.state if found else "it is not there yet"
         )
 
     def delete(self) -> None:
+        """Request the deletion. Absent is success; raises BusyError while machines in it are ending."""
         try:
             self.aws.call("ec2", "delete_placement_group", GroupName=self.name)
         except NotFoundError:

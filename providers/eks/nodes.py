@@ -50,16 +50,19 @@ class Group:
 
     @property
     def image(self) -> str:
+        """The AMI type of EKS for the group's role and GPU."""
         return IMAGES[self.system][self.gpu]
 
     @property
     def labels(self) -> dict[str, str]:
+        """Labels of the group's nodes: the role, and which devices are present."""
         labels = {ROLE_LABEL: WORKER if self.worker else "system"}
         present = ((GPU, self.gpu), (EFA, self.efa))
         return {**labels, **{f"{device}.present": "true" for device, is_there in present if is_there}}
 
     @property
     def taints(self) -> list[dict[str, str]]:
+        """The taint that keeps other pods off machines with GPUs; none for machines without."""
         # The machines of the system have none, so that Helm charts find a place; runs select the workers' label.
         return [GPU_TAINT] if self.gpu else []
 
@@ -97,6 +100,7 @@ class LaunchTemplate(Resource):
         )
 
     def find(self) -> ResourceStatus | None:
+        """Look for the template by its name; None if it does not exist."""
         try:
             names = [self.name]
             found = self.aws.call("ec2", "describe_launch_templates", LaunchTemplateNames=names)["LaunchTemplates"]
@@ -107,6 +111,7 @@ class LaunchTemplate(Resource):
         return ResourceStatus("there", ours=tags_of(found[0].get("Tags")).get(CLUSTER_TAG) == self.cluster.name)
 
     def create(self) -> None:
+        """Request the template: disk, tags of what it starts, IMDSv2, placement, an interface per network card."""
         tags = tag_list(ownership_tags(self.cluster))
         kinds = ("instance", "volume", "network-interface")
         volume = {"VolumeSize": self.disk, "VolumeType": "gp3", "DeleteOnTermination": True}
@@ -129,9 +134,11 @@ class LaunchTemplate(Resource):
         )
 
     def poll(self) -> Readiness:
+        """Ready when AWS shows it."""
         return Readiness(self.find() is not None, "it is not shown yet")
 
     def delete(self) -> None:
+        """Delete the template with all versions. Absent is success."""
         self.token = uuid.uuid4().hex
         try:
             self.aws.call("ec2", "delete_launch_template", LaunchTemplateName=self.name)
@@ -160,6 +167,8 @@ class LaunchTemplate(Resource):
 
 
 class NodeGroup(EksResource):
+    """Equal machines in one zone, all that were asked for or none: EKS manages their auto scaling group."""
+
     kind = "node group"
     create_seconds = 2400.0
     delete_seconds = 2400.0
@@ -185,9 +194,11 @@ class NodeGroup(EksResource):
         )
 
     def find_raw(self) -> dict[str, Any] | None:
+        """Describe the node group in AWS' own fields; None if it does not exist."""
         return find_raw_group(self.aws, self.plane.name, self.name)
 
     def create(self) -> None:
+        """Request the group with a fixed number of machines, labels, taints and tags in the call."""
         group = self.group
         self.aws.call(
             "eks",
@@ -209,6 +220,10 @@ class NodeGroup(EksResource):
         )
 
     def poll(self) -> Readiness:
+        """Ready when ACTIVE.
+
+        Raises with AWS' issues if machines could not be had, also while EKS itself still retries.
+        """
         found = self.require_raw()
         state = found["status"]
         if state == "ACTIVE":
@@ -220,9 +235,14 @@ class NodeGroup(EksResource):
         return Readiness(False, f"{self.group.count} × {self.group.types[0]}: {state}")
 
     def remove(self) -> None:
+        """Send the delete call. Raises NotFoundError if the group does not exist."""
         self.aws.call("eks", "delete_nodegroup", clusterName=self.plane.name, nodegroupName=self.name)
 
     def find_flaw(self, described: dict[str, Any]) -> str | None:
+        """Why the group will never be ready.
+
+        Also if it waits for machines in another zone than the one asked for now.
+        """
         if flaw := super().find_flaw(described):
             return flaw
         # Where there were no machines to be had, another zone may be tried.
@@ -230,6 +250,7 @@ class NodeGroup(EksResource):
         return f"it waits for machines in another zone than {self.group.zone}" if elsewhere else None
 
     def find_difference(self, described: dict[str, Any]) -> str | None:
+        """Name the first of type, purchase, zone and number in which the group differs from what was asked for."""
         group = self.group
         if described["status"] in ("DELETING", "DELETE_FAILED", "CREATE_FAILED"):
             return None
@@ -318,6 +339,7 @@ class NodeGroupSize(Resource):
         )
 
     def create(self) -> None:
+        """Request the new number of machines."""
         self.group.aws.call(
             "eks",
             "update_nodegroup_config",
@@ -328,6 +350,7 @@ class NodeGroupSize(Resource):
         )
 
     def poll(self) -> Readiness:
+        """Ready when the group is ACTIVE with that number. Raises with AWS' issues if it is DEGRADED."""
         described = self.group.require_raw()
         if described["status"] == "DEGRADED":
             raise error_from_issues(described, f"The node group {self.name} did not get its machines")
@@ -335,10 +358,12 @@ class NodeGroupSize(Resource):
         return Readiness(reached and described["status"] == "ACTIVE", f"it is {described['status']}")
 
     def delete(self) -> None:
+        """Do nothing: a size is not deleted."""
         return
 
 
 def find_raw_group(aws: Aws, cluster: str, name: str) -> dict[str, Any] | None:
+    """Describe a node group in AWS' own fields; None if it does not exist."""
     try:
         answer = aws.call("eks", "describe_nodegroup", clusterName=cluster, nodegroupName=name)
     except NotFoundError:
@@ -348,10 +373,12 @@ def find_raw_group(aws: Aws, cluster: str, name: str) -> dict[str, Any] | None:
 
 
 def scaling_config(count: int) -> dict[str, int]:
+    """EKS' scaling configuration for exactly `count` machines; the largest size may not be 0."""
     return {"minSize": 0, "maxSize": max(1, count), "desiredSize": count}
 
 
 def worker_group(cluster: Cluster) -> str:
+    """The name of a cluster's group of workers."""
     return f"{cluster.name}-workers"
 
 

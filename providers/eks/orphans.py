@@ -23,6 +23,7 @@ def list_orphans(cluster: Cluster, objects: Sequence[WorkloadObject]) -> list[Or
 
 
 def orphan_command(cluster: Cluster, item: WorkloadObject | None) -> str:
+    """The `aws` command that deletes the volume or lists the load balancer; without an item, lists all candidates."""
     region = _region(cluster)
     if item is not None and item.kind == "PersistentVolume" and item.handle:
         return _delete_volume(region, item.handle)

@@ -43,6 +43,8 @@ PROBE_IMAGE = "mirror.gcr.io/library/python:3.12-slim-bookworm"
 
 @dataclass(frozen=True)
 class GkeOptions:
+    """The options of `mlbench create-cluster gke`; fields are declared once, for flags, plans and the record."""
+
     machine_type: str | None = option(
         None, "--machine-type", "-t", help="of each worker; default: n1-standard-4, or what has the GPUs asked for"
     )
@@ -95,11 +97,18 @@ class GkeDetails(ClusterDetails):
 
 
 class GkeProvider:
+    """The provider "gke": a control plane with a small system pool, and a pool of equal workers."""
+
     name = "gke"
     summary = "Kubernetes on Google's machines, with GPUs or without; it costs money"
     options = GkeOptions
 
     def new_cluster(self, name: str, nodes: int, options: GkeOptions) -> Cluster:
+        """Check all options and return the cluster to create, without a call that changes anything.
+
+        `nodes` is the number of workers, from 0, shared evenly by the zones. Raises UsageError for options that do not
+        go together.
+        """
         if not 0 <= nodes <= MAX_NODES:
             raise UsageError(f"{nodes} workers: a cluster on GKE has from 0 to {MAX_NODES}.")
         machine = machine_of(options)
@@ -124,11 +133,13 @@ class GkeProvider:
         return Cluster(name, self.name, "creating", details=details, account=project, location=place_of(options))
 
     def plan(self, cluster: Cluster) -> Plan:
+        """List what is about to be created, with prices per hour; checks quotas with calls that only read."""
         from providers.gke.plan import make_plan
 
         return make_plan(cluster, read_options(cluster, GkeOptions), _recorded_machine(cluster), _gke(cluster))
 
     def resources(self, cluster: Cluster) -> Sequence[Resource]:
+        """The resources in the order of their creation: control plane, pool, the wait for machines, the GPU probe."""
         options = read_options(cluster, GkeOptions)
         machine = _recorded_machine(cluster)
         plane = ControlPlane(cluster, _gke(cluster), options)
@@ -144,34 +155,41 @@ class GkeProvider:
         return found
 
     def extend(self, cluster: Cluster) -> Sequence[Resource]:
+        """The resource that holds the end of the cluster: its label, to be set again."""
         return [EndLabel(ControlPlane(cluster, _gke(cluster), read_options(cluster, GkeOptions)))]
 
     def describe_end(self, cluster: Cluster) -> str:
+        """Say that Google ends nothing by itself when the time is up."""
         return (
             "Google ends nothing of it by itself: everything costs money until mlbench gc --expired or delete-cluster."
         )
 
     def run_checks(self, project: str | None, location: str | None) -> "Iterator[Check]":
+        """Check credentials, APIs, rights, quotas and prices; yields the lines of `mlbench doctor gke`."""
         from providers.gke.doctor import run_checks
 
         return run_checks(project, location)
 
     def list_orphans(self, cluster: Cluster, objects: "Sequence[WorkloadObject]") -> "list[OrphanedResource]":
+        """Ask Google for disks and load balancers of `objects` that are still there after the cluster's deletion."""
         from providers.gke.orphans import list_orphans
 
         return list_orphans(cluster, objects)
 
     def orphan_command(self, cluster: Cluster, item: "WorkloadObject | None") -> str:
+        """The `gcloud` command that deletes the item, or lists candidates if its handle is unknown."""
         from providers.gke.orphans import orphan_command
 
         return orphan_command(cluster, item)
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
+        """Find the clusters with our label in the project and location of `scope`; "-" is every location."""
         from providers.gke.discovery import discover_clusters
 
         return discover_clusters(api.project_of(scope.get("project")), scope.get("location", "-"))
 
     def connect(self, cluster: Cluster) -> Access:
+        """Open the cluster's API with Google's credentials. Raises NotFoundError if it does not exist."""
         gke = _gke(cluster)
         try:
             found = gke.call("get_cluster", name=gke.cluster(cluster.name))
@@ -180,6 +198,10 @@ class GkeProvider:
         return access_to(found)
 
     def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
+        """The resources that bring the pool to `nodes` machines.
+
+        Raises UsageError with flex-start or above the largest size.
+        """
         if nodes > MAX_NODES:
             raise UsageError(f"{nodes} workers: a cluster on GKE has at most {MAX_NODES}.")
         options = read_options(cluster, GkeOptions)
@@ -197,6 +219,10 @@ def place_of(options: GkeOptions) -> str:
 
 
 def machine_of(options: GkeOptions) -> Machine:
+    """The machine type that the options choose.
+
+    Raises UsageError if it has fewer vCPUs or other GPUs than asked for.
+    """
     machine = choose_machine(options.machine_type, options.num_gpus, options.gpu_type)
     if options.num_cpus is not None and machine.vcpus is not None and options.num_cpus > machine.vcpus:
         raise UsageError(

@@ -51,6 +51,7 @@ class Gke:
         self.parent = f"projects/{project}/locations/{location}"
 
     def cluster(self, name: str) -> str:
+        """The path of a cluster in Google's API."""
         return f"{self.parent}/clusters/{name}"
 
     def call(self, method: str, **request: Any) -> Any:
@@ -61,6 +62,10 @@ class Gke:
 
 @cache
 def client() -> "container_v1.ClusterManagerClient":
+    """A client of the Kubernetes Engine API.
+
+    Raises UsageError with the installer's command if the library is missing.
+    """
     try:
         from google.cloud import container_v1
     except ImportError:

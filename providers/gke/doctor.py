@@ -14,6 +14,10 @@ COMMON_QUOTAS = ("CPUS", "IN_USE_ADDRESSES", "SSD_TOTAL_GB")
 
 
 def run_checks(project: str | None, location: str | None) -> Iterator[Check]:
+    """Check library, credentials, both APIs, rights, quotas and prices, in this order; yields one line per check.
+
+    Stops at the first check without which the next ones mean nothing. Reads only.
+    """
     checklist = Checklist("gke")
     yield (found := doctor.check_library(checklist, "google-cloud-container", "2.57", "gke"))
     if found.state == "failed":

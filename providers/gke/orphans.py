@@ -35,6 +35,7 @@ def list_orphans(cluster: Cluster, objects: Sequence[WorkloadObject]) -> list[Or
 
 
 def orphan_command(cluster: Cluster, item: WorkloadObject | None) -> str:
+    """The `gcloud` command that deletes the disk or finds the load balancer; without an item, lists all candidates."""
     project = _project(cluster)
     if item is not None and item.kind == "PersistentVolume" and "/zones/" in item.handle:
         zone, _, disk = item.handle.partition("/zones/")[2].partition("/disks/")

@@ -65,6 +65,7 @@ def make_plan(cluster: Cluster, options: "GkeOptions", machine: Machine, gke: Gk
 
 
 def purchase_of(options: "GkeOptions") -> Purchase:
+    """How the workers are bought: on demand, spot or flex-start."""
     if options.flex_start:
         return Purchase.FLEX_START
     return Purchase.SPOT if options.spot else Purchase.ON_DEMAND

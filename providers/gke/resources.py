@@ -55,12 +55,14 @@ class GkeResource(Resource):
         self.operation: str | None = None
 
     def find_raw(self) -> Any | None:
+        """Read the resource by its path, as Google's message; None if it does not exist."""
         try:
             return self.gke.call(self.reading, name=self.path)
         except NotFoundError:
             return None
 
     def poll(self) -> Readiness:
+        """Ready when the creating operation is done. Raises with Google's own error if it has failed."""
         return self.poll_operation(self.operation, "made")
 
     def poll_operation(self, operation: str | None, doing: str) -> Readiness:
@@ -76,6 +78,7 @@ class GkeResource(Resource):
         return Readiness(done and state in self.ready, detail or f"it is {state}")
 
     def delete(self) -> None:
+        """Request the deletion. Absent is success."""
         try:
             self.gke.call(self.removing, name=self.path)
         except NotFoundError:
@@ -105,6 +108,7 @@ class ControlPlane(GkeResource):
         )
 
     def find(self) -> ResourceStatus | None:
+        """Translate the cluster's state and label; busy while an operation on it goes on."""
         found = self.find_raw()
         if found is None:
             return None
@@ -118,6 +122,7 @@ class ControlPlane(GkeResource):
         )
 
     def create(self) -> None:
+        """Request the cluster with its system pool and labels, and remember the operation to poll."""
         answer = self.gke.call("create_cluster", parent=self.gke.parent, cluster=self.request())
         self.operation = answer.name
 
@@ -191,6 +196,7 @@ class WorkerPool(GkeResource):
         )
 
     def find(self) -> ResourceStatus | None:
+        """Translate the pool's state; names how it differs from what was asked for."""
         found = self.find_raw()
         if found is None:
             return None
@@ -199,10 +205,12 @@ class WorkerPool(GkeResource):
         return ResourceStatus(state, deleting=state == "STOPPING", broken=flaw, differs=differs)
 
     def create(self) -> None:
+        """Request the pool, and remember the operation to poll."""
         answer = self.gke.call("create_node_pool", parent=self.plane.path, node_pool=self.request())
         self.operation = answer.name
 
     def request(self) -> Message:
+        """The message of the create call: machines, disks, GPUs with their driver, zones, labels."""
         options, machine = self.plane.options, self.machine
         config: Message = {
             **_node_config(options, ownership_tags(self.plane.cluster), machine.name, options.disk_type),
@@ -273,6 +281,7 @@ class PoolSize(Resource):
         return None
 
     def create(self) -> None:
+        """Request the new number of machines, shared evenly by the zones. Raises UsageError if it cannot be."""
         found = self.pool.find_raw()
         zones = len(found.locations) if found is not None else 0
         if self.count % (zones or 1):
@@ -281,9 +290,11 @@ class PoolSize(Resource):
         self.operation = self.pool.gke.call("set_node_pool_size", name=self.pool.path, node_count=each).name
 
     def poll(self) -> Readiness:
+        """Ready when the resizing operation is done. Raises with Google's own error if it has failed."""
         return self.pool.poll_operation(self.operation, "resized")
 
     def delete(self) -> None:
+        """Do nothing: a size is not deleted."""
         return
 
 
@@ -299,20 +310,24 @@ class EndLabel(Resource):
         self.goes_with = plane
 
     def find(self) -> ResourceStatus | None:
+        """Compare the labels of the cluster with those wanted. Raises if the cluster does not exist."""
         found = self._require()
         wanted = ownership_tags(self.plane.cluster)
         return ResourceStatus("set") if wanted.items() <= dict(found.resource_labels).items() else None
 
     def create(self) -> None:
+        """Add the ownership labels, with the new end, to those that the cluster has."""
         found = self._require()
         labels = {**dict(found.resource_labels), **ownership_tags(self.plane.cluster)}
         fingerprint = found.label_fingerprint
         self.plane.gke.call("set_labels", name=self.plane.path, resource_labels=labels, label_fingerprint=fingerprint)
 
     def poll(self) -> Readiness:
+        """Ready when Google shows the new labels."""
         return Readiness(self.find() is not None, "Google does not show it yet")
 
     def delete(self) -> None:
+        """Do nothing: the label goes with the cluster."""
         return
 
     def _require(self) -> Any:
@@ -341,9 +356,14 @@ class ReadyMachines(Resource):
         return None
 
     def create(self) -> None:
+        """Do nothing: the pool brings the machines."""
         return
 
     def poll(self) -> Readiness:
+        """Count the workers that are Ready and show their GPUs; ready when `count` do.
+
+        Raises NotFoundError if the cluster does not exist.
+        """
         found = self.plane.find_raw()
         if found is None:
             raise NotFoundError(f'There is no GKE cluster "{self.plane.name}".')
@@ -356,6 +376,7 @@ class ReadyMachines(Resource):
         return Readiness(shown >= self.count, f"{shown} of {self.count} machines show their GPUs; drivers install")
 
     def delete(self) -> None:
+        """Do nothing: the machines go with their pool."""
         return
 
 

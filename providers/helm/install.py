@@ -42,6 +42,7 @@ class Installation:
 
     @property
     def namespace(self) -> str:
+        """The namespace of the release: the chart's name behind "mlbench-"."""
         return f"mlbench-{self.chart.name}"
 
     @property
@@ -52,6 +53,7 @@ class Installation:
 
     @property
     def warnings(self) -> list[str]:
+        """What the chart warns of, and which given values it does not know."""
         chart = self.chart
         return [*chart.warnings, *custom.warn_about(self.customs, chart.values, chart.subcharts)]
 
@@ -142,6 +144,7 @@ class Release(Resource):
             self._call.stop()
 
     def find(self) -> ResourceStatus | None:
+        """Compare helm's record on the cluster with the chart and values to install; None if there is no release."""
         with self._api() as api:
             space = _get(api, f"/api/v1/namespaces/{self.namespace}")
             if space is None:
@@ -161,6 +164,7 @@ class Release(Resource):
         return None
 
     def create(self) -> None:
+        """Start `helm upgrade --install --wait` in the background; `poll` follows it."""
         self._make_namespace()
         words = ["upgrade", "--install", self.name, str(self.installation.chart.folder), "--namespace", self.namespace]
         words += [
@@ -183,6 +187,7 @@ class Release(Resource):
         )
 
     def poll(self) -> Readiness:
+        """Ready when helm has ended with 0, whose notes are kept. Raises with helm's own words if it has failed."""
         if self._call is None:
             return self._adopt_release()
         if self._call.code is None:

@@ -131,10 +131,12 @@ class HelmCall:
 
     @property
     def code(self) -> int | None:
+        """helm's exit code; None while it runs."""
         return self._process.poll()
 
     @property
     def output(self) -> str:
+        """What helm has written to its standard output so far."""
         return self._read(self._out)
 
     @property

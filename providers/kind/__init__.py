@@ -35,6 +35,8 @@ INOTIFY_INSTANCES = 512  # what kind's documentation asks for; the usual 128 is 
 
 @dataclass(frozen=True)
 class KindOptions:
+    """The options of `mlbench create-cluster kind`; fields are declared once, for flags, plans and the record."""
+
     image: str | None = option(None, "--image", help="node image; kind's own unless told")
     kubernetes_version: str | None = option(
         None, "--kubernetes-version", "-k", help="Kubernetes X.Y or X.Y.Z, by the node image that kind published for it"
@@ -58,11 +60,17 @@ class KindOptions:
 
 
 class KindProvider:
+    """The provider "kind": nodes are containers of this machine's Docker."""
+
     name = "kind"
     summary = "Kubernetes in Docker on this machine, to try things out"
     options = KindOptions
 
     def new_cluster(self, name: str, nodes: int, options: KindOptions) -> Cluster:
+        """Check all options and return the cluster to create.
+
+        `nodes` counts the control plane, which takes runs, too. Raises UsageError for options that do not go together.
+        """
         if not 1 <= nodes <= MAX_NODES:
             raise UsageError(f"{nodes} nodes: a KIND cluster has from 1 to {MAX_NODES}, all on this machine.")
         if options.num_gpus:
@@ -89,6 +97,7 @@ class KindProvider:
         return Cluster(name, self.name, "creating", details=details)
 
     def plan(self, cluster: Cluster) -> Plan:
+        """Check docker, kind and the images to load, and list the node containers, which cost nothing."""
         version = check_tools()
         options = read_options(cluster, KindOptions)
         for image in options.load:
@@ -100,6 +109,7 @@ class KindProvider:
         return Plan((line,), location="this machine", warnings=tuple(_warnings(options, nodes)))
 
     def resources(self, cluster: Cluster) -> Sequence[Resource]:
+        """The resources in the order of their creation: marker volume, nodes, registry, loaded images."""
         options = read_options(cluster, KindOptions)
         port = options.registry_port
         mark = MarkerVolume(cluster, options.registry_name if port is not None else None)
@@ -114,9 +124,11 @@ class KindProvider:
         return found
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
+        """Find the clusters whose marker volume is in this machine's Docker."""
         return [_discovered_cluster(name, labels) for name, labels in list_owned_clusters().items()]
 
     def connect(self, cluster: Cluster) -> Access:
+        """Open the cluster's API by its own kubeconfig, which is asked for from kind if it is missing."""
         path = kubeconfig_of(cluster)
         if not path.exists():
             _write_privately(path, _kubeconfig(cluster))
@@ -124,6 +136,7 @@ class KindProvider:
 
 
 def kubeconfig_of(cluster: Cluster) -> Path:
+    """The file of a cluster's kubeconfig in the data directory; never the user's own."""
     return settings.data_dir() / "clusters" / cluster.name / "kubeconfig"
 
 

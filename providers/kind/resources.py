@@ -42,6 +42,7 @@ class MarkerVolume(Resource):
         self.remove_command = f"docker volume rm {self.name}"
 
     def find(self) -> ResourceStatus | None:
+        """Inspect the volume; nodes without it make the name foreign, so that nothing of it is touched."""
         volume: Any = inspect("volume", self.name)
         if volume is None:
             # Without the volume, a cluster of this name is not ours, and creating the volume must not make it ours.
@@ -55,13 +56,16 @@ class MarkerVolume(Resource):
         )
 
     def create(self) -> None:
+        """Create the volume with the ownership tags as labels."""
         flags = [part for key, value in self.labels.items() for part in ("--label", f"{key}={value}")]
         call(["docker", "volume", "create", *flags, self.name])
 
     def poll(self) -> Readiness:
+        """Ready when Docker shows it."""
         return Readiness(self.find() is not None)
 
     def delete(self) -> None:
+        """Remove the volume. Absent is success."""
         call(["docker", "volume", "rm", "--force", self.name])
 
 
@@ -86,6 +90,10 @@ class KindCluster(Resource):
         self.remove_command = f"kind delete cluster --name {self.name}"
 
     def find(self) -> ResourceStatus | None:
+        """Look at the node containers.
+
+        Busy while another process creates or deletes them, broken if some are missing.
+        """
         nodes = nodes_of(self.name)
         if not nodes:
             return None
@@ -99,6 +107,10 @@ class KindCluster(Resource):
         return ResourceStatus("running", ours=ours, broken=self._missing(nodes))
 
     def create(self) -> None:
+        """Run `kind create cluster` under a lock that survives this process.
+
+        Raises TransientError while another process works on the same cluster.
+        """
         from templates import render
 
         values = {"name": self.name, "workers": self.nodes - 1, "reserved_cpus": self.reserved_cpus}
@@ -116,6 +128,7 @@ class KindCluster(Resource):
             call(command, seconds=CREATE_SECONDS, text=config, keep_open=[lock])
 
     def poll(self) -> Readiness:
+        """Ready when all nodes are Ready and DNS answers. Raises MlbenchError if the containers have gone."""
         nodes = nodes_of(self.name)
         with creation_lock(self.name) as lock:
             if lock is None:
@@ -134,6 +147,7 @@ class KindCluster(Resource):
         return Readiness(call(self._exec(ASK_DNS)).strip() not in ("", "0"), "DNS is starting")
 
     def delete(self) -> None:
+        """Run `kind delete cluster` and remove the kubeconfig. Nothing happens while another process works on it."""
         with creation_lock(self.name) as lock:
             if lock is None:
                 return  # find() calls it busy until it is not
@@ -172,6 +186,7 @@ class Registry(Resource):
         self.remove_command = f"docker rm -f -v {name}"
 
     def find(self) -> ResourceStatus | None:
+        """Inspect the container; names the port or state in which a registry differs from what was asked for."""
         container: Any = inspect("container", self.name)
         if container is None:
             return None
@@ -187,14 +202,17 @@ class Registry(Resource):
         )
 
     def create(self) -> None:
+        """Start the registry's container, reachable from this machine only."""
         publish = f"127.0.0.1:{self.port}:{REGISTRY_PORT}"
         options = ["--detach", "--restart", "always", "--publish", publish, "--label", f"{REGISTRY_LABEL}={self.name}"]
         call(["docker", "run", *options, "--name", self.name, self.image], seconds=self.create_seconds)
 
     def poll(self) -> Readiness:
+        """Ready when Docker shows the container."""
         return Readiness(self.find() is not None)
 
     def delete(self) -> None:
+        """Remove the container with its images. Absent is success."""
         call(["docker", "rm", "--force", "--volumes", self.name])
 
     def _difference(self, state: str, ports: list[str], ours: bool) -> str | None:
@@ -228,6 +246,7 @@ class RegistryEntry(Resource):
         self.text = f'[host."http://{registry.name}:{REGISTRY_PORT}"]\n'
 
     def find(self) -> ResourceStatus | None:
+        """Look for the network connection and for the entry on every node; None if one is missing."""
         nodes = nodes_of(self.nodes.name)
         if not nodes or not self._is_connected():
             return None
@@ -235,6 +254,7 @@ class RegistryEntry(Resource):
         return ResourceStatus("there") if all(told) else None
 
     def create(self) -> None:
+        """Connect the registry's network, write the entry on every node, and apply KIND's ConfigMap about it."""
         from templates import render
 
         if not self._is_connected():
@@ -247,9 +267,11 @@ class RegistryEntry(Resource):
         call([*apply, f"{KUBECTL} apply -f -"], text=hosting)
 
     def poll(self) -> Readiness:
+        """Ready when every node has the entry."""
         return Readiness(self.find() is not None)
 
     def delete(self) -> None:
+        """Do nothing: the entry goes with the nodes."""
         return
 
     def _is_connected(self) -> bool:
@@ -271,6 +293,7 @@ class LoadedImage(Resource):
         self.nodes = nodes
 
     def find(self) -> ResourceStatus | None:
+        """Compare the image's ID with those on the nodes, so that a rebuilt image is loaded again."""
         nodes = workers_of(self.nodes.name)
         image: Any = inspect("image", self.name)
         if not nodes or image is None:
@@ -291,11 +314,13 @@ class LoadedImage(Resource):
             call([*load, "--nodes", ",".join(workers_of(self.nodes.name))], seconds=LOAD_SECONDS)
 
     def poll(self) -> Readiness:
+        """Ready when every node has the image."""
         nodes = workers_of(self.nodes.name)
         missing = [node for node in nodes if not self._on(node, self.name)]
         return Readiness(not missing, f"it is not yet on {', '.join(missing)}")
 
     def delete(self) -> None:
+        """Do nothing: the image goes with the nodes."""
         return
 
     def _on(self, node: str, image: str) -> bool:
@@ -309,10 +334,12 @@ def nodes_in(cluster: Cluster) -> int:
 
 
 def volume_of(cluster: str) -> str:
+    """The name of a cluster's marker volume."""
     return f"mlbench-{cluster}"
 
 
 def control_plane_of(cluster: str) -> str:
+    """The name of a cluster's control-plane container, as kind chooses it."""
     return f"{cluster}-control-plane"
 
 

@@ -76,6 +76,7 @@ def succeeds(argv: Sequence[str]) -> bool:
 
 
 def lines(argv: Sequence[str]) -> list[str]:
+    """The lines that a program prints. Raises MlbenchError with its own words if it fails."""
     return call(argv).splitlines()
 
 
