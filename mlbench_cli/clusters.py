@@ -187,7 +187,7 @@ def discover_clusters(
     """All clusters that bear our tags, and the errors of providers that could not be searched.
 
     A provider in `names` that cannot be searched raises its error. Without `names`, all providers that create clusters
-    are searched.
+    are searched; UsageError if none of them can be, because none was ever set up here.
     """
     found: list[Cluster] = []
     errors: dict[str, MlbenchError] = {}
@@ -199,12 +199,17 @@ def discover_clusters(
             if names:
                 raise
             errors[name] = error
-    if errors and len(errors) == len(creators):
+    if len(errors) == len(creators) and not any(_is_set_up(name, error) for name, error in errors.items()):
         raise UsageError(
             "No provider can be searched: " + "; ".join(f"{name}: {error.message}" for name, error in errors.items()),
             hint="mlbench doctor",
         )
     return found, errors
+
+
+def _is_set_up(name: str, error: MlbenchError) -> bool:
+    """Whether a cloud that could not be searched is in use here, so that it may hold paid clusters."""
+    return name in registry.PAID and bool(error.details.get("configured", True))
 
 
 class Search(NamedTuple):
@@ -226,8 +231,7 @@ def search_everywhere(store: Store, names: Sequence[str] | None, scope: Mapping[
     blind = [
         name
         for name, error in errors.items()
-        if name in registry.PAID
-        and (error.details.get("configured", True) or any(cluster.provider == name for cluster in known))
+        if _is_set_up(name, error) or any(cluster.provider == name for cluster in known)
     ]
     searched = {(cluster.provider, cluster.account) for cluster in found}
     others = {

@@ -90,7 +90,12 @@ def no_aws(monkeypatch: pytest.MonkeyPatch) -> None:
     forget()
 
 
-def test_a_cloud_that_refuses_is_not_passed_over(command: Command, gke_world: World, no_aws: None) -> None:
+@pytest.mark.parametrize("docker", [True, False])
+def test_a_cloud_that_refuses_is_not_passed_over(
+    command: Command, gke_world: World, no_aws: None, docker: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not docker:  # then nothing here can be searched, and yet the cloud may hold paid clusters
+        monkeypatch.setenv("PATH", "/nowhere")
     assert command("gc", "--yes").code == 0  # AWS was never set up here
     api.token.cache_clear()
     gke_world.trouble = {"ListClusters": "UNAUTHENTICATED-before"}
