@@ -16,7 +16,7 @@ from torch import Tensor
 
 from task_images.bert_pretraining.wordpiece import BEGIN, END, MASK, PADDING, SPECIAL, WordPiece, build_vocabulary
 from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
-from task_images.harness.language.tokens import BYTES, Corpus, Part, python_text, synthetic_tokens
+from task_images.harness.language.tokens import BYTES, Corpus, Part, move_tensors, python_text, synthetic_tokens
 from task_images.harness.seeds import numpy_generator
 
 SHARE = 0.15
@@ -50,6 +50,10 @@ class Batch:
     follows: Tensor
     weights: Tensor
     terms: float
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same on `device`, without waiting for the transfer."""
+        return move_tensors(self, device)
 
 
 def load_bytes() -> tuple[Corpus, Specials]:

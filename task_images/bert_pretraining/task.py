@@ -29,11 +29,13 @@ from task_images.harness.language.parallel import SpreadOptions, choose_runner, 
 from task_images.harness.language.pretraining import (
     Pretraining,
     PretrainingSettings,
+    Workload,
     check_pretraining,
     layout_errors_as_usage,
     refuse_on_device,
 )
 from task_images.harness.language.tokens import Corpus, Part
+from task_images.harness.loop import Unit
 from task_images.harness.opening import opening
 from task_images.harness.parameters import check_choices, read_parameters
 from task_images.harness.seeds import seed_all
@@ -89,16 +91,17 @@ def main(contract: Contract) -> None:
             plan.layout,
             make_model(world, plan, settings, contract.seed),
             workload,
+            name="bert_pretraining",
             goal_metric="mlm_loss",
             parameters=plan.shape.parameters,
             passes=plan.passes,
             flops=plan.shape.flops_per_sequence(settings.sequence_length, plan.scored) * plan.global_batch,
             flops_formula=FLOPS_FORMULA,
             memory=plan.memory,
-            facts=identity(settings, plan, contract.seed),
-            unit=("sentences", plan.global_batch),
-            bytes_per_token=corpus.bytes_per_token,
+            identity=identity(settings, plan, contract.seed),
+            unit=Unit("sentences"),
             details={
+                "bytes_per_token": corpus.bytes_per_token,
                 "model": settings.model,
                 "tokens": len(corpus.train),
                 "micro_batch": plan.micro_batch,
@@ -128,7 +131,7 @@ def identity(settings: Settings, plan: Plan, seed: int) -> dict[str, object]:
     return {"shape": asdict(plan.shape), "seed": seed, **{name: getattr(settings, name) for name in names}}
 
 
-class TwoQuestions:
+class TwoQuestions(Workload[Batch]):
     """Which tokens were hidden, and whether the second sentence follows the first."""
 
     def __init__(
@@ -158,40 +161,36 @@ class TwoQuestions:
     def validation(self) -> Iterator[Batch]:
         return validation_batches(self._valid, self._settings.validation_sequences, self._part)
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+    def prepare(self, part: Batch) -> Batch:
+        return part.to(self._device)
+
+    def forward(self, model: nn.Module, data: Batch) -> tuple[Tensor, Tensor]:
+        answers: tuple[Tensor, Tensor] = model(data.tokens, data.types, data.mask, data.positions)
+        return answers
+
+    def sum_loss(self, outputs: tuple[Tensor, Tensor], data: Batch) -> Tensor:
         """Sum over hidden tokens, so weighted that the mean is the mean of both losses' means, as BERT adds them."""
-        logits, following = self._answer(model, batch)
-        masked = cross_entropy(logits.flatten(0, 1).float(), self._move(batch.labels).flatten(), reduction="sum")
-        follows = cross_entropy(following.float(), self._move(batch.follows), reduction="sum")
+        logits, following = outputs
+        masked = cross_entropy(logits.flatten(0, 1).float(), data.labels.flatten(), reduction="sum")
+        follows = cross_entropy(following.float(), data.follows, reduction="sum")
         return masked + self._scored * follows
 
-    def score(self, model: nn.Module, batch: Batch) -> Mapping[str, tuple[Tensor | float, float]]:
+    def score(self, outputs: tuple[Tensor, Tensor], data: Batch) -> Mapping[str, tuple[Tensor | float, float]]:
         """Both losses and shares of right answers over the samples that count."""
-        logits, following = self._answer(model, batch)
-        labels, follows, weights = (self._move(item) for item in (batch.labels, batch.follows, batch.weights))
-        count = float(batch.weights.sum())
-        masked = cross_entropy(logits.float().transpose(1, 2), labels, reduction="none").mean(1)
-        second = cross_entropy(following.float(), follows, reduction="none")
-        right = (logits.argmax(-1) == labels).float().mean(1)
-        known = (following.argmax(-1) == follows).float()
+        logits, following = outputs
+        masked = cross_entropy(logits.float().transpose(1, 2), data.labels, reduction="none").mean(1)
+        second = cross_entropy(following.float(), data.follows, reduction="none")
         values = {
             "loss": masked + second,
             "mlm_loss": masked,
-            "mlm_accuracy": right,
+            "mlm_accuracy": (logits.argmax(-1) == data.labels).float().mean(1),
             "nsp_loss": second,
-            "nsp_accuracy": known,
+            "nsp_accuracy": (following.argmax(-1) == data.follows).float(),
         }
-        return {name: ((value * weights).sum() / max(1.0, count), count) for name, value in values.items()}
-
-    def _answer(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        mask = None if batch.mask is None else self._move(batch.mask)
-        answers: tuple[Tensor, Tensor] = model(
-            self._move(batch.tokens), self._move(batch.types), mask, self._move(batch.positions)
-        )
-        return answers
-
-    def _move(self, item: Tensor) -> Tensor:
-        return item.to(self._device, non_blocking=True)
+        # In validation the terms are the samples that count.
+        return {
+            name: ((value * data.weights).sum() / max(1.0, data.terms), data.terms) for name, value in values.items()
+        }
 
 
 def make_model(world: World, plan: Plan, settings: Settings, seed: int) -> nn.Module:

@@ -28,6 +28,7 @@ from task_images.harness.language.parallel import SpreadOptions, choose_runner, 
 from task_images.harness.language.pretraining import (
     Pretraining,
     PretrainingSettings,
+    Workload,
     check_pretraining,
     layout_errors_as_usage,
     refuse_on_device,
@@ -44,6 +45,7 @@ from task_images.harness.language.tokens import (
     synthetic_tokens,
     validation_batches,
 )
+from task_images.harness.loop import Unit
 from task_images.harness.opening import opening
 from task_images.harness.parameters import check_choices, read_parameters
 from task_images.harness.seeds import seed_all
@@ -91,15 +93,17 @@ def main(contract: Contract) -> None:
             plan.layout,
             model,
             workload,
+            name="gpt_pretraining",
             goal_metric="loss",
             parameters=plan.shape.parameters,
             passes=plan.passes,
             flops=plan.shape.flops_per_token(settings.sequence_length) * workload.tokens,
             flops_formula=FLOPS_FORMULA,
             memory=plan.memory,
-            facts=identity(settings, plan.shape, contract.seed),
-            bytes_per_token=corpus.bytes_per_token,
+            identity=identity(settings, plan.shape, contract.seed),
+            unit=Unit("tokens", settings.sequence_length),
             details={
+                "bytes_per_token": corpus.bytes_per_token,
                 "model": settings.model,
                 "tokens": len(corpus.train),
                 "micro_batch": plan.micro_batch,
@@ -134,7 +138,7 @@ def identity(settings: Settings, shape: Shape, seed: int) -> dict[str, object]:
     return {"shape": asdict(shape), "seed": seed, **{name: getattr(settings, name) for name in names}}
 
 
-class NextToken:
+class NextToken(Workload[Batch]):
     """Windows of tokens; each token is predicted from those before it."""
 
     def __init__(self, world: World, plan: Plan, settings: Settings, corpus: Corpus, seed: int) -> None:
@@ -155,18 +159,21 @@ class NextToken:
     def validation(self) -> Iterator[Batch]:
         return validation_batches(self._valid, self._part, self._most)
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+    def prepare(self, part: Batch) -> Batch:
+        return part.to(self._device)
+
+    def forward(self, model: nn.Module, data: Batch) -> Tensor:
+        logits: Tensor = model(data.inputs, data.places, data.mask)
+        return logits
+
+    def sum_loss(self, outputs: Tensor, data: Batch) -> Tensor:
         """Sum of cross-entropies, in nats."""
-        places, mask = (None if item is None else self._move(item) for item in (batch.places, batch.mask))
-        inputs, targets = self._move(batch.inputs), self._move(batch.targets)
-        logits = model(inputs, places, mask)
-        return cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+        return cross_entropy(
+            outputs.flatten(0, 1).float(), data.targets.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
 
-    def score(self, model: nn.Module, batch: Batch) -> Mapping[str, tuple[Tensor | float, float]]:
-        return {"loss": (self.loss(model, batch) / max(1.0, batch.terms), batch.terms)}
-
-    def _move(self, item: Tensor) -> Tensor:
-        return item.to(self._device, non_blocking=True)
+    def score(self, outputs: Tensor, data: Batch) -> Mapping[str, tuple[Tensor | float, float]]:
+        return {"loss": (self.sum_loss(outputs, data) / max(1.0, data.terms), data.terms)}
 
 
 def make_model(world: World, plan: Plan, settings: Settings, seed: int) -> nn.Module:

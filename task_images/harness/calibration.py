@@ -70,7 +70,7 @@ class CalibrationDocument(TypedDict):
 
 
 @contextmanager
-def _keep_state(model: nn.Module, device: torch.device) -> Iterator[None]:
+def keep_state(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Leave parameters, buffers and random numbers as they were."""
     kept = {name: value.detach().clone() for name, value in model.state_dict().items()}
     devices = [device] if device.type == "cuda" else []
@@ -94,7 +94,7 @@ def calibrate(
     `loss_of` is forward pass and loss of a batch of `batch` samples, the same one for each step. Collective.
     """
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    with _keep_state(model, world.device):
+    with keep_state(model, world.device):
         steps = _Steps(world, model, make_optimizer(model), loss_of)
         measured = [steps.take() for _ in range(WARM_UP + STEPS)][WARM_UP:]
         steps.close()

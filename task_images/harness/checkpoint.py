@@ -32,7 +32,7 @@ def save_checkpoint(world: World, path: Path, task: str, state: Mapping[str, Any
     new.replace(path)
 
 
-def load_checkpoint(world: World, path: Path, task: str, expected: Mapping[str, Any]) -> dict[str, Any]:
+def load_checkpoint(world: World, path: Path, task: str, expected: Mapping[str, Any]) -> Mapping[str, Any]:
     """The state in `path`, tensors on the CPU. Nothing but data is unpickled.
 
     `expected` are entries that must be equal to the checkpoint's: a model of another size or vocabulary, another seed

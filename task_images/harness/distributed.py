@@ -15,7 +15,7 @@ from torch.distributed.rendezvous import rendezvous
 from task_images.contract import Contract, emit
 from task_images.harness.errors import EnvironmentUnfitError, PeerLostError
 from task_images.harness.network import measure_network
-from task_images.harness.ranks import COLLECTIVE_SECONDS, RENDEZVOUS_SECONDS, cpu_threads
+from task_images.harness.ranks import COLLECTIVE_SECONDS, RENDEZVOUS_SECONDS, cpu_threads, resident_peak
 from task_images.harness.tracker import Marks
 
 
@@ -102,6 +102,12 @@ class World:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
+    def peak_memory(self) -> int:
+        """Highest number of bytes over ranks: allocated on the GPU, else resident in the process. One collective."""
+        is_gpu = self.device.type == "cuda"
+        own = torch.cuda.max_memory_allocated(self.device) if is_gpu else resident_peak()
+        return int(self.max([float(own)])[0])
+
     def marks(self) -> Marks | None:
         """Marks in the queue of the device, for a tracker; None on a CPU, which does what it is told at once."""
         return CudaMarks(self.device) if self.device.type == "cuda" else None
@@ -172,7 +178,7 @@ def open_world(
 ) -> World:
     """Meet the other ranks and set up device, threads and determinism.
 
-    Raises EnvironmentUnfitError (exit 78) where backend or device are not to be had, and PeerLostError (exit 75) naming
+    Raises EnvironmentUnfitError (exit 78) if backend or device are not to be had, and PeerLostError (exit 75) naming
     the ranks that did not come within `rendezvous_seconds`. A rank that keeps the others waiting in a collective for
     `collective_seconds` fails the run. A process group of one rank is made only with `grouped_alone` (for those who
     measure collectives).

@@ -7,18 +7,24 @@ another framework implements the methods that begin with an underscore and raise
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from task_images.contract import Contract
+from task_images.harness.errors import DivergedError
 from task_images.harness.goals import GoalWatch
 from task_images.harness.ranks import Ranks
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import Schedule
+from task_images.harness.throughput import Measurement, Throughput
+from task_images.harness.throughput import Protocol as ThroughputProtocol
 from task_images.harness.tracker import Snapshot, Tracker
 from task_images.harness.updates import Batches, Update
 
 P = TypeVar("P")
 Values = dict[str, float]
+NO_PROTOCOL = ThroughputProtocol(blocks=0)
 
 # Updates between two reports of the global training loss; the original posted as often.
 LOSS_EVERY = 25
@@ -29,8 +35,12 @@ LOOK_EVERY = 25
 class LoopRanks(Ranks, Protocol):
     """What the loop asks of the ranks."""
 
+    contract: Contract
+
     def agree(self, value: float) -> float: ...
     def barrier(self) -> None: ...
+    def synchronize(self) -> None: ...
+    def peak_memory(self) -> int: ...
 
 
 class Stateful(Protocol):
@@ -65,6 +75,7 @@ class Plan:
     checkpoint_every  updates between two checkpoints; 0: none inside an epoch
     checkpoint        whether to write one at the end of every epoch
     resume            a checkpoint to go on from; empty: none
+    protocol          blocks of updates to be timed instead, without validation and without goal (harness.throughput)
     """
 
     epochs: int
@@ -74,6 +85,15 @@ class Plan:
     checkpoint_every: int = 0
     checkpoint: bool = False
     resume: str = ""
+    protocol: ThroughputProtocol = NO_PROTOCOL
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What throughput is counted in, and how many of them a sample is."""
+
+    name: str = "samples"
+    per_sample: float = 1.0
 
 
 @dataclass
@@ -103,6 +123,7 @@ class Loop(Generic[P]):
     identity: Mapping[str, Any] = field(default_factory=dict)
     after_update: Callable[[], None] | None = None
     after_validation: Callable[[int, Values], None] | None = None
+    unit: Unit = field(default_factory=Unit)
 
     def run(self) -> None:
         """Train until the goal, the last epoch or the end of the budget, and report the result.
@@ -117,7 +138,8 @@ class Loop(Generic[P]):
         self.world.barrier()
         self.tracker.restart(earlier)
         self._begin, self._looked, self._next_look = self.tracker.snapshot(), (self._wall(), self.position.total), 0
-        while self.position.epoch <= self.plan.epochs and not self._is_done:
+        measured = self._measure() if self.plan.protocol.is_on else None
+        while measured is None and self.position.epoch <= self.plan.epochs and not self._is_done:
             self._train(self.position.epoch)
         end = self.tracker.snapshot()
         self.report.phase("finished")
@@ -127,12 +149,16 @@ class Loop(Generic[P]):
             "curve": self.curve,
             "throughput": self._throughput(),
             "updates_skipped": self.position.skipped,
+            "peak_memory_bytes": self.world.peak_memory(),
         }
+        if measured is not None:
+            facts |= {"throughput_protocol": asdict(measured), "train_loss": self._measured_loss}
         if self._spent:
             # The figure is that of the last validation, which began when the training had ended.
             facts["measured_at_seconds"] = self.curve[-1]["seconds"]
-        details = {**self.details, **facts, **self._facts(), **closing}
-        self.report.result(self.tracker, self.goal, details, self.plan.budget if self._spent else None, end)
+        details = {**self.details, **facts, **self._facts(self._updates_per_second(measured)), **closing}
+        goal = None if measured else self.goal
+        self.report.result(self.tracker, goal, details, self.plan.budget if self._spent else None, end)
         self._close()
 
     def _train(self, epoch: int) -> None:
@@ -142,19 +168,7 @@ class Loop(Generic[P]):
         steps = self.batches.count(epoch)
         self._begin_training(epoch)
         for update in tracker.waiting(self.batches.updates(epoch, position.in_epoch)):
-            with tracker.step(samples=update.samples):
-                rate = self.schedule.rate(position.total - position.skipped) * update.rate_factor
-                applied = self._update(update, rate)
-                if self.after_update is not None:
-                    with tracker.section("optimizer"):
-                        self.after_update()
-                step = position.in_epoch + 1
-                position.in_epoch, position.total = step, position.total + 1
-                position.skipped += not applied
-                if step % plan.loss_every == 0 or step == steps:
-                    with tracker.section("metrics"):
-                        loss = self._recent_loss(epoch, step)
-                    self.report.metric("train_loss", loss, epoch=epoch, step=position.total)
+            step = self._step(update, steps)
             self.report.step(step, steps, epoch=epoch, epochs=plan.epochs)
             is_over = self._is_over()
             if step == steps or is_over or self._is_validation_due(step, steps):
@@ -165,6 +179,51 @@ class Loop(Generic[P]):
                 self._keep()
             if self._is_done:
                 return
+
+    def _step(self, update: Update[P], steps: int | None = None) -> int:
+        """One update; returns its number in this epoch, from 1. In an epoch of `steps` losses are reported."""
+        tracker, position = self.tracker, self.position
+        with tracker.step(samples=update.samples):
+            rate = self.schedule.rate(position.total - position.skipped) * update.rate_factor
+            applied = self._update(update, rate)
+            if self.after_update is not None:
+                with tracker.section("optimizer"):
+                    self.after_update()
+            position.in_epoch, position.total = position.in_epoch + 1, position.total + 1
+            position.skipped += not applied
+            step = position.in_epoch
+            if steps is not None and (step % self.plan.loss_every == 0 or step == steps):
+                with tracker.section("metrics"):
+                    loss = self._recent_loss(tracker.epoch, step)
+                self.report.metric("train_loss", loss, epoch=tracker.epoch, step=position.total)
+        return step
+
+    def _measure(self) -> Measurement:
+        """Time blocks of updates by the protocol: warm-up, then as many epochs as the blocks need."""
+        tracker, position, protocol = self.tracker, self.position, self.plan.protocol
+
+        def restart() -> None:
+            tracker.restart()
+            tracker.epoch, self._begin = position.epoch, tracker.snapshot()
+
+        meter = Throughput(self.world, protocol, unit=self.unit.name, on_start=restart)
+        while not meter.is_over:
+            tracker.epoch = position.epoch
+            self._begin_training(position.epoch)
+            for update in tracker.waiting(self.batches.updates(position.epoch, position.in_epoch)):
+                self._step(update)
+                self.report.step(position.total, protocol.total, epoch=position.epoch, epochs=position.epoch)
+                if meter.after_update(update.samples * self.unit.per_sample):
+                    break
+            else:
+                position.epoch, position.in_epoch = position.epoch + 1, 0
+        measured = meter.measurement()
+        self._measured_loss = self._whole_loss()
+        if not isfinite(self._measured_loss):
+            raise DivergedError(f"the training loss is {self._measured_loss}: the training has diverged")
+        self.report.say(str(measured))
+        self.report.metric(f"{self.unit.name}_per_second", measured.summary.mean, unit=f"{self.unit.name}/s")
+        return measured
 
     def _begin_training(self, epoch: int) -> None:
         self._set_mode(training=True)
@@ -242,6 +301,13 @@ class Loop(Generic[P]):
             "data_wait_share": waited / spent if spent else 0.0,
         }
 
+    def _updates_per_second(self, measured: Measurement | None) -> float | None:
+        """Of the protocol's blocks, else of the whole training without validation; None if nothing was trained."""
+        if measured is not None:
+            return measured.summary.mean / measured.per_update
+        rate, now = self._throughput().get("samples_per_second"), self.tracker.snapshot()
+        return rate * now.updates / now.samples if rate and now.samples else None
+
     def _report_values(self, epoch: int, loss: float, rate: float, values: Values, seconds: float) -> None:
         for name, value in values.items():
             self.report.metric(f"val_global_{name}", value, epoch=epoch, step=self.position.total, seconds=seconds)
@@ -273,7 +339,10 @@ class Loop(Generic[P]):
                 "goal": self.goal.state_dict() if self.goal else None,
                 "states": {name: dict(item.state_dict()) for name, item in self.states.items()},
             }
-            self._write(Path(self.world.contract.output_dir) / "checkpoint.pt", {**self.identity, **state})
+            self._write(self._checkpoint_path(), {**self.identity, **state})
+
+    def _checkpoint_path(self) -> Path:
+        return Path(self.world.contract.output_dir) / "checkpoint.pt"
 
     def _restore(self) -> Snapshot:
         """Go on from the checkpoint; returns the clock of the run that wrote it."""
@@ -323,8 +392,8 @@ class Loop(Generic[P]):
         """Raises DivergedError if models that must be equal differ; returns figures for the curve. Collective."""
         raise NotImplementedError
 
-    def _facts(self) -> Mapping[str, Any]:
-        """What the result says of computation and communication."""
+    def _facts(self, updates_per_second: float | None) -> Mapping[str, Any]:
+        """What the result says of computation and communication, and of their speed if anything was trained."""
         return {}
 
     def _state(self) -> Mapping[str, Any]:
@@ -337,7 +406,7 @@ class Loop(Generic[P]):
     def _write(self, path: Path, state: Mapping[str, Any]) -> None:
         raise NotImplementedError
 
-    def _read(self, path: Path) -> dict[str, Any]:
+    def _read(self, path: Path) -> Mapping[str, Any]:
         raise NotImplementedError
 
     def _close(self) -> None:

@@ -68,7 +68,7 @@ class Mean(Metric):
 
 
 class Perplexity(Mean):
-    """exp of the global mean of a loss per token; infinite where that overflows."""
+    """exp of the global mean of a loss per token; infinite if that overflows."""
 
     def __init__(self, name: str = "Perplexity") -> None:
         super().__init__(name)

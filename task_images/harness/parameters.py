@@ -32,7 +32,7 @@ def read_parameters(kind: type[Settings], given: Mapping[str, Any]) -> Settings:
 
 
 def check_choices(settings: Any, allowed: Mapping[str, Sequence[str]]) -> None:
-    """Raises TaskUsageError where a parameter in `allowed` has none of its words."""
+    """Raises TaskUsageError if a parameter in `allowed` has none of its words."""
     for name, choices in allowed.items():
         if getattr(settings, name) not in choices:
             raise TaskUsageError(f'the parameter "{name}" is {getattr(settings, name)!r}, not {" or ".join(choices)}')

@@ -37,7 +37,7 @@ class Partition:
 
     Global batches hold batch_size x ranks samples. The last one of an epoch holds what is left; were that less than one
     sample per rank, it is joined to the one before, so that no rank ever has an empty batch and all ranks make the same
-    number of steps. Raises TaskUsageError where there are fewer samples than ranks.
+    number of steps. Raises TaskUsageError if there are fewer samples than ranks.
     """
 
     def __init__(self, samples: int, batch_size: int, ranks: int, seed: int) -> None:

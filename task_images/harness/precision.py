@@ -47,14 +47,16 @@ class Precision:
     """One format: its autocast context and its loss scale (None but for fp16).
 
     `used` may differ from what was asked for: fp16 is computed on GPUs only, on a CPU fp32 takes its place.
+    `casts` is False for models that cast by themselves (FSDP).
     """
 
-    def __init__(self, asked: str, device: torch.device, scale: LossScale | None = None) -> None:
+    def __init__(self, asked: str, device: torch.device, scale: LossScale | None = None, *, casts: bool = True) -> None:
         if asked not in FORMATS:
             raise ValueError(f"the precision {asked!r} is not one of {', '.join(FORMATS)}")
         self.used = "fp32" if asked == "fp16" and device.type == "cpu" else asked
         self.scale = (scale or LossScale()) if self.used == "fp16" else None
         self._device = device
+        self._casts = casts
 
     @property
     def factor(self) -> float:
@@ -63,6 +65,6 @@ class Precision:
 
     def autocast(self) -> AbstractContextManager[object]:
         """The context of forward pass and loss."""
-        if self.used == "fp32":
+        if self.used == "fp32" or not self._casts:
             return contextlib.nullcontext()
         return torch.autocast(self._device.type, torch.bfloat16 if self.used == "bf16" else torch.float16)

@@ -1,6 +1,8 @@
 """What measuring and reporting ask of the ranks of a run, whatever framework they train with."""
 
 import os
+import resource
+import sys
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -32,7 +34,7 @@ class Ranks(Protocol):
         ...
 
     def backend_facts(self) -> dict[str, Any]:
-        """What a result should say of the backend; empty where there is nothing to say."""
+        """What a result should say of the backend; empty if there is nothing."""
         ...
 
 
@@ -42,3 +44,9 @@ def cpu_threads(contract: Contract) -> int:
     if given.isdigit():
         return max(1, int(given))
     return max(1, effective_cores() // contract.local_world_size)
+
+
+def resident_peak() -> int:
+    """Most bytes of memory that this process ever had."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,9 +1,11 @@
 """Throughput by one protocol for all tasks: warm-up, then blocks of equally many updates, timed on every rank.
 
-    meter = Throughput(world, Protocol(warmup=10, blocks=10, updates=10), per_update=global_batch, unit="images")
+    meter = Throughput(world, Protocol(warmup=10, blocks=10, updates=10), unit="images")
     while not meter.is_over:
         ...                       # one update
-        meter.after_update()
+        meter.after_update(images_of_all_ranks)
+
+A preset `throughput` of any task sets `blocks`; `harness.loop` does the rest.
 
 At each border of a block the device is waited for and all ranks meet, so a block begins at the same moment everywhere.
 The rate of a block is what all ranks trained on, divided by the *longest* time that any rank took. All times of all
@@ -13,16 +15,11 @@ blocks.
 """
 
 import math
-import resource
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-import torch
-
-from task_images.harness.distributed import World
+from typing import Protocol as Interface
 
 # Quantile 0.975 of Student's distribution with 1, 2, ... 30 degrees of freedom; beyond that the normal one's is near.
 STUDENT = (
@@ -31,6 +28,17 @@ STUDENT = (
     *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
 NORMAL = 1.96
+
+
+class MeasuredRanks(Interface):
+    """What the meter asks of the ranks."""
+
+    size: int
+
+    def gather(self, values: Sequence[float]) -> list[list[float]]: ...
+    def barrier(self) -> None: ...
+    def synchronize(self) -> None: ...
+    def peak_memory(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ def summarize(rates: Sequence[float]) -> Summary:
 class Measurement:
     """What a run by the protocol found. Rates are of all ranks together, in units per second.
 
-    per_update          units of one update of all ranks
+    per_update          units of one update of all ranks, the mean over all blocks
     seconds             block -> time of every rank, by rank
     peak_memory_bytes   highest over ranks: allocated on the GPU, else resident in the whole process
     """
@@ -100,27 +108,25 @@ class Measurement:
 
 
 class Throughput:
-    """The clock of one rank. `per_update` is what all ranks train on in one update, in `unit`.
-
-    on_start   called when the warm-up is over, for example to set a tracker to zero
-    """
+    """The clock of one rank. `on_start` is called when the warm-up is over, for example to set a tracker to zero."""
 
     def __init__(
         self,
-        world: World,
+        world: MeasuredRanks,
         protocol: Protocol,
         *,
-        per_update: float,
         unit: str,
         on_start: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._world, self._protocol, self._clock = world, protocol, clock
-        self._per_update, self._unit = per_update, unit
+        self._unit = unit
         self._on_start = on_start
         self._begin = 0.0
         self._updates = 0
         self._seconds: list[float] = []
+        self._amounts: list[float] = []
+        self._amount = 0.0
         if not protocol.warmup:
             self._start()
 
@@ -128,50 +134,47 @@ class Throughput:
     def is_over(self) -> bool:
         return len(self._seconds) == self._protocol.blocks
 
-    def after_update(self) -> bool:
-        """One update is done. True when the last block is."""
+    def after_update(self, amount: float) -> bool:
+        """One update is done, in which all ranks trained on `amount` units. True when the last block is."""
         self._updates += 1
         measured = self._updates - self._protocol.warmup
         if measured == 0:
             self._start()
-        elif measured > 0 and measured % self._protocol.updates == 0 and not self.is_over:
-            self._world.synchronize()
-            self._seconds.append(self._clock() - self._begin)
-            self._meet()
+        elif measured > 0 and not self.is_over:
+            self._amount += amount
+            if measured % self._protocol.updates == 0:
+                self._end_block()
         return self.is_over
 
     def measurement(self) -> Measurement:
         """The times of all ranks and what they say. Every rank must call it; two collectives."""
         rows = self._world.gather(self._seconds)
         by_block = tuple(tuple(column) for column in zip(*rows, strict=True))
-        rates = tuple(self._per_update * self._protocol.updates / max(times) for times in by_block)
+        rates = tuple(amount / max(times) for amount, times in zip(self._amounts, by_block, strict=True))
         return Measurement(
             protocol=self._protocol,
             unit=self._unit,
-            per_update=self._per_update,
+            per_update=math.fsum(self._amounts) / (len(self._amounts) * self._protocol.updates),
             ranks=self._world.size,
             seconds=by_block,
             rates=rates,
             summary=summarize(rates),
-            peak_memory_bytes=peak_memory(self._world),
+            peak_memory_bytes=self._world.peak_memory(),
         )
 
     def _start(self) -> None:
+        self._world.synchronize()
         if self._on_start is not None:
             self._on_start()
+        self._meet()
+
+    def _end_block(self) -> None:
         self._world.synchronize()
+        self._seconds.append(self._clock() - self._begin)
+        self._amounts.append(self._amount)
+        self._amount = 0.0
         self._meet()
 
     def _meet(self) -> None:
         self._world.barrier()
         self._begin = self._clock()
-
-
-def peak_memory(world: World) -> int:
-    """Highest number of bytes over ranks: allocated on the GPU, else resident in the process. One collective."""
-    if world.device.type == "cuda":
-        own = torch.cuda.max_memory_allocated(world.device)
-    else:
-        unit = 1 if sys.platform == "darwin" else 1024
-        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return int(world.max([float(own)])[0])

@@ -82,6 +82,7 @@ class Trainer(Loop[P], Generic[P]):
 
     def _attach(self) -> None:
         self._precision = self.precision or Precision("fp32", self.world.device)
+        self._flops = self._count_flops() if self.plan.protocol.is_on else None
         if self.world.contract.calibrate:
             self._calibrate()
         self._trained = self.strategy.attach(
@@ -124,6 +125,23 @@ class Trainer(Loop[P], Generic[P]):
         """Leave what a prediction needs, from steps on one pass. Model and random numbers are as before afterwards."""
         from task_images.harness.calibration import calibrate
 
+        update, compute_loss = self._sample_pass()
+        samples = max(1, update.samples // (self.world.size * update.count))
+        calibrate(self.world, self.model, self.make_optimizer, compute_loss, samples)
+
+    def _count_flops(self) -> tuple[float, str] | None:
+        """FLOPs of one update of all ranks, and their source; None if nothing is known. Counts one pass."""
+        from task_images.harness.calibration import keep_state
+        from task_images.harness.peak import COUNTED, count_flops
+
+        update, compute_loss = self._sample_pass()
+        with keep_state(self.model, self.world.device):
+            self.model.train()
+            flops = count_flops(compute_loss) * update.count * self.world.size
+        return (flops, COUNTED) if flops else None
+
+    def _sample_pass(self) -> tuple[Update[P], Callable[[], Tensor]]:
+        """The first update, and what computes the loss of its first pass."""
         update = next(self.batches.updates(1))
         data = self.work.prepare(next(iter(update.passes)))
 
@@ -131,8 +149,7 @@ class Trainer(Loop[P], Generic[P]):
             with self._precision.autocast():
                 return self.work.loss(self.work.forward(self.model, data), data).value
 
-        samples = max(1, update.samples // (self.world.size * update.count))
-        calibrate(self.world, self.model, self.make_optimizer, compute_loss, samples)
+        return update, compute_loss
 
     def _set_mode(self, training: bool) -> None:
         self._trained.train(training)
@@ -151,12 +168,19 @@ class Trainer(Loop[P], Generic[P]):
         average_buffers(self.world, self.model)
         return {} if distance is None else {"replica_distance": distance}
 
-    def _facts(self) -> Mapping[str, Any]:
-        return {
+    def _facts(self, updates_per_second: float | None) -> Mapping[str, Any]:
+        facts: dict[str, object] = {
             "precision": self._precision.used,
             "loss_scale": self._precision.factor,
             "communication": self.strategy.stats(),
         }
+        if self._flops is not None:
+            from task_images.harness.peak import Utilisation, find_peak
+
+            flops, formula = self._flops
+            peak = find_peak(self.world.device, self._precision.used)
+            facts |= Utilisation(flops, formula, peak, updates_per_second, self.world.size).to_dict()
+        return facts
 
     def _state(self) -> Mapping[str, Any]:
         scale = self._precision.scale
@@ -171,7 +195,7 @@ class Trainer(Loop[P], Generic[P]):
     def _write(self, path: Path, state: Mapping[str, Any]) -> None:
         save_checkpoint(self.world, path, self.name, state)
 
-    def _read(self, path: Path) -> dict[str, Any]:
+    def _read(self, path: Path) -> Mapping[str, Any]:
         return load_checkpoint(self.world, path, self.name, self.identity)
 
     def _close(self) -> None:

@@ -11,10 +11,10 @@ mapped, never read whole.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from task_images.harness.identity import DataIdentity, digest_arrays, made_up
 from task_images.harness.seeds import numpy_generator
 
 Tokens = npt.NDArray[Any]
+Item = TypeVar("Item")
 MAX_DIGESTED = 1 << 27
 IGNORED = -100  # a target that counts for nothing, as cross_entropy knows it
 BYTES = 256
@@ -194,6 +195,16 @@ class Batch:
     places: Tensor | None
     mask: Tensor | None
     terms: float
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same on `device`, without waiting for the transfer."""
+        return move_tensors(self, device)
+
+
+def move_tensors(item: Item, device: torch.device) -> Item:
+    """The dataclass `item` with its tensors on `device`, without waiting for the transfer."""
+    tensors = {name: value for name, value in vars(item).items() if isinstance(value, Tensor)}
+    return replace(item, **{name: value.to(device, non_blocking=True) for name, value in tensors.items()})  # type: ignore[type-var]
 
 
 class Windows:

@@ -92,14 +92,18 @@ def test_a_checkpoint_of_two_ranks_goes_on_on_one_and_with_another_layout(
 ) -> None:
     folder = tmp_path / "checkpoints"
     kept: Mapping[str, Any] = {"checkpoint_every": 4, "checkpoint_dir": str(folder)}
-    check_equal(train(ranks, 2, tmp_path / "first", parallel="fsdp2", **kept)[0], alone)
+    [interrupted, _] = train(ranks, 2, tmp_path / "first", parallel="fsdp2", **kept)
+    check_equal(interrupted, alone)
     assert sorted(path.name for path in folder.iterdir()) == ["step-4", "step-8"]
     resume = str(folder / "step-4")
     for size, parallel in ((1, "ddp"), (2, "tp")):
         [first, *_] = train(ranks, size, tmp_path / parallel, parallel=parallel, resume=resume)
         rest = first.result["details"]["curve"]
-        assert [point["step"] for point in rest] == [6, 8]
+        assert [point["update"] for point in rest] == [6, 8]
         assert [point["loss"] for point in rest] == pytest.approx([point["loss"] for point in alone[2:]], abs=EQUAL)
+        # The clock goes on from the one of the checkpoint.
+        assert rest[0]["seconds"] > curve_of(interrupted)[1]["seconds"]
+        assert first.result["updates"] == 8
     refused = load_task("gpt_pretraining").resolve("tiny", {**SHORT, "resume": resume, "global_batch": 4})
     [other] = ranks.run(TASK, 1, tmp_path, refused)
     assert other.code == 64

@@ -35,11 +35,11 @@ class TwoRanks(World):
 
 def measure(world: World, protocol: Protocol, seconds: list[float]) -> Throughput:
     clock = Clock()
-    meter = Throughput(world, protocol, per_update=100, unit="images", clock=clock)
+    meter = Throughput(world, protocol, unit="images", clock=clock)
     for second in seconds:
         assert not meter.is_over
         clock.now += second
-        meter.after_update()
+        meter.after_update(100)
     return meter
 
 

@@ -1,9 +1,12 @@
 """How fast the device could compute, and how much of that a training uses (model FLOPs utilisation, MFU)."""
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 
 import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 # Dense bf16 TFLOP/s by the datasheets, for words in torch's name of the device; the first that fits counts.
 DATASHEET = (
@@ -23,6 +26,7 @@ DATASHEET = (
     ("MI300X", 1300.0),
 )
 SECONDS = 0.3
+COUNTED = "forward and backward pass, counted by torch.utils.flop_counter"
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,43 @@ def find_peak(device: torch.device, precision: str) -> Peak:
         left @ right
         best = min(best, _now(device) - begin)
     return Peak(2.0 * size**3 / best, datasheet_peak(device, precision))
+
+
+@dataclass(frozen=True)
+class Utilisation:
+    """How much of the device's speed a training used. FLOPs are of one update of all ranks; rates of one rank.
+
+    formula   the source of the number of FLOPs
+    """
+
+    flops_per_update: float
+    formula: str
+    peak: Peak
+    updates_per_second: float | None
+    ranks: int
+
+    def to_dict(self) -> dict[str, object]:
+        """For the result's details; without a rate nothing but the numbers that it would be held against."""
+        found: dict[str, object] = {
+            "flops_formula": self.formula,
+            "flops_per_update": self.flops_per_update,
+            "peak_flops": asdict(self.peak),
+        }
+        if self.updates_per_second is None:
+            return found
+        flops = self.flops_per_update * self.updates_per_second / self.ranks
+        found |= {"model_flops_per_second_per_rank": flops, "mfu_of_measured_peak": flops / self.peak.measured}
+        if self.peak.datasheet is not None:
+            found["mfu"] = flops / self.peak.datasheet
+        return found
+
+
+def count_flops(compute_loss: Callable[[], Tensor]) -> float:
+    """FLOPs of one forward and backward pass; a multiplication and an addition are two. Layers that torch has no
+    formula for (LSTMs on a CPU) count nothing."""
+    with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
+        compute_loss().backward()  # type: ignore[no-untyped-call]
+    return float(counter.get_total_flops())
 
 
 def datasheet_peak(device: torch.device, precision: str) -> float | None:
