@@ -10,6 +10,10 @@ from mlbench_cli.isolation import protect_path
 
 
 def main() -> int:
+    """Run the command line of sys.argv and return its exit code.
+
+    130 for Ctrl-C while modules are still being loaded.
+    """
     try:
         protect_path()
         return _main(sys.argv[1:])

@@ -77,10 +77,12 @@ class Client:
         self.close()
 
     def close(self) -> None:
+        """Close the store. The client is not used after that."""
         self.store.close()
 
     @cached_property
     def engine_of(self) -> "Callable[[Run], Engine]":
+        """A function from a run to the engine that executes it; one engine per cluster."""
         from mlbench_cli.runs.views import EngineCache
 
         return EngineCache(self.store, self.notice)
@@ -203,6 +205,7 @@ class ExperimentHandle:
 
     @property
     def name(self) -> str:
+        """The experiment's name."""
         return self.experiment.name
 
     def runs(self) -> "list[RunHandle]":
@@ -222,6 +225,7 @@ class ExperimentHandle:
 
     @property
     def state(self) -> ExperimentState:
+        """How far the experiment is now."""
         return ExperimentState(self.status()["state"])
 
     def wait(self, timeout: float | None = None) -> "list[FinishedRun]":
@@ -256,10 +260,12 @@ class RunHandle:
 
     @property
     def run(self) -> Run:
+        """The run as it was recorded."""
         return self.row.run
 
     @property
     def name(self) -> str:
+        """The run's name."""
         return self.run.name
 
     @property
@@ -281,6 +287,7 @@ class RunHandle:
 
     @property
     def is_finished(self) -> bool:
+        """Whether the run is over and has its documents."""
         return self.finished is not None
 
     @property
@@ -306,6 +313,7 @@ class RunHandle:
 
     @property
     def is_running(self) -> bool:
+        """Whether the store has the run as running now and it has no documents yet."""
         row = self.client.store.find_run(self.run.id)
         return row is not None and row.state is RunState.RUNNING and not self.is_finished
 

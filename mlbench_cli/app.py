@@ -42,6 +42,7 @@ class PanelCommand(TyperCommand):
     """A command whose help lists its options under their panels; Typer does so only in its slow, coloured help."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options below the headings of their panels."""
         panels: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -57,9 +58,11 @@ class LazyGroup(TyperGroup):
     """The commands of `commands.PANELS`, each imported when it is looked up."""
 
     def list_commands(self, ctx: Any) -> list[str]:
+        """The names of all commands, in the order of the table."""
         return commands.names()
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import a command's module and build the command; None if the table has no such name."""
         entry = commands.find(cmd_name)
         if entry is None:
             return None
@@ -70,16 +73,19 @@ class LazyGroup(TyperGroup):
         return get_command(target)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
+        """Commands that begin with `incomplete`, with their help, without importing any of them."""
         found = ((name, entry) for panel in commands.PANELS.values() for name, entry in panel.items())
         return [CompletionItem(name, help=entry.help) for name, entry in found if name.startswith(incomplete)]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command. Raises UsageError with the nearest name if there is none."""
         if not args[0].startswith("-") and commands.find(args[0]) is None:
             near = did_you_mean(args[0], commands.names())
             raise UsageError(f'There is no command "{args[0]}".{near}', hint="mlbench --help")
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help that the table of commands gives, without importing any of them."""
         formatter.write(commands.help_text())
 
 

@@ -113,6 +113,8 @@ class GoalRule:
 
 @dataclass(frozen=True)
 class Task:
+    """A task of the catalogue, as its task.yaml describes it."""
+
     name: str
     number: str
     title: str
@@ -169,10 +171,12 @@ class TaskRules:
 
     @classmethod
     def of(cls, task: Task, preset: str) -> "TaskRules":
+        """The rules of a task for a run of that preset."""
         known = preset if preset in task.presets else "spec"
         return cls(task.name, task.image, task.command, task.goal, task.free, task.presets["spec"], task.resolve(known))
 
     def to_dict(self) -> dict[str, Any]:
+        """The rules as plain JSON values, for run.json."""
         return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
 
     @classmethod

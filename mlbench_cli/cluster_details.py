@@ -36,6 +36,8 @@ class PlanRecord(TypedDict, total=False):
 
 
 class WaitRecord(TypedDict):
+    """One wait of a resource: what it waited for, and for how long."""
+
     reason: str
     seconds: float
 

@@ -54,6 +54,7 @@ class CreationRequest:
 
     @property
     def name(self) -> str:
+        """The cluster's name: the release and the number of workers."""
         return f"{self.release}-{self.nodes}"
 
 
@@ -268,6 +269,7 @@ def _find_other_accounts(known: Sequence[Cluster], names: Sequence[str] | None) 
 
 
 def is_known(cluster: Cluster, known: Sequence[ClusterIdentity]) -> bool:
+    """Whether a cluster is among those that this machine has recorded."""
     return any(identity.matches(cluster.identity) for identity in known)
 
 

@@ -37,6 +37,7 @@ class Setting:
 
     @property
     def variable(self) -> str:
+        """The environment variable of the setting, for example MLBENCH_CLUSTER."""
         return "MLBENCH_" + self.key.upper().replace("-", "_")
 
 
@@ -64,6 +65,7 @@ class Default:
 
 
 def config_file() -> Path:
+    """The user's config file; it need not exist."""
     return settings.config_dir() / "config.toml"
 
 

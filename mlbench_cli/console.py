@@ -38,6 +38,7 @@ MIN_COLUMN = 8  # columns below which a cut column says nothing
 
 
 def out(text: str) -> None:
+    """Print a line of the answer on stdout."""
     sys.stdout.write(text + "\n")
 
 
@@ -158,11 +159,13 @@ def _pad(text: str, width: int, right: bool) -> str:
 
 
 def note(text: str) -> None:
+    """Print a line on stderr, without control characters of foreign text."""
     sys.stderr.write(clean(text, keep="\n\t") + "\n")
     sys.stderr.flush()
 
 
 def warn(text: str) -> None:
+    """Print a warning on stderr."""
     note(f"Warning: {text}")
 
 
@@ -306,6 +309,7 @@ def confirm(question: str, *, yes: bool, flag: str = "--yes") -> None:
 
 
 def is_terminal(stream: TextIO) -> bool:
+    """Whether a stream is a terminal; not if it is closed or missing."""
     try:
         return stream.isatty()
     except (AttributeError, ValueError):  # closed, or none at all

@@ -39,6 +39,7 @@ class Explanation(BaseException):
         self.details = dict(details or {})
 
     def to_dict(self) -> dict[str, Any]:
+        """The document that `-o json` prints for this error."""
         return {
             "error": {"code": self.code, "message": self.message, "hint": self.hint, "details": self.details},
             "schema_version": 1,
@@ -50,51 +51,71 @@ class MlbenchError(Explanation, Exception):
 
 
 class UsageError(MlbenchError):
+    """Wrong command line, spec file or configuration."""
+
     exit_code = 2
     code = "usage"
 
 
 class CredentialError(MlbenchError):
+    """Credentials are missing, wrong or without a permission."""
+
     exit_code = 3
     code = "credentials"
 
 
 class NotFoundError(MlbenchError):
+    """The run, cluster, file or object does not exist."""
+
     exit_code = 4
     code = "not_found"
 
 
 class CapacityError(MlbenchError):
+    """A quota or a lack of machines refuses it."""
+
     exit_code = 5
     code = "capacity"
 
 
 class NeverStartedError(MlbenchError):
+    """The workers of a run never started."""
+
     exit_code = 6
     code = "never_started"
 
 
 class TaskFailedError(MlbenchError):
+    """The task failed, missed its goal with `--require-goal`, or a gate failed."""
+
     exit_code = 7
     code = "task_failed"
 
 
 class CleanupError(MlbenchError):
+    """The work is done, but cleaning up or the archive is incomplete."""
+
     exit_code = 8
     code = "cleanup_failed"
 
 
 class CannotTellError(MlbenchError):
+    """There is not enough evidence for a verdict."""
+
     exit_code = 9
     code = "cannot_tell"
 
 
 class UnreachableError(MlbenchError):
+    """A cluster does not answer."""
+
     exit_code = 10
     code = "unreachable"
 
 
 class DeadlineError(MlbenchError):
+    """A deadline has passed."""
+
     exit_code = 124
     code = "deadline"
 
@@ -106,11 +127,15 @@ class Stopped(Explanation):
 
 
 class Interrupted(Stopped):
+    """Ctrl-C (SIGINT)."""
+
     exit_code = 130
     code = "interrupted"
 
 
 class Terminated(Stopped):
+    """SIGTERM."""
+
     exit_code = 143
     code = "terminated"
 

@@ -37,6 +37,7 @@ class Goal:
         return max(0.0, gap)
 
     def to_dict(self) -> dict[str, Any]:
+        """Metric, comparison and threshold as plain JSON values."""
         return asdict(self)
 
     @classmethod

@@ -40,6 +40,7 @@ class OwnPackageFinder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """Find one of our own top-level packages below `root`; None for every other module."""
         if name not in OWN_PACKAGES:
             return None
         from importlib.machinery import PathFinder

@@ -124,6 +124,7 @@ class Phase(StrEnum):
 
     @property
     def is_final(self) -> bool:
+        """Whether the worker will not leave this phase."""
         return self in _FINAL_PHASES
 
 
@@ -142,6 +143,7 @@ class Finding:
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
+        """The finding as plain JSON values."""
         return asdict(self)
 
     @classmethod
@@ -168,6 +170,7 @@ class WorkerState:
     image_digest: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
+        """The state as plain values; times in seconds since 1970."""
         return asdict(self)
 
 
@@ -182,6 +185,7 @@ class Observation:
     first_failed: int | None = None  # rank that failed first
 
     def to_dict(self) -> dict[str, Any]:
+        """The observation as plain values; times in seconds since 1970."""
         return asdict(self)
 
     @classmethod
@@ -205,6 +209,7 @@ class Run:
 
     @property
     def name(self) -> str:
+        """The name that the spec has."""
         return self.spec.name
 
 
@@ -252,6 +257,7 @@ class ExperimentState(StrEnum):
 
     @property
     def is_over(self) -> bool:
+        """Whether no member will run without a new command."""
         return self in (ExperimentState.COMPLETED, ExperimentState.FAILED)
 
     @classmethod
@@ -318,6 +324,7 @@ class Cluster:
 
     @property
     def identity(self) -> ClusterIdentity:
+        """What makes this cluster this one: provider, account, location and name."""
         return ClusterIdentity(self.provider, self.account, self.location, self.name)
 
 

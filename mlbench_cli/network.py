@@ -48,6 +48,7 @@ class NetworkShape:
 
     @property
     def seconds_per_byte(self) -> float:
+        """How long one byte takes at that rate."""
         return 8 / self.rate
 
 

@@ -51,6 +51,7 @@ class QueueHolder:
 
     @property
     def phrase(self) -> str:
+        """The process in a few words, for messages."""
         kind = "queue" if self.is_detached else "mlbench run"
         return f"{kind}, process {self.pid} on {self.host}, since {self.started}"
 
@@ -68,10 +69,12 @@ class QueueFolder:
 
     @property
     def lock(self) -> Path:
+        """The file that the process which starts the runs keeps locked."""
         return self.path / "queue.lock"
 
     @property
     def log(self) -> Path:
+        """What a detached queue prints."""
         return self.path / "queue.log"
 
     def acquire(self) -> int | None:
@@ -191,6 +194,7 @@ def queue_ended(run: Run, note: QueuedNote) -> Finding:
 
 
 def clear_queued(folder: Path) -> None:
+    """Remove the note that a run waits in a queue. No note is no error."""
     (folder / STATE_FOLDER / _NOTE).unlink(missing_ok=True)
 
 
@@ -203,6 +207,10 @@ def pid_namespace() -> int | None:
 
 
 def boot_id() -> str | None:
+    """Names this boot of the machine, so that process numbers of an earlier one are not mistaken.
+
+    None without /proc.
+    """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:

@@ -61,9 +61,11 @@ class RunFolder:
         return folder
 
     def log(self, rank: int) -> Path:
+        """The log of a rank."""
         return self.path / "logs" / f"rank-{rank}.log"
 
     def output(self, rank: int) -> Path:
+        """The folder of the files that a rank wrote."""
         return self.path / "output" / f"rank-{rank}"
 
     def logs(self) -> dict[int, Path]:

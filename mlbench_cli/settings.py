@@ -31,6 +31,7 @@ def config_dir() -> Path:
 
 
 def runs_dir() -> Path:
+    """The folder of all runs' folders."""
     return data_dir() / "runs"
 
 

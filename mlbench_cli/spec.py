@@ -146,6 +146,7 @@ class RunSpec:
 
     @property
     def world_size(self) -> int:
+        """How many ranks the run has."""
         return self.workers * self.processes_per_worker
 
     @property
@@ -186,6 +187,7 @@ class RunSpec:
         }
 
     def to_dict(self) -> dict[str, Any]:
+        """The spec as plain values; fields that came later are left out at their defaults, so old hashes stay."""
         document = {"spec_version": SPEC_VERSION, **asdict(self)}
         for name in LATER_FIELDS:
             if not document[name]:

@@ -230,9 +230,11 @@ class Store:
         return self._query(statement.format(newest), *values)
 
     def count_runs(self) -> int:
+        """How many runs are recorded."""
         return int(self._query("SELECT COUNT(*) AS count FROM runs")[0]["count"])
 
     def update_run(self, run: Run, state: RunState, outcome: Outcome | None = None) -> None:
+        """Record a run's state and, once it is known, its outcome."""
         with self._transaction() as db:
             db.execute("UPDATE runs SET state = ?, outcome = ? WHERE id = ?", (state, outcome, run.id))
 
@@ -357,6 +359,7 @@ class Store:
     # --- plumbing -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
+        """Close the database."""
         self._db.close()
 
     def _schema_version(self) -> int:

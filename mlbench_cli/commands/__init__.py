@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 
 class Command(NamedTuple):
+    """Where a command is found, and what `mlbench --help` says of it."""
+
     module: str
     attribute: str
     help: str
@@ -105,6 +107,7 @@ def find(name: str) -> Command | None:
 
 
 def names() -> list[str]:
+    """The names of all commands, in the order of the panels."""
     return [name for commands in PANELS.values() for name in commands]
 
 

@@ -86,6 +86,7 @@ def show_plan(cluster: Cluster, plan: Plan) -> None:
 
 
 def price(amount: float | None, currency: str) -> str:
+    """An amount as text with at least two digits; "free" for 0, "unknown" for None."""
     if amount is None:
         return "unknown"
     if not amount:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
+    """How a command prints its answer (`-o`)."""
+
     text = "text"
     json = "json"
 
@@ -35,10 +37,12 @@ def complete_runs(incomplete: str) -> list[str]:
 
 
 def complete_clusters(incomplete: str) -> list[str]:
+    """For the shell: names of clusters that begin with `incomplete`."""
     return _beginning([cluster.name for cluster in Store().clusters()], incomplete)
 
 
 def complete_tasks(incomplete: str) -> list[str]:
+    """For the shell: names of tasks that begin with `incomplete`."""
     from mlbench_cli.catalog import load_catalog
 
     return _beginning(load_catalog(), incomplete)
@@ -55,6 +59,7 @@ def complete_presets(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_backends(ctx: typer.Context, incomplete: str) -> list[str]:
+    """For the shell: backends of the task on the command line, or all, that begin with `incomplete`."""
     from mlbench_cli.catalog import BACKENDS, load_catalog
 
     task = load_catalog().get(ctx.params.get("task") or "")

@@ -54,6 +54,7 @@ def find_orphans(store: Store, providers: Sequence[str] | None) -> "list[Orphan]
 
 
 def end_orphans(store: Store, providers: Sequence[str] | None) -> None:
+    """End processes of runs whose supervisors have gone, on all attached machines of these providers (None: all)."""
     for _, engine in _engines(store, providers):
         engine.end_orphans()
 

@@ -140,9 +140,11 @@ class Ended:
 
     @property
     def name(self) -> str:
+        """The run's name."""
         return self.finished.run.name
 
     def to_dict(self) -> dict[str, Any]:
+        """The run's end as `-o json` prints it."""
         finished = self.finished
         return {
             "name": self.name,

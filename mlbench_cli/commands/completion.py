@@ -10,6 +10,8 @@ from mlbench_cli.commands._common import Format, Output
 
 
 class Shell(StrEnum):
+    """A shell that can be taught to complete commands."""
+
     bash = "bash"
     zsh = "zsh"
     fish = "fish"

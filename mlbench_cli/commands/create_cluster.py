@@ -34,9 +34,11 @@ class ProviderGroup(TyperGroup):
     """One sub-command for each provider that creates clusters, built when it is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
+        """The names of the providers that create clusters."""
         return list(registry.creators())
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Build the command of a provider from its options; None if it creates no clusters."""
         name = registry.ALIASES.get(cmd_name, cmd_name)
         provider = registry.creators().get(name)
         if provider is None:
@@ -46,6 +48,7 @@ class ProviderGroup(TyperGroup):
         return get_command(app)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the provider's command. Raises UsageError with the nearest name if there is none."""
         if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             known = [*registry.creators(), *registry.ALIASES]
             raise UsageError(
@@ -55,6 +58,7 @@ class ProviderGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the providers with their summaries."""
         with formatter.section("Providers"):
             formatter.write_dl([(name, provider.summary) for name, provider in registry.creators().items()])
 
@@ -82,6 +86,11 @@ def create(
     yes: bool,
     output: Format,
 ) -> None:
+    """Plan, print, ask and create, in this order; `--dry-run` ends after the plan.
+
+    Raises UsageError before anything is asked of a cloud if options cannot work, and the life-cycle's errors after
+    that.
+    """
     chart_seconds = None if chart_timeout is None else parse_duration(chart_timeout, "--chart-timeout")
     request = CreationRequest(
         *(provider, nodes, release, options, chart_location, custom_values or (), chart_seconds, _parse_ttl(ttl))

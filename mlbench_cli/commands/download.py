@@ -25,6 +25,8 @@ DEFAULT_FILE = Path("results.zip")
 
 
 class Kind(StrEnum):
+    """Which file `mlbench download` writes."""
+
     archive = "archive"
     v3 = "mlbench-v3"
 

@@ -176,6 +176,10 @@ class Printer:
         self._timestamps = timestamps
 
     def write(self, rank: int, text: bytes, moment: float | None = None, is_exact: bool = False) -> None:
+        """Write one line of a rank.
+
+        `moment` is in seconds since 1970, `is_exact` if it was written down with the line.
+        """
         if not self._raw and _EVENT in text:
             text = without_event(text)
         if not text:
@@ -195,6 +199,7 @@ class Printer:
         self.write(rank, text, float(event["time"]) if event else time.time(), event is not None)
 
     def flush(self) -> None:
+        """Hand over what is buffered."""
         self._stream.flush()
 
 

@@ -45,6 +45,7 @@ class Choice:
 
     @property
     def is_filter(self) -> bool:
+        """Whether it leaves out runs for another reason than their number."""
         return not (self.state is None and self.task is None and self.since is None)
 
     def select(self, newest_first: Iterable[RunRow], engine_of: "Callable[[Run], Engine]") -> list[RunStatus]:

@@ -58,10 +58,12 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
+        """Whether all that was asked is proven."""
         return self.checked.ok and self.origin_error is None
 
     @property
     def proven(self) -> list[str]:
+        """Which of integrity, derivation and origin are proven."""
         codes = {problem.code for problem in self.checked.problems}
         proofs = {"integrity": codes <= _DERIVATION, "derivation": self.checked.ok, "origin": self.signer is not None}
         return [name for name, holds in proofs.items() if holds]

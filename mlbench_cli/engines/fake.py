@@ -32,19 +32,24 @@ class FakeEngine:
         self.calls: list[str] = []
 
     def render(self, spec: RunSpec) -> Submission:
+        """One object of kind FakeRun that names the run."""
         return Submission(spec, ({"kind": "FakeRun", "name": spec.name},))
 
     def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None:
+        """Record the call; nothing is started."""
         self._record("submit")
 
     def resume(self, run: Run) -> None:
+        """Record the call; nothing is started."""
         self._record("resume")
 
     def look(self, run: Run) -> Observation:
+        """The current observation. Raises `error` if it is set."""
         self._record("look")
         return self.observations[0]
 
     def watch(self, run: Run) -> Generator[Observation, None, None]:
+        """Yield the observations in turn, the last one for ever, until one has ended. Raises `error` if it is set."""
         self._record("watch")
         while True:
             observation = self.observations[0]
@@ -55,6 +60,10 @@ class FakeEngine:
                 self.observations.pop(0)
 
     def logs(self, run: Run, rank: int, since: Cursor | None = None, follow: bool = False) -> Iterator[LogLine]:
+        """The rank's lines from the cursor on; cursors count lines.
+
+        Raises `error` before the next line if it is set.
+        """
         begin = since.offset if since else 0
         for number, text in enumerate(self.lines.get(rank, ())[begin:], begin):
             if self.error is not None:
@@ -62,9 +71,11 @@ class FakeEngine:
             yield LogLine(rank, text, Cursor(number + 1))
 
     def log_gaps(self, run: Run) -> tuple[Finding, ...]:
+        """None: lists of lines are complete."""
         return ()
 
     def fetch(self, run: Run) -> Fetched:
+        """Write all lines into the run's folder as its logs. Raises `error` if it is set."""
         self._record("fetch")
         for rank, lines in self.lines.items():
             path = RunFolder(run.folder).log(rank)
@@ -73,15 +84,21 @@ class FakeEngine:
         return self.fetched
 
     def kept_until(self, run: Run) -> float | None:
+        """None: nothing is kept outside of the run's folder."""
         return None
 
     def cancel(self, run: Run) -> None:
+        """End the run: the last observation becomes a cancelled one unless it has ended.
+
+        Raises `error` if it is set.
+        """
         self._record("cancel")
         last = self.observations[-1]
         if last.ended is None:
             self.observations = [Observation(last.time, last.workers, last.findings, Ending.CANCELLED)]
 
     def delete(self, run: Run, *, force: bool = False) -> None:
+        """Record the call. Raises `error` if it is set."""
         self._record("delete")
 
     def _record(self, call: str) -> None:

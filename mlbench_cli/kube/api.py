@@ -48,16 +48,22 @@ class ApiError(MlbenchError):
 
 
 class AccessDenied(ApiError, CredentialError):
+    """401 or 403 of the API server."""
+
     code = CredentialError.code
     exit_code = CredentialError.exit_code
 
 
 class ObjectNotFound(ApiError, NotFoundError):
+    """404 of the API server."""
+
     code = NotFoundError.code
     exit_code = NotFoundError.exit_code
 
 
 class QuotaExceeded(ApiError, CapacityError):
+    """A ResourceQuota of the namespace refuses the object."""
+
     code = CapacityError.code
     exit_code = CapacityError.exit_code
 
@@ -77,10 +83,12 @@ class Endpoint(Protocol):
     """What a client needs to know of a cluster; `access.Access` is one."""
 
     @property
-    def server(self) -> str: ...
+    def server(self) -> str:
+        """The address of the API server, with its scheme."""
 
     @property
-    def token(self) -> CredentialSource | None: ...
+    def token(self) -> CredentialSource | None:
+        """What gives the bearer token; None if certificates or nothing at all prove the identity."""
 
     def configuration(self) -> Any:
         """A `kubernetes.client.Configuration` whose credential is current before each request."""
@@ -97,6 +105,7 @@ class Api:
         self._ahead = 0.0
 
     def close(self) -> None:
+        """Drop all connections. A later request opens new ones."""
         with self._lock:
             clients, self._clients = self._clients, {}
         for client in clients.values():
@@ -116,9 +125,14 @@ class Api:
     # --- requests -------------------------------------------------------------------------------------------------
 
     def get(self, path: str, **params: Any) -> dict[str, Any]:
+        """GET an object or a list. Raises ApiError, or one of its kinds by the server's code."""
         return self.request("GET", path, params=params)
 
     def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """POST an object, and return it as the server made it.
+
+        Raises ApiError, or one of its kinds by the server's code.
+        """
         return self.request("POST", path, body=body)
 
     def patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,6 +49,7 @@ class PodWatch:
         self._thread.start()
 
     def close(self) -> None:
+        """End the thread, waiting at most 5 s for it, and drop the connections."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -66,6 +67,7 @@ class PodWatch:
                 answer.shutdown()
 
     def pods(self) -> list[dict[str, Any]]:
+        """The pods as they were last seen, deleted ones included."""
         with self._changed:
             return list(self._pods.values())
 

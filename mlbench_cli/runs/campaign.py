@@ -60,6 +60,7 @@ class Lot:
 
     @property
     def name(self) -> str:
+        """The name of the experiment."""
         return str(self.request.name)
 
 
@@ -236,10 +237,12 @@ class History:
                     self.add(row.run.spec, seconds)
 
     def add(self, spec: RunSpec, seconds: float) -> None:
+        """Remember what a finished run took."""
         self._exact.setdefault(_exact_key(spec), []).append(seconds)
         self._similar.setdefault(_similar_key(spec), []).append(seconds)
 
     def estimate(self, spec: RunSpec, cluster: Cluster) -> RunEstimate:
+        """What a run is expected to take, in seconds, and to cost, in the plan's currency; None if nothing is known."""
         known = self._exact.get(_exact_key(spec)) or self._similar.get(_similar_key(spec))
         if not known:
             return RunEstimate(None, None)
@@ -303,5 +306,6 @@ class Budget:
         return None
 
     def spend(self, seconds: float, cost: float) -> None:
+        """Add what a run took and cost."""
         self.spent_seconds += seconds
         self.spent_cost += cost

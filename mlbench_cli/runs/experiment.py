@@ -31,6 +31,7 @@ class Candidate:
 
     @property
     def content_hash(self) -> str:
+        """What makes two runs the same run: a hash over everything that decides what it does."""
         return self.spec.content_hash
 
 

@@ -34,9 +34,11 @@ class ExperimentStatus:
 
     @property
     def name(self) -> str:
+        """The experiment's name."""
         return self.experiment.name
 
     def to_dict(self) -> JsonObject:
+        """The experiment as `-o json` prints it."""
         experiment = self.experiment
         return {
             "name": experiment.name,

@@ -26,6 +26,7 @@ class FinishedRun:
 
     @property
     def goal_reached(self) -> bool:
+        """Whether the run had a goal and reached it."""
         goal = self.result["goal"] if self.result else None
         return goal is not None and goal["reached"]
 

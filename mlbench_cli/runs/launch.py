@@ -380,6 +380,7 @@ def _equal_cpus(sizes: Sequence[int], processes_per_worker: int, machine: Machin
 
 
 def check_local(spec: RunSpec, machine: Machine) -> None:
+    """Refuse what this machine cannot run: too many ranks, GPUs that it does not have. Raises UsageError."""
     if spec.world_size > MAX_LOCAL_RANKS:
         raise UsageError(
             f"{spec.world_size} ranks on this machine of {machine.cores} cores: the local cluster takes "

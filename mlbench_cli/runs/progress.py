@@ -86,6 +86,7 @@ class ProgressTracker:
 
     @classmethod
     def of(cls, spec: RunSpec) -> "ProgressTracker":
+        """The tracker of a run, with the goal and budget (seconds) of its spec."""
         budget = spec.parameters.get(BUDGET)
         return cls(find_goal(spec), budget=float(budget) if is_finite_number(budget) else 0.0)
 

@@ -24,6 +24,7 @@ class Repeats:
     point: "Point"
 
     def to_dict(self) -> JsonObject:
+        """The repeats as `-o json` prints them."""
         counted, left_out = ([run.name for run in runs] for runs in (self.point.good, self.point.bad))
         metric = {"name": self.metric, **self.point.value.to_dict()} if self.point.value else None
         return {

@@ -59,6 +59,7 @@ class Selection:
 
     @property
     def names(self) -> list[str]:
+        """The names of the selected runs."""
         return [row.run.name for row in self.rows]
 
 

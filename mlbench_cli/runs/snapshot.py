@@ -28,6 +28,7 @@ class RunStatus:
     problem: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
+        """The run as `status -o json` prints it."""
         return {**describe_run(self.row), "state": self.state, "outcome": self.outcome, "problem": self.problem}
 
 

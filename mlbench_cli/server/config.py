@@ -27,6 +27,7 @@ class ServerConfig:
 
     @property
     def scheme(self) -> str:
+        """ "https" or "http"."""
         return "https" if self.has_tls else "http"
 
     @property
@@ -38,6 +39,7 @@ class ServerConfig:
 
     @property
     def origins(self) -> frozenset[str]:
+        """The origins from which a browser may change something."""
         return frozenset(f"{self.scheme}://{host}" for host in self.hosts)
 
     @property
@@ -47,6 +49,7 @@ class ServerConfig:
 
     @property
     def address(self) -> str:
+        """The address to open in a browser."""
         return f"{self.scheme}://{self.names[0]}:{self.port}/"
 
     @property

@@ -85,6 +85,7 @@ class Watcher:
         return News(self._run.status(), points, lines, count, is_over)
 
     def close(self) -> None:
+        """Drop its connections."""
         self._client.close()
 
 

@@ -23,6 +23,7 @@ class LogPage:
     lines: tuple[str, ...]
 
     def to_dict(self) -> JsonObject:
+        """The page as the REST API gives it."""
         return asdict(self)
 
 

@@ -38,6 +38,7 @@ _PLAIN_POLICY = "; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 
 def make_routes(config: ServerConfig) -> list[BaseRoute]:
+    """The routes of all pages and of their static files."""
     pages = _Pages(config)
     return [
         Route("/", pages.overview),
@@ -191,6 +192,7 @@ def render(
 
 
 def render_problem(request: Request, status: int, message: str, hint: str | None) -> Response:
+    """A page that says what went wrong and what to do next."""
     return render(request, None, "problem.html.j2", "mlbench", status, message=message, hint=hint)
 
 

@@ -26,13 +26,17 @@ class Collectives(Protocol):
     """Seconds of collectives among `ranks`."""
 
     @property
-    def ranks(self) -> int: ...
+    def ranks(self) -> int:
+        """How many ranks take part."""
 
-    def all_reduce(self, size: float) -> float: ...
+    def all_reduce(self, size: float) -> float:
+        """Seconds of an all-reduce of `size` bytes."""
 
-    def reduce_scatter(self, size: float) -> float: ...
+    def reduce_scatter(self, size: float) -> float:
+        """Seconds of a reduce-scatter of `size` bytes."""
 
-    def all_gather(self, size: float) -> float: ...
+    def all_gather(self, size: float) -> float:
+        """Seconds of an all-gather of `size` bytes in all."""
 
     def transfer(self, size: float) -> float:
         """One message from a rank to another, over the slowest link."""
@@ -61,19 +65,24 @@ class GlooCollectives:
     max_exact_ranks: int = 16  # beyond it, messages that overlap are taken one at a time
 
     def all_reduce(self, size: float) -> float:
+        """Seconds of an all-reduce of `size` bytes, by the events of gloo's segmented ring."""
         return ring_seconds(self.ranks, size, self.link)
 
     def reduce_scatter(self, size: float) -> float:
+        """Seconds of a reduce-scatter of `size` bytes: torch's gloo does an all-reduce."""
         return self.all_reduce(size)
 
     def all_gather(self, size: float) -> float:
+        """Seconds of an all-gather of `size` bytes in all: ranks - 1 steps round a ring."""
         hop = 2 * self.link.alpha + 2 * self.link.overhead + size / self.ranks * self.link.beta
         return (self.ranks - 1) * hop
 
     def transfer(self, size: float) -> float:
+        """Seconds of a message of `size` bytes from one rank to another."""
         return 2 * self.link.alpha + 2 * self.link.overhead + size * self.link.beta if self.ranks > 1 else 0.0
 
     def finish(self, messages: Sequence[Message], threads: int) -> list[float]:
+        """When each message ends, in seconds: by events up to `max_exact_ranks`, above that one after the other."""
         if self.ranks <= self.max_exact_ranks:
             return simulate(messages, self.ranks, self.link, threads)
         return finish_in_turn(messages, [self.all_reduce(message.size) for message in messages])
@@ -88,18 +97,23 @@ class RingCollectives:
     beta: float
 
     def all_reduce(self, size: float) -> float:
+        """Seconds of an all-reduce of `size` bytes: 2 (n - 1) steps of size / n."""
         return 2 * self._part(size)
 
     def reduce_scatter(self, size: float) -> float:
+        """Seconds of a reduce-scatter of `size` bytes: n - 1 steps of size / n."""
         return self._part(size)
 
     def all_gather(self, size: float) -> float:
+        """Seconds of an all-gather of `size` bytes in all: n - 1 steps of size / n."""
         return self._part(size)
 
     def transfer(self, size: float) -> float:
+        """Seconds of a message of `size` bytes from one rank to another."""
         return self.alpha + size * self.beta if self.ranks > 1 else 0.0
 
     def finish(self, messages: Sequence[Message], threads: int) -> list[float]:
+        """When each message ends, in seconds, one after the other."""
         return finish_in_turn(messages, [self.all_reduce(message.size) for message in messages])
 
     def _part(self, size: float) -> float:
@@ -122,10 +136,12 @@ class Topology:
 
     @property
     def ranks(self) -> int:
+        """How many ranks all nodes have."""
         return self.nodes * self.per_node
 
     @property
     def network_beta(self) -> float:
+        """Seconds per byte between nodes, oversubscription included."""
         return self.network.beta * (self.oversubscription if self.nodes > 2 else 1.0)
 
 
@@ -140,9 +156,11 @@ class NcclCollectives:
 
     @property
     def ranks(self) -> int:
+        """How many ranks take part."""
         return self.topology.ranks
 
     def all_reduce(self, size: float) -> float:
+        """Seconds of an all-reduce of `size` bytes: the best of all algorithms and protocols."""
         return min(self.choices(size).values()) if self.ranks > 1 else 0.0
 
     def choices(self, size: float) -> Mapping[tuple[str, str], float]:
@@ -154,17 +172,21 @@ class NcclCollectives:
         }
 
     def reduce_scatter(self, size: float) -> float:
+        """Seconds of a reduce-scatter of `size` bytes: a ring with its best protocol."""
         if self.ranks == 1:
             return 0.0
         return min(self._seconds("ring", number, size, 1) for number in range(len(NCCL_PROTOCOLS)))
 
     def all_gather(self, size: float) -> float:
+        """Seconds of an all-gather of `size` bytes in all: as long as the reduce-scatter."""
         return self.reduce_scatter(size)
 
     def transfer(self, size: float) -> float:
+        """Seconds of a message of `size` bytes between two nodes."""
         return self.topology.network.alpha + size * self._beta() if self.ranks > 1 else 0.0
 
     def finish(self, messages: Sequence[Message], threads: int) -> list[float]:
+        """When each message ends, in seconds, one after the other."""
         return finish_in_turn(messages, [self.all_reduce(message.size) for message in messages])
 
     def _seconds(self, algorithm: str, number: int, size: float, passes: int) -> float:
@@ -194,22 +216,28 @@ class TwoLevelCollectives:
 
     @property
     def ranks(self) -> int:
+        """How many ranks take part."""
         return self.topology.ranks
 
     def all_reduce(self, size: float) -> float:
+        """Seconds of an all-reduce of `size` bytes: inside, between with a part of the size, inside."""
         top = self.topology
         return self.reduce_scatter(size) + self._between().all_reduce(size / top.per_node) + self.all_gather(size)
 
     def reduce_scatter(self, size: float) -> float:
+        """Seconds of a reduce-scatter of `size` bytes inside a node."""
         return RingCollectives(self.topology.per_node, *self._inside()).reduce_scatter(size)
 
     def all_gather(self, size: float) -> float:
+        """Seconds of an all-gather of `size` bytes inside a node."""
         return RingCollectives(self.topology.per_node, *self._inside()).all_gather(size)
 
     def transfer(self, size: float) -> float:
+        """Seconds of a message of `size` bytes between two nodes."""
         return self._between().transfer(size)
 
     def finish(self, messages: Sequence[Message], threads: int) -> list[float]:
+        """When each message ends, in seconds, one after the other."""
         return finish_in_turn(messages, [self.all_reduce(message.size) for message in messages])
 
     def _inside(self) -> tuple[float, float]:

@@ -71,6 +71,7 @@ class Prediction:
     batch: int
 
     def to_dict(self) -> PredictionDocument:
+        """The prediction as `mlbench predict -o json` prints it."""
         step = self.step
         return {
             "method": self.scenario.method.name,

@@ -49,10 +49,12 @@ class Step:
 
     @property
     def exposed(self) -> float:
+        """Seconds of communication that no computation hides."""
         return max(0.0, self.seconds - self.compute)
 
     @property
     def efficiency(self) -> float:
+        """The share of the step that is computation; 1.0 if nothing else takes time."""
         return self.compute / self.seconds if self.seconds else 1.0
 
 

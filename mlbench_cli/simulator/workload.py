@@ -31,10 +31,12 @@ class Workload:
 
     @property
     def seconds(self) -> float:
+        """What a step takes without communication."""
         return self.backward + self.optimizer + self.other
 
     @property
     def size(self) -> int:
+        """The bytes of all tensors."""
         return sum(tensor.size for tensor in self.tensors)
 
     def scale(self, factor: float) -> "Workload":

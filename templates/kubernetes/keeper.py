@@ -68,6 +68,7 @@ class Shelf:
             return True
 
     def release(self, size: int) -> None:
+        """Give back bytes that were reserved for a transfer."""
         with self.lock:
             self.reserved -= size
 
@@ -92,6 +93,7 @@ class Shelf:
             return True
 
     def is_over(self) -> bool:
+        """Whether the time to keep the results is up."""
         return self.index["until"] is not None and time.time() >= self.index["until"]
 
     def _used_bytes(self) -> int:
@@ -110,15 +112,18 @@ class Shelf:
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
+    """Answers the workers: an offer, pieces and the last words, each with the run's token."""
+
     protocol_version = "HTTP/1.1"
     timeout = IDLE_SECONDS
     shelf: Shelf
     token: str
 
     def log_message(self, *_: object) -> None:
-        pass
+        """Print nothing: the pod's log is for people."""
 
     def do_PUT(self) -> None:
+        """Take an offer, a piece or the last words of a worker; 403 without the token, 400 for a malformed request."""
         self.close_connection = True
         given = self.headers.get("Authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
@@ -201,10 +206,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
+    """One thread per connection, and a queue that holds 1 000 workers which end at the same moment."""
+
     daemon_threads = True
     request_queue_size = 1024
 
     def server_bind(self) -> None:
+        """Bind without asking DNS for this host's name."""
         socketserver.TCPServer.server_bind(self)  # HTTPServer would ask DNS for this host's full name
         self.server_name, self.server_port = "keeper", self.server_address[1]
 
@@ -213,6 +221,7 @@ class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
 
 
 def serve(environ: dict[str, str]) -> int:
+    """Keep results until the time is up or the pod is stopped; returns the exit code."""
     folder = environ["MLBENCH_WORK_DIR"]
     shelf = Shelf(
         folder,
@@ -301,6 +310,10 @@ class UploadRejected(Exception):
 
 
 def put(environ: dict[str, str], path: str, what: str | bytes, sha256: str, end: float) -> None:
+    """Send bytes, or the file at a path, with their SHA-256, until `end` on the monotonic clock.
+
+    Raises OSError or http.client.HTTPException if the keeper does not take it, TimeoutError if no time is left.
+    """
     host, _, port = environ["MLBENCH_KEEPER"].rpartition(":")
     left = end - time.monotonic()
     if left <= 0:
@@ -325,6 +338,7 @@ def put(environ: dict[str, str], path: str, what: str | bytes, sha256: str, end:
 
 
 def main(arguments: list[str]) -> int:
+    """Run "serve" or "send SECONDS"; 64 for other arguments."""
     if arguments[:1] == ["serve"]:
         return serve(dict(os.environ))
     if arguments[:1] == ["send"] and len(arguments) == 2:

@@ -161,6 +161,7 @@ def check_network(found: Sequence[HostFacts], channels: Sequence[Channel]) -> No
 
 
 def make_record(entry: HostEntry, facts: HostFacts) -> HostRecord:
+    """What the store keeps of a host: the user's entry with the name, address and interface that the host reported."""
     return HostRecord(
         name=facts.name, login=entry.login, slots=entry.slots, address=facts.address, interface=facts.interface
     )

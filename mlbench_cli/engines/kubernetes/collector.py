@@ -101,11 +101,13 @@ class LogCollector:
     # --- copy -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
+        """Copy in a thread of its own. Returns at once."""
         thread = threading.Thread(target=self._lead, name="logs", daemon=True)
         self._threads.append(thread)
         thread.start()
 
     def close(self) -> None:
+        """Stop all copying, wait at most 5 s for each thread, and drop the connections."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

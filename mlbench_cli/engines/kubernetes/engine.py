@@ -194,6 +194,7 @@ class KubernetesEngine:
             collector.close()
 
     def log_gaps(self, run: Run) -> tuple[Finding, ...]:
+        """One finding for each rank of which the kubelet had dropped lines before they were copied."""
         return tuple(known_gaps(run, _ranks(run)))
 
     # --- end ------------------------------------------------------------------------------------------------------

@@ -60,6 +60,7 @@ class RunFollower:
         return False
 
     def summaries(self) -> dict[int, Summary]:
+        """What worker.sh wrote last, by worker; without those that have not written it."""
         found = ((worker, self.collector.summary(worker)) for worker in range(self.workers))
         return {worker: summary for worker, summary in found if summary is not None}
 
@@ -71,6 +72,7 @@ class RunFollower:
         self.collector.wait(seconds)
 
     def close(self) -> None:
+        """Stop the copying and the watch, and drop the connections."""
         self.collector.close()
         self.watch.close()
         self._api.close()

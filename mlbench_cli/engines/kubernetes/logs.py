@@ -74,10 +74,12 @@ class LogFile:
         self._samples.truncate(self.position.sampled)
 
     def close(self) -> None:
+        """Close both files. Call `save` before, or the last position is lost."""
         self._file.close()
         self._samples.close()
 
     def save(self, force: bool = True) -> None:
+        """Write lines and position to disk, atomically; without `force` at most once in SAVE_SECONDS."""
         if not force and time.monotonic() < self._saved + SAVE_SECONDS:
             return
         self._file.flush()
@@ -181,6 +183,7 @@ class LogFile:
 
 
 def position_file(folder: Path, rank: int) -> Path:
+    """The file that says how far a rank's log was copied."""
     return folder / ".state" / f"log-{rank}.json"
 
 
@@ -218,6 +221,7 @@ def samples_file(folder: Path, rank: int) -> Path:
 
 
 def read_position(path: Path) -> Position | None:
+    """How far a log was copied; None if it was not or if the file is damaged, and copying starts over."""
     try:
         return Position(**json.loads(path.read_text("utf-8")))
     except (OSError, ValueError, TypeError):
@@ -235,6 +239,7 @@ class Copying:
         self.stopped = False
 
     def stop(self) -> None:
+        """End the reading from another thread, also while it waits for the server."""
         self.stopped = True
         answer = self._answer
         if answer is not None:

@@ -86,6 +86,7 @@ def has_keeper(spec: RunSpec) -> bool:
 
 
 def keeper_name(run_name: str) -> str:
+    """The name of the pod that keeps a run's results after its workers have ended."""
     return f"{run_name}-{KEEPER}"
 
 

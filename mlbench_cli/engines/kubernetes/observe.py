@@ -112,6 +112,10 @@ class RunObserver:
         return {worker: summary for worker, summary in known.items() if "exit_code" in summary}
 
     def observation(self, pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -> Observation:
+        """Derive an observation from the pods and last words now, and from the Job, events and nodes as last read.
+
+        Times are seconds since 1970 by the server's clock. Nothing is asked of the cluster.
+        """
         now, spec, job = time.time() + self._api.server_ahead, self._run.spec, self.job or {}
         summaries = last_words(pods, summaries)
         states = worker_states(spec.workers, pods, summaries, spec.run_on_all, self._state_of)

@@ -100,6 +100,7 @@ def condition(owner: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
 
 
 def is_true(item: Mapping[str, Any]) -> bool:
+    """Whether a condition of a pod, Job or node has the status "True"."""
     return item.get("status") == "True"
 
 
@@ -116,6 +117,7 @@ def is_cut_off(pod: Pod) -> bool:
 
 
 def has_started(pod: Pod) -> bool:
+    """Whether the task's container runs or has run."""
     state = main_status(pod).get("state", {})
     return bool(state.get("running") or (state.get("terminated") or {}).get("startedAt"))
 

@@ -65,6 +65,7 @@ def last_lines(data: bytes) -> list[str]:
 
 
 def signal_name(number: int) -> str:
+    """The name of a signal, for example SIGKILL for 9; "signal N" for a number without one."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -183,11 +183,13 @@ class LocalEngine:
         """Nothing: a supervisor is started or it is not."""
 
     def look(self, run: Run) -> Observation:
+        """Read the supervisor's state once."""
         watch = Watch(run)
         watch.look()
         return observation(run, watch)
 
     def watch(self, run: Run) -> Generator[Observation, None, None]:
+        """Yield an observation whenever the state changes, and one each HEARTBEAT seconds, until the run has ended."""
         watch = Watch(run)
         spoken = float("-inf")
         while True:
@@ -259,6 +261,10 @@ class LocalEngine:
         return None
 
     def cancel(self, run: Run) -> None:
+        """Ask the supervisor to end the ranks; for a run that waits in a queue, take it out.
+
+        Processes of a lost supervisor are killed. Raises UsageError if the run is on another machine.
+        """
         watch = Watch(run)
         watch.look()
         if watch.unknown:

@@ -64,6 +64,7 @@ def free_port() -> int:
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:
+    """NVIDIA GPUs that a process may use: CUDA_VISIBLE_DEVICES if it is set, else the numbers of /dev/nvidiaN."""
     given = environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         return [device for device in given.split(",") if device]
@@ -103,11 +104,16 @@ def memory_kills() -> dict[str, int]:
 
 
 def risen(before: Mapping[str, int], after: Mapping[str, int]) -> str | None:
+    """Which of the two counters of memory kills, "cgroup" or "machine", is higher than it was; None if neither is."""
     return next((kind for kind in ("cgroup", "machine") if after.get(kind, 0) > before.get(kind, 0)), None)
 
 
 @functools.cache
 def boot_id() -> str | None:
+    """Names this boot of the machine, so that process numbers of an earlier one are not mistaken.
+
+    None without /proc.
+    """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
@@ -148,6 +154,7 @@ def process_tree() -> dict[int, list[int]]:
 
 
 def descendants(pid: int, children: Mapping[int, list[int]]) -> list[int]:
+    """All processes below `pid`; `children` maps each process to its children."""
     found = list(children.get(pid, ()))
     for child in found:  # grows while it is walked
         found += children.get(child, ())
@@ -167,6 +174,7 @@ def process_handle(pid: int) -> int:
 
 
 def signal_group(pid: int, number: int) -> None:
+    """Send a signal to a process group. One that has gone or is not ours is no error."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
 
@@ -188,10 +196,12 @@ def kill_descendants() -> None:
 
 
 def is_full(error: OSError) -> bool:
+    """Whether an error says that a disk or a quota is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def drain(descriptor: int) -> None:
+    """Read whatever is in a non-blocking pipe, and forget it."""
     with contextlib.suppress(BlockingIOError):
         while os.read(descriptor, 4096):
             pass

@@ -48,13 +48,16 @@ class Watch:
 
     @property
     def host(self) -> str:
+        """The name of the machine that the run is on, as its supervisor wrote it."""
         return str((self.state or {}).get("host") or "another machine")
 
     @property
     def running(self) -> bool:
+        """Whether the supervisor lives and has not ended the run."""
         return self.state is not None and not self.state["ended"] and not self.lost
 
     def rank_ended(self, rank: int) -> bool:
+        """Whether no more lines of this rank will come."""
         if self.state is None:
             return not starting(self._run)
         return bool(self.state["ended"]) or self.lost or self.state["ranks"][rank]["phase"] in ENDED
@@ -75,6 +78,7 @@ class Watch:
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:
+    """What the supervisor wrote last; None if it has written nothing yet."""
     try:
         state: dict[str, Any] = json.loads((folder / ".state" / "state.json").read_bytes())
     except (OSError, ValueError):
@@ -183,10 +187,12 @@ def abandon(run: Run) -> None:
 
 
 def is_abandoned(run: Run) -> bool:
+    """Whether the run was taken out of the queue before it started."""
     return (run.folder / ".state" / "given_up").exists()
 
 
 def observation(run: Run, watch: Watch) -> Observation:
+    """Translate the supervisor's state, or the place in a queue before there is one, into an observation."""
     if watch.state is None and read_queued(run.folder) is not None and not _is_submitting(run):
         watch.look()  # the supervisor may have written it just before it let go of the lock
     if watch.state is None:
@@ -256,6 +262,7 @@ def _worker(state: Mapping[str, Any], facts: Mapping[str, Any], lost: bool) -> W
 
 
 def tail(path: Path) -> list[str]:
+    """The last lines of a file, from its last 64 KiB; none if it cannot be read."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)

@@ -45,6 +45,11 @@ AT_START = "chosen at start"  # what render() says what only the start can know
 
 
 def main(arguments: list[str]) -> int:
+    """Read the request, start the ranks, report "ok" or the problem on the descriptor `ready`, and watch them to their
+    end.
+
+    The arguments are the run's folder and four descriptors: leash, ready, lock of the run, lock of the machine.
+    """
     folder, leash, ready, lock, machine_lock = arguments[0], *map(int, arguments[1:5])
     machine.keep_only(leash, ready, lock, machine_lock)
     with open(f"{folder}/.state/request.json", encoding="utf-8") as file:
@@ -89,10 +94,13 @@ class Rank:
 
     @property
     def running(self) -> bool:
+        """Whether its process has been started and has not ended."""
         return bool(self.facts["phase"] == "running")
 
 
 class Supervisor:
+    """Owns the processes and the folder of one local run, and writes its state whenever it changes."""
+
     def __init__(self, folder: str, request: dict[str, Any], leash: int) -> None:
         plan = request["plan"]
         self.folder = folder

@@ -56,9 +56,11 @@ class Target:
 
     @property
     def name(self) -> str:
+        """The login, or "this machine"."""
         return self.login or "this machine"
 
     def command(self) -> list[str]:
+        """The words that start the other end of a channel, through ssh unless it is this machine."""
         words = [self.python, "-I", "-S", "-u", "-c", BOOT]
         if self.login is None:
             return words
@@ -108,6 +110,7 @@ class Channel:
         return document, received
 
     def close(self) -> None:
+        """End the process at the other end. A later request connects again."""
         with self._lock:
             process, self._process = self._process, None
             self._buffer.clear()
@@ -225,5 +228,6 @@ def explain_failure(target: Target, what: str, code: int | None, text: str) -> M
 
 
 def close_all(channels: Sequence[Channel]) -> None:
+    """Close each channel."""
     for channel in channels:
         channel.close()

@@ -62,6 +62,7 @@ class SlurmDetails(MachineDetails):
 
     @property
     def target(self) -> Target:
+        """The machine whose Slurm commands are used: this one or a login node."""
         return Target(self.login, self.python, self.ssh_config)
 
     def find_partition(self) -> PartitionRecord | None:
@@ -73,13 +74,17 @@ class SlurmDetails(MachineDetails):
 
 @dataclass(frozen=True)
 class HostsDetails(MachineDetails):
+    """`hosts` are the records of the attached hosts, in the order of the host file."""
+
     hosts: Sequence[HostRecord] = field(default_factory=list, metadata={"types": (list,)})
 
     @property
     def slots(self) -> int:
+        """How many ranks all hosts together take."""
         return sum(host["slots"] for host in self.hosts)
 
     def target(self, host: HostRecord) -> Target:
+        """A host as ssh knows it."""
         return Target(host["login"], self.python, self.ssh_config)
 
 

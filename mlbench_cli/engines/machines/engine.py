@@ -97,11 +97,13 @@ class MachinesEngine(ABC):
         """Go on with a submission whose client died halfway."""
 
     def look(self, run: Run) -> Observation:
+        """Copy what is new, and translate it; a run that has ended is read from its folder only."""
         if (observation := RunFolder(run.folder).read_observation()) is not None:
             return observation
         return self._observe(run, self._sync(run))
 
     def watch(self, run: Run) -> Generator[Observation, None, None]:
+        """Yield an observation after each poll to the end. Raises UnreachableError after the limit of silence."""
         silent_since: float | None = None
         last = None
         while True:
@@ -361,6 +363,7 @@ class MachinesEngine(ABC):
         ]
 
     def end_orphans(self) -> None:
+        """End processes of runs whose supervisors have gone, on all machines of the cluster."""
         for channel in self._channels():
             for entry in channel.call("list_runs", base=self._runs_folder)["runs"]:
                 if entry["processes"] and not entry["supervised"]:

@@ -70,6 +70,7 @@ class Link:
             self.close()
 
     def close(self) -> None:
+        """Close the connection and call `on_end`, once."""
         if not self.is_open:
             return
         self.is_open = False
@@ -136,4 +137,5 @@ def connect_to_hub(note: Message, seconds: float) -> socket.socket | None:
 
 
 def is_token(given: object, token: str) -> bool:
+    """Compare a received token with the run's in constant time."""
     return isinstance(given, str) and hmac.compare_digest(given, token)

@@ -50,6 +50,10 @@ _PLACEHOLDER = re.compile(r"\{(hosts|rank|run_id|backend)\}")
 
 
 def main(arguments: list[str]) -> int:
+    """Supervise the ranks of one node to their end; the argument is the node's folder, RUN/nodes/K.
+
+    Exit code EXIT_REFUSED if this node of the run has been started before.
+    """
     place = os.path.abspath(arguments[0])
     folder, node = os.path.dirname(os.path.dirname(place)), int(os.path.basename(place))
     machine.keep_only()
@@ -69,6 +73,8 @@ def main(arguments: list[str]) -> int:
 
 
 class NodeSupervisor(Supervisor):
+    """The supervisor of one node: a local one that shares the fate of the run's other nodes."""
+
     def __init__(self, place: str, folder: str, node: int, plan: Mapping[str, Any]) -> None:
         own = plan["nodes"][node]
         request = {

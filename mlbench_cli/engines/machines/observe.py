@@ -35,6 +35,7 @@ class NodeReport:
 
     @property
     def may_live(self) -> bool:
+        """Whether the node's supervisor may still work: its process is seen, or its last sign of life is recent."""
         if self.alive is not None:
             return self.alive
         return self.beat_age is not None and self.beat_age < STALE_SECONDS
@@ -46,6 +47,7 @@ class NodeReport:
 
     @property
     def is_over(self) -> bool:
+        """Whether nothing more will come from this node."""
         return self.has_ended or self.is_lost
 
 
@@ -61,14 +63,17 @@ class Snapshot:
 
     @property
     def is_over(self) -> bool:
+        """Whether nothing more will come from any node."""
         return self.exists and bool(self.nodes) and all(report.is_over for report in self.nodes.values())
 
     @property
     def is_begun(self) -> bool:
+        """Whether any supervisor has written its state."""
         return any(report.state is not None for report in self.nodes.values())
 
     @property
     def shows_life(self) -> bool:
+        """Whether any supervisor may still work."""
         return any(report.state is not None and report.may_live for report in self.nodes.values())
 
 

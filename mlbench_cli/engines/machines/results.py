@@ -138,6 +138,7 @@ def check_logs(run: Run, reports: Iterable[NodeReport]) -> tuple[list[int], list
 
 
 def digest_file(path: Path) -> str:
+    """SHA-256 of a file, as hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

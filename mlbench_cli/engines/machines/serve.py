@@ -49,6 +49,7 @@ class Refused(Exception):
 
 
 def expand(path: str) -> str:
+    """An absolute path, with "~" as this user's home."""
     return os.path.abspath(os.path.expanduser(path))
 
 
@@ -235,6 +236,7 @@ LOCKS: dict[str, int] = {}
 
 
 def unlock(path: str) -> Answer:
+    """Let go of a lock that this connection holds; one that it does not hold is no error."""
     if (held := LOCKS.pop(expand(path), None)) is not None:
         os.close(held)
     return {}, b""
@@ -329,6 +331,7 @@ def connect(address: str, port: int, patience: float = 5.0) -> Answer:
 
 
 def read_text(path: str) -> str:
+    """The text of a file; empty if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
@@ -337,6 +340,7 @@ def read_text(path: str) -> str:
 
 
 def read_json(path: str) -> Any:
+    """The document in a file; None if it cannot be read or is not JSON."""
     try:
         return json.loads(read_text(path))
     except ValueError:
@@ -344,6 +348,7 @@ def read_json(path: str) -> Any:
 
 
 def list_folder(path: str) -> list[str]:
+    """The names in a folder, sorted; none if it cannot be read."""
     try:
         return sorted(os.listdir(path))
     except OSError:
@@ -351,6 +356,7 @@ def list_folder(path: str) -> list[str]:
 
 
 def read_piece(path: str, offset: int, size: int) -> bytes:
+    """At most `size` bytes from `offset`; fewer at the end of the file, none if it cannot be read."""
     try:
         with open(path, "rb") as file:
             file.seek(offset)
@@ -360,6 +366,7 @@ def read_piece(path: str, offset: int, size: int) -> bytes:
 
 
 def file_system_time(folder: str) -> float:
+    """Seconds since 1970 by the clock of the folder's file server, which may differ from this machine's."""
     path = os.path.join(folder, ".clock")
     try:
         with open(path, "wb") as file:
@@ -410,6 +417,7 @@ def interface_addresses() -> list[dict[str, str]]:
 
 
 def last_line(data: bytes) -> str:
+    """The last line of a program's output that is not empty."""
     lines = data.decode("utf-8", "replace").strip().splitlines()
     return lines[-1] if lines else ""
 
@@ -425,6 +433,10 @@ WITH_DATA = ("put", "install")
 
 
 def answer(request: dict[str, Any], data: bytes) -> Answer:  # words: ok
+    """Carry out one request: a document and bytes.
+
+    A refusal, a passed deadline or an error of the system is a document, too.
+    """
     action = request.pop("do")
     try:
         return DO[action](**request, data=data) if action in WITH_DATA else DO[action](**request)
@@ -438,6 +450,7 @@ def answer(request: dict[str, Any], data: bytes) -> Answer:  # words: ok
 
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
+    """Answer requests until the client closes the connection: sizes on a line, a JSON document, then bytes."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     sink.write(MARKER)
     sink.flush()

@@ -37,10 +37,12 @@ class JobReport:
 
     @property
     def has_ended(self) -> bool:
+        """Whether Slurm lists the job as ended, in whatever way."""
         return self.state in ENDED_STATES
 
     @property
     def is_pending(self) -> bool:
+        """Whether the job waits for machines."""
         return self.state in PENDING_STATES
 
 
@@ -54,6 +56,7 @@ class Answer:
 
 
 def ask(channel: Channel, argv: Sequence[str], stdin: str = "", seconds: float = COMMAND_SECONDS) -> Answer:
+    """Run a command of Slurm on the login node, for at most `seconds`. A failing command is an answer, too."""
     document = channel.call("run", argv=list(argv), timeout=seconds, stdin=stdin, seconds=seconds + 20)
     return Answer(document["code"], document["out"], document["err"])
 
@@ -114,6 +117,7 @@ def parse_accounting(text: str) -> dict[str, JobReport]:
 
 
 def cancel_job(channel: Channel, number: str) -> None:
+    """Cancel a job; one that has ended is no error. Raises UnreachableError if the controller does not answer."""
     answer = ask(channel, ["scancel", number])
     if answer.code != 0 and "Invalid job id" not in answer.err:
         raise no_controller(answer)

@@ -39,6 +39,7 @@ class ClusterFacts:
 
     @property
     def default_partition(self) -> str | None:
+        """The partition that Slurm takes if none is named; None if it has no such partition."""
         return next((name for name, item in self.partitions.items() if item["default"]), None)
 
 
@@ -183,6 +184,7 @@ def probe_nodes(channel: Channel, details: SlurmDetails, nodes: int) -> list[Nod
 
 
 def parse_probes(text: str, token: str) -> list[NodeProbe]:
+    """Parse the lines "node|token|python|…" that the probe job wrote, sorted by node. Other lines are ignored."""
     probes = []
     for line in text.splitlines():
         parts = line.split("|")

@@ -225,6 +225,7 @@ class SlurmEngine(MachinesEngine):
         self._next_squeue = 0.0
 
     def delete(self, run: Run, *, force: bool = False) -> None:
+        """Remove the run's folder on the cluster; with `force` the job is cancelled first."""
         if force and (number := self._job_id(run)) is not None:
             controller.cancel_job(self._channel, number)
         super().delete(run, force=force)

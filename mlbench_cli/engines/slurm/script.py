@@ -63,6 +63,7 @@ def render_script(spec: RunSpec, details: SlurmDetails, code_folder: str) -> str
 
 
 def job_name(spec: RunSpec) -> str:
+    """The name under which `squeue` lists the run."""
     return f"mlbench-{spec.name}"
 
 
@@ -86,6 +87,7 @@ def format_time(seconds: int) -> str:
 
 
 def script_digest(script: str) -> str:
+    """SHA-256 of a batch script, as hexadecimal digits."""
     return hashlib.sha256(script.encode()).hexdigest()
 
 

@@ -57,6 +57,7 @@ class Check:
     judged: Judged
 
     def to_dict(self) -> JsonObject:
+        """The check as the gate's JSON document has it."""
         judged = self.judged
         return {
             "name": self.name,

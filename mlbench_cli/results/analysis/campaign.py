@@ -68,10 +68,12 @@ class Row:
 
     @property
     def is_rate(self) -> bool:
+        """Whether its figures are rates, of which more is better, and not seconds."""
         return self.unit != SECONDS
 
     @property
     def label(self) -> str:
+        """The settings in a few words, as the legend of a figure has them."""
         return ", ".join(value for value in self.settings.values() if value) or "run"
 
     def speedup(self, workers: int) -> Estimate | None:
@@ -82,6 +84,7 @@ class Row:
         return ratio(cell.value, self.baseline) if self.is_rate else ratio(self.baseline, cell.value)
 
     def efficiency(self, workers: int) -> float | None:
+        """Speed-up by number of workers; 1.0 is perfect scaling, None without a baseline of one worker."""
         found = self.speedup(workers)
         return None if found is None else found.mean / workers
 
@@ -189,10 +192,12 @@ def _published_row(series: PublishedSeries) -> Row:
 
 
 def worker_counts(rows: Iterable[Row]) -> list[int]:
+    """Every number of workers that any row has, ascending."""
     return sorted({workers for row in rows for workers in row.cells})
 
 
 def setting_names(rows: Iterable[Row]) -> list[str]:
+    """Every setting that any row has, in the order of their first appearance."""
     return list(dict.fromkeys(name for row in rows for name in row.settings))
 
 

@@ -52,6 +52,7 @@ def pair_cells(a: Sequence[Archive], b: Sequence[Archive]) -> tuple[list[Pair], 
 
 
 def describe_cell(values: Values) -> str:
+    """The settings of a cell in a few words, for tables and messages."""
     return ", ".join(_describe(name, value) for name, value in values)
 
 

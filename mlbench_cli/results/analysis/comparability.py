@@ -188,6 +188,7 @@ def conditions_of(archive: Archive) -> Conditions:
 
 
 def shorten(text: str, width: int) -> str:
+    """At most `width` characters of a text, with an ellipsis if it was longer."""
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 

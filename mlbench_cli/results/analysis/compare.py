@@ -36,6 +36,7 @@ class Row:
     higher_is_better: bool | None = False
 
     def to_dict(self) -> dict[str, Any]:
+        """Both sides and their ratio, each with mean and interval, or None."""
         each = {name: found.to_dict() if (found := getattr(self, name)) else None for name in ("a", "b", "ratio")}
         return {**each, "higher_is_better": self.higher_is_better}
 
@@ -68,10 +69,12 @@ class Comparison:
 
     @property
     def rows(self) -> dict[str, Row]:
+        """All figures by name: times first, then the others."""
         return {**self.seconds, **self.others}
 
     @property
     def ratios(self) -> dict[str, float | None]:
+        """B's mean over A's for each time; None if a side has none."""
         return {name: row.ratio.mean if row.ratio else None for name, row in self.seconds.items()}
 
     def to_dict(self) -> dict[str, Any]:

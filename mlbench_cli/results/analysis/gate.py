@@ -25,12 +25,15 @@ class Direction(StrEnum):
 
 
 class Verdict(StrEnum):
+    """What a gate decided."""
+
     PASSED = "passed"
     FAILED = "failed"
     CANNOT_TELL = "cannot_tell"
 
     @property
     def exit_code(self) -> int:
+        """0 for passed, 7 for failed, 9 if nobody can tell."""
         if self is Verdict.PASSED:
             return 0
         return TaskFailedError.exit_code if self is Verdict.FAILED else CannotTellError.exit_code
@@ -48,6 +51,7 @@ class GateResult:
     worse: Estimate | None = None
 
     def to_dict(self) -> dict[str, Any]:
+        """The decision as `-o json` prints it."""
         worse = None if self.worse is None else self.worse.to_dict()
         names = {"verdict": str(self.verdict), "reason": self.reason, "metric": self.metric}
         direction = None if self.direction is None else str(self.direction)

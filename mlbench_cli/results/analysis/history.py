@@ -29,6 +29,8 @@ _MIN_DEVIATION = 0.005
 
 
 class Decision(StrEnum):
+    """What a gate against a baseline decided."""
+
     PASSED = "passed"
     FAILED = "failed"
     CANNOT_TELL = "cannot tell"

@@ -62,6 +62,7 @@ class PublishedSeries:
 
     @property
     def name(self) -> str:
+        """Source, model, network and method in one line."""
         return f"{self.source} {self.model} {self.network} {self.method}"
 
 

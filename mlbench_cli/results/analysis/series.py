@@ -45,10 +45,12 @@ class Measurement:
 
     @property
     def whole_run(self) -> bool:
+        """Whether `seconds` is the time of the whole run, because the task reports no result."""
         return bool(self.key.measure)
 
     @property
     def good(self) -> bool:
+        """Whether the run succeeded, so that its time counts."""
         return self.outcome in SUCCESSFUL
 
 
@@ -64,6 +66,7 @@ class Point:
 
     @property
     def shown(self) -> tuple[Measurement, ...]:
+        """The runs that stand for the point: the successful ones, or all others if there are none."""
         return self.good or self.bad
 
     @property
@@ -74,6 +77,7 @@ class Point:
 
     @cached_property
     def seconds(self) -> Estimate:
+        """Mean and interval of the time, in seconds."""
         return estimate([run.seconds for run in self.shown])
 
     @cached_property
@@ -83,6 +87,7 @@ class Point:
 
     @cached_property
     def throughput(self) -> Estimate | None:
+        """Mean and interval of samples per second; None if no run reported them."""
         return _estimate([run.throughput for run in self.shown])
 
     @cached_property
@@ -105,6 +110,7 @@ class Group:
 
     @cached_property
     def facts(self) -> dict[str, str]:
+        """What all runs of the group share, as texts."""
         return self.key.facts()
 
     @property
@@ -119,6 +125,7 @@ class Group:
 
     @cached_property
     def baseline(self) -> Point | None:
+        """The successful point with the fewest workers; None without one, and if the runs measure throughput."""
         if self.after_time:
             return None
         return next((point for point in self.points if point.good and point.seconds.mean > 0), None)
@@ -133,6 +140,7 @@ class Group:
 
     @property
     def has_speedup(self) -> bool:
+        """Whether at least two points have a speed-up, so that a line can be drawn."""
         return sum(self.speedup(point) is not None for point in self.points) > 1
 
 
@@ -145,10 +153,12 @@ class Series:
 
     @property
     def tasks(self) -> list[str]:
+        """The tasks of all groups, each once."""
         return list(dict.fromkeys(group.task for group in self.groups))
 
     @property
     def bad(self) -> list[Measurement]:
+        """The runs that did not succeed."""
         return [run for group in self.groups for point in group.points for run in point.bad]
 
     def to_csv(self) -> str:

@@ -35,6 +35,7 @@ class Estimate:
         return Estimate(self.count, 1 / self.mean, low, high)
 
     def to_dict(self) -> dict[str, Any]:
+        """Count, mean, and both ends of the interval with its confidence."""
         return {"count": self.count, "mean": self.mean, "low": self.low, "high": self.high, "confidence": CONFIDENCE}
 
 

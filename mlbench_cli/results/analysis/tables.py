@@ -106,6 +106,7 @@ class Table(Sequence[Row], Generic[Row]):
         return iter(self._rows)
 
     def to_dicts(self) -> list[dict[str, str | float | None]]:
+        """One dictionary per row."""
         return [asdict(row) for row in self._rows]
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -135,6 +136,7 @@ class MetricTable(Table[MetricPoint]):
 
     @property
     def names(self) -> list[str]:
+        """The names of all metrics, in the order of their first appearance."""
         return list(dict.fromkeys(point.name for point in self))
 
     def select(
@@ -170,6 +172,7 @@ class ResourceTable(Table[ResourceSample]):
 
     @classmethod
     def parse(cls, run: str, rows: Iterable[Mapping[str, Any]]) -> "ResourceTable":
+        """Read the rows of a resources.jsonl; rows of other kinds and malformed ones are left out."""
         return cls(sample for row in rows if (sample := ResourceSample.parse(run, row)) is not None)
 
 

@@ -57,6 +57,7 @@ class Entry:
 
     @property
     def data_offset(self) -> int:
+        """The offset of the file's first byte in the zip."""
         return self.offset + len(local_header(self))
 
 
@@ -85,6 +86,7 @@ class Writer:
         self._entries.append(entry)
 
     def finish(self) -> None:
+        """Write the directory of entries, which ends the zip."""
         for piece in directory(self._entries, self._file.tell()):
             self._file.write(piece)
 
@@ -135,6 +137,7 @@ def read_data(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
 
 
 def local_header(entry: Entry) -> bytes:
+    """The bytes before a file's content, with a Zip64 field from 4 GiB on (APPNOTE.TXT 4.3.7)."""
     name, flags = _name(entry)
     big = entry.size >= _FULL32
     extra = struct.pack("<HHQQ", 1, 16, entry.size, entry.size) if big else b""

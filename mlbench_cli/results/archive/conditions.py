@@ -36,6 +36,7 @@ class Condition:
 
     @property
     def phrase(self) -> str:
+        """Label and reason in one line."""
         return f"{self.label.replace('_', '-')}: {self.reason}"
 
 
@@ -51,6 +52,7 @@ class Conditions:
 
     @property
     def found(self) -> tuple[Condition, ...]:
+        """Those conditions that apply."""
         every = (self.crowded, self.contended, self.quota_limited, self.shared)
         return tuple(condition for condition in every if condition is not None)
 

@@ -32,6 +32,7 @@ class Division:
     reason: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
+        """The division as result.json has it."""
         return asdict(self)
 
 

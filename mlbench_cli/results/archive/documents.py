@@ -246,6 +246,7 @@ def label_of(functional_only: str | None) -> dict[str, str | None]:
 
 
 def worker_document(worker: WorkerState) -> WorkerDocument:
+    """A worker's state as observation.json has it, with times as RFC 3339 UTC."""
     times = {"started": worker.started, "finished": worker.finished}
     moments = {key: None if value is None else timestamp(value) for key, value in times.items()}
     return {**worker.to_dict(), **moments}  # type: ignore[typeddict-item]
@@ -268,6 +269,7 @@ def environment_document(ranks: Mapping[int, Mapping[str, Any]]) -> EnvironmentD
 
 
 def findings_document(findings: Iterable[Finding]) -> dict[str, Any]:
+    """The content of findings.json."""
     return {"findings": [plain(finding.to_dict()) for finding in findings]}
 
 

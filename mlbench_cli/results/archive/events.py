@@ -77,6 +77,7 @@ class EventCollector:
 
     @property
     def result(self) -> dict[str, Any] | None:
+        """The task's own result, or what follows from rank 0's metrics; None if neither is there."""
         return self._reported or (self._watcher.result() if self._watcher else None)
 
     def read(self, number: int, log: BinaryIO) -> Iterator[bytes]:
@@ -178,6 +179,7 @@ def parse_phase(event: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str
 
 
 def json_line(row: Mapping[str, Any]) -> bytes:
+    """A row as one line of JSON in UTF-8, with its line end."""
     return _ENCODER.encode(row).encode() + b"\n"
 
 

@@ -69,6 +69,7 @@ class Judgement:
 
     @property
     def goal_reached(self) -> bool:
+        """Whether the run has a goal and its evidence shows that it was reached."""
         goal = self.result["goal"]
         return goal is not None and goal["reached"]
 

@@ -22,26 +22,33 @@ class Container(Protocol):
 
     names: tuple[str, ...]
 
-    def open(self, name: str) -> BinaryIO: ...
+    def open(self, name: str) -> BinaryIO:
+        """Open a file of the archive for reading. Raises KeyError or OSError if it is missing."""
 
-    def size(self, name: str) -> int: ...
+    def size(self, name: str) -> int:
+        """The size of a file in bytes."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close what is open."""
 
 
 class Folder:
+    """An archive as a folder; its names are those of regular files, in order."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
         self.names = tuple(sorted(name for name, mode in layout.walk(path) if stat.S_ISREG(mode)))
 
     def open(self, name: str) -> BinaryIO:
+        """Open a file for reading."""
         return open(self._path / name, "rb")
 
     def size(self, name: str) -> int:
+        """The size of a file in bytes."""
         return (self._path / name).stat().st_size
 
     def close(self) -> None:
-        pass
+        """Do nothing: nothing of a folder stays open."""
 
 
 class Zip:
@@ -53,12 +60,15 @@ class Zip:
         self.names = tuple(self.entries)
 
     def open(self, name: str) -> BinaryIO:
+        """Open an entry for reading; its CRC is checked when its end is read."""
         return cast(BinaryIO, io.BufferedReader(_EntryReader(self.file, self.entries[name]), 1 << 16))
 
     def size(self, name: str) -> int:
+        """The size of an entry in bytes."""
         return self.entries[name].size
 
     def close(self) -> None:
+        """Close the zip's file."""
         self.file.close()
 
 
@@ -88,6 +98,7 @@ class Archive:
                 raise DamagedArchive(path, damage.name, str(damage), problem=damage.code) from None
 
     def close(self) -> None:
+        """Close the folder or zip."""
         self._container.close()
 
     def __enter__(self) -> "Archive":
@@ -108,18 +119,22 @@ class Archive:
 
     @cached_property
     def run(self) -> dict[str, Any]:
+        """run.json: the spec, the rules of the task and the provenance."""
         return self.document(run_folder.RUN)
 
     @cached_property
     def result(self) -> dict[str, Any]:
+        """result.json: what the judge derived."""
         return self.document(run_folder.RESULT)
 
     @cached_property
     def environment(self) -> dict[str, Any]:
+        """environment.json: code, packages and machines."""
         return self.document(run_folder.ENVIRONMENT)
 
     @cached_property
     def findings(self) -> list[dict[str, Any]]:
+        """The findings of findings.json."""
         found = self.document(run_folder.FINDINGS).get("findings")
         return found if isinstance(found, list) else []
 

@@ -52,6 +52,7 @@ class Signer:
     fingerprint: str
 
     def to_dict(self) -> dict[str, str]:
+        """Principal and key as plain values."""
         return asdict(self)
 
 

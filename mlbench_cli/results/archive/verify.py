@@ -49,6 +49,7 @@ class Problem:
     message: str
 
     def to_dict(self) -> dict[str, str]:
+        """Code, file and text as plain values."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -64,6 +65,7 @@ class Verification:
 
     @property
     def ok(self) -> bool:
+        """Whether every byte is what was sealed, and every document follows from the evidence."""
         return not self.problems and not self.not_derived
 
 

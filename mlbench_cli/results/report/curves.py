@@ -26,24 +26,29 @@ class RunData:
 
     @property
     def name(self) -> str:
+        """The run's name."""
         return str(self.archive.run["name"])
 
     @property
     def workers(self) -> int:
+        """How many workers the run had."""
         return int(self.archive.result["workers"])
 
     @cached_property
     def goal(self) -> Goal | None:
+        """The run's goal; None if it had none."""
         found = self.archive.result["goal"]
         return Goal(found["metric"], found["comparison"], found["threshold"]) if found else None
 
     @cached_property
     def metrics(self) -> MetricTable:
+        """All metrics of the run as a table, in the order of time."""
         points = (MetricPoint.parse(self.name, self.workers, row) for row in self.archive.metrics())
         return MetricTable(point for point in points if point is not None)
 
     @cached_property
     def resources(self) -> ResourceTable:
+        """All resource samples of the run as a table, in the order of time."""
         return ResourceTable.parse(self.name, self.archive.resources())
 
     @cached_property

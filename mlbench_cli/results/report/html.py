@@ -84,11 +84,13 @@ def format_json(figure: Figure) -> str:
 
 
 def rows_of(figure: Figure) -> FigureRows:
+    """The data of a figure as a table: at most MAX_ROWS rows, and how many more exist."""
     rows = list(figure.rows())
     return FigureRows(rows[:MAX_ROWS], max(0, len(rows) - MAX_ROWS), any(row[3] is not None for row in rows))
 
 
 def format_number(value: float | None) -> str:
+    """Five significant digits; a dash for None."""
     return "–" if value is None else f"{value:.5g}"
 
 

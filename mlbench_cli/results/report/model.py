@@ -8,12 +8,16 @@ from mlbench_cli.model import JsonObject
 
 
 class Kind(StrEnum):
+    """How a figure is drawn."""
+
     LINES = "lines"
     STEPS = "steps"  # lines without marks
     STACK = "stack"  # bars on top of each other, one bar per category of the x-axis
 
 
 class Scale(StrEnum):
+    """The scale of an axis."""
+
     LINEAR = "linear"
     LOG2 = "log2"
     LOG10 = "log10"
@@ -66,6 +70,7 @@ class Figure:
 
     @property
     def alt(self) -> str:
+        """A sentence that says what the figure shows, for readers that do not see it."""
         names = ", ".join(line.label for line in self.lines[:8])
         more = f" and {len(self.lines) - 8} more" if len(self.lines) > 8 else ""
         return f"{self.title}: {self.y.label} over {self.x.label}, for {names}{more}."
@@ -113,6 +118,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
+    """A part of the report below one heading: paragraphs, tables and figures, in this order."""
+
     heading: str
     paragraphs: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
@@ -133,6 +140,7 @@ class Report:
 
     @property
     def figures(self) -> tuple[Figure, ...]:
+        """The figures of all sections, in order."""
         return tuple(figure for section in self.sections for figure in section.figures)
 
 

@@ -29,6 +29,7 @@ class PublishedValue:
 
 @cache
 def read_published() -> tuple[PublishedValue, ...]:
+    """All published values. The file beside this module names the source of each."""
     lines = [line for line in _DATA.read_text("utf-8").splitlines() if not line.startswith("#")]
     return tuple(
         PublishedValue(

@@ -29,10 +29,12 @@ class Job:
 
     @property
     def task(self) -> str:
+        """The task of all groups."""
         return self.groups[0].task
 
     @property
     def workers(self) -> list[int]:
+        """Every number of workers that any group has, ascending."""
         return sorted({point.workers for group in self.groups for point in group.points})
 
     @property

@@ -51,10 +51,12 @@ def mark(shape: int, x: float, y: float, color: str, radius: float = 3.2) -> str
 
 
 def color_of(index: int) -> str:
+    """The colour of the line number `index`; colours repeat after the last one."""
     return COLORS[index % len(COLORS)]
 
 
 def dash_of(index: int, line: Line) -> str:
+    """The dashes of a line, so that lines of one colour differ; references have their own."""
     return "3 4" if line.reference else DASHES[index // len(COLORS) % len(DASHES)]
 
 

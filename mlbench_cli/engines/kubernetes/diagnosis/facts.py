@@ -29,12 +29,14 @@ class Facts:
 
     @cached_property
     def states(self) -> tuple[WorkerState, ...]:
+        """The workers' states, one per worker from 0 to the last that has a pod."""
         if self.told is not None:
             return self.told
         return worker_states(max(self.pods, default=-1) + 1, self.pods, self.summaries)
 
     @property
     def run(self) -> str:
+        """The run's name, which is the Job's; empty without a Job."""
         return str(self.job.get("metadata", {}).get("name", ""))
 
     @property
@@ -45,10 +47,12 @@ class Facts:
 
     @property
     def image(self) -> str:
+        """The image of the task's container; empty if the template has none."""
         containers = self.template.get("containers", ())
         return str(next((item.get("image") for item in containers if item.get("name") == "main"), ""))
 
     def age(self, pod: Pod) -> float:
+        """Seconds since the pod was created, by the clock of `now`."""
         return self.now - (seconds(pod["metadata"].get("creationTimestamp")) or self.now)
 
     def events_of(self, item: Object, *reasons: str) -> list[Object]:
@@ -77,6 +81,7 @@ class Facts:
         return unreachable or bool(condition(node, "Ready").get("status") == "Unknown")
 
     def is_spot(self, pod: Pod) -> bool:
+        """Whether the pod's node may be taken away at any time, by the labels of GKE and EKS."""
         labels = self.node(pod).get("metadata", {}).get("labels", {})
         gke = ("cloud.google.com/gke-spot", "cloud.google.com/gke-preemptible")
         return "true" in (labels.get(key) for key in gke) or labels.get("eks.amazonaws.com/capacityType") == "SPOT"
@@ -89,6 +94,7 @@ def when(event: Object) -> float:
 
 
 def evidence(worker: int, pod: Pod | None, message: object = None) -> dict[str, Any]:
+    """The facts behind a finding about one worker: pod, node and the system's own message, at most 2 000 characters."""
     facts: dict[str, Any] = {"worker": worker}
     if pod is not None:
         facts |= {"pod": pod["metadata"]["name"], "node": pod.get("spec", {}).get("nodeName")}

@@ -112,6 +112,7 @@ def ending(facts: Facts, worker: int) -> Finding:
 
 
 def deadline(facts: Facts, worker: int | None = None) -> Finding:
+    """The finding of a run, or of one worker, that was stopped at its deadline."""
     never = not facts.summaries and not any(has_started(pod) for pod in facts.pods.values())
     who = "The run" if worker is None else f"Worker {worker}"
     what = "passed its deadline before any worker had started" if never else "was stopped at its deadline"

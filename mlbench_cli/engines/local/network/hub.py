@@ -49,6 +49,10 @@ def choose_mtu(rate: float, method: str) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Make the network, send its descriptors to the supervisor, and carry packets until the supervisor has gone.
+
+    Exit code 1, with the problem as a message, if the network cannot be made.
+    """
     channel = socket.socket(fileno=int(arguments[0]))
     workers, rate, delay, wanted = int(arguments[1]), float(arguments[2]), float(arguments[3]), arguments[4]
     parent = os.getppid()
