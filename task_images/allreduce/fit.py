@@ -32,6 +32,7 @@ class Fit:
     sizes: int
 
     def to_dict(self) -> dict[str, Any]:
+        """The fit as the result event has it."""
         return asdict(self)
 
 

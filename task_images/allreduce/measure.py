@@ -59,6 +59,7 @@ class Row:
     rank_p50_max_us: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
+        """The row as the result event has it."""
         return asdict(self)
 
 

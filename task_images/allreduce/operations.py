@@ -57,10 +57,12 @@ class Ground:
 
     @classmethod
     def of(cls, world: World, dtype: str) -> "Ground":
+        """The ground of a rank for a data type by its name."""
         return cls(world, DTYPES[dtype], Pattern(world.rank, world.size, DTYPES[dtype], world.device))
 
     @property
     def element_size(self) -> int:
+        """Bytes of one number."""
         return self.dtype.itemsize
 
     def room(self, elements: int) -> Tensor:
@@ -69,6 +71,7 @@ class Ground:
 
 
 def all_reduce(ground: Ground, elements: int, place: str) -> Call:
+    """All-reduce (sum) of `elements` numbers, in place or into another tensor."""
     pattern, send = ground.pattern, ground.room(elements)
     if place == IN_PLACE:
         return Call(
@@ -84,6 +87,7 @@ def all_reduce(ground: Ground, elements: int, place: str) -> Call:
 
 
 def broadcast(ground: Ground, elements: int, place: str) -> Call:
+    """Broadcast of `elements` numbers from rank 0."""
     pattern, rank, send = ground.pattern, ground.world.rank, ground.room(elements)
     own, wanted = pattern.place(rank), pattern.place(0)
     if place == IN_PLACE:
@@ -103,6 +107,7 @@ def broadcast(ground: Ground, elements: int, place: str) -> Call:
 
 
 def reduce(ground: Ground, elements: int, place: str) -> Call:
+    """Reduce (sum) of `elements` numbers to rank 0."""
     pattern, send = ground.pattern, ground.room(elements)
     is_root = ground.world.rank == 0
     if place == IN_PLACE:
@@ -122,6 +127,7 @@ def reduce(ground: Ground, elements: int, place: str) -> Call:
 
 
 def all_gather(ground: Ground, elements: int, place: str) -> Call:
+    """All-gather to `elements` numbers in all, elements / ranks from each."""
     pattern, rank, ranks = ground.pattern, ground.world.rank, ground.world.size
     part = elements // ranks
     result = ground.room(elements)
@@ -141,6 +147,7 @@ def all_gather(ground: Ground, elements: int, place: str) -> Call:
 
 
 def reduce_scatter(ground: Ground, elements: int, place: str) -> Call:
+    """Reduce-scatter (sum) of `elements` numbers; each rank gets elements / ranks."""
     pattern, rank, ranks = ground.pattern, ground.world.rank, ground.world.size
     part = elements // ranks
     send = ground.room(elements)
@@ -156,6 +163,7 @@ def reduce_scatter(ground: Ground, elements: int, place: str) -> Call:
 
 
 def all_to_all(ground: Ground, elements: int, place: str) -> Call:
+    """All-to-all of `elements` numbers, elements / ranks to each rank."""
     pattern, rank, ranks = ground.pattern, ground.world.rank, ground.world.size
     part = elements // ranks
     send, result = ground.room(elements), ground.room(elements)
@@ -174,6 +182,7 @@ def all_to_all(ground: Ground, elements: int, place: str) -> Call:
 
 
 def ping_pong(ground: Ground, elements: int, place: str) -> Call:
+    """`elements` numbers there and back between partners; a rank without a partner is idle."""
     partner, is_first = _partner(ground.world)
     if partner is None:
         return _idle()
@@ -192,6 +201,7 @@ def ping_pong(ground: Ground, elements: int, place: str) -> Call:
 
 
 def bidirectional(ground: Ground, elements: int, place: str) -> Call:
+    """`elements` numbers both ways at once between partners; a rank without a partner is idle."""
     partner, _ = _partner(ground.world)
     if partner is None:
         return _idle()

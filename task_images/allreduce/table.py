@@ -11,12 +11,14 @@ _COLUMNS = (
 
 
 def header(series: Series, ranks: int, mode: str) -> str:
+    """The lines above a series: what S and the bus bandwidth mean, and the columns' titles."""
     kind = COLLECTIVES[series.collective]
     titles = "  ".join(f"{title:>{width}}" for title, width in _COLUMNS)
     return f"\n{series}, {mode}, k = {ranks}: S = {kind.size}; busbw = {kind.formula}\n{titles}"
 
 
 def line(row: Row) -> str:
+    """The line of one size, in the order of the columns."""
     values = (
         *(row.bytes, row.elements, row.min_us, row.mean_us, row.p50_us, row.p95_us, row.p99_us, row.max_us),
         *(_span(row), row.algbw, row.busbw, row.samples),
@@ -27,6 +29,7 @@ def line(row: Row) -> str:
 
 
 def fitted(series: Series, fit: Fit | None, ranks: int) -> str:
+    """The fit in words, with latency and bandwidth of a single link if the collective's model gives them."""
     if fit is None:
         return "fit: none, it needs three sizes"
     kind = COLLECTIVES[series.collective]

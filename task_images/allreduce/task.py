@@ -81,6 +81,7 @@ class Measured:
 
     @property
     def peak(self) -> Row | None:
+        """The size with the greatest bus bandwidth; None if nothing was measured."""
         return max(self.rows, key=lambda row: row.busbw or 0.0, default=None)
 
     @property
@@ -92,6 +93,7 @@ class Measured:
         return 2e-6 * self.rows[-1].p50_us * growth * (1 + LEAST_SAMPLES)
 
     def to_dict(self, samples: int) -> dict[str, Any]:
+        """The series in short, as the result event has it; `samples` are those asked for."""
         peak = self.peak
         return {
             "collective": self.series.collective,
@@ -107,6 +109,10 @@ class Measured:
 
 
 def main(contract: Contract) -> None:
+    """Measure every series from small to large within the budget, check and report each size.
+
+    Raises TaskUsageError for settings that do not go together.
+    """
     settings = read_parameters(Settings, contract.parameters)
     _check(settings, contract.world_size)
     world = open_world(contract, grouped_alone=True)

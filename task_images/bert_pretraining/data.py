@@ -164,6 +164,10 @@ class Samples:
 
 
 def make_batch(samples: Samples, wanted: list[tuple[int, int]], counted: list[bool], terms: float) -> Batch:
+    """Samples as tensors: tokens, types and mask [B, T], positions and labels [B, K], follows [B].
+
+    `counted` says which samples count; `terms` is what the whole update's sum of losses is divided by.
+    """
     rows = [samples.make(*one) for one in wanted]
     columns = {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
     mask = columns["mask"].bool()

@@ -32,6 +32,7 @@ class Bert(nn.Module):
         self.run_block = run_directly
 
     def forward(self, tokens: Tensor, types: Tensor, mask: Tensor | None, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits at the masked positions [B, K, V], and of the next sentence [B, 2]."""
         x = self.embedding(tokens) + self.types(types)
         x = self.dropout(self.norm(x + self.places(torch.arange(tokens.shape[1], device=tokens.device))))
         attended = None if mask is None else mask[:, None, None, :]
@@ -44,6 +45,8 @@ class Bert(nn.Module):
 
 
 class Layer(nn.Module):
+    """One layer: attention, then two linear layers, each with a sum and a norm after it."""
+
     def __init__(self, shape: Shape, dropout: float) -> None:
         super().__init__()
         self.heads = shape.heads
@@ -58,6 +61,7 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, attended: Tensor | None) -> Tensor:
+        """[B, T, D] to [B, T, D]; `attended` [B, 1, 1, T] is True for tokens, None if all are."""
         x = self.attention_norm(x + self.dropout(self.output(self._mix(x, attended))))
         return self.norm(x + self.dropout(self.down(gelu(self.up(x)))))  # type: ignore[no-any-return]
 
@@ -71,4 +75,5 @@ class Layer(nn.Module):
 
 
 def run_directly(block: nn.Module, *inputs: object) -> Tensor:
+    """Call a block; the place at which activation checkpoints step in."""
     return block(*inputs)  # type: ignore[no-any-return]

@@ -69,6 +69,10 @@ class Settings(PretrainingSettings):
 
 
 def main(contract: Contract) -> None:
+    """Check the plan, load the corpus, and train to the loss goal or by the throughput protocol.
+
+    Raises TaskUsageError for settings that do not go together.
+    """
     settings = read_parameters(Settings, contract.parameters)
     check_pretraining(settings, contract.world_size)
     check_choices(settings, {"data": DATA, "model": tuple(SHAPES)})
@@ -152,6 +156,7 @@ class TwoQuestions(Workload[Batch]):
             self._legacy = legacy_batch(vocabulary, settings.sequence_length, size, seed, terms)
 
     def training(self, update: int) -> Iterator[Batch]:
+        """This rank's passes of an update."""
         if self._legacy is None:
             yield from training_batches(self._train, update, self.samples, self._part)
             return
@@ -159,6 +164,7 @@ class TwoQuestions(Workload[Batch]):
             yield self._legacy
 
     def validation(self) -> Iterator[Batch]:
+        """This rank's part of the validation samples."""
         return validation_batches(self._valid, self._settings.validation_sequences, self._part)
 
     def prepare(self, part: Batch) -> Batch:

@@ -35,6 +35,7 @@ class WordPiece:
         self._known: dict[str, list[int]] = {}
 
     def encode(self, text: str) -> list[int]:
+        """The numbers of a text's pieces."""
         return [number for word in split_words(text) for number in self._encode_word(word)]
 
     def _encode_word(self, word: str) -> list[int]:

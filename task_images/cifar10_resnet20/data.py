@@ -54,10 +54,12 @@ class Cifar(NamedTuple):
 
     @property
     def counts(self) -> dict[str, int]:
+        """Numbers of images by part."""
         return {"training images": len(self.training[1]), "validation images": len(self.validation[1])}
 
     @property
     def identity(self) -> DataIdentity:
+        """Counts and digest held against the official data."""
         return made_up(self.counts) if self.digest is None else compare_data(self.counts, OFFICIAL, self.digest)
 
 
@@ -65,11 +67,16 @@ class Wanted(Protocol):
     """What a task's parameters say of the images. `data` is cifar10 or synthetic; the numbers are of the latter."""
 
     @property
-    def data(self) -> str: ...
+    def data(self) -> str:
+        """ "cifar10" or "synthetic"."""
+
     @property
-    def training_images(self) -> int: ...
+    def training_images(self) -> int:
+        """How many training images to generate."""
+
     @property
-    def validation_images(self) -> int: ...
+    def validation_images(self) -> int:
+        """How many validation images to generate."""
 
 
 def load_images(wanted: Wanted, contract: Contract) -> Cifar:

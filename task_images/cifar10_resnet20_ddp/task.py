@@ -22,5 +22,6 @@ class Settings(PlainSettings):
 
 
 def main(contract: Contract) -> None:
+    """Train ResNet on CIFAR-10 with gradients reduced by DistributedDataParallel."""
     settings = read_parameters(Settings, contract.parameters)
     train(contract, settings, DdpAllReduce(settings.bucket_mb))

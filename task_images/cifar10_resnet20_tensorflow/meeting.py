@@ -24,6 +24,7 @@ def meet(contract: Contract, port: int, seconds: float) -> list[str]:
 
 
 def free_port() -> int:
+    """A port that is free now; nobody reserves it."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])

@@ -47,6 +47,7 @@ class ResNet(tf.Module):  # type: ignore[misc]
 
     @property
     def parameters(self) -> list[Any]:
+        """All trainable variables."""
         return [*self.weights, *self.norms]
 
     def __call__(self, images: Any, training: bool) -> Any:

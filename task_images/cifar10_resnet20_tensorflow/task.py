@@ -37,6 +37,7 @@ class Settings(ScheduleSettings):
 
 
 def main(contract: Contract) -> None:
+    """Check the settings, connect the ranks, load the images and train to the goal."""
     settings = read_parameters(Settings, contract.parameters)
     _check(settings, contract.world_size)
     world = open_world(contract)

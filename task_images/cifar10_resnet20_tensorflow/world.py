@@ -45,6 +45,7 @@ class World:
 
     @property
     def is_first(self) -> bool:
+        """Whether this is rank 0, which reports."""
         return self.rank == 0
 
     @property
@@ -83,6 +84,7 @@ class World:
         self._replace(variables, 1 / self.size)
 
     def framework_facts(self) -> dict[str, Any]:
+        """TensorFlow's version, libraries and device, for the environment event."""
         return {
             "framework": "tensorflow",
             "framework_version": tf.__version__,
@@ -92,6 +94,7 @@ class World:
         }
 
     def backend_facts(self) -> dict[str, Any]:
+        """How collectives are done, for the environment event."""
         return {"collectives": "NCCL" if self.backend == "nccl" else "ring over gRPC"} if self._strategy else {}
 
     def close(self) -> None:

@@ -75,13 +75,16 @@ class AsynchronousServers(Drifting):
         yield
 
     def consensus(self) -> AbstractContextManager[object]:
+        """Put the servers' weights into the model for as long as the block lasts."""
         return self._on_servers_weights() if self.place.size > 1 else nullcontext()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the common state, then take the servers' weights as the new base."""
         super().load_state_dict(state)
         if self.place.size > 1:
             self._base = self._collect()
             self._set()
 
     def stats(self) -> dict[str, float]:
+        """The figures of drifting replicas, and by how many updates this trainer was ahead at most."""
         return {**super().stats(), "most_updates_ahead": float(self._ahead)}

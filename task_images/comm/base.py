@@ -41,10 +41,12 @@ class Placement:
 
     @property
     def rank(self) -> int:
+        """This trainer among the trainers."""
         return self.world.rank
 
     @property
     def size(self) -> int:
+        """How many trainers there are."""
         return self.world.size
 
 

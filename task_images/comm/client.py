@@ -74,6 +74,7 @@ class ServerSum:
         self._server_of = assign(sizes, self._servers)
 
     def start(self, message: Message, seed: int) -> Callable[[], None] | None:
+        """Send the message to its server; what is returned waits for the sum and puts it into the message."""
         server = self._server_of[message.number]
         payload = message.encode(seed, 0.0)
         self._link.book(payload[0], 1)

@@ -43,9 +43,11 @@ class Cast(Codec):
         self._dtype = dtype
 
     def encode(self, flat: Tensor, seed: int) -> Payload:
+        """The flat gradient [n] in the other format: one tensor [n]."""
         return [flat.to(self._dtype)]
 
     def decode(self, payload: Payload, like: Tensor, seed: int) -> Tensor:
+        """Back to the type of `like`."""
         return payload[0].to(like.dtype)
 
 
@@ -59,14 +61,17 @@ class Sign(Codec):
         self._scaled = scaled
 
     def encode(self, flat: Tensor, seed: int) -> Payload:
+        """Signs as bits, [ceil(n / 8)] bytes; with `scaled` also the mean magnitude, [1] in float32."""
         packed = pack_bits(flat < 0)
         return [packed, flat.abs().mean(dtype=torch.float32).reshape(1)] if self._scaled else [packed]
 
     def decode(self, payload: Payload, like: Tensor, seed: int) -> Tensor:
+        """+1 or -1 for each number, [n], times the mean magnitude if `scaled`."""
         signs = 1 - 2 * unpack_bits(payload[0], like.numel()).to(like.dtype)
         return signs * payload[1].to(like.dtype) if self._scaled else signs
 
     def aggregate(self, payloads: Sequence[Payload], like: Tensor, seed: int) -> Tensor:
+        """The sum of what all payloads stand for; without `scaled`, the sign of the majority."""
         votes = super().aggregate(payloads, like, seed)
         return votes if self._scaled else torch.where(votes < 0, -1, 1).to(like.dtype)
 
@@ -81,13 +86,16 @@ class TopK(Codec):
         self._sampled = sampled
 
     def encode(self, flat: Tensor, seed: int) -> Payload:
+        """Indices as int32 and values, [k] each."""
         indices = self.select(flat, seed)
         return [indices.to(torch.int32), flat[indices]]
 
     def decode(self, payload: Payload, like: Tensor, seed: int) -> Tensor:
+        """The entries at their places, zero elsewhere: [n]."""
         return torch.zeros_like(like).index_add_(0, payload[0].long(), payload[1])
 
     def aggregate(self, payloads: Sequence[Payload], like: Tensor, seed: int) -> Tensor:
+        """The sum of all payloads, added up sparsely: [n]."""
         total = torch.zeros_like(like)
         for indices, values in payloads:
             total.index_add_(0, indices.long(), values)
@@ -119,9 +127,11 @@ class RandomK(Codec):
         self._unbiased = unbiased
 
     def encode(self, flat: Tensor, seed: int) -> Payload:
+        """The values at the places that `seed` chooses: [k]. Indices need not travel."""
         return [flat[self._places(flat, seed)]]
 
     def decode(self, payload: Payload, like: Tensor, seed: int) -> Tensor:
+        """The values at their places, zero elsewhere: [n]; scaled by n / k if `unbiased`."""
         places = self._places(like, seed)
         scale = like.numel() / len(places) if self._unbiased else 1.0
         found = torch.zeros_like(like)
@@ -144,6 +154,10 @@ class Qsgd(Codec):
         self._rank = rank
 
     def encode(self, flat: Tensor, seed: int) -> Payload:
+        """Signed levels as int8 [n], and the norm of each bucket in float32 [ceil(n / QSGD_BUCKET)].
+
+        Rounding is random by `seed` and rank, so that errors of ranks are independent.
+        """
         generator = torch.Generator(flat.device).manual_seed(seed * 65_537 + self._rank)
         norms = self._buckets(flat).norm(dim=1).float()
         scale = torch.where(norms > 0, self._levels / norms, 0).repeat_interleave(QSGD_BUCKET)[: flat.numel()]
@@ -153,6 +167,7 @@ class Qsgd(Codec):
         return [(steps * flat.sign()).to(torch.int8), norms]
 
     def decode(self, payload: Payload, like: Tensor, seed: int) -> Tensor:
+        """Levels times the norm of their bucket over the number of levels: [n]."""
         scale = (payload[1] / self._levels).repeat_interleave(QSGD_BUCKET)[: like.numel()]
         return (payload[0] * scale).to(like.dtype)
 

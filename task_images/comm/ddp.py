@@ -54,11 +54,13 @@ class DdpAllReduce(Strategy):
         return self._wrapped
 
     def begin(self, weight: float, total: float, passes: int = 1) -> None:
+        """Begin an update of `passes` passes; only the last one exchanges gradients."""
         super().begin(weight, total, passes)
         if self._wrapped is not None:
             self._wrapped.require_backward_grad_sync = passes == 1
 
     def last_pass(self) -> AbstractContextManager[object]:
+        """The block of the last backward pass, in which the buckets are sent."""
         return self._send_gradients()
 
     @contextlib.contextmanager
@@ -72,6 +74,7 @@ class DdpAllReduce(Strategy):
             self._scale_alone()
 
     def stats(self) -> dict[str, float]:
+        """The common figures, and torch's own in seconds: backward, communication, and how much of it was hidden."""
         figures = super().stats()
         if self._wrapped is None:
             return figures

@@ -40,9 +40,11 @@ class Drifting(Strategy):
             torch._foreach_mul_([item.grad for item in self._parameters if item.grad is not None], share)
 
     def check_replicas(self) -> float | None:
+        """The distance of the replicas from their mean, as last measured; None before that."""
         return self._distance
 
     def stats(self) -> dict[str, float]:
+        """The common figures, messages and bytes of this rank, and the distance of the replicas."""
         figures = super().stats()
         if self.place.size > 1:
             figures.update(
@@ -80,9 +82,11 @@ class Drifting(Strategy):
             self._distribute(own)
 
     def consensus(self) -> AbstractContextManager[object]:
+        """Put the mean of all replicas into the model for as long as the block lasts."""
         return self._on_average() if self.place.size > 1 else nullcontext()
 
     def state_dict(self) -> StrategyState:
+        """The common state, and each rank's own; a collective call."""
         state = super().state_dict()
         if self.place.size > 1:
             ranks: list[Any] = [None] * self.place.size
@@ -91,6 +95,7 @@ class Drifting(Strategy):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the common state and, if the number of ranks is the same, this rank's own."""
         super().load_state_dict(state)
         method = state.get("method") or {}
         if self.place.size == 1 or not method:
@@ -120,6 +125,7 @@ class LocalSteps(Drifting):
             self._average()
 
     def consensus(self) -> AbstractContextManager[object]:
+        """Measure the distance, then replace all weights by their mean, for good."""
         if self.place.size > 1:
             self._distance = measure_distance(self.place.world, self._parameters)
             self._average()
@@ -142,6 +148,7 @@ class PostLocalSteps(Reducer):
         return self.place.size > 1 and self._count_updates >= self._begins_at
 
     def last_pass(self) -> AbstractContextManager[object]:
+        """Arm the reducer, unless updates are local by now."""
         return nullcontext() if self._is_local else super().last_pass()
 
     def _reduce(self) -> None:
@@ -163,15 +170,18 @@ class PostLocalSteps(Reducer):
             self._link.all_reduce(parameter.detach().div_(self.place.size))
 
     def consensus(self) -> AbstractContextManager[object]:
+        """Measure the distance, then replace all weights by their mean, for good."""
         if self.place.size > 1:
             self._distance = measure_distance(self.place.world, self._parameters)
             self._average()
         return nullcontext()
 
     def check_replicas(self) -> float | None:
+        """The distance of the replicas from their mean, as last measured; None before that."""
         return self._distance
 
     def state_dict(self) -> StrategyState:
+        """The common state, the count of updates, and each rank's optimizer; a collective call."""
         state = super().state_dict()
         ranks: list[Any] = [None] * self.place.size
         if self.place.size > 1:
@@ -180,6 +190,7 @@ class PostLocalSteps(Reducer):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the common state and, if the number of ranks is the same, this rank's optimizer."""
         super().load_state_dict(state)
         method = state.get("method") or {}
         if not method:

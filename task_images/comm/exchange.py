@@ -80,7 +80,11 @@ class Message:
 class Transport(Protocol):
     """Sums one message over ranks. `start` may leave work under way; what it returns finishes the message."""
 
-    def start(self, message: Message, seed: int) -> Callable[[], None] | None: ...
+    def start(self, message: Message, seed: int) -> Callable[[], None] | None:
+        """Begin to sum a message over ranks; a returned function finishes it, None means that it is done.
+
+        `seed` is the same on all ranks for the same message and update.
+        """
 
 
 class AllReduce:
@@ -91,6 +95,7 @@ class AllReduce:
         self._delayed = method.delay != "none"
 
     def start(self, message: Message, seed: int) -> Callable[[], None] | None:
+        """Start an asynchronous all-reduce of the encoded message; what is returned waits for it."""
         payload = message.encode(seed, 0.0)
         flat = message.flat
         summed = payload[0]
@@ -114,6 +119,7 @@ class ScatterGather:
         self._split = split
 
     def start(self, message: Message, seed: int) -> Callable[[], None] | None:
+        """Reduce-scatter the encoded message, padded to a multiple of the ranks, and gather it unless `split`."""
         payload = message.encode(seed, 0.0)[0]
         rest = -payload.numel() % self._link.size
         padded = torch.nn.functional.pad(payload, (0, rest)) if rest else payload
@@ -139,6 +145,7 @@ class AllGather:
         self._factor = 0.0 if method.momentum == "none" else float(method.momentum)
 
     def start(self, message: Message, seed: int) -> Callable[[], None] | None:
+        """Gather the payloads of all ranks and sum what they stand for."""
         payload = message.encode(seed, self._factor)
         rows = self._link.all_gather(join_payload(payload))
         payloads = [split_payload(row, payload) for row in rows]
@@ -153,6 +160,7 @@ class VoteByShards:
         self._link = link
 
     def start(self, message: Message, seed: int) -> Callable[[], None] | None:
+        """Exchange bits by shards, count votes, gather the results. A tie is positive."""
         flat, size = message.flat, self._link.size
         negative = torch.nn.functional.pad(flat < 0, (0, -flat.numel() % (8 * size)))
         shards = self._link.all_to_all(pack_bits(negative))
@@ -174,6 +182,7 @@ class GlobalTopK:
         self._link = link
 
     def start(self, message: Message, seed: int) -> Callable[[], None] | None:
+        """Merge payloads along a binary tree, then broadcast rank 0's."""
         assert message.residual is not None
         payload = message.encode(seed, 0.0)
         rank, distance = self._link.rank, 1
@@ -208,6 +217,7 @@ class PowerSgd:
         self._rank = rank
 
     def start(self, message: Message, seed: int) -> Callable[[], None] | None:
+        """Sum both factors of each matrix that is worth it, and the other parts as they are."""
         assert message.residual is not None
         total = message.residual.add_(message.flat)
         thin = [matrix for matrix in message.matrices if self._is_worth_it(matrix)]
@@ -265,6 +275,7 @@ class NoExchange:
     """Nothing is sent."""
 
     def start(self, message: Message, seed: int) -> Callable[[], None] | None:
+        """Do nothing: every rank keeps its own gradients."""
         return None
 
 

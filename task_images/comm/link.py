@@ -61,16 +61,19 @@ class Link:
         return list(received.chunk(self.size))
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
+        """Overwrite `tensor` with the root's, and return it."""
         if self.rank == root:
             self.book(tensor, 1)
         dist.broadcast(tensor, root, group=self.group)
         return tensor
 
     def send(self, tensor: Tensor, peer: int) -> None:
+        """Send `tensor` to the rank `peer` of this link; returns when it may be changed."""
         self.book(tensor, 1)
         dist.send(tensor, peer, group=self.group)
 
     def receive(self, tensor: Tensor, peer: int) -> Tensor:
+        """Fill `tensor` with what the rank `peer` of this link sends, and return it."""
         dist.recv(tensor, peer, group=self.group)
         return tensor
 

@@ -81,10 +81,12 @@ class Method:
 
     @property
     def codec_name(self) -> str:
+        """The codec without its arguments."""
         return self.codec.partition(":")[0]
 
     @property
     def server_count(self) -> int:
+        """How many parameter servers the method has."""
         return int(self.servers)
 
     def axes(self) -> dict[str, str]:
@@ -92,6 +94,7 @@ class Method:
         return {name: value for name, value in asdict(self).items() if name != "name"}
 
     def to_dict(self) -> dict[str, str]:
+        """Axis to value."""
         return asdict(self)
 
     @classmethod

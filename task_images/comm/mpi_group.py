@@ -71,6 +71,7 @@ class MpiGroup(dist.ProcessGroup):
         self._done = Done()
 
     def name(self) -> str:
+        """The backend's name, as torch asks for it."""
         return "mpi"
 
     getBackendName = name
@@ -83,12 +84,14 @@ class MpiGroup(dist.ProcessGroup):
 
     @property
     def group_name(self) -> Any:
+        """The name that torch gave this group."""
         return self._group_name
 
     def _get_backend(self, device: torch.device) -> Any:
         return self
 
     def shutdown(self) -> None:
+        """End the thread and free the communicator; a second call does nothing."""
         self._thread.close()
         if self._comm:
             self._messages.clear()
@@ -102,6 +105,7 @@ class MpiGroup(dist.ProcessGroup):
     # -- reductions: typed, by MPI's own operations
 
     def allreduce(self, tensors: Any, opts: Any = None, *_: Any) -> dist.Work:
+        """Reduce each tensor over ranks, in place."""
         # One tensor that the caller waits for, summed: what tasks do most, by the shortest way. At small sizes every
         # look at `opts` or the tensor counts against the bare library.
         if opts is not None and not opts.asyncOp and opts.reduceOp == _SUM and type(tensors) is list:
@@ -128,9 +132,11 @@ class MpiGroup(dist.ProcessGroup):
             self._return(buffer, tensor, average)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
+        """Reduce several tensors over ranks, in place."""
         return self.allreduce(tensors, opts)
 
     def reduce(self, tensors: Any, opts: Any = None, *_: Any) -> dist.Work:
+        """Reduce each tensor to the root `opts.rootRank`; other ranks keep theirs."""
         tensors = _listed(tensors)
         op, average = self._reduction(opts)
         root = opts.rootRank
@@ -147,6 +153,7 @@ class MpiGroup(dist.ProcessGroup):
         return self._run(call, opts, tensors)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
+        """Reduce the inputs [ranks] of each output; each rank gets its own part."""
         outputs, inputs = _listed(outputs), _nested(inputs)
         op, average = self._reduction(opts)
 
@@ -175,6 +182,7 @@ class MpiGroup(dist.ProcessGroup):
     reduce_scatter_single = _reduce_scatter_base  # type: ignore[assignment]
 
     def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        """Reduce-scatter several pairs of joined tensors."""
         return self._each(self._reduce_scatter_base, outputs, inputs, opts)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced  # type: ignore[assignment]
@@ -182,6 +190,7 @@ class MpiGroup(dist.ProcessGroup):
     # -- moves: bytes, whatever their type
 
     def broadcast(self, tensors: Any, opts: Any = None, *_: Any) -> dist.Work:
+        """Overwrite each tensor with the root's."""
         tensors = _listed(tensors)
         root = opts.rootRank
 
@@ -194,6 +203,7 @@ class MpiGroup(dist.ProcessGroup):
         return self._run(call, opts, tensors)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
+        """Gather each input of all ranks into the outputs [ranks]; parts may differ in size."""
         outputs, inputs = _nested(outputs), _listed(inputs)
 
         def call() -> None:
@@ -206,6 +216,7 @@ class MpiGroup(dist.ProcessGroup):
         return self._run(call, opts, outputs)
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        """Gather several tensors of all ranks."""
         return self.allgather(outputs, inputs, opts)
 
     def _allgather_base(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
@@ -220,11 +231,13 @@ class MpiGroup(dist.ProcessGroup):
     all_gather_single = _allgather_base
 
     def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        """Gather several tensors of all ranks into joined ones."""
         return self._each(self._allgather_base, outputs, inputs, opts)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced  # type: ignore[assignment]
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
+        """Gather each input of all ranks into the outputs [ranks] of the root."""
         outputs, inputs = _nested(outputs), _listed(inputs)
         root = opts.rootRank
 
@@ -241,6 +254,7 @@ class MpiGroup(dist.ProcessGroup):
         return self._run(call, opts, outputs)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
+        """Deal out the root's inputs [ranks], one to each rank."""
         outputs, inputs = _listed(outputs), _nested(inputs)
         root = opts.rootRank
 
@@ -257,6 +271,8 @@ class MpiGroup(dist.ProcessGroup):
         return self._run(call, opts, outputs)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        """Send inputs[k] to rank k and receive outputs[k] from it."""
+
         def call() -> None:
             send, send_counts = self._joined(inputs)
             receive, receive_counts = self._room(outputs)
@@ -275,6 +291,8 @@ class MpiGroup(dist.ProcessGroup):
         input_split_sizes: Sequence[int] = (),
         opts: Any = None,
     ) -> dist.Work:
+        """The same with joined tensors, split along their first dimension; without sizes, evenly."""
+
         def call() -> None:
             receive = self._movable(output, copy=False)
             send = self._apart(self._movable(input), receive)
@@ -289,22 +307,26 @@ class MpiGroup(dist.ProcessGroup):
     all_to_all_single = alltoall_base  # type: ignore[assignment]
 
     def barrier(self, opts: Any = None, *_: Any) -> dist.Work:
+        """Wait until every rank is here."""
         return self._run(self._comm.Barrier, opts, [])
 
     # -- point to point
 
     def send(self, tensors: list[Tensor], dstRank: int, tag: int = 0) -> dist.Work:
+        """Send one tensor to a rank of this group."""
         buffer = self._movable(tensors[0])
         request = self._comm.Isend(self._bytes(buffer), dstRank, tag)
         return Message(self._mpi, request, [buffer])
 
     def recv(self, tensors: list[Tensor], srcRank: int, tag: int = 0) -> dist.Work:
+        """Receive one tensor from a rank of this group."""
         tensor = tensors[0]
         buffer = self._movable(tensor, copy=False)
         request = self._comm.Irecv(self._bytes(buffer), srcRank, tag)
         return Message(self._mpi, request, tensors, lambda: self._return(buffer, tensor))
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> dist.Work:
+        """Receive one tensor from whichever rank sends first."""
         tensor = tensors[0]
         buffer = self._movable(tensor, copy=False)
         others = [rank for rank in range(self._ranks) if rank != self._own]

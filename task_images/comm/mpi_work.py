@@ -19,18 +19,23 @@ class Done(dist.Work):
         self._tensors = tensors
 
     def wait(self, timeout: Any = None) -> bool:
+        """True at once."""
         return True
 
     def is_completed(self) -> bool:
+        """True: it was done before the call returned."""
         return True
 
     def is_success(self) -> bool:
+        """True: an error was raised by the call itself."""
         return True
 
     def result(self) -> Any:
+        """The tensors of the call."""
         return self._tensors
 
     def get_future(self) -> Any:
+        """A future that has its value already."""
         future: Any = Future()
         future.set_result(self._tensors)
         return future
@@ -44,16 +49,20 @@ class Pending(Done):
         self.future: Any = Future()
 
     def wait(self, timeout: Any = None) -> bool:
+        """Wait for the thread; raises what the collective raised."""
         self.future.wait()
         return True
 
     def is_completed(self) -> bool:
+        """Whether the thread is done with it."""
         return bool(self.future.done())
 
     def is_success(self) -> bool:
+        """Whether the thread is done with it."""
         return self.is_completed()
 
     def get_future(self) -> Any:
+        """The future that the thread completes."""
         return self.future
 
 
@@ -67,24 +76,29 @@ class Message(Done):
         self._arrive = arrive
 
     def wait(self, timeout: Any = None) -> bool:
+        """Wait for MPI, then put what was received where it belongs."""
         if self._request:
             self._request.Wait(self._status)
             self._close()
         return True
 
     def is_completed(self) -> bool:
+        """Ask MPI without waiting."""
         if self._request and self._request.Test(self._status):
             self._close()
         return not self._request
 
     def is_success(self) -> bool:
+        """Whether MPI is done with it."""
         return self.is_completed()
 
     def get_future(self) -> Any:
+        """Wait, then a future that has its value already."""
         self.wait()
         return super().get_future()
 
     def source_rank(self) -> int:
+        """The rank that sent what was received."""
         return int(self._status.Get_source())
 
     _source_rank = source_rank
@@ -110,11 +124,13 @@ class Awaited(Message):
         self._came = False
 
     def wait(self, timeout: Any = None) -> bool:
+        """Ask one rank after the other until a message has come."""
         while not self.is_completed():
             time.sleep(0)  # other threads of this process want to go on
         return True
 
     def is_completed(self) -> bool:
+        """Ask each rank once, and receive the first message that has come."""
         for source in () if self._came else self._sources:
             message = self._ask(source)
             if message is not None:
@@ -137,6 +153,7 @@ class Thread:
         self.last: Pending | None = None
 
     def submit(self, call: Callable[[], None], tensors: Any) -> Pending:
+        """Queue a call and return its work; the thread starts with the first call."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="mpi", daemon=True)
             self._thread.start()
@@ -152,6 +169,7 @@ class Thread:
             self.last = None
 
     def close(self) -> None:
+        """End the thread after all that is queued, and wait for it."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join()

@@ -48,6 +48,8 @@ class ShardedOptimizer(DdpAllReduce):
         profile: Profile | None = None,
         tracker: Tracker | None = None,
     ) -> nn.Module:
+        """Wrap the model for DDP and the optimizer for ZeRO-1, with the settings of `make_optimizer`."""
+
         def make_sharded(model: nn.Module) -> torch.optim.Optimizer:
             whole = make_optimizer(model)
             if place.size == 1:
@@ -63,6 +65,7 @@ class ShardedOptimizer(DdpAllReduce):
         return super().attach(place, model, make_sharded, profile, tracker)
 
     def state_dict(self) -> StrategyState:
+        """The whole state, the optimizer's collected on rank 0; a collective call."""
         if not isinstance(self.optimizer, ZeroRedundancyOptimizer):
             return super().state_dict()
         self.optimizer.consolidate_state_dict(0)
@@ -98,11 +101,13 @@ class ShardedModel(Strategy):
         return None if factor == 1 else tuple(gradient * factor for gradient in gradients)
 
     def begin(self, weight: float, total: float, passes: int = 1) -> None:
+        """Begin an update of `passes` passes; only the last one reduces gradients."""
         super().begin(weight, total, passes)
         if self.place.size > 1:
             self.model.set_requires_gradient_sync(passes == 1)  # type: ignore[operator]
 
     def last_pass(self) -> Any:
+        """The block of the last backward pass, in which gradients are reduced."""
         if self.place.size > 1:
             self.model.set_requires_gradient_sync(True)  # type: ignore[operator]
         return super().last_pass()
@@ -112,9 +117,11 @@ class ShardedModel(Strategy):
             self._scale_alone()
 
     def check_replicas(self) -> float | None:
+        """None: the ranks hold parts of one model."""
         return None  # there is one model in parts
 
     def state_dict(self) -> StrategyState:
+        """The whole model and optimizer state, collected on rank 0; a collective call."""
         if self.place.size == 1:
             return super().state_dict()
         return {
@@ -124,6 +131,7 @@ class ShardedModel(Strategy):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Spread a whole state over the ranks; a collective call."""
         if self.place.size == 1:
             super().load_state_dict(state)
             return

@@ -16,6 +16,7 @@ class Cost(NamedTuple):
     beta: float
 
     def time(self, size: float) -> float:
+        """Seconds of a message of `size` bytes."""
         return self.alpha + self.beta * size
 
 

@@ -161,12 +161,14 @@ class Reducer(Strategy):
     # --- an update, on the training thread -------------------------------------------------------------------------
 
     def begin(self, weight: float, total: float, passes: int = 1) -> None:
+        """Begin an update in which this rank has `weight` of `total`; `passes` backward passes make it up."""
         super().begin(weight, total, passes)
         self._share = weight / total
         if self.method.transport == "noop" and self.place.size > 1:
             self._share *= self.place.size
 
     def last_pass(self) -> AbstractContextManager[object]:
+        """The block of the last backward pass, in which messages leave as soon as they are full."""
         return self._arm() if self.place.size > 1 else nullcontext()
 
     @contextmanager
@@ -230,6 +232,10 @@ class Reducer(Strategy):
         self._sender.release([group for group in self._groups if not group.ready])
 
     def step(self, rate: float, clip: float | None = None, scale: LossScale | None = None) -> Applied:
+        """Update the model at learning rate `rate`; without a barrier, when each tensor is used next.
+
+        Raises ValueError if clipping or a loss scale is asked for without a barrier.
+        """
         if self.method.barrier == "step" or self.place.size == 1:
             applied = super().step(rate, clip, scale)
             self._open = False
@@ -325,6 +331,7 @@ class Reducer(Strategy):
         self._due = None
 
     def consensus(self) -> AbstractContextManager[object]:
+        """Finish what is under way; the replicas are equal then."""
         if self.place.size > 1:
             self._drain()
         return nullcontext()
@@ -332,6 +339,7 @@ class Reducer(Strategy):
     # --- state and figures ---------------------------------------------------------------------------------------
 
     def state_dict(self) -> StrategyState:
+        """The common state, and each rank's residuals and factors if the method has any; a collective call."""
         state = super().state_dict()
         if self.place.size == 1:
             return state
@@ -343,6 +351,7 @@ class Reducer(Strategy):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the common state and this rank's residuals; of another number of ranks, shares of all of them."""
         super().load_state_dict(state)
         method = state.get("method") or {}
         if self.place.size == 1 or not method:
@@ -382,6 +391,10 @@ class Reducer(Strategy):
                 }
 
     def stats(self) -> dict[str, float]:
+        """The common figures.
+
+        Messages and bytes of this rank; seconds of queueing and of communication, exposed or hidden.
+        """
         figures = super().stats()
         if self.place.size > 1:
             sender = self._sender
@@ -398,6 +411,7 @@ class Reducer(Strategy):
         return figures
 
     def close(self) -> None:
+        """Finish what is under way and end the thread."""
         if self.place.size > 1:
             self._drain()
             self._sender.close()

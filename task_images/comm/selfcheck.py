@@ -32,15 +32,19 @@ class Probe(nn.Module):
         self.layers = nn.ModuleDict({name: Layer(shape) for name, shape in SHAPES.items()})
 
     def forward(self, gradients: dict[str, Tensor]) -> Tensor:
+        """The loss (a scalar) whose gradients are `gradients`, by the layers' names."""
         return torch.stack([layer(gradients[name]) for name, layer in self.layers.items()]).sum()
 
 
 class Layer(nn.Module):
+    """One parameter of a given shape."""
+
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(shape))
 
     def forward(self, gradient: Tensor) -> Tensor:
+        """The sum of the parameter times `gradient`, of the same shape."""
         return (self.weight * gradient).sum()
 
 

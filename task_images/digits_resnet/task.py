@@ -30,6 +30,7 @@ class Settings(ClassifierSettings):
 
 
 def main(contract: Contract) -> None:
+    """Split the digits by the seed and train ResNet on them to the goal."""
     settings = read_parameters(Settings, contract.parameters)
     check_settings(settings)
     training, validation = load_split(contract.seed, settings.validation_share)

@@ -56,6 +56,7 @@ def read(files: tuple[Path, Path], features: int = FEATURES) -> tuple[Dense, Den
 
 
 def count_rows(training: Dense, validation: Dense) -> dict[str, int]:
+    """Numbers of rows by part."""
     return {"training rows": len(training.labels), "validation rows": len(validation.labels)}
 
 

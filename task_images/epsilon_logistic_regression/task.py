@@ -56,6 +56,7 @@ class Settings:
 
 
 def main(contract: Contract) -> None:
+    """Load or generate the rows and train a logistic regression to the goal."""
     settings = read_parameters(Settings, contract.parameters)
     check_choices(settings, CHOICES)
     synthetic = settings.data == "synthetic"

@@ -59,6 +59,8 @@ class Decoder(nn.Module):
 
 
 class Block(nn.Module):
+    """One layer: attention and feed-forward, each after a norm and added to its input."""
+
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.attention_norm = make_norm(shape)
@@ -67,6 +69,7 @@ class Block(nn.Module):
         self.feed_forward = GatedFeedForward(shape) if shape.form == "llama" else FeedForward(shape)
 
     def forward(self, x: Tensor, rotation: Rotation | None, mask: Tensor | None) -> Tensor:
+        """[B, T, D] to [B, T, D]; `mask` None is causal."""
         x = x + self.attention(self.attention_norm(x), rotation, mask)
         return x + self.feed_forward(self.feed_forward_norm(x))  # type: ignore[no-any-return]
 
@@ -86,6 +89,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(shape.width, shape.width, bias=biased)
 
     def forward(self, x: Tensor, rotation: Rotation | None, mask: Tensor | None) -> Tensor:
+        """[B, T, D] to [B, T, D]; `rotation` turns queries and keys, `mask` None is causal."""
         query, key, value = (self._split(part(x)) for part in (self.query, self.key, self.value))
         if rotation is not None:
             query, key = rotate(query, *rotation), rotate(key, *rotation)
@@ -109,20 +113,25 @@ class GatedFeedForward(nn.Module):
         self.down = nn.Linear(shape.hidden, shape.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """[..., D] to [..., D]."""
         return self.down(silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
 
 
 class FeedForward(nn.Module):
+    """GPT-2's: down(gelu(up(x))), with biases."""
+
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.up = nn.Linear(shape.width, shape.hidden)
         self.down = nn.Linear(shape.hidden, shape.width)
 
     def forward(self, x: Tensor) -> Tensor:
+        """[..., D] to [..., D]."""
         return self.down(gelu(self.up(x), approximate="tanh"))  # type: ignore[no-any-return]
 
 
 def make_norm(shape: Shape) -> nn.Module:
+    """LayerNorm for the form gpt2, RMSNorm for llama."""
     kind = nn.LayerNorm if shape.form == "gpt2" else nn.RMSNorm
     return kind(shape.width, eps=shape.eps)
 
@@ -141,6 +150,7 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 
 def run_directly(block: nn.Module, *inputs: object) -> Tensor:
+    """Call a block; the place at which activation checkpoints step in."""
     return block(*inputs)  # type: ignore[no-any-return]
 
 

@@ -33,6 +33,7 @@ class Shape:
 
     @property
     def head_size(self) -> int:
+        """Channels of one head."""
         return self.width // self.heads
 
     @property

@@ -72,6 +72,10 @@ class Settings(PretrainingSettings):
 
 
 def main(contract: Contract) -> None:
+    """Check the plan, load the corpus, and train to the loss goal or by the throughput protocol.
+
+    Raises TaskUsageError for settings that do not go together.
+    """
     settings = read_parameters(Settings, contract.parameters)
     check_pretraining(settings, contract.world_size)
     check_choices(settings, CHOICES)
@@ -154,9 +158,11 @@ class NextToken(Workload[Batch]):
         self._part = Part(plan.micro_batch, layout.data_rank(world.rank), layout.data)
 
     def training(self, update: int) -> Iterator[Batch]:
+        """This rank's passes of an update."""
         return batches_of_update(self._train, update, self.samples, self._part)
 
     def validation(self) -> Iterator[Batch]:
+        """This rank's part of the validation windows."""
         return validation_batches(self._valid, self._part, self._most)
 
     def prepare(self, part: Batch) -> Batch:
@@ -173,6 +179,7 @@ class NextToken(Workload[Batch]):
         )
 
     def score(self, outputs: Tensor, data: Batch) -> Mapping[str, tuple[Tensor | float, float]]:
+        """The mean loss of a pass, with the number of tokens as its weight."""
         return {"loss": (self.sum_loss(outputs, data) / max(1.0, data.terms), data.terms)}
 
 

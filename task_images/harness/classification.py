@@ -58,6 +58,7 @@ class LongSettings(ClassifierSettings):
 
     @property
     def speed(self) -> SpeedOptions:
+        """The speed options among the parameters."""
         return SpeedOptions(self.channels_last, self.compile, self.precision, self.loaders)
 
 
@@ -138,4 +139,5 @@ def train_classifier(
 
 
 def make_goal(settings: ClassifierSettings, world: World) -> GoalWatch:
+    """The goal of an image classification: Prec@1 in percent, at the full or the light threshold."""
     return GoalWatch("Prec@1", ">=", settings.goal_full, settings.goal_light, world.contract.goal)

@@ -23,6 +23,7 @@ class Batch(NamedTuple):
 
     @property
     def size(self) -> int:
+        """How many samples this rank has in the step."""
         return len(self.targets)
 
 
@@ -72,6 +73,7 @@ class ArrayData:
         self.steps = self._partition.steps
 
     def training(self, epoch: int) -> Iterator[Batch]:
+        """The batches of an epoch (from 0) for this rank, in the order of steps."""
         inputs, targets = self._training
         for share in self._partition.shares(epoch, self._world.rank):
             # Ascending indices read a mapped file forward; within a batch the order does not matter.
@@ -79,6 +81,7 @@ class ArrayData:
             yield Batch(torch.from_numpy(inputs[rows]), torch.from_numpy(targets[rows]), share.total)
 
     def validation(self) -> Iterator[Batch]:
+        """This rank's part of the validation set, in batches; each sample is in exactly one rank's."""
         inputs, targets = self._validation
         own = shard(len(targets), self._world.size, self._world.rank)
         for start in range(own.start, own.stop, self._validation_batch):
@@ -87,6 +90,7 @@ class ArrayData:
             yield Batch(torch.from_numpy(inputs[rows].copy()), torch.from_numpy(targets[rows].copy()), len(targets))
 
     def prepare(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor]:
+        """Inputs and targets as the model wants them, on the device."""
         inputs, targets = batch.inputs, batch.targets
         prepare = self._prepare[training]
         if prepare is not None:

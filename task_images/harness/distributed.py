@@ -54,6 +54,7 @@ class World:
 
     @property
     def is_first(self) -> bool:
+        """Whether this is rank 0, which reports."""
         return self.rank == 0
 
     def all_reduce(self, tensor: torch.Tensor, op: Any = None) -> torch.Tensor:
@@ -90,6 +91,7 @@ class World:
         return float(self.broadcast(torch.tensor([value], dtype=torch.float64, device=self._small))[0])
 
     def barrier(self) -> None:
+        """Wait until every rank is here."""
         if not self._grouped:
             return
         if self.backend == "nccl":
@@ -113,6 +115,7 @@ class World:
         return CudaMarks(self.device) if self.device.type == "cuda" else None
 
     def framework_facts(self) -> dict[str, Any]:
+        """Versions of torch and of its communication libraries, and the device, for the environment event."""
         cuda = self.device.type == "cuda"
         return {
             "framework": "torch",
@@ -155,15 +158,18 @@ class CudaMarks:
         self._device = device
 
     def record(self) -> torch.cuda.Event:
+        """Record an event on the device's current stream, without waiting."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
 
     def wait(self, mark: object) -> None:
+        """Wait until the device has passed the event."""
         assert isinstance(mark, torch.cuda.Event)
         mark.synchronize()
 
     def seconds_between(self, first: object, last: object) -> float:
+        """Seconds of device time between two events that have been passed."""
         assert isinstance(first, torch.cuda.Event)
         assert isinstance(last, torch.cuda.Event)
         return float(first.elapsed_time(last)) / 1e3

@@ -36,10 +36,12 @@ class GoalWatch:
 
     @property
     def threshold(self) -> float:
+        """The threshold at which the clock stops."""
         return self.thresholds[self.chosen]
 
     @property
     def reached(self) -> bool:
+        """Whether the chosen threshold has been met."""
         return self.chosen in self.passages
 
     def observe(self, value: float, epoch: int, tracker: Tracker) -> bool:

@@ -24,6 +24,7 @@ class DataIdentity:
     reason: str | None = "the task does not say which data it trained on"
 
     def to_dict(self) -> dict[str, object]:
+        """The identity as the result event has it."""
         return {**asdict(self), "counts": dict(self.counts)}
 
 

@@ -58,6 +58,7 @@ class ImageData:
         self.steps = self._partition.steps
 
     def training(self, epoch: int) -> Iterator[Batch]:
+        """The batches of an epoch (from 0) for this rank, cropped and mirrored, loaded ahead."""
         images, labels = self._training
         side = images.shape[-1]
         crops = Crops(len(labels), side, self._padding, self._mirror, generator(self._seed, "augmentation", epoch))
@@ -69,6 +70,7 @@ class ImageData:
         return ahead(self._loaders, (partial(load, share.indices, share.total) for share in shares))
 
     def validation(self) -> Iterator[Batch]:
+        """This rank's part of the validation set, in batches, loaded ahead."""
         images, labels = self._validation
         own = shard(len(labels), self._world.size, self._world.rank)
 
@@ -81,6 +83,7 @@ class ImageData:
         return ahead(self._loaders, (partial(load, start) for start in starts))
 
     def prepare(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor]:
+        """Normalised images in float32 [n, channels, height, width] and labels [n], on the device."""
         return self._normalise(batch.inputs), batch.targets.to(self._world.device, non_blocking=True)
 
     def _pinned(self, images: Tensor) -> Tensor:

@@ -37,8 +37,12 @@ class LoopRanks(Ranks, Protocol):
 
     contract: Contract
 
-    def agree(self, value: float) -> float: ...
-    def barrier(self) -> None: ...
+    def agree(self, value: float) -> float:
+        """Rank 0's value, on every rank."""
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+
     def synchronize(self) -> None: ...
     def peak_memory(self) -> int: ...
 
@@ -46,8 +50,11 @@ class LoopRanks(Ranks, Protocol):
 class Stateful(Protocol):
     """Something of a task's own that a checkpoint must hold."""
 
-    def state_dict(self) -> Mapping[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def state_dict(self) -> Mapping[str, Any]:
+        """What a checkpoint must hold."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what a checkpoint held."""
 
 
 Validator = Callable[[int], Values]

@@ -33,6 +33,7 @@ class Metric:
         raise NotImplementedError
 
     def add(self, *values: Tensor | float) -> None:
+        """Add to the sums, in their order. Tensors stay on their device."""
         for index, value in enumerate(values):
             if not isinstance(value, Tensor):
                 self._numbers[index] += value
@@ -64,6 +65,7 @@ class Mean(Metric):
         self.add(mean * weight, weight)
 
     def value(self, sums: Sequence[float]) -> float:
+        """The mean of sums = (weighted total, weight)."""
         return sums[0] / sums[1] if sums[1] else math.nan
 
 
@@ -74,6 +76,7 @@ class Perplexity(Mean):
         super().__init__(name)
 
     def value(self, sums: Sequence[float]) -> float:
+        """exp of the mean of sums = (total loss, tokens)."""
         mean = super().value(sums)
         return math.exp(mean) if mean < 700 else mean * math.inf
 
@@ -89,6 +92,10 @@ class TopK(Metric):
         self.k = k
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Count the hits of outputs [n, classes] (or [n]) against targets [n].
+
+        Raises ValueError for fewer than k classes.
+        """
         if outputs.dim() == 1 or outputs.shape[1] == 1:
             positive = outputs.reshape(-1)
             outputs = torch.stack([1 - positive, positive], dim=1)
@@ -98,6 +105,7 @@ class TopK(Metric):
         self.add((best == targets.long().reshape(-1, 1)).sum(), float(len(targets)))
 
     def value(self, sums: Sequence[float]) -> float:
+        """Percent of sums = (hits, samples)."""
         return 100.0 * sums[0] / sums[1] if sums[1] else math.nan
 
 
@@ -109,10 +117,12 @@ class F1(Metric):
         self.threshold = threshold
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Count hits, predictions and positives of probabilities [n] against targets [n] of 0 and 1."""
         predicted, actual = outputs.reshape(-1) >= self.threshold, targets.reshape(-1) == 1
         self.add((predicted & actual).sum(), predicted.sum(), actual.sum())
 
     def value(self, sums: Sequence[float]) -> float:
+        """F1 of sums = (hits, predicted, actual), from 0 to 1."""
         hits, predicted, actual = sums
         precision, recall = hits / (predicted + 1e-9), hits / (actual + 1e-9)
         return 2 * precision * recall / (precision + recall + 1e-9)
@@ -125,10 +135,12 @@ class Dice(Metric):
         super().__init__("Dice Coefficient", 2)
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Add overlap and total of probabilities [n] and targets [n] of 0 and 1."""
         p, y = outputs.reshape(-1).double(), targets.reshape(-1).double()
         self.add((p * y).sum(), p.sum() + y.sum())
 
     def value(self, sums: Sequence[float]) -> float:
+        """The coefficient of sums = (overlap, total), from 0 to 1."""
         return (2 * sums[0] + 1e-4) / (sums[1] + 1e-4)
 
 

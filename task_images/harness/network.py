@@ -87,7 +87,8 @@ class NetworkReport(TypedDict, total=False):
 class Store(Protocol):
     """Where ranks leave short texts for each other; torch's rendezvous store is one."""
 
-    def set(self, key: str, value: str) -> Any: ...
+    def set(self, key: str, value: str) -> Any:
+        """Leave a text under a key, for all ranks."""
 
     def get(self, key: str) -> bytes:
         """The value, when there is one."""
@@ -198,9 +199,11 @@ class Line:
         self._rest = b""
 
     def write(self, text: str) -> None:
+        """Send one line."""
         self.socket.sendall(text.encode() + b"\n")
 
     def read(self) -> str:
+        """Receive one line. Raises ConnectionError if the other side has closed, ValueError above 4 MiB."""
         while b"\n" not in self._rest:
             data = self.socket.recv(1 << 16)
             if not data:
@@ -212,6 +215,7 @@ class Line:
         return line.decode("utf-8", "replace")
 
     def send_block(self, size: int) -> None:
+        """Send `size` bytes of no meaning."""
         while size > 0:
             size -= self.socket.send(_BLOCK[: min(size, len(_BLOCK))])
 
@@ -229,10 +233,12 @@ class Line:
         return (got - marked) * 8 / elapsed if elapsed > 0 and got > marked else 0.0
 
     def close(self) -> None:
+        """Close the connection."""
         self.socket.close()
 
 
 def connect(place: tuple[str, int], hello: bytes) -> Line:
+    """Connect to a neighbour, retrying for CONNECT_SECONDS, and send `hello`. Raises OSError after that."""
     deadline = time.monotonic() + CONNECT_SECONDS
     while True:
         try:

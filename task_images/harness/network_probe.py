@@ -28,6 +28,7 @@ class SocketStore:
         threading.Thread(target=self._serve, args=(server,), daemon=True).start()
 
     def set(self, key: str, value: str) -> None:
+        """Leave a text under a key, for all ranks."""
         if self._line is not None:
             self._line.write(json.dumps([key, value]))
             return
@@ -36,6 +37,7 @@ class SocketStore:
             self._changed.notify_all()
 
     def get(self, key: str) -> bytes:
+        """Wait for the text under a key. Raises TimeoutError after CONNECT_SECONDS."""
         if self._line is not None:
             self._line.write(json.dumps([key, None]))
             return str(json.loads(self._line.read())).encode()

@@ -22,7 +22,8 @@ class Ranks(Protocol):
     threads: int
 
     @property
-    def is_first(self) -> bool: ...
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which reports."""
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         """Every rank's `values` (equally many on each), by rank, on every rank. One collective, float64."""

@@ -30,10 +30,11 @@ class PerUpdate:
     formula: Formula
 
     def rate(self, update: int) -> float:
+        """The formula at the number of updates done."""
         return self.formula(update)
 
     def after_epoch(self, loss: float) -> None:
-        pass
+        """Nothing: epochs do not count."""
 
 
 @dataclass
@@ -44,9 +45,11 @@ class PerEpoch:
     epochs: int = 0
 
     def rate(self, update: int) -> float:
+        """The formula at the number of epochs done."""
         return self.formula(self.epochs)
 
     def after_epoch(self, loss: float) -> None:
+        """Count the epoch."""
         self.epochs += 1
 
 
@@ -75,9 +78,11 @@ class Plateau:
         self.current = self.start if self.warmup else self.target
 
     def rate(self, update: int) -> float:
+        """The current rate; it changes after epochs only."""
         return self.current
 
     def after_epoch(self, loss: float) -> None:
+        """Warm up, or lower the rate if the loss has not improved for too long."""
         self.epochs += 1
         if self.epochs <= self.warmup:
             self.current = LinearWarmup(self.start, self.target, self.warmup)(self.epochs)
@@ -99,6 +104,8 @@ def log2_warmup(workers: int) -> int:
 
 @dataclass(frozen=True)
 class Constant:
+    """The same rate at every step."""
+
     value: float
 
     def __call__(self, t: float) -> float:

@@ -44,6 +44,7 @@ class SpeedOptions:
             module.compile()
 
     def make_precision(self, device: torch.device) -> Precision:
+        """The precision on a device, with a fresh loss scale for float16."""
         return Precision(self.precision, device, LossScale(value=FIRST_LOSS_SCALE))
 
     def facts(self, precision: Precision) -> dict[str, Any]:

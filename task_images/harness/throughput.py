@@ -51,6 +51,7 @@ class Protocol:
 
     @property
     def is_on(self) -> bool:
+        """Whether anything is measured."""
         return self.blocks > 0
 
     @property
@@ -132,6 +133,7 @@ class Throughput:
 
     @property
     def is_over(self) -> bool:
+        """Whether all blocks have been timed."""
         return len(self._seconds) == self._protocol.blocks
 
     def after_update(self, amount: float) -> bool:

@@ -212,9 +212,11 @@ class SampleBatches:
         self._data = data
 
     def count(self, epoch: int) -> int:
+        """How many updates an epoch has."""
         return self._data.steps
 
     def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[Batch]]:
+        """The updates of an epoch from number `begin` on."""
         for number, batch in enumerate(self._data.training(epoch)):
             if number >= begin:
                 yield Update([batch], 1, batch.size, batch.total, batch.total)
@@ -232,15 +234,18 @@ class SampleWork:
         self._usual = 0
 
     def prepare(self, part: Batch) -> tuple[Tensor, Tensor]:
+        """Inputs and targets on the device; the first batch's size counts as the usual one."""
         self._usual = self._usual or part.size
         return self._data.prepare(part, training=True)
 
     def forward(self, model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
+        """The model's outputs; compiled parts are passed by for batches of another size."""
         with run_eagerly(self._compiled and len(data[1]) != self._usual):
             outputs: Tensor = model(data[0])
         return outputs
 
     def loss(self, outputs: Tensor, data: tuple[Tensor, Tensor]) -> PassLoss:
+        """The mean loss over the batch, with the number of samples."""
         value = self._loss(outputs, data[1])
         return PassLoss(value, value.detach(), len(data[1]))
 

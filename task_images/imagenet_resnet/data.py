@@ -74,6 +74,7 @@ class FileData:
         self.least = min(batch_size, last // world.size)
 
     def training(self, epoch: int) -> Iterator[Batch]:
+        """The batches of an epoch (from 0) for this rank, decoded ahead."""
         part = self._images.training
 
         def decode(index: int) -> Bytes:
@@ -84,6 +85,7 @@ class FileData:
         return self._ahead(part, decode, ((share.indices, share.total) for share in shares), self._batch_size)
 
     def validation(self) -> Iterator[Batch]:
+        """This rank's part of the validation images, decoded ahead."""
         part = self._images.validation
 
         def decode(index: int) -> Bytes:
@@ -96,6 +98,7 @@ class FileData:
         return self._ahead(part, decode, wanted, self._validation_batch)
 
     def prepare(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor]:
+        """Normalised images [n, 3, side, side] and labels [n], on the device."""
         return self._normalise(batch.inputs), batch.targets.to(self._world.device, non_blocking=True)
 
     def _ahead(
@@ -150,12 +153,15 @@ class FakeData:
         self.least = batch_size
 
     def training(self, epoch: int) -> Iterator[Batch]:
+        """The same batch, `steps` times."""
         return (self._batch for _ in range(self.steps))
 
     def validation(self) -> Iterator[Batch]:
+        """Nothing."""
         return iter(())
 
     def prepare(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor]:
+        """The batch, which is on the device already."""
         return batch.inputs, batch.targets
 
 

@@ -38,6 +38,7 @@ class Part:
         return len(self.labels)
 
     def path(self, index: int) -> Path:
+        """The file of an image."""
         start = int(self.ends[index - 1]) if index else 0
         name = os.fsdecode(self.names[start : int(self.ends[index])].tobytes())
         return self.root / self.classes[int(self.labels[index])] / name
@@ -45,12 +46,15 @@ class Part:
 
 @dataclass(frozen=True)
 class ImageFolders:
+    """Training and validation images of one data folder."""
+
     training: Part
     validation: Part
     digest: str  # of classes, labels and file names; the pixels are not read for it
 
     @property
     def identity(self) -> DataIdentity:
+        """Counts and digest of names held against the official data; pixels are not read."""
         sizes = {"training images": len(self.training), "validation images": len(self.validation)}
         return compare_data({**sizes, "classes": len(self.training.classes)}, OFFICIAL_COUNTS, self.digest)
 

@@ -84,6 +84,7 @@ class Settings(LongSettings):
 
 
 def main(contract: Contract) -> None:
+    """Find or generate the images and train the chosen network to the goal."""
     settings = read_parameters(Settings, contract.parameters)
     _check(settings, contract.world_size)
     ddp = DdpAllReduce(settings.bucket_mb) if settings.reduction == "ddp" else None

@@ -19,6 +19,8 @@ BATCH, EPOCHS = 128, int(os.environ.get("EPOCHS", "10"))
 
 
 class Net(nn.Module):
+    """Two convolutions and two linear layers."""
+
     def __init__(self) -> None:
         super().__init__()
         self.conv1, self.conv2 = nn.Conv2d(1, 10, 5), nn.Conv2d(10, 20, 5)
@@ -26,6 +28,7 @@ class Net(nn.Module):
         self.fc1, self.fc2 = nn.Linear(320, 50), nn.Linear(50, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Images [n, 1, 28, 28] to log-probabilities [n, 10]."""
         x = F.relu(F.max_pool2d(self.conv1(x), 2))
         x = F.relu(F.max_pool2d(self.drop(self.conv2(x)), 2))
         x = F.dropout(F.relu(self.fc1(x.flatten(1))), training=self.training)
@@ -33,6 +36,7 @@ class Net(nn.Module):
 
 
 def main() -> None:
+    """Train and print the accuracy after each epoch."""
     dist.init_process_group("gloo")
     torch.manual_seed(1234)
     training, validation = load(FOLDER, "training"), load(FOLDER, "validation")

@@ -49,6 +49,7 @@ class Mnist(NamedTuple):
 
     @property
     def identity(self) -> DataIdentity:
+        """Counts and digest held against the official data."""
         counts = {"training images": len(self.training[1]), "validation images": len(self.validation[1])}
         if self.generated:
             return made_up(counts)
@@ -102,6 +103,10 @@ def _download(place: Path, say: Say, archives: tuple[Archive, ...]) -> Path:
 
 
 def read_part(folder: Path, part: str) -> tuple[Bytes, Labels]:
+    """Images [n, 1, 28, 28] of bytes and labels [n] of "training" or "validation".
+
+    Raises EnvironmentUnfitError, with what to do, if the files do not fit.
+    """
     images, labels = (_read(_file(folder, name)) for name in FILES[part])
     if images.shape[1:] != (SIDE, SIDE) or labels.ndim != 1 or len(images) != len(labels) or not len(labels):
         raise EnvironmentUnfitError(

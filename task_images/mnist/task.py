@@ -36,6 +36,10 @@ class Settings(ClassifierSettings):
 
 
 def main(contract: Contract) -> None:
+    """Load the images and train the tutorial's network to the goal.
+
+    Raises TaskUsageError if the batch cannot be shared among the ranks.
+    """
     settings = read_parameters(Settings, contract.parameters)
     check_settings(settings)
     share = settings.batch_size // contract.world_size
@@ -73,6 +77,7 @@ def main(contract: Contract) -> None:
 
 
 def load_images(world: World, settings: Settings) -> Mnist:
+    """MNIST from the data folder, or generated images like it."""
     if settings.data == "synthetic":
         sizes = {"training": settings.training_images, "validation": settings.validation_images}
         seed = world.contract.seed

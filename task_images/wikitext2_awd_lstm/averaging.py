@@ -29,9 +29,11 @@ class RunningAverage:
 
     @property
     def active(self) -> bool:
+        """Whether averaging has begun."""
         return bool(self.means)
 
     def start(self) -> None:
+        """Begin with the parameters as they are now."""
         self.means = [parameter.detach().clone() for parameter in self.parameters]
         self.count = 0
 
@@ -63,9 +65,11 @@ class RunningAverage:
             mean.copy_(kept)
 
     def state_dict(self) -> dict[str, object]:
+        """Means and count, for a checkpoint."""
         return {"means": self.means, "count": self.count}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
+        """Go on from a checkpoint. Raises ValueError if it holds something else."""
         means, count = state["means"], state["count"]
         if not isinstance(means, list) or not isinstance(count, int):
             raise ValueError("not the state of a running average")

@@ -44,6 +44,7 @@ class WeightDroppedLstm(nn.LSTM):
     def forward(  # type: ignore[override]
         self, x: Tensor, state: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """[T, B, before] to [T, B, after], and the state behind it, with another mask of weights at each call."""
         weight_ih, weight_hh, bias_ih, bias_hh = (getattr(self, name) for name in _WEIGHTS)
         dropped = F.dropout(weight_hh, self.share, self.training)
         weights = [weight_ih, dropped, bias_ih, bias_hh]

@@ -75,6 +75,7 @@ class Parameters:
 
 
 def main(contract: Contract) -> None:
+    """Load the text, cut it into streams, and train AWD-LSTM to the perplexity goal."""
     parameters = read_parameters(Parameters, contract.parameters)
     world = open_world(contract)
     own_text = parameters.data == "python-topics"
@@ -177,9 +178,11 @@ class Average:
         self._report.say(f"epoch {epoch}: the validation loss no longer falls; averaged SGD from here on")
 
     def state_dict(self) -> dict[str, Any]:
+        """Mean, switch and losses, for a checkpoint."""
         return {"mean": self.mean.state_dict(), "switched": self.switched, "losses": self._losses}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
         self.mean.load_state_dict(state["mean"])
         self.switched, self._losses = state["switched"], list(state["losses"])
 
@@ -215,9 +218,11 @@ class Streams:
         )
 
     def count(self, epoch: int) -> int:
+        """How many updates an epoch has."""
         return len(self._lengths(epoch))
 
     def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[Part]]:
+        """The updates of an epoch from number `begin` on; rates are scaled by the sequence's length."""
         p, lengths = self._p, self._lengths(epoch)
         if not begin:
             self._states = [self._model.initial_state(p.batch_size) for _ in self._groups]
@@ -230,13 +235,16 @@ class Streams:
             start = stop
 
     def prepare(self, part: Part) -> Part:
+        """The part as it is: it is on the device already."""
         return part  # on the device since the beginning
 
     def forward(self, model: nn.Module, data: Part) -> tuple[Tensor, Tensor]:
+        """Outputs of the last layer before and after dropout, [T, B, E] each; keeps the hidden state."""
         raw, dropped, self._states[data.group] = model(data.words, self._states[data.group])
         return raw, dropped
 
     def loss(self, outputs: tuple[Tensor, Tensor], data: Part) -> PassLoss:
+        """Cross-entropy with the penalties of activations; the report has the cross-entropy alone."""
         raw, dropped = outputs
         entropy = self._model.score(dropped, data.targets)
         penalty = regularization(raw, dropped, self._p.activation_penalty, self._p.temporal_penalty)
@@ -250,6 +258,7 @@ class Streams:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take this rank's hidden states out of those of all streams."""
         self._states = []
         for group in range(self._p.accumulation):
             start = (self._first + group) * self._p.batch_size

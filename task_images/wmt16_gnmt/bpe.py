@@ -66,6 +66,7 @@ def read_codes(path: Path) -> BytePairs:
 
 
 def write_codes(path: Path, merges: Iterable[Merge]) -> None:
+    """Write a codes file: one merge per line, best first."""
     path.write_text("".join(f"{line}\n" for line in [HEADER, *map(" ".join, merges)]), encoding="utf-8")
 
 

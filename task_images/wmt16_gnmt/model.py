@@ -20,6 +20,8 @@ State = tuple[Tensor, Tensor]  # hidden and cell state, each (1, B x K, D)
 
 @dataclass(frozen=True)
 class Size:
+    """Width, layers and dropout of the model."""
+
     width: int = 1024
     layers: int = 4  # of encoder and decoder each
     dropout: float = 0.2  # of the input of every LSTM layer
@@ -56,6 +58,7 @@ class Gnmt(TranslationModel):
             self._initialize()
 
     def forward(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
+        """Features [B, T, D] of target [B, T], given source [B, S] with lengths [B]."""
         memory = self._encode(source, lengths)
         y, _ = self.attention_lstm(self._embed(target))
         context = self.attention(y.transpose(0, 1), memory, self.attention.keys(memory), self._mask(source))
@@ -68,15 +71,18 @@ class Gnmt(TranslationModel):
         return features
 
     def scores(self, features: Tensor) -> Tensor:
+        """Scores of all words, [..., V], from features [..., D]."""
         scores: Tensor = self.classifier(features)
         return scores
 
     def begin(self, source: Tensor, lengths: Tensor) -> SearchState:
+        """The decoder's state before the first word, for source [B, S] with lengths [B]."""
         memory = self._encode(source, lengths)
         zero = memory.new_zeros(1, len(source), self.size.width)
         return SearchState(memory, self.attention.keys(memory), self._mask(source), [(zero, zero)] * self.size.layers)
 
     def step(self, words: Tensor, state: SearchState) -> tuple[Tensor, Tensor]:
+        """Scores [B, K, V] after words [B, K], and attention weights [B, K, S]."""
         shape = words.shape
         x, state.states[0] = self.attention_lstm(self._embed(words.reshape(-1, 1)), state.states[0])
         weights = self.attention.weights(x.view(*shape, -1), state.keys, state.mask)
@@ -87,6 +93,7 @@ class Gnmt(TranslationModel):
         return self.scores(x.view(*shape, -1)), weights
 
     def select(self, state: SearchState, sentences: Tensor, beams: Tensor) -> SearchState:
+        """The state of chosen hypotheses: sentences [B'] of the B, and beams [B', K] of each."""
         before = len(state.memory)
         width = state.states[0][0].shape[1] // before
         rows = (sentences[:, None] * width + beams).flatten()
@@ -142,6 +149,7 @@ class Attention(nn.Module):
         return self.weights(x, keys, mask).to(memory.dtype) @ memory
 
     def keys(self, memory: Tensor) -> Tensor:
+        """Wk k for the memory [B, S, D], which is the same for all steps."""
         keys: Tensor = self.key(memory)
         return keys
 

@@ -93,6 +93,7 @@ def _encode(pairs: BytePairs, source: Path, target: Path) -> Counter[str]:
 
 
 def main() -> None:
+    """Prepare raw text from the command line; a problem with it ends the program with what to do."""
     parser = argparse.ArgumentParser(
         prog="python -m task_images.wmt16_gnmt.prepare", description=__doc__.splitlines()[0]
     )

@@ -75,6 +75,7 @@ class Parameters:
 
 
 def main(contract: Contract) -> None:
+    """Read the corpus and train GNMT to the BLEU goal."""
     need("sacrebleu", "sacremoses")
     p = read_parameters(Parameters, contract.parameters)
     check_choices(p, {"goal_bleu": ("lowercased", "cased")})
@@ -123,6 +124,7 @@ def make_rate(p: Parameters, updates: int) -> Rate:
 
 
 def make_task(p: Parameters, contract: Contract, world: World, corpus: Corpus) -> TranslationTask:
+    """The model, batches and search of this rank for the shared translation loop."""
     vocabulary = corpus.vocabulary
     model = Gnmt(vocabulary.size, Size(p.width, p.layers, p.dropout, p.initial_range), PADDING).to(world.device)
     passes = plan_passes(p.global_batch, p.largest_pass, world.size)

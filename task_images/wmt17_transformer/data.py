@@ -28,6 +28,8 @@ OFFICIAL = {"test pairs": 3003}  # newstest2014, complete; the number of trainin
 
 @dataclass(frozen=True)
 class Corpus:
+    """Subtokens, training pairs and test pairs."""
+
     subtokens: Subtokens
     train: Pairs
     test: Pairs

@@ -17,6 +17,8 @@ from task_images.harness.translation.training import TranslationModel
 
 @dataclass(frozen=True)
 class Size:
+    """Width, layers, heads and dropouts of the model."""
+
     width: int = 1024
     inner: int = 4096
     layers: int = 6
@@ -53,6 +55,7 @@ class Transformer(TranslationModel):
             self.embedding[padding].zero_()
 
     def forward(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
+        """Features [B, T, D] of target [B, T], given source [B, S]."""
         mask = self._mask(source)
         memory = self._encode(source, mask)
         x = self._embed(target, range(target.shape[1]))
@@ -62,14 +65,17 @@ class Transformer(TranslationModel):
         return features
 
     def scores(self, features: Tensor) -> Tensor:
+        """Scores of all words, [..., V], from features [..., D]."""
         return F.linear(features, self.embedding)
 
     def begin(self, source: Tensor, lengths: Tensor) -> SearchState:
+        """The decoder's state before the first word, for source [B, S]."""
         mask = self._mask(source)
         memory = self._encode(source, mask)
         return SearchState(mask, [layer.source_memory(memory) for layer in self._decoder_layers()])
 
     def step(self, words: Tensor, state: SearchState) -> tuple[Tensor, None]:
+        """Scores [B, K, V] after words [B, K]; no attention weights."""
         x = self._embed(words, range(state.length, state.length + 1))
         for index, layer in enumerate(self._decoder_layers()):
             before = state.target[index] if state.length else None
@@ -79,6 +85,7 @@ class Transformer(TranslationModel):
         return self.scores(self.decoder_norm(x)), None
 
     def select(self, state: SearchState, sentences: Tensor, beams: Tensor) -> SearchState:
+        """The state of chosen hypotheses: sentences [B'] of the B, and beams [B', K] of each."""
         rows = sentences[:, None]
         target = [(keys[rows, beams], values[rows, beams]) for keys, values in state.target]
         if len(sentences) == len(state.mask):
@@ -111,6 +118,8 @@ class Transformer(TranslationModel):
 
 
 class EncoderLayer(nn.Module):
+    """Self-attention and feed-forward, each after a norm and added to its input."""
+
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.own_norm = nn.LayerNorm(size.width)
@@ -119,12 +128,15 @@ class EncoderLayer(nn.Module):
         self.dropout = size.dropout
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """[B, S, D] to [B, S, D]; `mask` hides padding."""
         y = self.own_norm(x)
         x = x + F.dropout(self.own(y, self.own.keys_and_values(y), mask=mask), self.dropout, self.training)
         return x + F.dropout(self.inner(x), self.dropout, self.training)
 
 
 class DecoderLayer(nn.Module):
+    """Causal self-attention, attention to the source and feed-forward, each after a norm and added to its input."""
+
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.own_norm = nn.LayerNorm(size.width)
@@ -135,6 +147,7 @@ class DecoderLayer(nn.Module):
         self.dropout = size.dropout
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        """[B, T, D] to [B, T, D], given the encoder's `memory` [B, S, D]."""
         y = self.own_norm(x)
         x = x + F.dropout(self.own(y, self.own.keys_and_values(y), causal=True), self.dropout, self.training)
         return self._after_own(x, self.attention.keys_and_values(memory), mask)
@@ -175,6 +188,7 @@ class FeedForward(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        """[..., D] to [..., D]."""
         y: Tensor = self.down(F.dropout(F.relu(self.up(self.norm(x))), self.dropout, self.training))
         return y
 

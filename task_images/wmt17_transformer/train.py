@@ -69,6 +69,7 @@ class Parameters:
 
 
 def main(contract: Contract) -> None:
+    """Read the corpus and train the Transformer to the BLEU goal."""
     need("sacrebleu")
     p = read_parameters(Parameters, contract.parameters)
     check_choices(p, {"goal_bleu": ("lowercased", "cased")})
@@ -88,6 +89,7 @@ def main(contract: Contract) -> None:
 
 
 def make_task(p: Parameters, contract: Contract, world: World, corpus: Corpus) -> TranslationTask:
+    """The model, batches and search of this rank for the shared translation loop."""
     size = Size(p.width, p.inner, p.layers, p.heads, p.dropout, p.attention_dropout, p.inner_dropout)
     model = Transformer(p.vocabulary, size, PADDING).to(world.device)
     passes = plan_passes(p.global_batch, p.largest_pass, world.size)

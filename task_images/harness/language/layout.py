@@ -34,6 +34,7 @@ class Layout:
 
     @property
     def ranks(self) -> int:
+        """How many ranks the mesh has."""
         return self.replicas * self.shards * self.tensor
 
     @property
@@ -43,6 +44,7 @@ class Layout:
 
     @property
     def is_sharded(self) -> bool:
+        """Whether parameters are split over ranks by FSDP."""
         return self.name in ("fsdp2", "hsdp", "tp+fsdp2")
 
     @property
@@ -148,6 +150,7 @@ class Memory:
 
     @property
     def total(self) -> int:
+        """The sum of all parts, in bytes."""
         return self.state + self.gathered + self.activations + self.logits
 
     def __str__(self) -> str:

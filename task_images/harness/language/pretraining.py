@@ -75,6 +75,7 @@ class PretrainingSettings:
 
     @property
     def protocol(self) -> ThroughputProtocol:
+        """The throughput protocol among the parameters; off with 0 blocks."""
         return ThroughputProtocol(self.warmup_updates, self.blocks, self.block_updates)
 
 
@@ -125,7 +126,8 @@ class Batch(Protocol):
     """One pass. `terms`: what the whole update's sum of losses is divided by; in validation, this pass's own terms."""
 
     @property
-    def terms(self) -> float: ...
+    def terms(self) -> float:
+        """How many terms the sum of losses has."""
 
 
 B = TypeVar("B", bound=Batch)

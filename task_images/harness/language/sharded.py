@@ -47,10 +47,12 @@ class ShardedUpdate(Strategy):
         """Shards have no replicas to compare them with."""
 
     def begin(self, weight: float, total: float, passes: int = 1) -> None:
+        """Begin an update of `passes` passes; only the last one exchanges gradients."""
         super().begin(weight, total, passes)
         set_last_pass(self.model, passes == 1)
 
     def last_pass(self) -> AbstractContextManager[object]:
+        """The block of the last backward pass, in which gradients are exchanged."""
         return self._exchange_gradients()
 
     @contextlib.contextmanager

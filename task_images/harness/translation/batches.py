@@ -29,6 +29,7 @@ class Update(NamedTuple):
 
     @property
     def own(self) -> int:
+        """How many sentences this rank has in the update."""
         return sum(map(len, self.passes))
 
 
@@ -91,9 +92,11 @@ class SentenceBatches:
         self.steps = self._cut.steps(-(-len(pairs) // passes.size))
 
     def updates(self, epoch: int, begin: int = 0) -> Iterator[Update]:
+        """The updates of an epoch from number `begin` on."""
         return self._cut.updates(self._batches(epoch), begin)
 
     def padding(self, epoch: int) -> float:
+        """Share of padding in all source and target positions of that epoch, from 0 to 1."""
         return self._cut.padding(self._batches(epoch))
 
     def _batches(self, epoch: int) -> list[Indices]:
@@ -128,9 +131,11 @@ class TokenBatches:
         self.steps = self._cut.steps(len(self._batches(1)))
 
     def updates(self, epoch: int, begin: int = 0) -> Iterator[Update]:
+        """The updates of an epoch from number `begin` on."""
         return self._cut.updates(self._batches(epoch), begin)
 
     def padding(self, epoch: int) -> float:
+        """Share of padding in all source and target positions of that epoch, from 0 to 1."""
         return self._cut.padding(self._batches(epoch))
 
     def _batches(self, epoch: int) -> list[Indices]:

@@ -45,6 +45,7 @@ class Search:
     never: tuple[int, ...] = ()  # words that are not to be produced, such as padding
 
     def length_penalty(self, words: int | Tensor) -> Any:
+        """What a hypothesis' log-probability is divided by."""
         return ((5.0 + words) / 6.0) ** self.length_power
 
 

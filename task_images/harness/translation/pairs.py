@@ -54,6 +54,7 @@ class Side:
         return np.where(inside, self.numbers[places], fill).astype(np.int64)
 
     def sentence(self, index: int) -> list[int]:
+        """The word numbers of a sentence."""
         start = self.starts[index]
         found: list[int] = self.numbers[start : start + self.lengths[index]].tolist()
         return found
@@ -181,10 +182,12 @@ class IndexedWriter:
         self._file: BinaryIO = stack.enter_context(prefix.with_name(f"{prefix.name}.bin").open("wb"))
 
     def add(self, numbers: list[int]) -> None:
+        """Append a sentence."""
         self._lengths.append(len(numbers))
         self._file.write(np.asarray(numbers, _TYPES[self._code]).tobytes())
 
     def finish(self) -> None:
+        """Write the index, without which the data cannot be read."""
         self._file.flush()
         count = len(self._lengths)
         lengths = np.frombuffer(self._lengths, np.int64) if count else np.zeros(0, np.int64)

@@ -25,11 +25,16 @@ class Choices(Protocol):
     """What every translation task's parameters have. `data` is "sample" for made-up sentences."""
 
     @property
-    def data(self) -> str: ...
+    def data(self) -> str:
+        """ "sample" for made-up sentences, else the official data."""
+
     @property
-    def goal_full(self) -> float: ...
+    def goal_full(self) -> float:
+        """BLEU at which the full goal is reached."""
+
     @property
-    def goal_light(self) -> float: ...
+    def goal_light(self) -> float:
+        """BLEU at which the light goal is reached."""
 
 
 @dataclass(frozen=True)

@@ -42,12 +42,15 @@ class TranslationModel(nn.Module):
         raise NotImplementedError
 
     def begin(self, source: Tensor, lengths: Tensor) -> Any:
+        """The decoder's state before the first word, for source [B, S] with lengths [B]."""
         raise NotImplementedError
 
     def step(self, words: Tensor, state: Any) -> tuple[Tensor, Tensor | None]:
+        """Scores [B, K, V] of the next word after words [B, K], and attention weights [B, K, S] or None."""
         raise NotImplementedError
 
     def select(self, state: Any, sentences: Tensor, beams: Tensor) -> Any:
+        """The state of chosen hypotheses: sentences [B'] of the B, and beams [B', K] of each."""
         raise NotImplementedError
 
 
@@ -144,9 +147,11 @@ class PairBatches:
     task: TranslationTask
 
     def count(self, epoch: int) -> int:
+        """How many updates an epoch has."""
         return self.task.batches.steps
 
     def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[Batch]]:
+        """The updates of an epoch from number `begin` on; loss is divided by what the task says."""
         task = self.task
         for update in task.batches.updates(epoch, begin):
             passes = (collate(task.train, indices, task.padding, task.search.start) for indices in update.passes)
@@ -162,13 +167,16 @@ class TranslationWork:
     task: TranslationTask
 
     def prepare(self, part: Batch) -> Batch:
+        """The pass on the device."""
         return move_batch(part, self.world.device)
 
     def forward(self, model: nn.Module, data: Batch) -> Tensor:
+        """The decoder's features [B, T, D], before they become scores."""
         features: Tensor = model(data.source, data.lengths, data.target)
         return features
 
     def loss(self, outputs: Tensor, data: Batch) -> PassLoss:
+        """The smoothed sum of losses over the words, with their number."""
         value = sum_loss(self.task, outputs, data.expected, self.task.label_smoothing)
         return PassLoss(value, value.detach() / max(1, data.words), data.words)
 
