@@ -6,6 +6,7 @@ if the image has torch, a kernel and an all-reduce over all GPUs of the machine.
 it is the proof that later operations adopt, it occupies nothing, and it goes with its node.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ NAME = "mlbench-gpu-probe"
 NAMESPACE = "default"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 PROBE_SECONDS = 900.0
+# A probe is created when the workers show their GPUs: one that no node takes for so long will not be taken at all.
+UNSCHEDULABLE_SECONDS = 60.0
 # The oldest driver branch by major version of CUDA. Source: NVIDIA's CUDA compatibility table, as of 2026-11.
 MIN_DRIVERS = {12: 525, 13: 580}
 IMAGE_CUDA = 13  # of the torch wheels in today's task images
@@ -49,6 +52,7 @@ class GpuProbe(Resource):
         self.node_selector = dict(node_selector)
         self.needs = tuple(needs)
         self.goes_with = goes_with
+        self._unschedulable_since: float | None = None
 
     def find(self) -> ResourceStatus | None:
         try:
@@ -93,7 +97,18 @@ class GpuProbe(Resource):
             return Readiness(True, facts={"gpu_probe": parse_report(_termination_message(status))})
         if phase == "Failed":
             raise explain_failure(_termination_message(status) or str(status.get("message") or "no message"))
-        return Readiness(False, _waiting_reason(status, self.image))
+        if (why := _scheduling_problem(status)) is None:
+            self._unschedulable_since = None
+            return Readiness(False, _waiting_reason(status, self.image))
+        now = time.monotonic()
+        if self._unschedulable_since is None:
+            self._unschedulable_since = now
+        if now - self._unschedulable_since >= UNSCHEDULABLE_SECONDS:
+            raise MlbenchError(
+                f'No worker can run the GPU probe, which asks for {self.gpus} GPUs: "{why}"',
+                hint=f"kubectl describe nodes   shows what the workers offer and who uses it. {AGAIN}",
+            )
+        return Readiness(False, f"no worker takes its pod: {why}")
 
     def delete(self) -> None:
         with open_young_cluster(self.connect) as api:
@@ -165,7 +180,12 @@ def _waiting_reason(status: Mapping[str, Any], image: str) -> str:
             )
         if reason:
             return f"{reason}: {said}" if said else reason
+    return f"its pod is {status.get('phase', 'Pending')}"
+
+
+def _scheduling_problem(status: Mapping[str, Any]) -> str | None:
+    """Why no node takes the pod, in the scheduler's words; None if one has taken it or none has been looked for."""
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return str(condition.get("message") or condition.get("reason"))
-    return f"its pod is {status.get('phase', 'Pending')}"
+    return None

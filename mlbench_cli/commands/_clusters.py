@@ -1,5 +1,6 @@
 """What the commands on clusters print: steps of an operation, plans, prices, documents; and their common options."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -53,9 +54,12 @@ class StepPrinter:
         topic = f"{'deleting' if step.action == 'deleting' else 'creating'} {what}"
         if step.action == "retrying":
             topic = f"{what}: retrying after an error"
-        if topic != self._topic:  # without a terminal, each topic prints a line at once and then one from time to time
+        # Without a terminal, each topic prints a line at once and then one from time to time. What a resource waits for
+        # is part of the topic, except for numbers that move.
+        subject = topic + re.sub(r"\d+", "", because)
+        if subject != self._topic:
             self._line.close()
-            self._line, self._topic = console.ProgressLine(), topic
+            self._line, self._topic = console.ProgressLine(), subject
         self._line.update(lambda width: console.fit_parts([(topic + because, 0), (elapsed, 0)], width))
 
 

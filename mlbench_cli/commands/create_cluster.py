@@ -213,7 +213,8 @@ def _parameter(item: "Field[Any]", kind: Any) -> inspect.Parameter:
 
 
 def _help(provider: CanCreate) -> str:
-    return f"{provider.summary}.\n\nThe cluster is named RELEASE-NUM_WORKERS."
+    notes = getattr(provider, "notes", "")
+    return f"{provider.summary}.\n\nThe cluster is named RELEASE-NUM_WORKERS. {notes}".rstrip()
 
 
 def _keyword(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:

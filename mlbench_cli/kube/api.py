@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.kube.credentials import CredentialSource
 from mlbench_cli.kube.deadline import call_with_deadline
+from mlbench_cli.kube.tls import create_context, explain_connection_failure
 
 if TYPE_CHECKING:
     import urllib3
@@ -276,7 +277,9 @@ class Api:
 
         with self._lock:
             if certificate not in self._clients:
-                self._clients[certificate] = RESTClientObject(configuration)
+                client = RESTClientObject(configuration)
+                client.pool_manager.connection_pool_kw["ssl_context"] = create_context(configuration)
+                self._clients[certificate] = client
             return self._clients[certificate]
 
     def _discard(self, authorization: str | None, certificate: str | None) -> bool:
@@ -299,7 +302,8 @@ class Api:
         return ApiError(
             f"The cluster at {self._endpoint.server} does not answer: {words[:300]}",
             reason="Unreachable",
-            hint="Is the cluster running, and is this machine allowed to reach it?",
+            hint=explain_connection_failure(f"{words} {error!r}")
+            or "Is the cluster running, and is this machine allowed to reach it?",
         )
 
 

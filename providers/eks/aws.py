@@ -14,6 +14,7 @@ from mlbench_cli.errors import (
     did_you_mean,
 )
 from mlbench_cli.extras import install_hint
+from mlbench_cli.kube.tls import explain_connection_failure
 from providers.base import NOT_CONFIGURED, TransientError, call_timeout
 
 CONNECT_SECONDS = 10.0
@@ -190,7 +191,8 @@ def map_cloud_errors(error: Exception, doing: str, region: str) -> Exception:
     if isinstance(error, (exceptions.HTTPClientError, exceptions.ConnectionError, ResponseParserError)):
         return TransientError(
             f"AWS {doing} in {region} gave no usable answer: {words}",
-            hint="Is there a network, and is the region right? Repeat the command; it goes on if it was.",
+            hint=explain_connection_failure(words)
+            or "Is there a network, and is the region right? Repeat the command; it goes on if it was.",
         )
     if isinstance(error, (exceptions.ParamValidationError, exceptions.ConfigParseError, exceptions.BotoCoreError)):
         return UsageError(f"AWS {doing} cannot be asked: {words}")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.extras import install_hint
 from mlbench_cli.kube.credentials import Token
+from mlbench_cli.kube.tls import explain_connection_failure
 from providers.base import NOT_CONFIGURED, BusyError, TransientError, call_timeout
 
 if TYPE_CHECKING:
@@ -160,7 +161,9 @@ def map_cloud_errors(what: str, project: str) -> Iterator[None]:
         hint = SET_CLOCK if any(phrase in words for phrase in SKEWED) else LOGIN
         raise CredentialError(f"Google refused to renew the credentials: {words}", hint=hint) from None
     except auth.TransportError as error:
-        raise TransientError(f"Google's sign-in cannot be reached: {_words(error)}") from None
+        words = _words(error)
+        hint = explain_connection_failure(words) or UNREACHED
+        raise TransientError(f"Google's sign-in cannot be reached: {words}", hint=hint) from None
     except auth.GoogleAuthError as error:
         raise CredentialError(f"The Google credentials cannot be used: {_words(error)}", hint=LOGIN) from None
     except api.GoogleAPICallError as error:
@@ -185,7 +188,7 @@ def error_from_exception(error: Any, what: str, project: str) -> MlbenchError:
         return BusyError(message)
     if isinstance(error, passing):
         unreached = isinstance(error, api.ServiceUnavailable | api.GatewayTimeout)
-        return TransientError(message, hint=UNREACHED if unreached else None)
+        return TransientError(message, hint=explain_connection_failure(message) or (UNREACHED if unreached else None))
     if isinstance(error, api.InvalidArgument) and "ocation" in str(error):
         return UsageError(message, hint="gcloud compute zones list, or regions list")
     if isinstance(error, api.AlreadyExists | api.InvalidArgument | api.FailedPrecondition | api.OutOfRange):

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError, UsageError
+from mlbench_cli.kube.tls import explain_connection_failure
 from providers.base import TransientError, call_timeout
 from providers.gke import api
 from providers.gke.api import Message
@@ -196,7 +197,8 @@ class Compute:
             try:
                 answer = self._session.get(f"{self._base}{path}", timeout=call_timeout())
             except http.RequestException as error:
-                raise TransientError(f"Compute Engine cannot be reached: {error}") from None
+                hint = explain_connection_failure(str(error)) or api.UNREACHED
+                raise TransientError(f"Compute Engine cannot be reached: {error}", hint=hint) from None
             self.date, self.asked = answer.headers.get("Date"), time.time()
             if answer.status_code >= 400:
                 raise exceptions.from_http_response(answer)

@@ -28,8 +28,15 @@ from providers.kind.resources import (
 from providers.kind.tools import call, check_tools, creation_lock, inspect
 
 MAX_NODES = 50
-# The Kubernetes of the node image that each release of kind was published with; others want a full X.Y.Z.
-PUBLISHED_NODE_IMAGES = {"1.32": "1.32.2", "1.33": "1.33.1", "1.34": "1.34.0", "1.35": "1.35.0", "1.36": "1.36.1"}
+# kind's node image of each minor version, by digest, as its release notes ask for: a tag may be built again.
+# Source: the release notes of kind 0.31.0 (1.32 to 1.34) and 0.32.0, and kind's own default between them (1.35).
+NODE_IMAGES = {
+    "1.32": "v1.32.11@sha256:5fc52d52a7b9574015299724bd68f183702956aa4a2116ae75a63cb574b35af8",
+    "1.33": "v1.33.7@sha256:d26ef333bdb2cbe9862a0f7c3803ecc7b4303d8cea8e814b481b09949d353040",
+    "1.34": "v1.34.3@sha256:08497ee19eace7b4b5348db5c6a1591d7752b164530a36f855cb0f2bdcbadd48",
+    "1.35": "v1.35.1@sha256:05d7bcdefbda08b4e038f644c4df690cdac3fba8b06f8289f30e10026720a1ab",
+    "1.36": "v1.36.1@sha256:3489c7674813ba5d8b1a9977baea8a6e553784dab7b84759d1014dbd78f7ebd5",
+}
 INOTIFY_INSTANCES = 512  # what kind's documentation asks for; the usual 128 is used up by three nodes
 
 
@@ -37,7 +44,7 @@ INOTIFY_INSTANCES = 512  # what kind's documentation asks for; the usual 128 is 
 class KindOptions:
     """The options of `mlbench create-cluster kind`; fields are declared once, for flags, plans and the record."""
 
-    image: str | None = option(None, "--image", help="node image; kind's own unless told")
+    image: str | None = option(None, "--image", help="node image; default: kind's own")
     kubernetes_version: str | None = option(
         None, "--kubernetes-version", "-k", help="Kubernetes X.Y or X.Y.Z, by the node image that kind published for it"
     )
@@ -52,7 +59,7 @@ class KindOptions:
     registry_name: str = option(
         "kind-registry", "--registry-name", "--registry_name", "-r", help="its container's name"
     )
-    registry_image: str = option("registry:2", "--registry-image", help="its image")
+    registry_image: str = option("registry:3", "--registry-image", help="its image")
     num_cpus: int | None = option(
         None, "--num-cpus", "-c", help="CPUs that pods may ask for on each node; default: all of this machine's"
     )
@@ -64,15 +71,22 @@ class KindProvider:
 
     name = "kind"
     summary = "Kubernetes in Docker on this machine, to try things out"
+    # The first edition's `-h` was a port of the dashboard's container.
+    notes = (
+        "NUM_WORKERS nodes take runs; one more is the control plane. KIND_EXPERIMENTAL_PROVIDER=podman or nerdctl uses "
+        "that instead of Docker. -h is this help: the first edition's -h (--host_port) has gone with the dashboard's "
+        "container; mlbench serve --port PORT is the dashboard now."
+    )
     options = KindOptions
 
     def new_cluster(self, name: str, nodes: int, options: KindOptions) -> Cluster:
         """Check all options and return the cluster to create.
 
-        `nodes` counts the control plane, which takes runs, too. Raises UsageError for options that do not go together.
+        `nodes` counts the workers; the control plane is one container more. Raises UsageError for options that do not
+        go together.
         """
         if not 1 <= nodes <= MAX_NODES:
-            raise UsageError(f"{nodes} nodes: a KIND cluster has from 1 to {MAX_NODES}, all on this machine.")
+            raise UsageError(f"{nodes} workers: a KIND cluster has from 1 to {MAX_NODES}, all on this machine.")
         if options.num_gpus:
             raise UsageError(
                 "KIND clusters have no GPUs: kind does not support them.",
@@ -148,13 +162,13 @@ def image_of(options: KindOptions) -> str | None:
     parts = version.split(".")
     if not all(part.isdecimal() for part in parts) or len(parts) not in (2, 3):
         raise UsageError(f'--kubernetes-version "{options.kubernetes_version}" is not of the form X.Y or X.Y.Z.')
-    if len(parts) == 2 and version not in PUBLISHED_NODE_IMAGES:
+    if len(parts) == 2 and version not in NODE_IMAGES:
         raise UsageError(
             f"It is not known which node image kind published for Kubernetes {version}; known are "
-            f"{', '.join(PUBLISHED_NODE_IMAGES)}.",
+            f"{', '.join(NODE_IMAGES)}.",
             hint="Give the version as X.Y.Z, or the node image with --image: https://github.com/kubernetes-sigs/kind/releases",
         )
-    return f"kindest/node:v{PUBLISHED_NODE_IMAGES.get(version, version)}"
+    return f"kindest/node:{NODE_IMAGES.get(version, f'v{version}')}"
 
 
 def _check_registry(options: KindOptions) -> None:
@@ -189,7 +203,7 @@ def _warnings(options: KindOptions, nodes: int) -> list[str]:
 
 
 def _discovered_cluster(name: str, labels: Mapping[str, str]) -> Cluster:
-    nodes = int(labels.get(NODES_LABEL, "1"))
+    nodes = int(labels.get(NODES_LABEL, "1"))  # containers, the control plane's among them
     states = list(nodes_of(name).values())
     with creation_lock(name) as lock:
         being_made = lock is None
@@ -199,7 +213,7 @@ def _discovered_cluster(name: str, labels: Mapping[str, str]) -> Cluster:
     if REGISTRY_LABEL in labels:
         options = {"registry_name": labels[REGISTRY_LABEL], "registry_port": 0}
     details = {
-        "nodes": nodes,
+        "nodes": max(1, nodes - 1),
         "gpus_per_node": 0,
         "functional_only": True,
         "options": options,

@@ -11,7 +11,7 @@ from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.model import Cluster
 from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, TransientError, ownership_tags
-from providers.kind.tools import KIND_LABEL, call, creation_lock, inspect, lines, succeeds
+from providers.kind.tools import KIND_LABEL, call, container_program, creation_lock, inspect, lines, succeeds
 
 NODES_LABEL = "mlbench-nodes"
 REGISTRY_LABEL = "mlbench-registry"
@@ -52,7 +52,7 @@ class MarkerVolume(Resource):
         return ResourceStatus(
             "there",
             ours=found.get(CLUSTER_TAG) == self.cluster.name,
-            differs=f"{has} nodes instead of {asked}" if has != asked else None,
+            differs=f"{has} nodes, the control plane among them, instead of {asked}" if has != asked else None,
         )
 
     def create(self) -> None:
@@ -328,9 +328,8 @@ class LoadedImage(Resource):
 
 
 def nodes_in(cluster: Cluster) -> int:
-    """The number of node containers; 1, the least, for a cluster whose record does not know it."""
-    nodes = ClusterDetails.of(cluster).nodes
-    return 1 if nodes is None else nodes
+    """The number of node containers: the workers and the control plane, which alone is the least."""
+    return (ClusterDetails.of(cluster).nodes or 0) + 1
 
 
 def volume_of(cluster: str) -> str:
@@ -372,7 +371,9 @@ def list_owned_clusters(label: str = CLUSTER_TAG) -> dict[str, dict[str, str]]:
 
 def keeps_images_in_containerd() -> bool:
     """Whether Docker uses containerd's image store (the default since Docker 29)."""
-    return "io.containerd.snapshotter" in call(["docker", "info", "--format", "{{json .DriverStatus}}"])
+    return container_program() == "docker" and "io.containerd.snapshotter" in call(
+        ["docker", "info", "--format", "{{json .DriverStatus}}"]
+    )
 
 
 def platform_of(image: str) -> str:

@@ -1,17 +1,27 @@
-"""Calls of `docker` and `kind`: each with a deadline, without a shell; errors quote the tool's own words."""
+"""Calls of `docker` and `kind`: each with a deadline, without a shell; errors quote the tool's own words.
 
+KIND_EXPERIMENTAL_PROVIDER, kind's own variable, names another program that speaks Docker's language: podman, nerdctl.
+"""
+
+import os
 import shutil
 import subprocess
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
-from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, UsageError
+from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, UsageError, did_you_mean
 from providers.base import TransientError
 from providers.file_locks import inheritable_lock
 
 CALL_SECONDS = 60.0
 KIND_LABEL = "io.x-k8s.kind.cluster"
+# What may stand in for Docker, with the words that `inspect` uses for an object that does not exist.
+CONTAINER_PROGRAMS = ("docker", "podman", "nerdctl", "finch")
+ABSENT = ("o such {kind}", "{kind} not known", "no {kind} with name")
 INSTALL = {
+    "podman": "Install Podman: https://podman.io/docs/installation",
+    "finch": "Install Finch: https://runfinch.com",
+    "nerdctl": "Install nerdctl: https://github.com/containerd/nerdctl",
     "docker": "Install Docker: https://docs.docker.com/engine/install/",
     "kind": "Install kind: https://kind.sigs.k8s.io/docs/user/quick-start/#installation",
 }
@@ -38,7 +48,12 @@ HINTS = (
 
 
 def call(argv: Sequence[str], *, seconds: float = CALL_SECONDS, text: str = "", keep_open: Sequence[int] = ()) -> str:
-    """What the command prints to stdout. `text` is its stdin. Raises an MlbenchError with the command's own words."""
+    """What the command prints to stdout. `text` is its stdin. Raises an MlbenchError with the command's own words.
+
+    The command "docker" stands for the program that `container_program` names.
+    """
+    if argv[0] == "docker":
+        argv = [container_program(), *argv[1:]]
     try:
         done = subprocess.run(
             argv, input=text.encode(), capture_output=True, timeout=seconds, check=False, pass_fds=tuple(keep_open)
@@ -87,20 +102,32 @@ def inspect(kind: str, name: str) -> object:
     try:
         return json.loads(call(["docker", kind, "inspect", name]))[0]
     except MlbenchError as error:
-        if f"o such {kind}" in error.message:  # with a capital or a small n, as the version has it
+        if any(words.format(kind=kind) in error.message for words in ABSENT):  # "No such" or "no such", by version
             return None
         raise
 
 
+def container_program() -> str:
+    """Docker, or what KIND_EXPERIMENTAL_PROVIDER names. Raises UsageError for a program that kind does not know."""
+    name = os.environ.get("KIND_EXPERIMENTAL_PROVIDER") or "docker"
+    if name not in CONTAINER_PROGRAMS:
+        near = did_you_mean(name, CONTAINER_PROGRAMS)
+        raise UsageError(
+            f'KIND_EXPERIMENTAL_PROVIDER is "{name}", which kind does not know.{near}',
+            hint=f"It may be {', '.join(CONTAINER_PROGRAMS)}.",
+        )
+    return name
+
+
 def check_tools() -> str:
     """kind's version. Raises if kind or Docker is missing, or Docker does not run."""
-    for program in ("docker", "kind"):
+    for program in (container_program(), "kind"):
         if shutil.which(program) is None:
             raise UsageError(
                 f"KIND clusters need {program}, which is not installed, or not on the PATH.",
                 hint=f"{INSTALL[program]}\nmlbench doctor   shows all that is missing",
             )
-    call(["docker", "info", "--format", "{{.ServerVersion}}"])
+    call(["docker", "info"])
     return call(["kind", "version"]).split()[1]
 
 

@@ -88,7 +88,7 @@ def test_clusters_are_listed_and_planned(mac: Mac, google: Google, tmp_path: Pat
 
 def test_a_kind_cluster_is_made_and_deleted(mac: Mac, tmp_path: Path) -> None:
     world = World(tmp_path / "world")
-    world.change(images={"registry:2": "sha256:01", "node": "sha256:03"})
+    world.change(images={"registry:3": "sha256:01", "node": "sha256:03"})
     mac.environment |= {"KIND_WORLD": str(world.path), "PATH": f"{world.bin}:/usr/bin:/bin"}
     mac.mlbench("create-cluster", "kind", "1", "rel", "--yes")
     assert [cluster["state"] for cluster in mac.json("list-clusters")["clusters"]] == ["ready", "ready"]

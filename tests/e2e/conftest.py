@@ -18,7 +18,7 @@ from mlbench_cli.kube.api import ApiError
 from tests.e2e import real
 from tests.e2e.runs import Cluster, Runs, restricted_namespace
 
-CLUSTER = "mlbench-e2e-3"  # one control plane, two machines for workers
+CLUSTER = "mlbench-e2e-2"  # two machines for workers, and the control plane
 TASKS = ("allreduce", "digits_resnet")
 
 
@@ -49,7 +49,7 @@ def mlbench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mlbench]:
             pytest.skip(f"{tool} is not on the path: run make e2e")
     image = os.environ.get("MLBENCH_TEST_NODE_IMAGE")
     command = Mlbench(tmp_path_factory.mktemp("home"))
-    words = ["create-cluster", "kind", "3", CLUSTER.removesuffix("-3"), "--yes"]
+    words = ["create-cluster", "kind", "2", CLUSTER.removesuffix("-2"), "--yes"]
     words += ["--image", image] if image else []
     for task in TASKS:
         words += ["--load", f"mlbench/{task}:{mlbench_cli.__version__}"]

@@ -14,7 +14,7 @@ from mlbench_cli.kube.access import Access
 
 NODE_IMAGE = os.environ.get("MLBENCH_TEST_NODE_IMAGE")
 SHELL_IMAGE = os.environ.get("MLBENCH_TEST_LOAD_IMAGE")
-NAME = "mlbench-gate-3"  # one control plane, two machines for workers
+NAME = "mlbench-gate-2"  # two machines for workers, and the control plane
 LABELS = {"mlbench-role": "worker", "nvidia.com/gpu.present": "true"}
 DEVICES = {"nvidia.com/gpu": 1, "vpc.amazonaws.com/efa": 1}
 
@@ -42,7 +42,7 @@ def kubernetes(folder: Path) -> Iterator[Access]:
     image = ["--image", NODE_IMAGE] if NODE_IMAGE else []
     try:
         release = NAME.rpartition("-")[0]
-        mlbench(environment, "create-cluster", "kind", "3", release, "--load", str(SHELL_IMAGE), *image)
+        mlbench(environment, "create-cluster", "kind", "2", release, "--load", str(SHELL_IMAGE), *image)
         file = folder / "kubeconfig"
         mlbench(environment, "kubeconfig", "export", NAME, "--file", str(file))
         access = Access.from_kubeconfig(file)

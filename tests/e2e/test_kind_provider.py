@@ -21,7 +21,7 @@ from mlbench_cli.kube.access import Access
 
 NODE_IMAGE = os.environ.get("MLBENCH_TEST_NODE_IMAGE")
 LOAD_IMAGE = os.environ.get("MLBENCH_TEST_LOAD_IMAGE")
-NAMES = ("mlbench-test-2", "mlbench-half-2")
+NAMES = ("mlbench-test-1", "mlbench-half-1")
 
 pytestmark = [
     pytest.mark.cluster,
@@ -51,7 +51,7 @@ def _mlbench(home: Path, *words: str, code: int = 0) -> str:
 
 def _create_words(release: str, *more: str) -> list[str]:
     image = ["--image", NODE_IMAGE] if NODE_IMAGE else []
-    return ["create-cluster", "kind", "2", release, *image, *more]
+    return ["create-cluster", "kind", "1", release, *image, *more]
 
 
 def list_left_in_docker(name: str) -> list[str]:
@@ -100,13 +100,13 @@ def test_killed_half_way_nothing_leaks(tmp_path: Path) -> None:
     environment = {**os.environ, "MLBENCH_HOME": str(tmp_path / "first")}
     client = subprocess.Popen(_command(*_create_words("mlbench-half")), env=environment, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while not any(len(item) == 12 for item in list_left_in_docker("mlbench-half-2")) and time.monotonic() < deadline:
+    while not any(len(item) == 12 for item in list_left_in_docker("mlbench-half-1")) and time.monotonic() < deadline:
         time.sleep(0.2)
     client.send_signal(signal.SIGKILL)
     client.wait()
-    assert list_left_in_docker("mlbench-half-2")
+    assert list_left_in_docker("mlbench-half-1")
     # kind goes on without its client; the removal waits for it.
-    _mlbench(tmp_path / "second", "delete-cluster", "kind", "mlbench-half-2", "--yes")
-    assert list_left_in_docker("mlbench-half-2") == []
+    _mlbench(tmp_path / "second", "delete-cluster", "kind", "mlbench-half-1", "--yes")
+    assert list_left_in_docker("mlbench-half-1") == []
     time.sleep(3)
-    assert list_left_in_docker("mlbench-half-2") == []
+    assert list_left_in_docker("mlbench-half-1") == []

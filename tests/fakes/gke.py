@@ -91,6 +91,7 @@ class World:
     # GKE's own driver and the newest. ASSUMED: 535 was the default in 2026-02 (rapidsai/deployment#656).
     drivers: dict[str, str] = field(default_factory=lambda: {"DEFAULT": "535.274.02", "LATEST": "580.159.03"})
     torch_in_images: bool = False
+    gpus_taken: bool = False  # by pods of others, so that no further pod gets one
     unpullable: dict[str, str] = field(default_factory=dict)  # images, with the kubelet's words
     outside: set[str] = field(default_factory=set)  # disks' handles and load balancers' addresses
 
@@ -364,7 +365,7 @@ class World:
                 node = Node(
                     dict(pool.config.labels),
                     tuple(taint.key for taint in pool.config.taints),
-                    gpus if driver else 0,
+                    gpus if driver and not self.gpus_taken else 0,
                     driver=driver,
                 )
                 found += [node] * (pool.initial_node_count * len(pool.locations))

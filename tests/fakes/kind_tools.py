@@ -151,6 +151,8 @@ def options(argv: list[str], *flags: str) -> tuple[dict[str, list[str]], list[st
 
 
 def docker_info(state: State, argv: list[str]) -> str:
+    if "--format" in argv and os.environ.get("KIND_EXPERIMENTAL_PROVIDER") == "podman":
+        raise ToolError("Error: template: info: can't evaluate field DriverStatus in type *define.Info")
     if state["trouble"].get("docker") == "down":
         raise ToolError(
             "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?"
@@ -238,6 +240,8 @@ def docker_network(state: State, argv: list[str]) -> str:
 
 
 def docker_image(state: State, argv: list[str]) -> str:
+    if argv[1] not in state["images"] and os.environ.get("KIND_EXPERIMENTAL_PROVIDER") == "podman":
+        raise ToolError(f"Error: {argv[1]}: image not known")
     if argv[1] not in state["images"]:
         raise ToolError(f"[]\nError: No such image: {argv[1]}")
     return as_json([{"Id": state["images"][argv[1]], "Os": "linux", "Architecture": "amd64"}])
@@ -369,7 +373,9 @@ def main(program: str, argv: list[str]) -> str:
     if trouble == "kill-before":
         os.kill(os.getppid(), signal.SIGKILL)
         return ""
-    function = globals()[f"{program}_{argv[0]}"]
+    if program != os.environ.get("KIND_EXPERIMENTAL_PROVIDER", "docker") != "" and program != "kind":
+        raise ToolError(f"{program} is not the program that was chosen")
+    function = globals()[f"{'kind' if program == 'kind' else 'docker'}_{argv[0]}"]
     if function is kind_create:
         answer: str = kind_create(path, argv[1:])
     else:

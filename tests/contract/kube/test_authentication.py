@@ -290,6 +290,35 @@ def test_a_certificate_is_verified_unless_the_kubeconfig_says_otherwise(https: t
         execute(Access(server.url), "default", "p", ["true"])
 
 
+def test_a_certificate_authority_of_old_clusters_is_accepted_where_python_checks_strictly(
+    https: tuple[KubeApi, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Python 3.13 does: the certificate of this server lacks the key identifiers, as those of old clusters do."""
+    import urllib3.util.ssl_ as tls
+
+    lenient = tls.create_urllib3_context
+
+    def strict(*words: Any, **named: Any) -> ssl.SSLContext:
+        context = lenient(*words, **named)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(tls, "create_urllib3_context", strict)
+    monkeypatch.setattr("urllib3.connection.create_urllib3_context", strict)
+    server, ca = https
+    assert works(Access(server.url, ca=ca))
+    with pytest.raises(ApiError, match="CERTIFICATE_VERIFY_FAILED") as caught:  # but another's is not
+        works(Access(server.url))
+    assert "The certificate of the server is not trusted" in str(caught.value.hint)
+
+
+def test_a_proxy_that_refuses_is_named(https: tuple[KubeApi, bytes]) -> None:
+    server, ca = https
+    with pytest.raises(ApiError) as caught:
+        works(Access(server.url, ca=ca, proxy="http://127.0.0.1:9"))
+    assert "HTTPS_PROXY" in str(caught.value.hint)
+
+
 # --- a pod's service account ------------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from tests.fakes.gke import Google
 from tests.fakes.gke import World as GkeWorld
 from tests.fakes.kind_tools import World
 
-IMAGES = {"registry:2": "sha256:01", "my/task:1": "sha256:02", "node": "sha256:03"}
+IMAGES = {"registry:3": "sha256:01", "my/task:1": "sha256:02", "node": "sha256:03"}
 
 
 @pytest.fixture

@@ -89,6 +89,20 @@ def test_an_image_that_cannot_be_pulled_ends_the_wait(command: Any, gke_world: W
     assert "task_images/build.sh" in result.err
 
 
+def test_a_probe_that_no_worker_can_run_ends_the_wait_with_the_schedulers_words(
+    command: Any, gke_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("providers.gpu_probe.UNSCHEDULABLE_SECONDS", 0.5)
+    gke_world.gpus_taken = True
+    result = command(*CREATE)
+    assert result.code == 1
+    assert "creating GPU probe mlbench-gpu-probe: no worker takes its pod: 0/2 nodes are available" in result.err
+    assert 'No worker can run the GPU probe, which asks for 1 GPUs: "0/2 nodes are available' in result.err
+    assert "kubectl describe nodes" in result.err
+    gke_world.gpus_taken = False
+    assert command(*CREATE).code == 0
+
+
 def test_without_gpus_or_on_request_there_is_no_probe(command: Any, gke_world: World) -> None:
     kinds = {}
     for words in (["--gpu-type", "l4", "--probe-image", "none"], ["-t", "n1-standard-4"], ["--gpu-type", "l4"]):

@@ -17,7 +17,7 @@ import yaml
 from mlbench_cli.errors import CapacityError, NotFoundError, UsageError
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
-from providers.kind import KindOptions, KindProvider, kubeconfig_of
+from providers.kind import KindOptions, KindProvider, image_of, kubeconfig_of
 from providers.kind.resources import list_owned_clusters
 from providers.lifecycle import down, up
 from tests.fakes.kind_tools import World
@@ -29,7 +29,7 @@ CHANGING = re.compile(
 )
 
 
-def _cluster(name: str = "demo-2", nodes: int = 2, options: KindOptions = FULL) -> Cluster:
+def _cluster(name: str = "demo-2", nodes: int = 1, options: KindOptions = FULL) -> Cluster:
     described = KindProvider().new_cluster(name, nodes, options)
     return Cluster(name, "kind", details={**described.details, "owner": "tester", "expires": 4102444800})
 
@@ -83,6 +83,37 @@ def test_a_cluster_with_registry_and_images(world: World) -> None:
     assert world.left == []
     assert not kubeconfig.parent.exists()
     assert [item for item in os.listdir(tempfile.gettempdir()) if item.startswith("mlbench-image")] == []
+
+
+def test_the_number_is_that_of_workers_as_on_every_provider(world: World) -> None:
+    made = _make(_cluster("demo-3", 3))
+    assert sorted(world.state["containers"]) == [
+        *("demo-3-control-plane", "demo-3-worker", "demo-3-worker2", "demo-3-worker3"), "kind-registry"
+    ]  # fmt: skip
+    [found] = KindProvider().discover({})
+    assert found.details["nodes"] == made.details["nodes"] == 3
+
+
+@pytest.mark.parametrize("program", ["podman", "nerdctl"])
+def test_another_program_of_containers_is_named_by_kinds_own_variable(
+    world: World, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    os.symlink(world.bin / "docker", world.bin / program)
+    monkeypatch.setenv("KIND_EXPERIMENTAL_PROVIDER", program)
+    assert KindProvider().plan(_cluster()).total == 0
+    _make(_cluster())
+    _remove(_cluster())
+    assert world.left == []
+    assert {call.split()[0] for call in world.state["log"]} == {program, "kind"}
+    monkeypatch.setenv("KIND_EXPERIMENTAL_PROVIDER", "podmann")
+    with pytest.raises(UsageError, match=r'which kind does not know\. Did you mean "podman"'):
+        KindProvider().plan(_cluster())
+
+
+def test_every_version_has_a_node_image_by_digest() -> None:
+    for version in ("1.32", "1.33", "1.34", "1.35", "1.36"):
+        image = image_of(KindOptions(kubernetes_version=version))
+        assert re.fullmatch(rf"kindest/node:v{version}\.\d+@sha256:[0-9a-f]{{64}}", str(image))
 
 
 def test_made_twice_nothing_changes(world: World) -> None:
@@ -274,7 +305,7 @@ def test_cpus_that_are_not_for_pods_are_in_the_kubelets_configuration() -> None:
 
 def test_the_node_image_follows_the_version(world: World) -> None:
     _make(_cluster(options=KindOptions(kubernetes_version="v1.34")))
-    assert any("--image kindest/node:v1.34.0" in call for call in world.state["log"])
+    assert any("--image kindest/node:v1.34.3@sha256:" in call for call in world.state["log"])
 
 
 def test_the_plan_checks_tools_and_images_and_makes_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
