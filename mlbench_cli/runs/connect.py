@@ -1,14 +1,17 @@
 """The engine that executes runs on a cluster."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from mlbench_cli.engines.base import Engine
 from mlbench_cli.model import Cluster
+
+if TYPE_CHECKING:
+    from mlbench_cli.engines.base import Engine
 
 FINALIZER = "mlbench_cli.runs.finalize"
 
 
-def connect_engine(cluster: Cluster, report: Callable[[str], None] | None = None) -> Engine:
+def connect_engine(cluster: Cluster, report: Callable[[str], None] | None = None) -> "Engine":
     """The engine of `cluster`. Raises MlbenchError if the cluster gives no access; it is not asked for anything yet.
 
     `report` gets the sentences for a person whose run waits for this machine.
