@@ -64,7 +64,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=15)
     repeats = parser.parse_args().repeats
-    with tempfile.TemporaryDirectory() as home:
+    # The last run's supervisor may still be ending when the folder is removed.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
         ways = {
             "python -c pass": interpreter,
             "by hand": by_hand,
