@@ -20,6 +20,7 @@ from providers.kind.resources import (
     Registry,
     RegistryEntry,
     control_plane_of,
+    count_running_nodes,
     list_owned_clusters,
     nodes_in,
     nodes_of,
@@ -37,6 +38,7 @@ NODE_IMAGES = {
     "1.35": "v1.35.1@sha256:05d7bcdefbda08b4e038f644c4df690cdac3fba8b06f8289f30e10026720a1ab",
     "1.36": "v1.36.1@sha256:3489c7674813ba5d8b1a9977baea8a6e553784dab7b84759d1014dbd78f7ebd5",
 }
+INOTIFY_LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
 INOTIFY_INSTANCES = 512  # what kind's documentation asks for; the usual 128 is used up by three nodes
 
 
@@ -193,12 +195,14 @@ def _warnings(options: KindOptions, nodes: int) -> list[str]:
         warnings.append(f"The node image {image} is not on this machine and will be pulled.")
     if options.registry_port is not None and inspect("image", options.registry_image) is None:
         warnings.append(f"The registry's image {options.registry_image} is not on this machine and will be pulled.")
-    instances = Path("/proc/sys/fs/inotify/max_user_instances")
-    if nodes > 3 and instances.exists() and int(instances.read_text()) < INOTIFY_INSTANCES:
-        warnings.append(
-            f"{nodes} nodes may use up the inotify instances of this machine: "
-            f"sudo sysctl fs.inotify.max_user_instances={INOTIFY_INSTANCES}"
-        )
+    if INOTIFY_LIMIT.exists() and int(INOTIFY_LIMIT.read_text()) < INOTIFY_INSTANCES:
+        running = count_running_nodes()
+        if nodes + running > 3:
+            beside = f" beside {running} of other clusters" if running else ""
+            warnings.append(
+                f"{nodes} nodes{beside} may use up the inotify instances of this machine, and never become ready: "
+                f"sudo sysctl fs.inotify.max_user_instances={INOTIFY_INSTANCES}"
+            )
     return warnings
 
 

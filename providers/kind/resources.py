@@ -352,6 +352,11 @@ def nodes_of(cluster: str) -> dict[str, str]:
     return found
 
 
+def count_running_nodes() -> int:
+    """How many nodes of KIND clusters, ours or not, run on this machine."""
+    return len(lines(["docker", "ps", "--filter", f"label={KIND_LABEL}", "--format", "{{.Names}}"]))
+
+
 def workers_of(cluster: str) -> list[str]:
     """The node containers that take runs: the control plane only if it is alone."""
     control_plane = control_plane_of(cluster)

@@ -29,6 +29,10 @@ for tool in docker kind; do
 done
 docker info >/dev/null 2>&1 || { echo "e2e: no Docker engine answers" >&2; exit 2; }
 
+# Each node takes some 40 inotify instances; of the usual 128 there are none left for a second cluster's kubelet.
+limit=/proc/sys/fs/inotify/max_user_instances
+if [ -w "$limit" ] && [ "$(cat "$limit")" -lt 1024 ]; then echo 1024 >"$limit"; fi
+
 # helm, for charts: if there is none and Go can build it, it is built once.
 if ! command -v helm >/dev/null && command -v go >/dev/null; then
   tools=${XDG_CACHE_HOME:-$HOME/.cache}/mlbench-e2e/helm-$HELM_VERSION

@@ -185,9 +185,11 @@ def docker_volume(state: State, argv: list[str]) -> str:
 
 def docker_ps(state: State, argv: list[str]) -> str:
     given, _ = options(argv, "--filter", "--format")
-    cluster = given["--filter"][0].split("=", 2)[2]
-    found = {name: item for name, item in state["containers"].items() if item.get("cluster") == cluster}
-    return "\n".join(f"{name}\t{item['state']}" for name, item in found.items())
+    _, _, cluster = given["--filter"][0].removeprefix("label=").partition("=")  # empty: the nodes of all
+    nodes = {name: item for name, item in state["containers"].items() if item.get("cluster")}
+    found = {name: item for name, item in nodes.items() if cluster in ("", item["cluster"])}
+    form = "{name}\t{state}" if "{{.State}}" in given["--format"][0] else "{name}"
+    return "\n".join(form.format(name=name, state=item["state"]) for name, item in found.items())
 
 
 def docker_container(state: State, argv: list[str]) -> str:

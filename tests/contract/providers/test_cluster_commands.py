@@ -37,6 +37,18 @@ def test_create_shows_makes_and_chooses_the_cluster(mlbench: Any, world: World) 
     assert [entry["name"] for entry in details["provisioning"]] == ["mlbench-rel-2", "rel-2"]
 
 
+def test_nodes_of_all_clusters_count_for_what_the_kernel_allows(
+    mlbench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = tmp_path / "max_user_instances"
+    monkeypatch.setattr("providers.kind.INOTIFY_LIMIT", limit)
+    limit.write_text("128\n")
+    assert "inotify" not in mlbench("create-cluster", "kind", "2", "first").err
+    assert "2 nodes beside 2 of other clusters may use up" in mlbench("create-cluster", "kind", "2", "second").err
+    limit.write_text("1024\n")
+    assert "inotify" not in mlbench("create-cluster", "kind", "2", "third").err
+
+
 def test_json_is_one_document_on_stdout(mlbench: Any) -> None:
     told = mlbench("create-cluster", "kind", "1", "rel", "-o", "json")
     assert told.json["cluster"]["name"] == "rel-1"
