@@ -48,7 +48,7 @@ class LogReader:
 
     def read_blocks(self) -> Iterator[LogBlock]:
         """The lines of all ranks as they are now, merged by time; lines of one rank keep their order."""
-        sizes = read_log_sizes(self._run.folder / "resources.jsonl")
+        sizes = read_log_sizes(self._run.folder)
         blocks = [split_blocks(rank, self.read_lines(rank), sizes.get(rank)) for rank in self._ranks]
         return heapq.merge(*blocks, key=lambda block: (block.time or 0.0, block.rank))
 

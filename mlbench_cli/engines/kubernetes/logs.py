@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mlbench_cli.engines.base import LOG_GAP
 from mlbench_cli.kube.api import Api
 from mlbench_cli.model import Finding
+from mlbench_cli.run_folder import LOG_TIMES, STATE_FOLDER
 
 if TYPE_CHECKING:
     import urllib3
@@ -49,6 +50,7 @@ class Position:
     begun: bool = False  # worker.sh has said that the log begins
     gaps: list[int] = field(default_factory=list)  # offsets before which lines are missing
     sampled: int = 0  # bytes of the file of samples
+    timed: int = 0  # bytes of the file of times
     summary: dict[str, Any] | None = None  # what worker.sh said at its end
 
 
@@ -60,6 +62,7 @@ class LogFile:
 
     def __init__(self, folder: Path, worker: int, rank: int) -> None:
         self.worker = worker
+        self.rank = rank
         self.path = folder / "logs" / f"rank-{rank}.log"
         self.state = position_file(folder, rank)
         self.position = read_position(self.state) or Position()
@@ -68,15 +71,20 @@ class LogFile:
             path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(self.path, "ab")  # noqa: SIM115
         self._samples = open(samples_file(folder, rank), "ab")  # noqa: SIM115
-        if self._file.tell() < self.position.offset or self._samples.tell() < self.position.sampled:
-            self.position = Position()  # somebody removed the copy: start anew
+        self._times = open(times_file(folder, rank), "ab")  # noqa: SIM115
+        position = self.position
+        copied = ((self._file, position.offset), (self._samples, position.sampled), (self._times, position.timed))
+        if any(file.tell() < size for file, size in copied):
+            self.position = Position()  # somebody removed the copy: it is made from the beginning
         self._file.truncate(self.position.offset)
         self._samples.truncate(self.position.sampled)
+        self._times.truncate(self.position.timed)
 
     def close(self) -> None:
         """Close both files. Call `save` before, or the last position is lost."""
         self._file.close()
         self._samples.close()
+        self._times.close()
 
     def save(self, force: bool = True) -> None:
         """Write lines and position to disk, atomically; without `force` at most once in SAVE_SECONDS."""
@@ -84,6 +92,7 @@ class LogFile:
             return
         self._file.flush()
         self._samples.flush()
+        self._times.flush()
         self._saved = time.monotonic()
         temporary = self.state.with_suffix(f".{os.getpid()}.tmp")
         temporary.write_text(json.dumps(asdict(self.position)), "utf-8")
@@ -91,6 +100,8 @@ class LogFile:
 
     def finish(self) -> None:
         """Nothing more will come. On disk when this returns."""
+        if not self.position.complete:
+            self._note_size()
         self.position.complete = True
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -129,6 +140,8 @@ class LogFile:
     def take(self, stamp: str, text: bytes, end: bytes = b"\n") -> None:
         """Append one line."""
         position = self.position
+        if position.last and position.last[:SECOND] != stamp[:SECOND]:
+            self._note_size()
         if MARKER in text:
             text, end = self._word(text, end)
         elif SAMPLE in text:
@@ -143,6 +156,17 @@ class LogFile:
         position.counts[second] = position.counts.get(second, 0) + 1
         position.last = stamp
         position.newest = max(position.newest, stamp)
+
+    def _note_size(self) -> None:
+        """Note how long the log was when its last line was written: once a second, as the local engine does."""
+        position = self.position
+        time = _parse_stamp(position.last)
+        if time is None:
+            return
+        row = {"time": time, "kind": "log", "rank": self.rank, "log_bytes": position.offset}
+        line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
+        self._times.write(line)
+        position.timed += len(line)
 
     def note_gap(self) -> None:
         """Lines are missing before what comes next."""
@@ -218,6 +242,11 @@ def _log_name(rank: int) -> str:
 def samples_file(folder: Path, rank: int) -> Path:
     """The resources that a worker has told in its log, one JSON object a line."""
     return folder / ".state" / f"samples-{rank}.jsonl"
+
+
+def times_file(folder: Path, rank: int) -> Path:
+    """The size of a worker's log over time, by the node's time stamps of its lines; one JSON object a line."""
+    return folder / STATE_FOLDER / f"{LOG_TIMES}{rank}.jsonl"
 
 
 def read_position(path: Path) -> Position | None:
@@ -354,3 +383,11 @@ def _split(line: bytes) -> tuple[str, bytes]:
     if len(stamp) < 20 or stamp[10:11] != b"T" or not stamp[:4].isdigit():
         return "", line
     return stamp.decode("ascii", "replace"), text
+
+
+def _parse_stamp(stamp: str) -> float | None:
+    """A time stamp of the node in seconds since 1970; None if it is none."""
+    try:
+        return datetime.fromisoformat(stamp).timestamp()
+    except (ValueError, OverflowError):
+        return None

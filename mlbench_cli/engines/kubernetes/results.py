@@ -23,7 +23,7 @@ from mlbench_cli.engines.kubernetes.fetch import (
 )
 from mlbench_cli.engines.kubernetes.follower import RunFollower
 from mlbench_cli.engines.kubernetes.keeper import Keeper, KeptWorker, kept_file, why_gone
-from mlbench_cli.engines.kubernetes.logs import log_gap, position_file, read_position, samples_file
+from mlbench_cli.engines.kubernetes.logs import log_gap, position_file, read_position, samples_file, times_file
 from mlbench_cli.engines.kubernetes.manifests import FETCHED_ANNOTATION, GRACE_SECONDS, holders
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, has_ended, has_started, last_words
 from mlbench_cli.files import write_atomically
@@ -280,13 +280,15 @@ class Results:
             collector.wait(LOOK_SECONDS)
 
     def _write_resources(self) -> None:
-        """resources.jsonl: what the fetched workers sampled each second, and of the others what their logs tell."""
+        """resources.jsonl: what the fetched workers sampled each second, and of the others what their logs say; and
+        the sizes of the logs over time, by the nodes' time stamps of their lines."""
         lines = []
         for worker in range(self._run.spec.workers):
             told = samples_file(self._run.folder, self._ranks[worker])
             sampled = _lines(self._resources_file(worker)) or _lines(told)
             last = (self._following.collector.summary(worker) or {}).get("resources")
             lines += sampled or ([json.dumps(last, separators=(",", ":"))] if isinstance(last, dict) else [])
+            lines += _lines(times_file(self._run.folder, self._ranks[worker]))
         if lines:
             write_atomically(self._run.folder / "resources.jsonl", ("\n".join(lines) + "\n").encode())
 

@@ -78,9 +78,9 @@ class ResourceSample:
 
     @classmethod
     def parse(cls, run: str, row: Mapping[str, Any]) -> "ResourceSample | None":
-        """A line of resources.jsonl; None for one without rank or time."""
+        """A line of resources.jsonl; None for one without rank or time, and for one of another kind."""
         moment, rank = _moment(row.get("time")), row.get("rank")
-        if moment is None or not isinstance(rank, int):
+        if moment is None or not isinstance(rank, int) or "kind" in row:
             return None
         names = [item.name for item in fields(cls)][3:]
         return cls(run, rank, moment, *(_number(row.get(name)) for name in names))

@@ -2,19 +2,21 @@
 
 A line that holds an event carries its own time, to the millisecond. Of all other lines it is known that they were
 written no later than the next event of their rank, and no later than the moment at which the log was first found to
-reach beyond them: the local engine notes the logs' sizes once a second in resources.jsonl ("log_bytes"). The earlier of
-the two is taken for the line's time. Where neither exists (logs of clusters), a line has the time of the event before
-it; before the first event its time is unknown.
+reach beyond them: resources.jsonl holds the logs' sizes once a second ("log_bytes"), measured by the local engine, and
+on clusters from the nodes' time stamps of the lines. The earlier of the two is taken for the line's time. If there is
+neither, a line has the time of the event before it; before the first event its time is unknown.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from mlbench_cli.results.archive.layout import parse_document
+from mlbench_cli.run_folder import LOG_TIMES, RESOURCES, STATE_FOLDER
 from mlbench_cli.times import MAX_SECONDS
 from task_images import contract
 
@@ -48,16 +50,15 @@ class LogSizes:
         return self.times[index] if index < len(self.times) else None
 
 
-def read_log_sizes(resources: Path) -> dict[int, LogSizes]:
-    """The sizes of the ranks' logs over time, from a run's resources.jsonl; empty if it holds none."""
+def read_log_sizes(folder: Path) -> dict[int, LogSizes]:
+    """The sizes of the ranks' logs over time, as the folder of a run has them; empty if it holds none."""
     found: dict[int, LogSizes] = {}
-    try:
-        with open(resources, "rb") as file:
+    files = [folder / RESOURCES, *sorted((folder / STATE_FOLDER).glob(f"{LOG_TIMES}*.jsonl"))]  # ended, or running
+    for path in files:
+        with suppress(OSError), open(path, "rb") as file:
             for line in file:
                 if b'"log_bytes"' in line:
                     _take_sample(line, found)
-    except OSError:
-        pass
     return found
 
 

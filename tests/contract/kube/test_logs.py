@@ -1,5 +1,6 @@
 """The copy of a log is the log: no line lost, none doubled, whatever is cut, killed or rotated in between."""
 
+import io
 import json
 import random
 import threading
@@ -24,6 +25,7 @@ from mlbench_cli.engines.kubernetes.logs import (
 )
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL
 from mlbench_cli.kube.api import Api, ApiError
+from mlbench_cli.results.archive.log_times import read_log_sizes, split_blocks
 from tests.fakes.kube_api import Fault, KubeApi, Log, stamp
 
 POD = "r-0-x"
@@ -308,6 +310,29 @@ def test_foreign_state_is_no_state(server: KubeApi, tmp_path: Path) -> None:
         position_file(tmp_path, 0).write_text(text)
         copy(server, tmp_path)
         assert copy_logs(tmp_path) == b"one\n"
+
+
+def test_lines_keep_the_seconds_in_which_they_were_written(server: KubeApi, tmp_path: Path) -> None:
+    """Whatever the interruptions: of a line without an event, the node's time stamp is all that says when."""
+    moments = [BEGIN + 0.4 * number for number in range(600)]
+    lines = [b"line %d" % number for number in range(600)]
+    for moment, text in zip(moments, lines, strict=True):
+        server.write(POD, text, at=stamp(moment))
+    server.write(POD, SUMMARY, at=stamp(moments[-1] + 2))
+    server.end_log(POD)
+    for cut in (3_000, 9_000, 15_000):
+        server.faults[:] = [Fault("/log", cut=cut)]
+        with suppress(urllib3.exceptions.HTTPError):
+            copy(server, tmp_path)
+    copy(server, tmp_path)
+    with closing(LogFile(tmp_path, 0, 0)) as log:
+        log.finish()
+    sizes = read_log_sizes(tmp_path)[0]
+    blocks = list(split_blocks(0, io.BytesIO(copy_logs(tmp_path)), sizes))
+    found = [(block.time or 0.0) for block in blocks for _ in block.lines]
+    assert [line.rstrip() for block in blocks for line in block.lines] == lines
+    assert all(0 <= late - exact <= 1.01 for late, exact in zip(found, moments, strict=True))
+    assert found == sorted(found)
 
 
 def test_an_api_error_goes_through(tmp_path: Path) -> None:

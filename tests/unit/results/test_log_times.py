@@ -59,7 +59,7 @@ def test_sizes_come_from_samples_of_either_form(tmp_path: Path) -> None:
         {"time": 14.0, "rank": True, "log_bytes": "x"},
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"torn "log_bytes"')
-    assert read_log_sizes(path) == {0: LogSizes([5, 9], [10.0, 11.0]), 1: LogSizes([3], [12.0])}
+    assert read_log_sizes(tmp_path) == {0: LogSizes([5, 9], [10.0, 11.0]), 1: LogSizes([3], [12.0])}
     assert read_log_sizes(tmp_path / "nothing") == {}
 
 
