@@ -44,7 +44,7 @@ def test_nodes_of_all_clusters_count_for_what_the_kernel_allows(
     monkeypatch.setattr("providers.kind.INOTIFY_LIMIT", limit)
     limit.write_text("128\n")
     assert "inotify" not in mlbench("create-cluster", "kind", "2", "first").err
-    assert "2 nodes beside 2 of other clusters may use up" in mlbench("create-cluster", "kind", "2", "second").err
+    assert "3 nodes beside 3 of other clusters may use up" in mlbench("create-cluster", "kind", "2", "second").err
     limit.write_text("1024\n")
     assert "inotify" not in mlbench("create-cluster", "kind", "2", "third").err
 
