@@ -101,24 +101,28 @@ def student_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
     P(|T| > t) = I(freedom / 2, 1 / 2) at freedom / (freedom + t^2), with the regularised incomplete beta function I
     (Abramowitz and Stegun, 26.5.27). P(|T| < t) is concave, so Newton's method from 0 rises to the quantile.
     """
-    top = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - 0.5 * math.log(freedom * math.pi)
     quantile = 0.0
     for _ in range(200):
-        inside = 1 - _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + quantile**2))
-        density = 2 * math.exp(top - (freedom + 1) / 2 * math.log1p(quantile**2 / freedom))
-        step = (confidence - inside) / density
+        inside = 1 - incomplete_beta(freedom / 2, 0.5, freedom / (freedom + quantile**2))
+        step = (confidence - inside) / (2 * student_density(quantile, freedom))
         quantile += step
         if abs(step) < 1e-12 * quantile:
             break
     return quantile
 
 
-def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """The regularised incomplete beta function I_x(a, b) for 0 <= x <= 1."""
-    if x <= 0 or x >= 1:
-        return min(1.0, max(0.0, x))
+def student_density(t: float, freedom: float) -> float:
+    """The density of Student's distribution with `freedom` degrees of freedom at `t`."""
+    top = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - 0.5 * math.log(freedom * math.pi)
+    return math.exp(top - (freedom + 1) / 2 * math.log1p(t**2 / freedom))
+
+
+def incomplete_beta(a: float, b: float, x: float) -> float:
+    """The regularised incomplete beta function I_x(a, b) for a, b > 0 and 0 <= x <= 1."""
+    if x <= 0:
+        return 0.0
     if x > (a + 1) / (a + b + 2):  # here the fraction below converges slowly; I_x(a, b) = 1 - I_{1-x}(b, a)
-        return 1 - _incomplete_beta(b, a, 1 - x)
+        return 1 - incomplete_beta(b, a, 1 - x)
     logarithm = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
     return math.exp(logarithm) / a / _beta_fraction(a, b, x)
 

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlbench_cli.results.analysis.statistics import Estimate, estimate, ratio, student_quantile
+from mlbench_cli.results.analysis.statistics import (
+    Estimate,
+    estimate,
+    incomplete_beta,
+    ratio,
+    student_density,
+    student_quantile,
+    welch_freedom,
+)
 
 
 # Student's t for 95 %, two-sided, as every table of it has them.
@@ -150,3 +158,34 @@ def test_a_ratio_of_small_means_and_of_two_repeats_has_an_interval() -> None:
     without = ratio(Estimate(1, 0.5, 0.4, 0.6), estimate([0.25, 0.26]))
     assert without is not None
     assert without.low is None
+
+
+def test_every_variance_needs_its_number_of_repeats() -> None:
+    assert welch_freedom([1.0, 1.0], [3, 3]) == 4.0
+    with pytest.raises(ValueError, match="zip"):
+        welch_freedom([1.0, 1.0], [3])
+
+
+@pytest.mark.parametrize("t", [0.0, 0.5, 3.0])
+def test_the_density_is_that_of_cauchy_and_nearly_that_of_gauss(t: float) -> None:
+    """With 1 degree of freedom it is 1 / (pi (1 + t^2)), with very many the normal density."""
+    assert student_density(t, 1.0) == pytest.approx(1 / (math.pi * (1 + t**2)), rel=1e-12)
+    assert student_density(t, 1e7) == pytest.approx(math.exp(-(t**2) / 2) / math.sqrt(2 * math.pi), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "x", "value"),
+    [
+        (2.0, 3.0, 0.0, 0.0),
+        (2.0, 3.0, 1.0, 1.0),
+        (2.0, 3.0, 0.5, 0.6875),  # P(X >= 2) of 4 coins
+        (1.0, 5.0, 0.25, 1 - 0.75**5),
+        (5.0, 1.0, 0.75, 0.75**5),
+        (0.5, 0.5, 0.9, 2 / math.pi * math.asin(math.sqrt(0.9))),
+        (2.0, 1e5, 0.5, 1.0),
+        (1e6, 1e6, 0.5003, 0.8019280371578701),  # as scipy.special.betainc has it
+    ],
+)
+def test_the_incomplete_beta_function_by_hand(a: float, b: float, x: float, value: float) -> None:
+    """Wherever the continued fraction would converge slowly, the other side of the distribution is summed."""
+    assert incomplete_beta(a, b, x) == pytest.approx(value, rel=1e-8, abs=1e-15)
