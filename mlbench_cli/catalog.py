@@ -298,7 +298,7 @@ def _parameter(file: str, name: str, entry: Any) -> Parameter:
     return Parameter(name, kind, str(entry["help"]), choices=tuple(str(choice) for choice in choices), **bounds)
 
 
-def _preset(file: str, name: str, entry: Any, parameters: Mapping[str, Parameter]) -> dict[str, Any]:
+def _preset(file: str, name: str, entry: Any, parameters: Mapping[str, Parameter]) -> dict[str, object]:
     if not isinstance(entry, dict):
         raise UsageError(f'{file}: the preset "{name}" is not a mapping.')
     for key in entry:

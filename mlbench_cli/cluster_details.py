@@ -79,8 +79,8 @@ def fact(*types: type, default: Any = None) -> Any:
     return field(default=default, metadata={"types": types})
 
 
-_DICT: dict[str, Any] = {"types": (dict,)}
-_LIST: dict[str, Any] = {"types": (list,)}
+_DICT: dict[str, object] = {"types": (dict,)}
+_LIST: dict[str, object] = {"types": (list,)}
 
 
 @dataclass(frozen=True)

@@ -235,7 +235,7 @@ def _check_fields(cls: type, data: dict[str, Any], prefix: str) -> dict[str, Any
     for key in data:
         if key not in known:
             raise UsageError(f'The run spec has an unknown key "{prefix}{key}".{did_you_mean(key, list(known))}')
-    checked: dict[str, Any] = {}
+    checked: dict[str, object] = {}
     for key, kind in known.items():
         if key not in data:
             continue

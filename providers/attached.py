@@ -99,7 +99,7 @@ def _absolute_kubeconfig(kubeconfig: Path | None) -> Path | None:
     return found.expanduser().absolute()
 
 
-def role_manifests(namespace: str) -> list[dict[str, Any]]:
+def role_manifests(namespace: str) -> list[dict[str, object]]:
     """The smallest Role that runs need, and its binding to a user called USER."""
     rules = [{"apiGroups": [group], "resources": [kind], "verbs": list(verbs)} for group, kind, verbs, _ in RULES]
     metadata = {"name": ROLE, "namespace": namespace}

@@ -275,7 +275,7 @@ def ownership_tags(cluster: Cluster) -> dict[str, str]:
     return {key: str(value) for key, value in tags.items() if value is not None}
 
 
-def details_from_tags(tags: Mapping[str, str]) -> dict[str, Any]:
+def details_from_tags(tags: Mapping[str, str]) -> dict[str, object]:
     """The details of a cluster that its tags hold: owner, and expires if it has an end."""
     details: dict[str, Any] = {"owner": tags.get(OWNER_TAG)}
     if (expires := tags.get(EXPIRES_TAG, "")).isdecimal():

@@ -1,7 +1,6 @@
 """Error messages and records for a cluster operation that failed: what exists now, what it costs, how to delete it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import CleanupError, Explanation, Interrupted, MlbenchError, Stopped
@@ -18,7 +17,7 @@ def as_mlbench_error(error: BaseException) -> Explanation:
     return MlbenchError(f"Internal error: {type(error).__name__}: {error}")
 
 
-def failure_record(error: BaseException) -> dict[str, Any]:
+def failure_record(error: BaseException) -> dict[str, object]:
     """The error as the cluster's record keeps it: code, message, hint."""
     explained = as_mlbench_error(error)
     return {"code": explained.code, "message": explained.message, "hint": explained.hint}

@@ -22,7 +22,7 @@ from mlbench_cli.store import Store
 
 def repeat_of(
     source: str, request: Request, store: Store
-) -> tuple[Request, Cluster, Sequence[Candidate], dict[str, Any]]:
+) -> tuple[Request, Cluster, Sequence[Candidate], dict[str, object]]:
     """The request, cluster, only candidate and recorded document of a repetition.
 
     `source` is a folder, a zip, or the name of a run. Raises UsageError or NotFoundError with the reason if the run

@@ -1,6 +1,6 @@
 """`mlbench config`: show and change the defaults of other commands."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -107,7 +107,7 @@ def path(output: Output = Format.text) -> None:
         console.out(str(file))
 
 
-def _document(setting: Setting) -> dict[str, Any]:
+def _document(setting: Setting) -> dict[str, object]:
     default = settings_file.find_default(setting.key)
     return {
         "value": default.value if default else None,

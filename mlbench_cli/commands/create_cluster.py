@@ -121,7 +121,7 @@ def _parse_ttl(ttl: str | None) -> Ttl | None:
 
 def _print_plan(planned: PlannedCluster, output: Format) -> None:
     resources, installation = planned.resources, planned.installation
-    chart: dict[str, Any] | None = None
+    chart: dict[str, object] | None = None
     if installation is not None:
         chart = {**installation.record(), "values": installation.merged_values(), "warnings": installation.warnings}
     if output == Format.json:

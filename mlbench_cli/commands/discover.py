@@ -1,7 +1,7 @@
 """`mlbench discover`: record the runs of a cluster that another machine started."""
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -49,7 +49,7 @@ def discover(
     return CleanupError.exit_code if any(row["problem"] for row in rows) else 0
 
 
-def _record(found: FoundRun | UnreadableRun, cluster: Cluster, store: Store) -> dict[str, Any]:
+def _record(found: FoundRun | UnreadableRun, cluster: Cluster, store: Store) -> dict[str, object]:
     if isinstance(found, UnreadableRun):
         return _row(found.name, UNREADABLE, problem=found.reason)
     name = found.spec.name
@@ -75,5 +75,5 @@ def _row(
     created: str | None = None,
     results: str | None = None,
     problem: str | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     return {"name": name, "id": id, "created": created, "here": here, "results": results, "problem": problem}

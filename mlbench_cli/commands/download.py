@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -90,7 +90,7 @@ def _targets(runs: Sequence[Run], to: Path | None) -> list[tuple[Run, Path]]:
     return [(run, folder / f"{run.name}.zip") for run in runs]
 
 
-def _download(run: Run, path: Path, kind: Kind, store: Store, *, is_quiet: bool) -> dict[str, Any]:
+def _download(run: Run, path: Path, kind: Kind, store: Store, *, is_quiet: bool) -> dict[str, object]:
     """Write a run's file; what there is to say of it in JSON, and unless `is_quiet` in words."""
     _complete(run, store)
     if kind is Kind.archive:

@@ -89,7 +89,7 @@ def _access(name: str | None) -> tuple[Cluster, Access]:
     return cluster, registry.load(cluster.provider).connect(cluster)
 
 
-def _plugin(cluster: Cluster) -> dict[str, Any]:
+def _plugin(cluster: Cluster) -> dict[str, object]:
     """What has kubectl ask mlbench for a token each time."""
     plugin: dict[str, Any] = {
         "apiVersion": "client.authentication.k8s.io/v1",
@@ -102,7 +102,7 @@ def _plugin(cluster: Cluster) -> dict[str, Any]:
     return {"exec": plugin}
 
 
-def _dump(document: dict[str, Any]) -> str:
+def _dump(document: dict[str, object]) -> str:
     import yaml
 
     return yaml.safe_dump(document, sort_keys=False)

@@ -1,7 +1,7 @@
 """`mlbench list-clusters`: what the store knows, and with --cloud what the clouds know."""
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -57,7 +57,7 @@ def _discover() -> tuple[list[Cluster], dict[str, "MlbenchError"]]:
         return [], {"the clouds": error}
 
 
-def _document(cluster: Cluster, current: bool, known: bool) -> dict[str, Any]:
+def _document(cluster: Cluster, current: bool, known: bool) -> dict[str, object]:
     details = ClusterDetails.of(cluster)
     return {
         "name": cluster.name,

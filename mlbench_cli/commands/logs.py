@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, BinaryIO
 
 import typer
 
@@ -98,7 +98,7 @@ class Style:
     begin: float | None
 
 
-def _show_run(run: Run, store: Store, style: Style, output: Format) -> dict[str, Any]:
+def _show_run(run: Run, store: Store, style: Style, output: Format) -> dict[str, object]:
     """Print the log of a run; for JSON, its document."""
     name, size = run.name, run.spec.process_count
     rank, follow, raw, tail, begin = style.rank, style.follow, style.raw, style.tail, style.begin
@@ -148,7 +148,7 @@ def _show_queues(experiments: Sequence[Experiment], store: Store, output: Format
         )
 
 
-def _gaps(run: Run, engine: Engine | None) -> list[dict[str, Any]]:
+def _gaps(run: Run, engine: Engine | None) -> list[dict[str, object]]:
     """The findings that lines are missing."""
     if engine is not None:
         return [finding.to_dict() for finding in engine.log_gaps(run)]

@@ -219,7 +219,7 @@ def _cells(status: RunStatus) -> list[object]:
     ]
 
 
-def _goal_cell(goal: dict[str, Any] | None) -> str | None:
+def _goal_cell(goal: dict[str, object] | None) -> str | None:
     if goal is None:
         return None
     value = "-" if goal.get("value") is None else f"{goal['value']:.4g}"

@@ -37,7 +37,7 @@ def tasks(
     console.note("\nMore on one of them: mlbench tasks TASK")
 
 
-def _document(task: Task) -> dict[str, Any]:
+def _document(task: Task) -> dict[str, object]:
     goal = task.goal
     return {
         "name": task.name,

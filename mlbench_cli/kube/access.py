@@ -172,7 +172,7 @@ def _user_entry(credential: Credential) -> dict[str, str]:
     return entry
 
 
-def _proxy_settings(proxy: str | None) -> dict[str, Any]:
+def _proxy_settings(proxy: str | None) -> dict[str, object]:
     """The official configuration's arguments for a proxy. $NO_PROXY does not apply to one that a kubeconfig names."""
     if proxy is None:
         return {}

@@ -372,7 +372,7 @@ def _url(path: str, params: Mapping[str, Any] | None) -> str:
     return path + (f"?{urlencode(query)}" if query else "")
 
 
-def _parse(content: bytes) -> dict[str, Any]:
+def _parse(content: bytes) -> dict[str, object]:
     try:
         document = json.loads(content) if content else {}
     except ValueError:

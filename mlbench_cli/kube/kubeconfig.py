@@ -142,7 +142,7 @@ def _merge(files: list[Path]) -> _Merged:
     return merged
 
 
-def _with_absolute_paths(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _with_absolute_paths(entry: Mapping[str, Any], folder: Path) -> dict[str, object]:
     absolute = {**entry, **{key: str(folder / str(entry[key])) for key in PATHS if entry.get(key)}}
     plugin = entry.get("exec")
     if isinstance(plugin, dict) and os.sep in str(plugin.get("command") or ""):
@@ -150,7 +150,7 @@ def _with_absolute_paths(entry: Mapping[str, Any], folder: Path) -> dict[str, An
     return absolute
 
 
-def _read_yaml(file: Path) -> dict[str, Any]:
+def _read_yaml(file: Path) -> dict[str, object]:
     import yaml
 
     try:

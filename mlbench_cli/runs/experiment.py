@@ -242,7 +242,7 @@ def _show(value: Any) -> str:
     return "not given" if value is None else clip(f'"{value}"' if isinstance(value, str) else str(value))
 
 
-def _comparable(content: dict[str, Any], ignored: set[str]) -> dict[str, Any]:
+def _comparable(content: dict[str, object], ignored: set[str]) -> dict[str, object]:
     return {key: value for key, value in content.items() if key not in {"workers", "seed", *ignored}}
 
 

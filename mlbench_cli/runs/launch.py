@@ -160,7 +160,7 @@ def _spec(size: Size, cluster: Cluster, common: Mapping[str, Any]) -> RunSpec:
 # --- what runs: task or command, its parameters, its backend --------------------------------------------------------
 
 
-def _program(request: Request, cluster: Cluster, tasks: Mapping[str, Task] | None) -> dict[str, Any]:
+def _program(request: Request, cluster: Cluster, tasks: Mapping[str, Task] | None) -> dict[str, object]:
     """The fields of RunSpec that say what is run."""
     if request.image is not None and cluster.provider in ("local", "hosts"):
         place = "the local cluster" if cluster.provider == "local" else "hosts"
@@ -186,7 +186,7 @@ def _program(request: Request, cluster: Cluster, tasks: Mapping[str, Task] | Non
     return _custom_program(request, request.command)
 
 
-def _task_program(request: Request, task: Task, tasks: Mapping[str, Task] | None) -> dict[str, Any]:
+def _task_program(request: Request, task: Task, tasks: Mapping[str, Task] | None) -> dict[str, object]:
     device = "gpu" if request.gpu else "cpu"
     if device not in task.devices:
         raise UsageError(f'The task "{task.name}" runs on {" and ".join(task.devices)} only, not on {device}.')
@@ -248,7 +248,7 @@ def _task_backend(request: Request, task: Task, device: str) -> str:
     return _checked_device(backend, request)
 
 
-def _custom_program(request: Request, command: str) -> dict[str, Any]:
+def _custom_program(request: Request, command: str) -> dict[str, object]:
     if request.preset is not None:
         raise UsageError("--preset is for a task's own program; a command of your own has none.")
     refuse_method(request)
@@ -351,7 +351,7 @@ def _placement(request: Request, cluster: Cluster) -> dict[str, Any]:
     if request.num_cpus is not None and request.num_cpus < 1:
         raise UsageError(f"--num-cpus {request.num_cpus}: the least is 1.")
     gpus = (gpus or gpus_of_machine(request, cluster)) if request.gpu else 0
-    placement: dict[str, Any] = {
+    placement: dict[str, object] = {
         "device": "gpu" if request.gpu else "cpu",
         "goal": "light" if request.light else "full",
         "gpus_per_worker": gpus,

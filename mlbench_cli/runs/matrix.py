@@ -137,7 +137,7 @@ def parse_axes(entries: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     return axes
 
 
-def parse_point(entry: str, flag: str) -> dict[str, Any]:
+def parse_point(entry: str, flag: str) -> dict[str, object]:
     """A point in a text of the form KEY=VALUE,KEY=VALUE, or a JSON object for values with commas."""
     if entry.startswith("{"):
         try:

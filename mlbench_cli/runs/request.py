@@ -335,7 +335,7 @@ def entry_text(value: Any) -> str:
 # --- spec files, written --------------------------------------------------------------------------------------------
 
 
-def request_document(request: Request) -> dict[str, Any]:
+def request_document(request: Request) -> dict[str, object]:
     """The request as the mapping that a spec file holds: only what was given, in plain JSON values."""
     document: dict[str, Any] = {}
     for item in fields(Request):
@@ -452,7 +452,7 @@ def _checked_axes(axes: Mapping[Any, Any]) -> dict[str, tuple[Any, ...]]:
     return checked
 
 
-def _checked_point(entry: Any) -> dict[str, Any]:
+def _checked_point(entry: Any) -> dict[str, object]:
     if not isinstance(entry, Mapping) or not entry:
         raise UsageError(f"{short(entry)} is no point of a matrix: it is not a mapping of options to values.")
     checked = {_axis_key(key): value for key, value in entry.items()}

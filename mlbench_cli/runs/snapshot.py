@@ -120,7 +120,7 @@ def live_state(row: RunRow, observation: Observation) -> str:
     return ENDED if observation.ended else str(row.state)
 
 
-def describe_run(row: RunRow) -> dict[str, Any]:
+def describe_run(row: RunRow) -> dict[str, object]:
     """What a run is, whatever becomes of it."""
     run, spec = row.run, row.run.spec
     return {
@@ -143,7 +143,7 @@ def describe_run(row: RunRow) -> dict[str, Any]:
     }
 
 
-def _finished_progress(finished: FinishedRun) -> dict[str, Any]:
+def _finished_progress(finished: FinishedRun) -> dict[str, object]:
     result = finished.result
     assert result is not None
     phase = result.get("progress") or {}
@@ -151,14 +151,14 @@ def _finished_progress(finished: FinishedRun) -> dict[str, Any]:
     return {**numbers, "elapsed": result["wall_seconds"] or 0.0, "eta": None, "eta_high": None}
 
 
-def _finished_goal(goal: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _finished_goal(goal: Mapping[str, Any] | None) -> dict[str, object] | None:
     if goal is None:
         return None
     facts = {key: goal[key] for key in ("metric", "comparison", "threshold", "value")}
     return _with_distance({**facts, "best": goal["value"]})
 
 
-def _live_goal(progress: Mapping[str, Any]) -> dict[str, Any] | None:
+def _live_goal(progress: Mapping[str, Any]) -> dict[str, object] | None:
     if progress["metric"] is None or progress["threshold"] is None:
         return None
     return _with_distance({key: progress[key] for key in ("metric", "comparison", "threshold", "value", "best")})

@@ -244,7 +244,7 @@ def _memory_file() -> Path:
     return settings.config_dir() / "answers.json"
 
 
-def _recall() -> dict[str, Any]:
+def _recall() -> dict[str, object]:
     """The last answers, by name. A file that was damaged is as good as none."""
     try:
         data = json.loads(_memory_file().read_text("utf-8"))

@@ -71,7 +71,7 @@ class Aws:
 
     def __init__(self, region: str) -> None:
         self.region = region
-        self._clients: dict[str, Any] = {}
+        self._clients: dict[str, object] = {}
 
     def call(self, service: str, operation: str, **parameters: Any) -> dict[str, Any]:
         """The answer to one request. Raises MlbenchError with AWS' words, TransientError if repeating may help."""

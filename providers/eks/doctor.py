@@ -13,7 +13,7 @@ from providers.eks.machines import GPU_MACHINES
 from providers.eks.plan import QUOTAS
 
 # A question to each service that clusters are made with: who may not even ask will not be let make anything.
-SERVICES: tuple[tuple[str, str, dict[str, Any]], ...] = (
+SERVICES: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("cloudformation", "describe_stacks", {}),
     ("eks", "list_clusters", {}),
     ("ec2", "describe_availability_zones", {}),

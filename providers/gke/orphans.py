@@ -55,7 +55,7 @@ def _list_labelled_disks(compute: Compute, cluster: Cluster) -> list[dict[str, A
     return [disk for found in zones.values() for disk in found.get("disks") or ()]
 
 
-def _find_disk(compute: Compute, path: str) -> dict[str, Any] | None:
+def _find_disk(compute: Compute, path: str) -> dict[str, object] | None:
     try:
         return compute._get(path)
     except NotFoundError:

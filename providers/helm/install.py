@@ -68,7 +68,7 @@ class Installation:
             "custom_values": [value.text for value in self.customs],
         }
 
-    def merged_values(self) -> dict[str, Any]:
+    def merged_values(self) -> dict[str, object]:
         """All values, as the chart will see them."""
         return custom.merge_values(self.chart.values, self.values)
 

@@ -40,17 +40,17 @@ def parse_custom_values(entries: Sequence[str]) -> tuple[CustomValue, ...]:
     return customs
 
 
-def resolve_overrides(customs: Sequence[CustomValue], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_overrides(customs: Sequence[CustomValue], defaults: Mapping[str, Any]) -> dict[str, object]:
     """What helm is to put on top of the chart's own values.
 
     Helm takes a list as a whole, so one of which an element is set comes with all the chart's other elements. Raises
     UsageError for an index with a gap before it, and for a single value in the place of the chart's mapping.
     """
-    resolved: dict[str, Any] = _resolve(_build_tree(customs), defaults, "")
+    resolved: dict[str, object] = _resolve(_build_tree(customs), defaults, "")
     return resolved
 
 
-def merge_values(defaults: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+def merge_values(defaults: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, object]:
     """The values that the chart will see: mappings are joined, all else is replaced, null takes away."""
     result = dict(deepcopy(defaults))
     for key, value in top.items():

@@ -332,7 +332,7 @@ def _below(measured: Sequence[Measured], least: float) -> list[str]:
     return found
 
 
-def _formulas(collectives: set[str]) -> dict[str, Any]:
+def _formulas(collectives: set[str]) -> dict[str, object]:
     return {
         "bandwidth": BANDWIDTH,
         "fit": "t = alpha + S * beta by relative least squares; outliers weigh less",

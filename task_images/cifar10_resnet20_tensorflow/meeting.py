@@ -6,7 +6,6 @@ One line of JSON each way over a connection to MASTER_ADDR:MASTER_PORT.
 import json
 import socket
 import time
-from typing import Any
 
 from task_images.contract import Contract
 from task_images.harness.errors import EnvironmentUnfitError, PeerLostError
@@ -95,7 +94,7 @@ def _address(contract: Contract, seen: str, port: int) -> str:
     return f"{'127.0.0.1' if host == 'localhost' else host}:{port}"
 
 
-def _read(connection: socket.socket, seconds: float = PATIENCE) -> dict[str, Any]:
+def _read(connection: socket.socket, seconds: float = PATIENCE) -> dict[str, object]:
     """The line that the other end sends; empty where it is none of ours."""
     connection.settimeout(seconds)
     raw = b""

@@ -93,7 +93,7 @@ class World:
             "libraries": _libraries(),
         }
 
-    def backend_facts(self) -> dict[str, Any]:
+    def backend_facts(self) -> dict[str, object]:
         """How collectives are done, for the environment event."""
         return {"collectives": "NCCL" if self.backend == "nccl" else "ring over gRPC"} if self._strategy else {}
 

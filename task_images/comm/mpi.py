@@ -26,7 +26,7 @@ from task_images.harness.errors import EnvironmentUnfitError
 NAME = "mlbench_mpi"
 INSTALL = "pip install mpi4py mpich"
 
-_facts: dict[str, Any] = {}
+_facts: dict[str, object] = {}
 _detours: set[str] = set()
 _manager: Manager | None = None
 _left_in_peace = False

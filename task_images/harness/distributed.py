@@ -129,7 +129,7 @@ class World:
     def _mpi_library(self) -> dict[str, str]:
         return {"mpi": str(self.backend_facts()["library"])} if self.backend_facts() else {}
 
-    def backend_facts(self) -> dict[str, Any]:
+    def backend_facts(self) -> dict[str, object]:
         """What a result should say of the backend: with mpi the library, and which tensors took a detour through it."""
         if not self._grouped or self.backend != "mpi":
             return {}

@@ -34,7 +34,7 @@ class Ranks(Protocol):
         of what it communicates and computes with (cuda, cudnn, nccl, mpi), by name."""
         ...
 
-    def backend_facts(self) -> dict[str, Any]:
+    def backend_facts(self) -> dict[str, object]:
         """What a result should say of the backend; empty if there is nothing."""
         ...
 

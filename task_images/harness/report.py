@@ -118,7 +118,7 @@ class Reporter:
             )
 
 
-def _passage(threshold: float, value: float, epoch: int, snapshot: Snapshot) -> dict[str, Any]:
+def _passage(threshold: float, value: float, epoch: int, snapshot: Snapshot) -> dict[str, object]:
     return {
         "threshold": threshold,
         "value": value,

@@ -117,7 +117,7 @@ def main(contract: Contract) -> None:
         )
 
 
-def make_data(world: World, settings: Settings, report: Reporter) -> tuple[FileData | FakeData, dict[str, Any]]:
+def make_data(world: World, settings: Settings, report: Reporter) -> tuple[FileData | FakeData, dict[str, object]]:
     """The batches, and what the result says of them."""
     seed = world.contract.seed
     if settings.data == "fake":

@@ -177,7 +177,7 @@ class Average:
         self.switched = epoch
         self._report.say(f"epoch {epoch}: the validation loss no longer falls; averaged SGD from here on")
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Mean, switch and losses, for a checkpoint."""
         return {"mean": self.mean.state_dict(), "switched": self.switched, "losses": self._losses}
 
@@ -250,7 +250,7 @@ class Streams:
         penalty = regularization(raw, dropped, self._p.activation_penalty, self._p.temporal_penalty)
         return PassLoss(entropy + penalty, entropy.detach(), len(data.words))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """The hidden states of all streams, layer by layer. Collective."""
         cells = [(layer, part) for layer in range(self._p.layers) for part in (0, 1)]
         return {

@@ -50,7 +50,7 @@ class Shelf:
         self.limit = limit
         self.keep_seconds = keep_seconds
         self.lock = threading.Lock()
-        self.received: dict[str, dict[str, dict[str, Any]]] = {}  # verified files of workers that have not committed
+        self.received: dict[str, dict[str, dict[str, object]]] = {}  # verified files of workers that have not committed
         self.reserved = 0
         try:
             with open(os.path.join(folder, "index.json"), encoding="utf-8") as file:

@@ -24,7 +24,7 @@ def facts(rank: int = 0, **changes: Any) -> dict[str, Any]:
     }
 
 
-def diagnose_state(state: dict[str, Any], **options: Any) -> list[tuple[str, str]]:
+def diagnose_state(state: dict[str, object], **options: Any) -> list[tuple[str, str]]:
     document = {"name": "r-1", "ended": "failed", "first_failed": None, "ranks": [], **state}
     found = diagnose(document, lambda rank: [f"last line of {rank}"], timeout=60, **options)
     return [(finding.code, finding.summary) for finding in found]

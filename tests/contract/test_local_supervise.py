@@ -63,7 +63,7 @@ def follow(lab: Lab, run: Run, **options: Any) -> FinishedRun:
     return supervise.follow(run, lab.engine, lab.store, **options)
 
 
-def result_of(run: Run) -> dict[str, Any]:
+def result_of(run: Run) -> dict[str, object]:
     result: dict[str, Any] = json.loads((run.folder / "result.json").read_bytes())
     return result
 

@@ -83,7 +83,7 @@ class World:
     lacking: int = 0  # machines of a new pool that are not there until its operation ends
     pidfile: Path | None = None
     tokens: int = 0
-    token_answer: dict[str, Any] | None = None
+    token_answer: dict[str, object] | None = None
     lock: Any = field(default_factory=threading.RLock)
     certificate: bytes = b""
     kube_port: int = 0
@@ -445,7 +445,7 @@ class Google:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         return server
 
-    def _handlers(self) -> dict[str, Any]:
+    def _handlers(self) -> dict[str, object]:
         def handler(method: str) -> Any:
             def answer(request: Any, context: grpc.ServicerContext) -> Any:
                 try:

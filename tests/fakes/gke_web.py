@@ -78,7 +78,7 @@ class Web(Handler):
             return {"skus": SKUS[half:], "nextPageToken": ""}
         return {"skus": SKUS[:half], "nextPageToken": "second"}
 
-    def _disk(self, handle: str) -> dict[str, Any]:
+    def _disk(self, handle: str) -> dict[str, object]:
         return {"name": handle.rpartition("/")[2], "sizeGb": "10", "status": "READY", "zone": f"https://x/zones/{ZONE}"}
 
     def _outside(self, parts: list[str]) -> None:

@@ -59,7 +59,7 @@ def main(argv: list[str]) -> None:
     {"template": template, "upgrade": upgrade, "uninstall": uninstall}[words[0]](words, given, values)
 
 
-def describe(path: str) -> dict[str, Any]:
+def describe(path: str) -> dict[str, object]:
     return {"mode": oct(os.stat(path).st_mode & 0o777), "link": os.readlink(path) if os.path.islink(path) else path}
 
 

@@ -92,7 +92,7 @@ def test_presets_change_spec() -> None:
         ),
     ],
 )
-def test_wrong_tasks(changes: dict[str, Any], words: str) -> None:
+def test_wrong_tasks(changes: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=re.escape(words)) as caught:
         parse(**changes)
     assert caught.value.message.startswith("t/task.yaml: ")

@@ -317,7 +317,7 @@ def test_events(line: bytes, behind_a_bar: bool) -> None:
 @given(
     st.sampled_from(contract.KINDS), st.integers(0, 9999), st.dictionaries(st.text(max_size=8), documents, max_size=4)
 )
-def test_events_survive(kind: str, rank: int, more: dict[str, Any]) -> None:
+def test_events_survive(kind: str, rank: int, more: dict[str, object]) -> None:
     record = {**more, "v": 1, "event": kind, "rank": rank, "time": 1.5}
     event = contract.parse_event(contract.format_event(record))
     assert event is not None

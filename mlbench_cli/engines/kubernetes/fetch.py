@@ -52,7 +52,7 @@ def parse_held_archive(summary: Mapping[str, Any] | None) -> HeldArchive | None:
     return HeldArchive(int(archive["size"]), str(archive["sha256"]))
 
 
-def read_summary(access: Access, namespace: str, pod: str) -> dict[str, Any] | None:
+def read_summary(access: Access, namespace: str, pod: str) -> dict[str, object] | None:
     """A worker's last word from its own file; None while it has not spoken it. Raises ApiError if exec fails."""
     done = execute(access, namespace, pod, ["cat", f"{WORK_DIR}/summary.json"])
     if done.code:

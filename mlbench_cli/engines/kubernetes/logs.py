@@ -195,7 +195,7 @@ class LogFile:
         self.position.sampled += len(line)
         return own, b""
 
-    def _parse_marked(self, text: bytes, marker: bytes) -> tuple[bytes, dict[str, Any] | None]:
+    def _parse_marked(self, text: bytes, marker: bytes) -> tuple[bytes, dict[str, object] | None]:
         """What is before the marker, and the object behind it, if it is this worker's."""
         own, _, said = text.rpartition(marker)
         try:

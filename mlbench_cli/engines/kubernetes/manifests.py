@@ -105,7 +105,7 @@ def holders(spec: RunSpec) -> tuple[int, ...]:
     return tuple(range(spec.workers)) if spec.kubernetes.collect == "all" and spec.run_on_all else (0,)
 
 
-def _values(spec: RunSpec, namespace: str) -> dict[str, Any]:
+def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
     import templates
 
     options = spec.kubernetes
@@ -243,7 +243,7 @@ def _requests(spec: RunSpec) -> dict[str, str]:
     }
 
 
-def _anti_affinity(spec: RunSpec, selector: Mapping[str, str]) -> list[dict[str, Any]]:
+def _anti_affinity(spec: RunSpec, selector: Mapping[str, str]) -> list[dict[str, object]]:
     """The term that keeps workers off nodes of this run's other workers, of other runs' workers, or of both.
 
     One term at most: when a pod ends, the scheduler of Kubernetes 1.34 looks again at once only at waiting pods all of
@@ -258,7 +258,7 @@ def _anti_affinity(spec: RunSpec, selector: Mapping[str, str]) -> list[dict[str,
     return [{"topologyKey": HOST, "namespaceSelector": {}, "labelSelector": {"matchLabels": workers, **expressions}}]
 
 
-def _pod_security(spec: RunSpec) -> dict[str, Any]:
+def _pod_security(spec: RunSpec) -> dict[str, object]:
     user = spec.kubernetes.run_as_user
     return {
         "runAsNonRoot": user != 0,

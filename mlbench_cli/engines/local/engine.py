@@ -336,7 +336,7 @@ def _hosts(spec: RunSpec) -> str:
     return ",".join(hosts)
 
 
-def _rank_plan(spec: RunSpec, rank: int) -> dict[str, Any]:
+def _rank_plan(spec: RunSpec, rank: int) -> dict[str, object]:
     words = {"hosts": _hosts(spec), "rank": str(rank), "run_id": spec.name, "backend": spec.backend}
     argv = [_PLACEHOLDER.sub(lambda match: words[match[1]], element) for element in spec.argv]
     environment = {

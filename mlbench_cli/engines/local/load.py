@@ -34,7 +34,7 @@ class LoadMeter:
 
     def __init__(self, lock: str, lock_reason: str | None = None, root: str = "/") -> None:
         self._root = root
-        self._facts: dict[str, Any] = {
+        self._facts: dict[str, object] = {
             "cores": cores.effective_cores(root),
             "quota": cores.cpu_quota(root),
             "lock": lock,

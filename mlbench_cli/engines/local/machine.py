@@ -121,7 +121,7 @@ def boot_id() -> str | None:
         return None
 
 
-def process_origin() -> dict[str, Any]:
+def process_origin() -> dict[str, object]:
     """Where this process runs, so that a reader elsewhere knows whether it could see it: host, kernel, namespace."""
     namespace = None
     with contextlib.suppress(OSError):
@@ -253,7 +253,7 @@ class Sampler:
         self._orphans = [pid for pid in descendants(os.getpid(), children) if pid not in known]
         self._next_scan = time.monotonic() + 200 * (time.monotonic() - begun)
 
-    def _line(self, rank: int, root: int, moment: float) -> dict[str, Any]:
+    def _line(self, rank: int, root: int, moment: float) -> dict[str, object]:
         cpu, resident, read, written = 0.0, 0, 0, 0
         for pid in (root, *self._trees[rank]):
             fields = stat_fields(pid)

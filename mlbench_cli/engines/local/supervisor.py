@@ -234,7 +234,7 @@ class Supervisor:
             os.close(log)
         with contextlib.suppress(OSError):
             os.setpgid(rank.pid, rank.pid)
-        rank.facts.update(pid=rank.pid, phase="running", started=time.time())
+        rank.facts.update({"pid": rank.pid, "phase": "running", "started": time.time()})
         with os.fdopen(reader, "rb") as file:
             rank.facts["start_error"] = file.read().decode("utf-8", "replace") or None
         rank.pidfd = machine.process_handle(rank.pid)
@@ -313,7 +313,7 @@ class Supervisor:
         if self.give_up_at is not None and now >= self.give_up_at:
             for rank in self.ranks:
                 if rank.running:
-                    rank.facts.update(phase="lost", finished=time.time(), stopped=True)
+                    rank.facts.update({"phase": "lost", "finished": time.time(), "stopped": True})
         if now >= self.next_sample:
             self._sample()
 
@@ -336,11 +336,13 @@ class Supervisor:
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         code = os.WEXITSTATUS(status) if number is None else 128 + number
         rank.facts.update(
-            phase="failed" if code else "succeeded",
-            exit_code=code,
-            signal=number,
-            finished=time.time(),
-            stopped=self.state["ended"] is not None,
+            {
+                "phase": "failed" if code else "succeeded",
+                "exit_code": code,
+                "signal": number,
+                "finished": time.time(),
+                "stopped": self.state["ended"] is not None,
+            }
         )
         self._write_resources(self._with_log_sizes([self.sampler.last(rank.number, usage)]))
         if code and self.state["ended"] is None:
@@ -394,7 +396,7 @@ class Supervisor:
             if rank.argv is None:  # as on a cluster, where the workers that only wait end well when worker 0 does
                 fine = self.state["ended"] == "exited"
                 rank.facts.update(
-                    phase="succeeded" if fine else "failed", exit_code=0 if fine else None, stopped=not fine
+                    {"phase": "succeeded" if fine else "failed", "exit_code": 0 if fine else None, "stopped": not fine}
                 )
         self.state["finished"] = time.time()
         with contextlib.suppress(FileNotFoundError):
@@ -428,14 +430,14 @@ class Supervisor:
         samples = self.sampler.lines({rank.number: rank.pid for rank in self.ranks if rank.running})
         self._write_resources([*self._with_log_sizes(samples), self.load.row(self.sampler.running_seconds)])
 
-    def _with_log_sizes(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _with_log_sizes(self, samples: list[dict[str, object]]) -> list[dict[str, object]]:
         """The samples with the size of each rank's log, by which its lines get a time."""
         for sample in samples:
             with contextlib.suppress(OSError):
                 sample["log_bytes"] = os.stat(f"{self.folder}/logs/rank-{sample['rank']}.log").st_size
         return samples
 
-    def _write_resources(self, lines: Iterable[dict[str, Any]]) -> None:
+    def _write_resources(self, lines: Iterable[dict[str, object]]) -> None:
         data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
         try:
             log = os.open(f"{self.folder}/resources.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

@@ -129,7 +129,7 @@ def compare(
     )
 
 
-def _settings(side: Sequence[Archive]) -> dict[str, Any]:
+def _settings(side: Sequence[Archive]) -> dict[str, object]:
     every = [_settings_of(archive) for archive in side]
     if len(every) == 1:
         return every[0]

@@ -231,7 +231,7 @@ def find_exit_code(observation: Observation) -> int | None:
     return next((code for code in (*first, *codes) if code), None if nothing_ended else 0)
 
 
-def price_of(price: Mapping[str, Any], wall_seconds: float | None) -> dict[str, Any] | None:
+def price_of(price: Mapping[str, Any], wall_seconds: float | None) -> dict[str, object] | None:
     """What the whole cluster cost from the start of the first worker to the end of the last, as far as it is known."""
     if not price:
         return None
@@ -268,7 +268,7 @@ def environment_document(ranks: Mapping[int, Mapping[str, Any]]) -> EnvironmentD
     return {"ranks": reported, "ranks_left_out": len(ranks) - len(reported)}
 
 
-def findings_document(findings: Iterable[Finding]) -> dict[str, Any]:
+def findings_document(findings: Iterable[Finding]) -> dict[str, object]:
     """The content of findings.json."""
     return {"findings": [plain(finding.to_dict()) for finding in findings]}
 

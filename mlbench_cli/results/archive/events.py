@@ -68,7 +68,7 @@ class EventCollector:
 
     def __init__(self, world_size: int, watcher: "GoalWatcher | None" = None) -> None:
         self._world_size = world_size
-        self._reported: dict[str, Any] | None = None
+        self._reported: dict[str, object] | None = None
         self._watcher = watcher
         self.environments: dict[int, dict[str, Any]] = {}
         self.metrics: dict[str, float] = {}
@@ -167,7 +167,7 @@ def parse_metric(event: Mapping[str, Any]) -> dict[str, Any] | None:
     return metric
 
 
-def parse_phase(event: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+def parse_phase(event: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, object]:
     """`phase` with its finite epoch, epochs, step, steps; epochs that the event leaves out are those of `before`."""
     phase = event.get("phase")
     if not isinstance(phase, str) or not phase:
@@ -195,7 +195,7 @@ def resource_lines(samples: BinaryIO) -> Iterator[bytes]:
         yield json_line(row)
 
 
-def parse_result(event: Mapping[str, Any]) -> dict[str, Any] | None:
+def parse_result(event: Mapping[str, Any]) -> dict[str, object] | None:
     """A result event with every field present and of its type (None if it was not reported), or None.
 
     Only outcomes of the contract count; any other field that is malformed is treated as not reported.
@@ -266,7 +266,7 @@ def _parse_data_identity(document: Any) -> DataIdentityDocument | None:
     }
 
 
-def _parse_goal(document: Any) -> dict[str, Any] | None:
+def _parse_goal(document: Any) -> dict[str, object] | None:
     goal = Goal.parse(document)
     if goal is None or not one_line(goal.metric):
         return None

@@ -86,7 +86,7 @@ def _observation_of_first_edition(result: Mapping[str, Any]) -> Observation:
     return Observation(parse_timestamp(result["finished"]), workers, (), ended, result.get("first_failed"))
 
 
-def read_samples(path: Path) -> Iterator[dict[str, Any]]:
+def read_samples(path: Path) -> Iterator[dict[str, object]]:
     """The rows of resources.jsonl as sealing writes them, also for a file that is not normalized yet."""
     if path.is_file():
         with open(path, "rb") as samples:

@@ -209,7 +209,7 @@ def _is_reported(evidence: Evidence, goal: Mapping[str, Any] | None, key: str) -
     )
 
 
-def _closing(open_log: Callable[[], BinaryIO]) -> Iterator[dict[str, Any]]:
+def _closing(open_log: Callable[[], BinaryIO]) -> Iterator[dict[str, object]]:
     with open_log() as log:
         yield from read_events(log)
 

@@ -151,7 +151,7 @@ def format_document(value: Mapping[str, Any]) -> bytes:
     return (json.dumps({"schema_version": SCHEMA_VERSION, **value}, indent=2, allow_nan=False) + "\n").encode()
 
 
-def parse_document(data: bytes) -> dict[str, Any]:
+def parse_document(data: bytes) -> dict[str, object]:
     """The JSON object in `data`. Raises ValueError with the reason; NaN and Infinity are refused."""
     try:
         value = _DECODER.decode(data.decode())

@@ -34,7 +34,7 @@ _GAUGES = {"memory": ("rss_bytes", _MIB), "network_in": ("received_bytes", _MIB)
 _CUMULATIVE = ("network_in", "network_out")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
-Sample = dict[str, Any]
+Sample = dict[str, object]
 
 
 def export_v3(archive: Archive, target: Path) -> None:

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlbench_cli import files
 from mlbench_cli.errors import MlbenchError, UsageError
@@ -45,7 +45,7 @@ _PHASES = {
     "other": "#bdbdbd",
 }
 _BAD = {"goal_missed": "goal missed", "never_started": "never started"}
-_STYLE: dict[str, Any] = {
+_STYLE: dict[str, object] = {
     "axes.axisbelow": True,
     "axes.edgecolor": "#666666",
     "axes.grid": True,

@@ -193,7 +193,7 @@ def test_a_plugin_that_hangs_is_ended(world: World, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("broken", [{"args": 5}, {"env": ["a"]}, {"env": [{"name": "a"}]}])
-def test_a_malformed_plugin_entry_is_reported(world: World, broken: dict[str, Any]) -> None:
+def test_a_malformed_plugin_entry_is_reported(world: World, broken: dict[str, object]) -> None:
     write_kubeconfig(world.kubeconfig, world.server.url, world.ca, {"exec": {"command": "true", **broken}})
     with Access.from_kubeconfig(world.kubeconfig).client() as api, pytest.raises(UsageError, match="malformed"):
         api.get(PODS)
@@ -384,7 +384,7 @@ class Provider:
                 outer.valid = f"refresh-{outer.count}"
                 return self._answer(200, outer.grant())
 
-            def _answer(self, status: int, document: dict[str, Any]) -> None:
+            def _answer(self, status: int, document: dict[str, object]) -> None:
                 data = json.dumps(document).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
@@ -404,7 +404,7 @@ class Provider:
         self._http.shutdown()
         self._http.server_close()
 
-    def grant(self) -> dict[str, Any]:
+    def grant(self) -> dict[str, object]:
         return {"access_token": "a", "id_token": self.token(3600), "refresh_token": self.valid, "token_type": "Bearer"}
 
     def token(self, seconds: float) -> str:

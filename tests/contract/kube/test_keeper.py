@@ -332,7 +332,7 @@ def archive_of(**files: bytes) -> bytes:
     return target.getvalue()
 
 
-def put_keeper(server: KubeApi, folder: Path, *summaries: tuple[dict[str, Any], bytes | None, bytes]) -> None:
+def put_keeper(server: KubeApi, folder: Path, *summaries: tuple[dict[str, object], bytes | None, bytes]) -> None:
     """A keeper's pod that has these workers' archives and logs."""
     workers = {}
     for summary, archive, log in summaries:

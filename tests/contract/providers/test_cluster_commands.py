@@ -264,7 +264,7 @@ class Server:
                     node = {"metadata": {"name": "n"}, "spec": {"providerID": server.provider_id}}
                     self._answer(200, {"kind": "NodeList", "items": [node]})
 
-            def _answer(self, code: int, document: dict[str, Any]) -> None:
+            def _answer(self, code: int, document: dict[str, object]) -> None:
                 data = json.dumps(document).encode()
                 self.send_response(code)
                 self.send_header("Content-Length", str(len(data)))

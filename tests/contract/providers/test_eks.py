@@ -23,7 +23,7 @@ from tests.fakes.aws_server import AwsServer
 REGION = "eu-west-1"
 PLUGINS = "/apis/apps/v1/namespaces/kube-system/daemonsets"
 GPU = EksOptions(machine_type="g4dn.xlarge")
-CALM: dict[str, Any] = {
+CALM: dict[str, object] = {
     "no_capacity": [],
     "launch_fails": None,
     "stack_fails": None,

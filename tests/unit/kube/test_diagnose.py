@@ -88,7 +88,7 @@ def test_the_worker_that_was_hit_is_the_first_failed(name: str) -> None:
 # --- what a test cluster cannot do --------------------------------------------------------------------------------
 
 
-def a_job(workers: int = 2, suspend: bool = False, failed: str | None = None, **template: Any) -> dict[str, Any]:
+def a_job(workers: int = 2, suspend: bool = False, failed: str | None = None, **template: Any) -> dict[str, object]:
     resources = template.pop("resources", {})
     conditions = [{"type": "Failed", "status": "True", "reason": failed}] if failed else []
     container = {"name": "main", "image": "registry.invalid/x:1", "resources": resources}
@@ -111,7 +111,7 @@ def a_pod(
     state: Any = None,
     deleted: bool = False,
     **status: Any,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     scheduled = {"type": "PodScheduled", "status": "True"}
     status = {"phase": "Pending" if state is None or "waiting" in state else "Running", **status}
     status["conditions"] = [*status.get("conditions", ()), *([scheduled] if node else [])]
@@ -131,7 +131,7 @@ def waiting(reason: str, message: str = "") -> dict[str, Any]:
     return {"waiting": {"reason": reason, "message": message}}
 
 
-def terminated_container(code: int, reason: str = "Error", message: str = "", at: str = AGO) -> dict[str, Any]:
+def terminated_container(code: int, reason: str = "Error", message: str = "", at: str = AGO) -> dict[str, object]:
     return {
         "terminated": {"exitCode": code, "reason": reason, "message": message, "startedAt": LONG_AGO, "finishedAt": at}
     }
@@ -139,16 +139,16 @@ def terminated_container(code: int, reason: str = "Error", message: str = "", at
 
 def unscheduled_pod(
     index: int = 0, reason: str = "Unschedulable", message: str = "0/3 nodes are available"
-) -> dict[str, Any]:
+) -> dict[str, object]:
     condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
     return a_pod(index, node=None, conditions=[condition])
 
 
-def an_event(reason: str, message: str, uid: str = "pod0", at: str = AGO) -> dict[str, Any]:
+def an_event(reason: str, message: str, uid: str = "pod0", at: str = AGO) -> dict[str, object]:
     return {"reason": reason, "message": message, "involvedObject": {"uid": uid}, "lastTimestamp": at}
 
 
-def a_node(name: str = "n0", labels: Any = None, ready: str = "True", **allocatable: str) -> dict[str, Any]:
+def a_node(name: str = "n0", labels: Any = None, ready: str = "True", **allocatable: str) -> dict[str, object]:
     return {
         "metadata": {"name": name, "labels": labels or {}},
         "spec": {},
@@ -156,7 +156,7 @@ def a_node(name: str = "n0", labels: Any = None, ready: str = "True", **allocata
     }
 
 
-def disrupted_pod(reason: str, **status: Any) -> dict[str, Any]:
+def disrupted_pod(reason: str, **status: Any) -> dict[str, object]:
     target = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "words of the cluster"}
     return a_pod(state=terminated_container(143), conditions=[target], phase="Failed", **status)
 
@@ -171,11 +171,11 @@ def case(code: str, *pods: dict[str, Any], permanent: bool = False, **facts: Any
     return code, permanent, {"job": a_job(), **facts, "pods": pods}
 
 
-def from_log(code: str, log: str) -> tuple[str, bool, dict[str, Any]]:
+def from_log(code: str, log: str) -> tuple[str, bool, dict[str, object]]:
     return case(code, a_pod(state=terminated_container(1)), logs={0: log})
 
 
-def summary_case(code: str, **summary: Any) -> tuple[str, bool, dict[str, Any]]:
+def summary_case(code: str, **summary: Any) -> tuple[str, bool, dict[str, object]]:
     return case(code, a_pod(state={"running": {}}), summaries={0: {"worker": 0, "reason": "exited", **summary}})
 
 
@@ -277,7 +277,7 @@ def test_a_built_trouble_is_named(name: str) -> None:
         [a_pod(0, state=terminated_container(0, "Completed"), phase="Succeeded"), a_pod(1, state={"running": {}})],
     ],
 )
-def test_no_alarm_while_all_is_well(pods: list[dict[str, Any]]) -> None:
+def test_no_alarm_while_all_is_well(pods: list[dict[str, object]]) -> None:
     assert diagnose(a_job(), pods, [], [a_node(cpu="2")], now=NOW) == []
 
 

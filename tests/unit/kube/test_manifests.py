@@ -274,7 +274,7 @@ def test_a_template_of_the_users_takes_the_place_of_ours(tmp_path: Path) -> None
         ({"name": "a" * 36, "workers": 4000}, "host names of 4000 workers"),
     ],
 )
-def test_what_a_cluster_would_refuse_is_refused_here(changes: dict[str, Any], words: str) -> None:
+def test_what_a_cluster_would_refuse_is_refused_here(changes: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         manifests(a_spec(**changes), "default")
 

@@ -29,7 +29,9 @@ def cut_off() -> dict[str, Any]:
     return pod
 
 
-def a_job(failed: str | None = None, stopped: str | None = None, start: str = "2027-01-15T07:59:00Z") -> dict[str, Any]:
+def a_job(
+    failed: str | None = None, stopped: str | None = None, start: str = "2027-01-15T07:59:00Z"
+) -> dict[str, object]:
     conditions = [{"type": "Failed", "status": "True", "reason": failed}] if failed else []
     annotations = {STOPPED_ANNOTATION: f"{stopped} 2027"} if stopped else {}
     return {"metadata": {"annotations": annotations}, "status": {"startTime": start, "conditions": conditions}}

@@ -110,7 +110,7 @@ def test_what_stands_in_has_the_same_gpus() -> None:
         ({"allow_from": ("10.0.0.1/8",)}, "host bits set"),
     ],
 )
-def test_wrong_options_are_refused_before_any_call(options: dict[str, Any], message: str) -> None:
+def test_wrong_options_are_refused_before_any_call(options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message.replace("?", r"\?").replace(".", r"\.")):
         describe_cluster(**options)
 

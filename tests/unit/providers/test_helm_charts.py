@@ -31,7 +31,7 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def resolve_entries(*entries: str) -> dict[str, Any]:
+def resolve_entries(*entries: str) -> dict[str, object]:
     return resolve_overrides(parse_custom_values(entries), DEFAULTS)
 
 

@@ -168,7 +168,7 @@ ROWS = some.lists(
 
 
 @given(ROWS)
-def test_any_rows_give_an_answer(samples: list[dict[str, Any]]) -> None:
+def test_any_rows_give_an_answer(samples: list[dict[str, object]]) -> None:
     found = assess_conditions(spec(), None, samples)
     assert set(found.labels) <= set(LABELS)
     assert Conditions.from_dict(found.to_dict()) == found

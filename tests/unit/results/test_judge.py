@@ -102,7 +102,7 @@ def test_the_outcome_follows_from_exit_codes_before_anything_else(
     st.sampled_from([None, REACHED, {"outcome": "goal_missed"}, {"outcome": "completed"}]),
 )
 def test_success_needs_the_exit_code_0_of_every_rank(
-    how: Ending, codes: list[int | None], result: dict[str, Any] | None
+    how: Ending, codes: list[int | None], result: dict[str, object] | None
 ) -> None:
     outcome = judge_run(observe_end(how, *codes), result).outcome
     if outcome.is_success:

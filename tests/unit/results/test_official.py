@@ -134,7 +134,7 @@ def test_wording(template: str | None, threshold: float, wording: str) -> None:
         ({"outcome": "completed", "goal": None}, "the run completed, and it has no goal"),
     ],
 )
-def test_without_a_line_the_file_says_why(changes: dict[str, Any], text: str) -> None:
+def test_without_a_line_the_file_says_why(changes: dict[str, object], text: str) -> None:
     assert official_line(result(**changes)) is None
     assert official_text(result(**changes)) == f"No official result: {text}.\n"
 

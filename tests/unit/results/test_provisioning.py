@@ -12,7 +12,7 @@ from mlbench_cli.model import Cluster
 from mlbench_cli.results.figures.provisioning import draw, to_csv
 
 
-def times_record(kind: str, name: str, began: float, ready: float | None, **more: Any) -> dict[str, Any]:
+def times_record(kind: str, name: str, began: float, ready: float | None, **more: Any) -> dict[str, object]:
     waits = [{"reason": "it is CREATING", "seconds": 1.5}, {"reason": "it is UPDATING", "seconds": 0.25}]
     line = {"kind": kind, "name": name, "adopted": False, "began": began, "accepted": began, "ready": ready}
     return {**line, "waits": waits, **more}

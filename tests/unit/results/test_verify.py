@@ -58,7 +58,7 @@ def reseal(**changes: bytes | None) -> bytes:
     return write_zip(sorted(kept.items())).getvalue()
 
 
-def edit(name: str, change: Callable[[dict[str, Any]], Any]) -> bytes:
+def edit(name: str, change: Callable[[dict[str, object]], Any]) -> bytes:
     """The golden archive with one JSON document changed, and everything else right."""
     document = json.loads(contents()[name])
     change(document)

@@ -82,7 +82,7 @@ def test_a_matrix_without_points_or_with_too_many_is_refused() -> None:
         ({"gpu": False}, "nogpu"),
     ],
 )
-def test_suffixes_are_readable(point: dict[str, Any], suffix: str) -> None:
+def test_suffixes_are_readable(point: dict[str, object], suffix: str) -> None:
     assert point_suffix(point, 30) == suffix
     assert point_suffix({key: str(value).lower() for key, value in point.items()}, 30) == suffix
 
@@ -99,7 +99,7 @@ def test_a_suffix_that_says_less_than_the_value_gets_a_hash() -> None:
         st.sampled_from(["backend", "seed", "set.x", "gpu"]), st.text(min_size=1) | st.integers(), min_size=1
     )
 )
-def test_names_of_points_are_labels(point: dict[str, Any]) -> None:
+def test_names_of_points_are_labels(point: dict[str, object]) -> None:
     suffix = point_suffix(point, 25)
     assert len(suffix) <= 25
     assert NAME_PATTERN.fullmatch(f"x-{suffix}-2")

@@ -46,6 +46,6 @@ def test_the_defaults_are_the_preset_spec(name: str) -> None:
         ("wmt17_transformer", "legacy", {"longest_test": 80, "reshuffle": False, "learning_rate": 1.976e-3}),
     ],
 )
-def test_what_the_presets_must_say(name: str, preset: str, expected: dict[str, Any]) -> None:
+def test_what_the_presets_must_say(name: str, preset: str, expected: dict[str, object]) -> None:
     values = load_task(name).resolve(preset)
     assert {key: values[key] for key in expected} == expected
