@@ -212,16 +212,23 @@ def _refuse_contradiction(experiment: Experiment, existing: Sequence[MemberRow],
         theirs = _comparable(row.run.spec.content(), set() if peers else _axis_fields(candidate.point, keys))
         differences = find_differences(theirs, ours)
         if differences:
-            raise _contradiction(experiment, differences)
+            raise _contradiction(experiment, differences, _hint_for_cores(theirs, ours))
 
 
-def _contradiction(experiment: Experiment, differences: Sequence[str]) -> UsageError:
+def _hint_for_cores(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """How to grow an experiment whose further sizes would give each rank of all sizes fewer cores; else nothing."""
+    if {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)} != {"cpus"}:
+        return ""
+    return f"; or give each rank the cores that the runs have: --num-cpus {before.get('cpus', 1):g}"
+
+
+def _contradiction(experiment: Experiment, differences: Sequence[str], advice: str = "") -> UsageError:
     shown = "; ".join(differences[:_MAX_SHOWN])
     more = f"; and {len(differences) - _MAX_SHOWN} more" if len(differences) > _MAX_SHOWN else ""
     return UsageError(
         f'The experiment "{experiment.name}" exists and differs from this request: {shown}{more}.',
         hint=f"Choose another name, ask for the same as before (mlbench run {experiment.name}), "
-        f"or: mlbench delete {experiment.name}",
+        f"or: mlbench delete {experiment.name}{advice}",
         details={"differences": list(differences)},
     )
 

@@ -129,6 +129,17 @@ def test_a_differing_request_is_refused_with_the_difference(
     assert "mlbench run demo" in str(caught.value.hint)
 
 
+def test_a_size_that_would_leave_fewer_cores_is_refused_with_the_option_that_keeps_them(store: Recorder) -> None:
+    first = store.plan(None, ask(workers=(1,), num_cpus=4))
+    with pytest.raises(UsageError, match=r"cpus was 4") as caught:
+        store.plan(first, ask(workers=(1, 2)))
+    assert str(caught.value.hint).endswith("cores that the runs have: --num-cpus 4")
+    assert names(store.plan(first, ask(workers=(1, 2), num_cpus=4)).new) == ["demo-2"]
+    with pytest.raises(UsageError) as caught:
+        store.plan(first, ask(workers=(1, 2), backend="mpi"))
+    assert "--num-cpus" not in str(caught.value.hint)
+
+
 def test_a_further_point_must_agree_in_everything_but_its_axes(store: Recorder) -> None:
     first = store.plan(None, ask(matrix={"backend": ("gloo",)}))
     with pytest.raises(UsageError, match=r"timeout was"):
