@@ -39,6 +39,7 @@ from mlbench_cli.datafiles import DataFiles, parse_data_files
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError, did_you_mean
 from mlbench_cli.goals import COMPARISONS
 from mlbench_cli.sizes import parse_sizes
+from mlbench_cli.yaml_text import read_yaml
 
 TYPES = ("int", "float", "str", "bool", "list", "sizes")
 TORCH_BACKENDS = ("gloo", "nccl", "mpi")
@@ -343,34 +344,6 @@ def _texts(file: str, data: Mapping[str, Any], key: str, allowed: tuple[str, ...
         if allowed and item not in allowed:
             raise UsageError(f'{file}: {item!r} in "{key}" is not one of {", ".join(allowed)}.')
     return tuple(value)
-
-
-def read_yaml(text: str) -> Any:
-    """YAML of foreign text. Everything that can be wrong with it is a UsageError."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        """Refuses keys that no message can quote: Python does not write integers of more than 4300 digits."""
-
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            mapping: dict[Any, Any] = super().construct_mapping(node, deep)
-            for key in mapping:
-                str(key)
-            return mapping
-
-    try:
-        return yaml.load(text, Loader)
-    # PyYAML's constructors let through what Python raises on, say, "!!float ''" or a date in the year 0.
-    except (
-        yaml.YAMLError,
-        ValueError,
-        LookupError,
-        ArithmeticError,
-        AttributeError,
-        TypeError,
-        RecursionError,
-    ) as error:
-        raise UsageError(f"Not valid YAML: {' '.join(str(error).split())[:200]}") from None
 
 
 def short(value: Any) -> str:

@@ -18,6 +18,7 @@ from mlbench_cli.kube.credentials import CredentialSource
 from mlbench_cli.kube.logins import find_credentials, is_in_pod, load_service_account
 from mlbench_cli.kube.official import import_official_client
 from mlbench_cli.kube.private_file import private_folder
+from mlbench_cli.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from kubernetes.client import Configuration
@@ -151,18 +152,14 @@ def _with_absolute_paths(entry: Mapping[str, Any], folder: Path) -> dict[str, ob
 
 
 def _read_yaml(file: Path) -> dict[str, object]:
-    import yaml
-
     try:
-        document = yaml.safe_load(file.read_text("utf-8"))
+        document = read_yaml(file.read_bytes(), f"The kubeconfig {file}")
     except FileNotFoundError:
         raise NotFoundError(
             f"There is no kubeconfig {file}.", hint="Set KUBECONFIG, or name the file with --kubeconfig."
         ) from None
     except OSError as error:
         raise UsageError(f"The kubeconfig {file} cannot be read: {error.strerror}.") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"The kubeconfig {file} is not valid YAML: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(document or {}, dict):
         raise UsageError(f"The kubeconfig {file} is not a mapping.")
     return document or {}

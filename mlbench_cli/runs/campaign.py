@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.catalog import Task, read_yaml, short
+from mlbench_cli.catalog import Task, short
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.goals import is_finite_number
@@ -29,6 +29,7 @@ from mlbench_cli.runs.launch import Machine
 from mlbench_cli.runs.request import Request, merge, parse_mapping
 from mlbench_cli.spec import RunSpec
 from mlbench_cli.store import Store
+from mlbench_cli.yaml_text import read_yaml
 
 FOLDER = Path(__file__).parents[1] / "campaigns"
 MAX_RUNS = 10_000  # more only if it is confirmed

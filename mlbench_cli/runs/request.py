@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.catalog import read_yaml, short
+from mlbench_cli.catalog import short
 from mlbench_cli.durations import parse_duration as parse_duration
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.runs.matrix import Matrix, format_axis, format_point, parse_axes, parse_point, value_text
+from mlbench_cli.yaml_text import read_yaml
 
 GENERAL = "What to run, and how"
 KUBERNETES = "On clusters (not on local)"

@@ -22,6 +22,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 from mlbench_cli.errors import CredentialError, DeadlineError, MlbenchError, NotFoundError, UsageError, did_you_mean
 from mlbench_cli.extras import install_hint
+from mlbench_cli.yaml_text import read_yaml
 from providers.helm.archive import MAX_FILES, MAX_PACKED, MAX_UNPACKED, unpack
 
 FLAG = "--chart-location"
@@ -325,21 +326,7 @@ def _load_chart(folder: Path, source: str, digest: str, warnings: tuple[str, ...
 
 
 def _parse_yaml(data: bytes, what: str) -> Mapping[str, Any]:
-    import yaml
-
-    # The C parser if there is one: the index of a large repository takes the other minutes.
-    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-        """Dates stay texts, as helm has them."""
-
-        yaml_implicit_resolvers = {  # noqa: RUF012
-            first: [(tag, form) for tag, form in resolvers if not tag.endswith(":timestamp")]
-            for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-        }
-
-    try:
-        document = yaml.load(data, Loader=Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"{what} is not valid YAML: {' '.join(str(error).split())[:200]}") from None
+    document = read_yaml(data, what, dates_as_text=True)
     if not isinstance(document or {}, Mapping):
         raise UsageError(f"{what} is not a mapping.")
     return document or {}

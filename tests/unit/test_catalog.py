@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from mlbench_cli.catalog import Parameter, load_catalog, load_task, parse_task, read_yaml, short
+from mlbench_cli.catalog import Parameter, load_catalog, load_task, parse_task, short
 from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.yaml_text import read_yaml
 
 GOOD: dict[str, Any] = {
     "name": "t",
@@ -154,7 +155,9 @@ def test_choices() -> None:
         Parameter("x", "str", "help", choices=("sgd", "adam")).check("adan")
 
 
-@pytest.mark.parametrize("text", ["!!float ''", "!!bool x", "2001-99-99", "[" * 5000, "\0", "a: b: c"])
+@pytest.mark.parametrize(
+    "text", ["!!float ''", "!!bool x", "2001-99-99", "[" * 5000, "- " * 200_000, "{a: " * 200_000, "\0", "a: b: c"]
+)
 def test_wrong_yaml(text: str) -> None:
     with pytest.raises(UsageError, match="Not valid YAML"):
         read_yaml(text)

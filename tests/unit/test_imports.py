@@ -16,7 +16,7 @@ BASE = (
     *("mlbench_cli.errors", "mlbench_cli.model", "mlbench_cli.goals", "mlbench_cli.times", "mlbench_cli.files"),
     *("mlbench_cli.settings", "mlbench_cli.spec", "mlbench_cli.catalog", "mlbench_cli.store", "mlbench_cli.run_folder"),
     *("mlbench_cli.extras", "mlbench_cli.isolation", "mlbench_cli.queue_folder", "mlbench_cli.cluster_details"),
-    "mlbench_cli.network",
+    *("mlbench_cli.network", "mlbench_cli.yaml_text"),
     *("task_images.contract", "task_images.harness.cores"),
     *("task_images.comm.methods", "task_images.comm.presets", "task_images.comm.plans"),  # tables, without torch
 )
@@ -43,9 +43,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.settings": ("mlbench_cli.errors",),
     "mlbench_cli.network": ("mlbench_cli.errors",),
     "mlbench_cli.spec": ("mlbench_cli.errors", "mlbench_cli.network"),
+    "mlbench_cli.yaml_text": ("mlbench_cli.errors",),
     "mlbench_cli.catalog": (
         *("mlbench_cli.errors", "mlbench_cli.goals", "mlbench_cli.sizes", "mlbench_cli.datafiles"),
-        "task_images.contract",
+        *("mlbench_cli.yaml_text", "task_images.contract"),
     ),
     "mlbench_cli.datafiles": ("mlbench_cli.errors",),
     "mlbench_cli.durations": ("mlbench_cli.errors",),
@@ -73,6 +74,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.runs.matrix": ("mlbench_cli.errors", "mlbench_cli.catalog", "mlbench_cli.spec"),
     "mlbench_cli.runs.request": (
         *("mlbench_cli.errors", "mlbench_cli.catalog", "mlbench_cli.durations", "mlbench_cli.runs.matrix"),
+        "mlbench_cli.yaml_text",
     ),
     "mlbench_cli.runs.experiment": (
         *(*BASE, "mlbench_cli.runs.request", "mlbench_cli.runs.matrix", "mlbench_cli.runs.launch"),

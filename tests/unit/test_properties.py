@@ -16,13 +16,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlbench_cli import console
-from mlbench_cli.catalog import TYPES, Parameter, load_catalog, parse_task, read_yaml
+from mlbench_cli.catalog import TYPES, Parameter, load_catalog, parse_task
 from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.model import LOCAL, Cluster
 from mlbench_cli.runs import launch
 from mlbench_cli.runs.log_reader import without_event
 from mlbench_cli.runs.request import OPTIONS, Request, equivalent_command, merge, pairs, parse_duration, parse_file
 from mlbench_cli.spec import NAME_LENGTH, NAME_PATTERN, RunSpec, canonical_json, check_name
+from mlbench_cli.yaml_text import read_yaml
 from task_images import contract
 
 WIDE = os.environ.get("HYPOTHESIS_PROFILE") == "wide"
