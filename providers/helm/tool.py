@@ -141,9 +141,9 @@ class HelmCall:
 
     @property
     def line(self) -> str:
-        """The last line of its output."""
-        lines = [line for line in self._read(self._err).splitlines() if line.strip()]
-        return _strip_debug_prefix(lines[-1]) if lines else ""
+        """What it does, by its last --debug line; other lines are an error or places in helm's sources."""
+        lines = [match["words"] for line in self._read(self._err).splitlines() if (match := DEBUG.match(line))]
+        return lines[-1].strip() if lines else ""
 
     @property
     def complaint(self) -> str:
@@ -203,9 +203,3 @@ def _environment(home: str) -> dict[str, str]:
         **kept,
         **{f"HELM_{kind}_HOME": str(Path(home) / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")},
     }
-
-
-def _strip_debug_prefix(line: str) -> str:
-    """Strip source position and time from a --debug line."""
-    match = DEBUG.match(line)
-    return (match["words"] if match else line).strip()

@@ -75,6 +75,7 @@ def fail_loudly(words: str) -> NoReturn:
     """As helm does with --debug."""
     print(f"Error: {words}", file=sys.stderr)
     debug(f"{words}\nmain.newUpgradeCmd.func2\n\thelm.sh/helm/v3/cmd/helm/upgrade.go:244\nruntime.goexit")
+    time.sleep(0.5)  # somebody looks at its progress before it has ended
     sys.exit(1)
 
 
