@@ -90,8 +90,8 @@ coverage: install  ## unit tests with branches counted; names the lines and bran
 mutate: install  ## change decisions one by one, and see whether unit tests notice (an hour; docs/explanation/mutation.md)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.mutate
 
-bench: install  ## every figure of docs/figures.md, measured side by side
-	for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script || exit; done
+bench: install  ## every figure of docs/figures.md, measured side by side; says what each needs, and prepares it
+	$(BIN)/python -m tools.bench
 
 images: install  ## build the base image and one image per task
 	sh task_images/build.sh

@@ -31,6 +31,7 @@ from tests.fakes.cutting_proxy import CuttingProxy
 MIB = 256
 ROUNDS = 3
 LIMIT = 0.8
+START_SECONDS = 300.0  # after which a node is taken not to get the image
 
 
 def main(image: str) -> None:
@@ -48,14 +49,7 @@ def main(image: str) -> None:
         run = Run("id", spec, Path(folder, "run"), now())
         try:
             engine.submit(run, engine.render(spec))
-            with closing(engine.watch(run)) as observations:
-                for seen in observations:
-                    if lasting := [finding for finding in seen.findings if finding.permanent]:
-                        raise SystemExit(f"left out: {lasting[0].summary} Load the image first: {image}")
-                    if seen.ended is not None:
-                        break
-                else:
-                    raise SystemExit("the run did not end")
+            _await_end(engine, run)
             with access.client() as api:
                 (pod,) = api.get(collection_path("Pod", access.namespace), labelSelector="mlbench/run=bench-fetch")[
                     "items"
@@ -67,6 +61,20 @@ def main(image: str) -> None:
             _over_a_breaking_network(access, name, what, Path(folder))
         finally:
             engine.delete(run, force=True)
+
+
+def _await_end(engine: KubernetesEngine, run: Run) -> None:
+    """Wait for the run's end. Leaves the benchmark out if the worker does not start: its node lacks the image."""
+    limit = time.monotonic() + START_SECONDS
+    with closing(engine.watch(run)) as observations:
+        for seen in observations:
+            waits = time.monotonic() > limit and all(worker.started is None for worker in seen.workers)
+            if seen.ended is None and (waits or any(finding.permanent for finding in seen.findings)):
+                why = " ".join(finding.summary for finding in seen.findings)
+                raise SystemExit(f"left out: the worker did not start. {why} Load the image first: {run.spec.image}")
+            if seen.ended is not None:
+                return
+    raise SystemExit("the run did not end")
 
 
 def _compare(access: Access, pod: str, what: HeldArchive, folder: Path) -> None:
