@@ -20,6 +20,7 @@ from mlbench_cli.results.archive.canonical_zip import (
     read_data,
     read_entries,
 )
+from mlbench_cli.results.archive.layout import MAX_NAME_BYTES
 from mlbench_cli.results.archive.pack import pack, unpack
 from tests.unit.results.runs import sealed_run
 
@@ -197,3 +198,59 @@ def test_a_header_is_written_before_the_data_for_whoever_reads_along() -> None:
         yield b"x"
 
     Writer(target).add("a", 1, chunks())
+
+
+def trouble_of(data: bytes) -> str:
+    """The message about what is wrong with a file."""
+    with pytest.raises(ZipDamage) as caught:
+        read_entries(io.BytesIO(data))
+    return str(caught.value)
+
+
+def test_the_message_says_what_is_wrong() -> None:
+    assert trouble_of(b"") == "it is empty"
+    assert trouble_of(b"GIF89a") == "it does not begin as a zip file"
+    assert trouble_of(write_zip([("a", b"x"), ("a", b"x")]).getvalue()) == "it is there twice"
+    assert trouble_of(write_zip([("b", b"x"), ("a", b"x")]).getvalue()) == "out of order"
+    with pytest.raises(ZipDamage) as caught:
+        Writer(io.BytesIO()).add("a", 1, iter([b"x", b"y"]))
+    assert (caught.value.code, caught.value.name) == ("changed", "a")
+    assert str(caught.value) == "it changed from 1 to 2 bytes while it was read"
+
+
+def test_a_small_file_far_behind_needs_the_newer_version_too() -> None:
+    assert headers(Entry("a", 1, 0, 0xFFFFFFFF), start=0)[4:8].hex() == "2d032d00"
+    assert headers(Entry("a", 0xFFFFFFFF, 0, 0), start=0)[4:8].hex() == "2d032d00"
+    assert headers(Entry("a", 1, 0, 0), start=0)[4:8].hex() == "14031400"
+
+
+def test_the_longest_name_is_read_and_one_that_is_no_text_is_damage() -> None:
+    name = "/".join(["d" * 200] * 5) + "/" + "f" * 19
+    assert len(name) == MAX_NAME_BYTES
+    assert [entry.name for entry in read_entries(write_zip({name: b""}.items()))] == [name]
+    whole = write_zip({"ab": b"x"}.items()).getvalue()
+    assert damage_of(whole.replace(b"ab", b"\xff\xfe"))[0] == "header"
+
+
+def test_an_extra_field_without_a_large_file_and_a_large_file_without_it_are_damage() -> None:
+    """20 bytes of zip64 are read as a size only if the plain size says so, and never if they are missing."""
+    plain = bytearray(local_header(Entry("a", 1, 0, 0)))
+    plain[28:30] = (20).to_bytes(2, "little")
+    assert damage_of(bytes(plain) + b"\x01\x00\x10\x00" + bytes([5] + [0] * 7) * 2 + b"x") == ("header", "a")
+    large = bytearray(local_header(Entry("a", 1, 0, 0)))
+    large[18:26] = b"\xff" * 8
+    assert damage_of(bytes(large) + b"x") == ("header", "a")
+
+
+def test_what_is_missing_at_the_end_is_named() -> None:
+    assert trouble_of(local_header(Entry("a", 5, 0, 0)) + b"x") == "5 bytes are declared and 1 are there"
+    assert trouble_of(local_header(Entry("a", 1, 0, 0)) + b"x") == "the zip's directory ends early, at byte 32"
+
+
+def test_a_directory_that_is_wrong_and_cut_is_still_named() -> None:
+    whole = write_zip({"a": b"x"}.items()).getvalue()
+    place = whole.index(b"PK\x01\x02")
+    assert damage_of(whole[: place + 6] + b"\x15") == ("header", "a")
+    link = bytearray(whole[: place + 46])
+    link[place + 41] = 0xA1  # S_IFLNK | 0o644 in the upper half of the attributes
+    assert damage_of(bytes(link)) == ("link", "a")
