@@ -47,7 +47,7 @@ class TimesRecord(TypedDict, total=False):
 
     kind: str
     name: str
-    adopted: bool
+    adopted: bool | None
     began: float | None
     accepted: float | None
     ready: float | None

@@ -1,10 +1,11 @@
 """The part of `mlbench status` that is about a cluster: its resources with their times, its price, its end."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Literal, TypedDict, cast
 
 from mlbench_cli import console
+from mlbench_cli.cluster_details import PlanLineRecord, TimesRecord
 from mlbench_cli.clusters import find_record
 from mlbench_cli.commands._clusters import price
 from mlbench_cli.commands._common import Format
@@ -17,6 +18,64 @@ from providers import registry
 UNDER_WAY = ("being made", "being removed")
 
 
+class ResourceDocument(TimesRecord, total=False):
+    """One resource. `seconds` is what its making took; `found` what the cloud says of it now, null if nothing."""
+
+    state: str
+    seconds: float | None
+    removal: TimesRecord | None
+    found: str | None
+
+
+class ClusterFacts(TypedDict):
+    """The cluster itself. `created`, `removed` and `expires` are RFC 3339 UTC; null: not known, or not so far."""
+
+    name: str
+    provider: str
+    state: str
+    created: str | None
+    removed: str | None
+    owner: str | None
+    expires: str | None
+    location: str | None
+    nodes: int | None
+    machine_type: str | None
+    gpu: str | None
+    gpus_per_node: int | None
+    functional_only: bool
+
+
+class PriceDocument(TypedDict):
+    """What was planned, and the `amount` that it came to in `hours`; null if a price is not known."""
+
+    per_hour: float | None
+    currency: str
+    source: str | None
+    table: str | None
+    lines: list[PlanLineRecord]
+    hours: float | None
+    amount: float | None
+
+
+class FindingDocument(TypedDict):
+    """Something that is not as it should be, and the next command."""
+
+    code: str
+    summary: str
+    hint: str | None
+
+
+class ClusterDocument(TypedDict):
+    """The cluster for `-o json`. Times in seconds since its making, or its removal, began; null: not come to yet."""
+
+    cluster: ClusterFacts
+    price: PriceDocument | None
+    provisioning_seconds: float | None
+    removal_seconds: float | None
+    resources: list[ResourceDocument]
+    findings: list[FindingDocument]
+
+
 def show_cluster(store: Store, name: str, output: Format, *, cloud: bool = False) -> None:
     """Print what the record of a cluster tells, also of one that was removed; with `cloud` what is there now, too."""
     document = cluster_document(store, find_record(store, name), cloud=cloud)
@@ -26,8 +85,8 @@ def show_cluster(store: Store, name: str, output: Format, *, cloud: bool = False
         _show(document)
 
 
-def cluster_document(store: Store, cluster: Cluster, *, cloud: bool = False) -> dict[str, Any]:
-    """The cluster for `-o json`. Times in seconds since its making, or its removal, began; null: not come to yet."""
+def cluster_document(store: Store, cluster: Cluster, *, cloud: bool = False) -> ClusterDocument:
+    """The document of a cluster's record; with `cloud` the cloud is asked for each resource, too."""
     details = cluster.details
     expires = details.get("expires")
     resources = _resources(details)
@@ -44,7 +103,11 @@ def cluster_document(store: Store, cluster: Cluster, *, cloud: bool = False) -> 
             "removed": details.get("removed"),
             "owner": details.get("owner"),
             "expires": None if expires is None else timestamp(expires),
-            **{key: details.get(key) for key in ("location", "nodes", "machine_type", "gpu", "gpus_per_node")},
+            "location": details.get("location"),
+            "nodes": details.get("nodes"),
+            "machine_type": details.get("machine_type"),
+            "gpu": details.get("gpu"),
+            "gpus_per_node": details.get("gpus_per_node"),
             "functional_only": bool(details.get("functional_only")),
         },
         "price": _price(cluster),
@@ -58,40 +121,50 @@ def cluster_document(store: Store, cluster: Cluster, *, cloud: bool = False) -> 
 # --- what the record tells ------------------------------------------------------------------------------------------
 
 
-def _resources(details: Any) -> list[dict[str, Any]]:
+def _resources(details: Mapping[str, list[TimesRecord]]) -> list[ResourceDocument]:
     """One line for each resource: its making, and its removal if that has begun."""
     removal = {(item["kind"], item["name"]): item for item in details.get("removal", [])}
-    found = []
+    found: list[ResourceDocument] = []
     for item in [*details.get("provisioning", []), *details.get("scaling", [])]:
         gone = removal.pop((item["kind"], item["name"]), None)
-        seconds = None if item["ready"] is None else round(item["ready"] - item["began"], 3)
-        found.append({**item, "state": _state(item, gone), "seconds": seconds, "removal": gone})
+        own = {"state": _state(item, gone), "seconds": _span(item, "ready"), "removal": gone}
+        found.append(cast(ResourceDocument, {**item, **own}))
     if details.get("failure"):
         found = [{**item, "state": "not finished"} if item["state"] in UNDER_WAY else item for item in found]
     if details.get("removed"):  # what has no removal of its own went with something else
         found = [{**item, "state": "gone"} for item in found]
     # What another machine has made is known from its removal only.
-    unmade: dict[str, Any] = {
+    return found + [_unmade(kind, name, _state(None, item), item) for (kind, name), item in removal.items()]
+
+
+def _unmade(kind: str, name: str, state: str, removal: TimesRecord | None = None) -> ResourceDocument:
+    return {
+        "kind": kind,
+        "name": name,
         "adopted": None,
         "began": None,
         "accepted": None,
         "ready": None,
         "waits": [],
         "seconds": None,
+        "state": state,
+        "removal": removal,
     }
-    return found + [
-        {"kind": kind, "name": name, **unmade, "state": _state(None, item), "removal": item}
-        for (kind, name), item in removal.items()
-    ]
 
 
-def _state(made: Any, gone: Any) -> str:
+def _span(item: TimesRecord, end: Literal["ready", "gone"]) -> float | None:
+    """Seconds from the beginning to `end`; None if either is not known."""
+    began, moment = item.get("began"), item.get(end)
+    return None if began is None or moment is None else round(moment - began, 3)
+
+
+def _state(made: TimesRecord | None, gone: TimesRecord | None) -> str:
     if gone is not None:
         return "being removed" if gone["gone"] is None else "gone"
-    return "being made" if made["ready"] is None else "ready"
+    return "ready" if made and made["ready"] is not None else "being made"
 
 
-def _price(cluster: Cluster) -> dict[str, Any] | None:
+def _price(cluster: Cluster) -> PriceDocument | None:
     """What was planned when the cluster was made, and what that amounts to by now."""
     plan = cluster.details.get("plan")
     if not isinstance(plan, dict):
@@ -99,7 +172,7 @@ def _price(cluster: Cluster) -> dict[str, Any] | None:
     each, hours = plan.get("price_per_hour"), _hours(cluster)
     return {
         "per_hour": each,
-        "currency": plan.get("currency"),
+        "currency": plan.get("currency", "USD"),
         "source": plan.get("price_source"),
         "table": plan.get("price_table"),
         "lines": plan.get("lines", []),
@@ -117,7 +190,7 @@ def _hours(cluster: Cluster) -> float | None:
     return (end - datetime.fromisoformat(cluster.created)).total_seconds() / 3600
 
 
-def _findings(store: Store, cluster: Cluster) -> list[dict[str, Any]]:
+def _findings(store: Store, cluster: Cluster) -> list[FindingDocument]:
     from providers.operation_lock import is_operation_running
 
     details, removed = cluster.details, cluster.state == "removed"
@@ -141,7 +214,7 @@ def _findings(store: Store, cluster: Cluster) -> list[dict[str, Any]]:
     return found
 
 
-def _finding(code: str, summary: str, hint: str | None) -> dict[str, Any]:
+def _finding(code: str, summary: str, hint: str | None) -> FindingDocument:
     return {"code": code, "summary": summary, "hint": hint}
 
 
@@ -155,20 +228,15 @@ def _own_prices() -> str:
 
 
 def _compare_with_cloud(
-    cluster: Cluster, resources: list[dict[str, Any]]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    cluster: Cluster, resources: list[ResourceDocument]
+) -> tuple[list[ResourceDocument], list[FindingDocument]]:
     """Each resource with what the cloud says of it now ("found"), and findings on what is not as it should be."""
     known = {(item["kind"], item["name"]): item for item in resources}
-    findings = []
-    lines = []
+    findings: list[FindingDocument] = []
+    lines: list[ResourceDocument] = []
     for resource in registry.load(cluster.provider).resources(cluster):
-        unmade: dict[str, Any] = {
-            "kind": resource.kind,
-            "name": resource.name,
-            "state": "unknown here",
-            "seconds": None,
-        }
-        item = known.pop((resource.kind, resource.name), {**unmade, "waits": [], "ready": None, "removal": None})
+        kind, name = resource.kind, resource.name
+        item = known.pop((kind, name), None) or _unmade(kind, name, "unknown here")
         try:
             found = resource.find()
         except MlbenchError as error:
@@ -191,7 +259,7 @@ def _compare_with_cloud(
 # --- as text --------------------------------------------------------------------------------------------------------
 
 
-def _show(document: dict[str, Any]) -> None:
+def _show(document: ClusterDocument) -> None:
     cluster = document["cluster"]
     facts = [
         ("Cluster", f"{cluster['name']} ({cluster['provider']}), {cluster['state']}{_since(cluster)}"),
@@ -211,8 +279,8 @@ def _show(document: dict[str, Any]) -> None:
         console.out(f"\n{console.clean(finding['summary'], keep=chr(10))}{hint}")
 
 
-def _show_resources(resources: Sequence[dict[str, Any]]) -> None:
-    shown = {
+def _show_resources(resources: Sequence[ResourceDocument]) -> None:
+    shown: dict[str, list[str | None]] = {
         "RESOURCE": [item["kind"] for item in resources],
         "NAME": [item["name"] for item in resources],
         "STATE": [item["state"] for item in resources],
@@ -222,7 +290,7 @@ def _show_resources(resources: Sequence[dict[str, Any]]) -> None:
     if any("found" in item for item in resources):
         shown["FOUND"] = [item.get("found") for item in resources]
     if any(item["removal"] for item in resources):
-        shown["REMOVAL"] = [_seconds(item["removal"], "gone") for item in resources]
+        shown["REMOVAL"] = [_removal_words(item["removal"]) for item in resources]
     shown["WAITED FOR"] = [_waits(item, item["removal"]) for item in resources]
     rows = [list(row) for row in zip(*shown.values(), strict=True)]
     console.out_table(
@@ -230,58 +298,61 @@ def _show_resources(resources: Sequence[dict[str, Any]]) -> None:
     )
 
 
-def _waits(item: dict[str, Any], gone: dict[str, Any] | None) -> str | None:
+def _waits(item: TimesRecord, gone: TimesRecord | None) -> str | None:
     waits = [*item["waits"], *(gone["waits"] if gone else [])]
     return "; ".join(f"{wait['reason']} ({console.duration(wait['seconds'])})" for wait in waits) or None
 
 
-def _took(item: dict[str, Any]) -> str | None:
+def _took(item: ResourceDocument) -> str | None:
     if item.get("adopted"):
         return "was there"
     return None if item["seconds"] is None else console.duration(item["seconds"])
 
 
-def _seconds(item: dict[str, Any] | None, end: str) -> str | None:
-    return None if item is None or item[end] is None else console.duration(item[end] - item["began"])
+def _removal_words(removal: TimesRecord | None) -> str | None:
+    seconds = None if removal is None else _span(removal, "gone")
+    return None if seconds is None else console.duration(seconds)
 
 
 def _at(seconds: float | None) -> str | None:
     return None if seconds is None else f"+{console.duration(seconds)}"
 
 
-def _since(cluster: dict[str, Any]) -> str:
-    told = f", made {console.ago(cluster['created'])}" if cluster["created"] else ""
-    return told + (f" by {cluster['owner']}" if cluster["owner"] else "")
+def _since(cluster: ClusterFacts) -> str:
+    made = f", made {console.ago(cluster['created'])}" if cluster["created"] else ""
+    return made + (f" by {cluster['owner']}" if cluster["owner"] else "")
 
 
-def _end(cluster: dict[str, Any]) -> str | None:
+def _end(cluster: ClusterFacts) -> str | None:
     if cluster["expires"] is None or cluster["state"] == "removed":
         return None
     left = (datetime.fromisoformat(cluster["expires"]) - datetime.now(UTC)).total_seconds()
     return f"in {console.duration(left)} ({cluster['expires']})" if left > 0 else f"overdue ({cluster['expires']})"
 
 
-def _machines(cluster: dict[str, Any]) -> str | None:
+def _machines(cluster: ClusterFacts) -> str | None:
     if cluster["nodes"] is None:
         return None
     gpus = f" with {cluster['gpus_per_node']} × {cluster['gpu']} each" if cluster["gpu"] else ""
     return f"{cluster['nodes']} × {cluster['machine_type'] or 'machines'}{gpus}"
 
 
-def _price_words(told: dict[str, Any] | None) -> str | None:
-    if told is None:
+def _price_words(planned: PriceDocument | None) -> str | None:
+    if planned is None:
         return None
-    if not told["per_hour"]:
-        return price(told["per_hour"], told["currency"])
-    amount = "" if told["amount"] is None else f", {price(told['amount'], told['currency'])} up to now or the end"
-    return f"{price(told['per_hour'], told['currency'])} an hour{amount}; {told['source']}"
+    each, currency = planned["per_hour"], planned["currency"]
+    if not each:
+        return price(each, currency)
+    amount = "" if planned["amount"] is None else f", {price(planned['amount'], currency)} up to now or the end"
+    return f"{price(each, currency)} an hour{amount}; {planned['source']}"
 
 
 def _after(seconds: float | None) -> str | None:
     return None if seconds is None else f"after {console.duration(seconds)}"
 
 
-def _longest(items: Sequence[dict[str, Any]], end: str) -> float | None:
+def _longest(items: Sequence[TimesRecord], end: Literal["ready", "gone"]) -> float | None:
     """When the last of `items` came to its end; None if one has not."""
     moments = [item.get(end) for item in items if item.get("began") is not None]
-    return None if not moments or None in moments else max(moment for moment in moments if moment is not None)
+    known = [moment for moment in moments if moment is not None]
+    return max(known) if known and len(known) == len(moments) else None
