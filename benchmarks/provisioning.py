@@ -68,7 +68,8 @@ def measure_life_cycle(name: str, wait: float, home: Path) -> tuple[float, float
 
 @contextmanager
 def _gke(wait: float, home: Path) -> Iterator[tuple[Any, Any]]:
-    from providers.gke import GkeOptions, GkeProvider, api
+    from providers.gke import GkeProvider, api
+    from providers.gke.options import GkeOptions
     from tests.fakes.gke import Google
 
     google = Google(home / "google")

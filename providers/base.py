@@ -22,8 +22,8 @@ from mlbench_cli.model import Cluster
 
 if TYPE_CHECKING:
     from mlbench_cli.kube.access import Access
-    from providers.doctor import Check
-    from providers.workload_cleanup import OrphanedResource, WorkloadObject
+    from providers.checks import Check
+    from providers.workloads import OrphanedResource, WorkloadObject
 
 # Names of our ownership tags (labels). Values are lower case letters, digits, "-" and "_": all clouds accept those.
 CLUSTER_TAG = "mlbench-cluster"

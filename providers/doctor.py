@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from importlib import metadata
 from typing import Any, TypeVar
@@ -10,24 +9,11 @@ from typing import Any, TypeVar
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import MlbenchError, UsageError, did_you_mean
 from mlbench_cli.extras import install_hint
+from providers.checks import Check
 
 MAX_CLOCK_SKEW = 60.0  # seconds; clouds refuse signatures that are five minutes off
 
 Answer = TypeVar("Answer")
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line of the report. `state`: ok | missing (something optional is not there) | failed (it will not work).
-
-    `exit_code` is that of the error behind a failure; `hint` the next command.
-    """
-
-    what: str
-    state: str
-    found: str
-    hint: str | None = None
-    exit_code: int = UsageError.exit_code
 
 
 def run_checks(provider: str, project: str | None, location: str | None) -> Iterator[Check]:

@@ -17,23 +17,12 @@ from mlbench_cli.model import Cluster
 from providers.base import CLUSTER_TAG, ListsOrphans, Provider, Readiness, Resource, ResourceStatus, TransientError
 from providers.helm import tool as program
 from providers.helm.tool import HelmCall
+from providers.workloads import APPS, BALANCERS, BATCH, CORE, KINDS, OrphanedResource, WorkloadObject
 
 CLEANUP_SECONDS = 600.0
 UNINSTALL_SECONDS = 180
 GRACE_SECONDS = 10  # that a pod with a volume has to end
 RETRY_SECONDS = 10.0
-APPS, BATCH, CORE = "/apis/apps/v1", "/apis/batch/v1", "/api/v1"
-# Of each kind: where they are listed.
-BALANCERS = {
-    "Service": f"{CORE}/services",
-    "Ingress": "/apis/networking.k8s.io/v1/ingresses",
-    "Gateway": "/apis/gateway.networking.k8s.io/v1/gateways",
-}
-DISKS = {
-    "PersistentVolumeClaim": f"{CORE}/persistentvolumeclaims",
-    "PersistentVolume": f"{CORE}/persistentvolumes",
-}
-KINDS = {**BALANCERS, **DISKS}
 # Controllers that create pods again and so keep their volumes in use.
 OWNERS = {
     "ReplicaSet": (APPS, "replicasets"),
@@ -43,40 +32,6 @@ OWNERS = {
     "Job": (BATCH, "jobs"),
     "CronJob": (BATCH, "cronjobs"),
 }
-
-
-@dataclass(frozen=True)
-class WorkloadObject:
-    """An object that stands for something in the cloud. `handle` is what the cloud calls that, as far as is known."""
-
-    kind: str
-    namespace: str
-    name: str
-    handle: str = ""
-    deleting: bool = False
-
-    @property
-    def path(self) -> str:
-        """The object's path in the Kubernetes API."""
-        base, _, plural = KINDS[self.kind].rpartition("/")
-        return (
-            f"{base}/namespaces/{self.namespace}/{plural}/{self.name}"
-            if self.namespace
-            else f"{base}/{plural}/{self.name}"
-        )
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.namespace}/{self.name}" if self.namespace else f"{self.kind} {self.name}"
-
-
-@dataclass(frozen=True)
-class OrphanedResource:
-    """Something in the cloud that nobody will remove any more, and how a person does."""
-
-    kind: str
-    name: str
-    reason: str
-    command: str
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
-from providers.doctor import Check
+from providers.checks import Check
 
 if TYPE_CHECKING:
     from mlbench_cli.engines.machines.details import SlurmDetails

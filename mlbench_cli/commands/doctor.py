@@ -18,7 +18,7 @@ from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.extras import install_hint
 from mlbench_cli.runs.launch import local_machine
 from providers import registry
-from providers.doctor import Check
+from providers.checks import Check
 from task_images.harness.cores import cpu_quota
 
 MIN_FREE = 2 << 30  # bytes; an archive is small, a task's checkpoints and data are not

@@ -38,8 +38,8 @@ from providers.eks.nodes import (
 from providers.gpu_probe import NONE
 
 if TYPE_CHECKING:
-    from providers.doctor import Check
-    from providers.workload_cleanup import OrphanedResource, WorkloadObject
+    from providers.checks import Check
+    from providers.workloads import OrphanedResource, WorkloadObject
 
 MAX_NODES = 450  # the quota of machines in one managed node group
 SYSTEM_MACHINES = 2  # so that DNS survives the loss of one

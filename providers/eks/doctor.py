@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from providers import doctor
-from providers.doctor import Check, Checklist
+from providers.checks import Check
+from providers.doctor import Checklist
 from providers.eks.aws import MORE_QUOTA, Aws, aws_in, region_of
 from providers.eks.machines import GPU_MACHINES
 from providers.eks.plan import QUOTAS

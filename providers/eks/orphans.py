@@ -6,7 +6,7 @@ from typing import Any
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.model import Cluster
 from providers.eks.aws import Aws, aws_in, region_of, tags_of
-from providers.workload_cleanup import OrphanedResource, WorkloadObject
+from providers.workloads import OrphanedResource, WorkloadObject
 
 MAX_BALANCERS_PER_CALL = 20  # load balancers whose tags one answer holds
 

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Protocol
 
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, UsageError
 from mlbench_cli.model import Cluster
 from providers import pricing
 from providers.base import Plan, PlanLine, TransientError
-from providers.eks import EksOptions
 from providers.eks.aws import MORE_QUOTA, Aws, aws_in
 from providers.eks.machines import machine_of
 from providers.eks.network import zones_for
@@ -39,7 +39,27 @@ EFA_WARNING = (
 )
 
 
-def make_plan(cluster: Cluster, options: EksOptions, groups: tuple[Group, Group]) -> Plan:
+class PlannedOptions(Protocol):
+    """The options on which the plan depends; `providers.eks.EksOptions` has them."""
+
+    @property
+    def zone(self) -> str | None:
+        """Where the workers are to be; None for the first zone that has them."""
+
+    @property
+    def efa(self) -> bool:
+        """Whether machines get fast network cards."""
+
+    @property
+    def spot(self) -> bool:
+        """Whether machines may be taken away."""
+
+    @property
+    def kubernetes_version(self) -> str | None:
+        """Kubernetes X.Y; None for EKS' own default."""
+
+
+def make_plan(cluster: Cluster, options: PlannedOptions, groups: tuple[Group, Group]) -> Plan:
     """Raises CredentialError, UsageError or CapacityError for what cannot work; what may not work is a warning."""
     aws = aws_in(cluster.location)
     aws.call("sts", "get_caller_identity")
@@ -94,7 +114,7 @@ def _spot(aws: Aws, workers: Group, zone: str) -> PlanLine | None:
     return PlanLine(what, workers.count, dearest, f"now, {now:%Y-%m-%d}")
 
 
-def _version(aws: Aws, options: EksOptions) -> list[str]:
+def _version(aws: Aws, options: PlannedOptions) -> list[str]:
     if options.kubernetes_version is None:
         return []
     try:

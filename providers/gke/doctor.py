@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from providers import doctor
-from providers.doctor import Check, Checklist
-from providers.gke import DEFAULT_ZONE, api
+from providers.checks import Check
+from providers.doctor import Checklist
+from providers.gke import api
 from providers.gke.api import Gke
 from providers.gke.compute import ALL_GPUS, QUOTA_OF, Compute
+from providers.gke.options import DEFAULT_ZONE
 
 # Quotas that every cluster needs something of, besides those of GPUs.
 COMMON_QUOTAS = ("CPUS", "IN_USE_ADDRESSES", "SSD_TOTAL_GB")

@@ -6,9 +6,10 @@ from urllib.parse import quote
 
 from mlbench_cli.errors import NotFoundError
 from mlbench_cli.model import Cluster
-from providers.gke import GkeDetails, api
+from providers.gke import api
 from providers.gke.compute import Compute
-from providers.workload_cleanup import OrphanedResource, WorkloadObject
+from providers.gke.options import GkeDetails
+from providers.workloads import OrphanedResource, WorkloadObject
 
 # What GKE puts on the disks of a cluster's volumes.
 LABEL, PLACE_LABEL = "goog-k8s-cluster-name", "goog-k8s-cluster-location"

@@ -1,7 +1,5 @@
 """What a cluster on GKE will be and cost, and whether Google is going to allow it. Reads only."""
 
-from typing import TYPE_CHECKING
-
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model import Cluster
@@ -11,14 +9,12 @@ from providers.gke.api import Gke, region_of
 from providers.gke.compute import Demand, Purchase, check_machines
 from providers.gke.families import FABRICS, default_disk_type
 from providers.gke.machines import Machine
+from providers.gke.options import GkeOptions
 from providers.gke.resources import SYSTEM_DISK, SYSTEM_NODES, ControlPlane
 from providers.gpu_probe import IMAGE_CUDA, MIN_DRIVERS
 
-if TYPE_CHECKING:
-    from providers.gke import GkeOptions
 
-
-def make_plan(cluster: Cluster, options: "GkeOptions", machine: Machine, gke: Gke) -> Plan:
+def make_plan(cluster: Cluster, options: GkeOptions, machine: Machine, gke: Gke) -> Plan:
     """Raises CredentialError, UsageError or CapacityError for what cannot work; what may not work is a warning."""
     _check_version(options, gke)
     count = ClusterDetails.of(cluster).nodes or 0
@@ -64,14 +60,14 @@ def make_plan(cluster: Cluster, options: "GkeOptions", machine: Machine, gke: Gk
     return Plan(tuple(lines), location, prices.currency, prices.source, prices.version, tuple(warnings))
 
 
-def purchase_of(options: "GkeOptions") -> Purchase:
+def purchase_of(options: GkeOptions) -> Purchase:
     """How the workers are bought: on demand, spot or flex-start."""
     if options.flex_start:
         return Purchase.FLEX_START
     return Purchase.SPOT if options.spot else Purchase.ON_DEMAND
 
 
-def _network_warnings(options: "GkeOptions", machine: Machine, count: int) -> list[str]:
+def _network_warnings(options: GkeOptions, machine: Machine, count: int) -> list[str]:
     warnings = []
     if (fabric := FABRICS.get(machine.name)) and count > 1:
         warnings.append(
@@ -86,7 +82,7 @@ def _network_warnings(options: "GkeOptions", machine: Machine, count: int) -> li
     return warnings
 
 
-def _check_version(options: "GkeOptions", gke: Gke) -> None:
+def _check_version(options: GkeOptions, gke: Gke) -> None:
     """Also the first call of all: it fails if credentials, project, zone or API are not as they must be."""
     config = gke.call("get_server_config", name=gke.parent)
     wanted = options.kubernetes_version

@@ -4,36 +4,15 @@ The mathematics of the official image classification: one global batch per step,
 by samples and summed over all ranks before the update; every rank validates on its shard and all agree on the sums.
 """
 
-from dataclasses import dataclass
-
 from task_images.cifar10_resnet20 import data as cifar
-from task_images.cifar10_resnet20.schedule import ScheduleSettings, make_schedule
+from task_images.cifar10_resnet20.schedule import make_schedule
 from task_images.cifar10_resnet20_tensorflow.data import Images
+from task_images.cifar10_resnet20_tensorflow.settings import Settings
 from task_images.cifar10_resnet20_tensorflow.world import open_world
 from task_images.contract import Contract
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.parameters import read_parameters
 from task_images.harness.report import Reporter
-
-
-@dataclass(frozen=True)
-class Settings(ScheduleSettings):
-    """The parameters of task.yaml; the defaults are the preset `spec`."""
-
-    data: str = "cifar10"
-    training_images: int = 50_000
-    validation_images: int = 10_000
-    depth: int = 20
-    batch_size: int = 128
-    epochs: int = 164
-    momentum: float = 0.9
-    nesterov: bool = True
-    weight_decay: float = 1e-4
-    decay_norms: bool = True
-    budget_seconds: float = 0.0
-    goal_full: float = 80.0
-    goal_light: float = 70.0
-    loaders: int = 2
 
 
 def main(contract: Contract) -> None:

@@ -2,13 +2,14 @@
 
 import math
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from task_images.cifar10_resnet20.data import DEVIATION, MEAN, SIDE
 from task_images.cifar10_resnet20_tensorflow.data import Images
 from task_images.cifar10_resnet20_tensorflow.model import ResNet
+from task_images.cifar10_resnet20_tensorflow.settings import Settings
 from task_images.cifar10_resnet20_tensorflow.world import World, pack, unpack
 from task_images.harness.errors import DivergedError
 from task_images.harness.goals import GoalWatch
@@ -16,16 +17,13 @@ from task_images.harness.report import Reporter
 from task_images.harness.schedules import Schedule
 from task_images.harness.tracker import Tracker
 
-if TYPE_CHECKING:
-    from task_images.cifar10_resnet20_tensorflow.task import Settings
-
 LOSS_EVERY = 25  # steps between two looks at the global training loss, and at the time budget
 
 
 class Training:
     """One run on this rank."""
 
-    def __init__(self, world: World, settings: "Settings", data: Images, report: Reporter, schedule: Schedule) -> None:
+    def __init__(self, world: World, settings: Settings, data: Images, report: Reporter, schedule: Schedule) -> None:
         self._world = world
         self._settings = settings
         self._data = data

@@ -23,7 +23,7 @@ from mlbench_cli.results.analysis.comparability import ComparisonKey, key_of, sh
 from mlbench_cli.results.analysis.series import describe
 from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.results.figures.runs import COLORS, MARKERS, style, write
+from mlbench_cli.results.figures.style import COLORS, MARKERS, style, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

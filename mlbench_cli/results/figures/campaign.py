@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlbench_cli.results.analysis.campaign import Row, list_offers, worker_counts
-from mlbench_cli.results.figures.runs import COLORS, MARKERS, style, write
+from mlbench_cli.results.figures.style import COLORS, MARKERS, style, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,7 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.model import Cluster
 from mlbench_cli.results.analysis.comparability import shorten
 from mlbench_cli.results.archive import layout
-from mlbench_cli.results.figures.runs import style, write
+from mlbench_cli.results.figures.style import style, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

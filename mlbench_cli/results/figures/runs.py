@@ -8,13 +8,11 @@ give the same bytes with the same matplotlib.
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlbench_cli import files
-from mlbench_cli.errors import MlbenchError, UsageError
-from mlbench_cli.extras import install_hint
+from mlbench_cli.errors import UsageError
 from mlbench_cli.model import Run
 from mlbench_cli.results.analysis.comparability import UNKNOWN, shorten
 from mlbench_cli.results.analysis.series import Group, Measurement, Point, Series, collect, describe
@@ -22,14 +20,12 @@ from mlbench_cli.results.analysis.statistics import Estimate
 from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import open_verified
+from mlbench_cli.results.figures.style import COLORS, MARKERS, style, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette (2008), told apart with any colour vision; yellow is left out for its contrast on white.
-COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
-MARKERS = "osD^vPX"
 _STYLES = ("-", "--", "-.", ":")
 # One hue for what belongs together: computation blue, communication vermilion, data green, checking purple.
 _PHASES = {
@@ -45,28 +41,6 @@ _PHASES = {
     "other": "#bdbdbd",
 }
 _BAD = {"goal_missed": "goal missed", "never_started": "never started"}
-_STYLE: dict[str, object] = {
-    "axes.axisbelow": True,
-    "axes.edgecolor": "#666666",
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "figure.dpi": 150,
-    "font.size": 9.5,
-    "grid.color": "#dddddd",
-    "hatch.color": "#555555",
-    "hatch.linewidth": 0.6,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "savefig.dpi": 150,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "mlbench",
-    "text.parse_math": False,
-}
 
 
 def draw(archives: Iterable[Archive | Run | Path], folder: Path, *, published: bool = False) -> list[Path]:
@@ -112,30 +86,9 @@ def figures(series: Series) -> Iterator[tuple[str, "Figure"]]:
             yield name, figure
 
 
-@contextmanager
-def style() -> Iterator[None]:
-    """The look of all figures, for as long as they are drawn and written. Raises MlbenchError without matplotlib."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise MlbenchError("Charts need matplotlib, which is not installed.", hint=install_hint("plots")) from None
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_STYLE)  # type: ignore[arg-type,unused-ignore]
-        yield
-
-
 def _open_verified(item: Archive | Run | Path) -> Archive:
     path = item if isinstance(item, Path) else Path(item.path) if isinstance(item, Archive) else item.folder
     return open_verified(path)
-
-
-def write(figure: "Figure", stem: Path) -> list[Path]:
-    """The figure as STEM.png and STEM.svg, without dates; the paths."""
-    for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None, "Creator": None})):
-        with files.replace_file(stem.with_suffix(suffix)) as file:
-            figure.savefig(file, format=suffix[1:], metadata=metadata)
-    return [stem.with_suffix(".png"), stem.with_suffix(".svg")]
 
 
 # --- the figures --------------------------------------------------------------------------------------------------

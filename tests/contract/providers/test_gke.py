@@ -11,7 +11,8 @@ from mlbench_cli.errors import CapacityError, CleanupError, CredentialError, Mlb
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
 from providers.base import CLUSTER_TAG
-from providers.gke import GkeOptions, GkeProvider, api
+from providers.gke import GkeProvider, api
+from providers.gke.options import GkeOptions
 from providers.lifecycle import down, up
 from tests.fakes.gke import Google, World
 from tests.fakes.gke_facts import PROJECT

@@ -9,8 +9,9 @@ import pytest
 from mlbench_cli.runs.launch import resolve
 from mlbench_cli.runs.request import Request
 from mlbench_cli.store import Store
-from providers.gke import GkeOptions, GkeProvider
+from providers.gke import GkeProvider
 from providers.gke.machines import SHAPED
+from providers.gke.options import GkeOptions
 from providers.lifecycle import up
 from tests.fakes.gke import World
 from tests.fakes.gke_facts import NEVER_ON_DEMAND

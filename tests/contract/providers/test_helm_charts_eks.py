@@ -9,7 +9,7 @@ from mlbench_cli.errors import CredentialError
 from mlbench_cli.model import Cluster
 from providers.eks import orphans
 from providers.eks.aws import aws_in
-from providers.workload_cleanup import WorkloadObject
+from providers.workloads import WorkloadObject
 from tests.contract.providers.eks_world import REGION, become_for_a_test
 from tests.fakes.aws_server import AwsServer
 

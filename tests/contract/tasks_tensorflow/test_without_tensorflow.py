@@ -16,7 +16,7 @@ from mlbench_cli.catalog import load_task
 from task_images.cifar10_resnet20.data import Cifar
 from task_images.cifar10_resnet20_tensorflow.data import PADDING, Images, cut
 from task_images.cifar10_resnet20_tensorflow.meeting import meet
-from task_images.cifar10_resnet20_tensorflow.task import Settings
+from task_images.cifar10_resnet20_tensorflow.settings import Settings
 from task_images.contract import Contract
 from task_images.harness.arrays import synthetic_images
 from task_images.harness.errors import PeerLostError

@@ -16,7 +16,8 @@ from mlbench_cli.results.analysis.series import collect
 from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.results.figures.runs import draw, style
+from mlbench_cli.results.figures.runs import draw
+from mlbench_cli.results.figures.style import style
 from tests.unit.results.runs import sealed_run
 from tests.unit.results.test_charts import drawn
 

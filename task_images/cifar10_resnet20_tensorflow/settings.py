@@ -1,0 +1,25 @@
+"""The parameters of ResNet on CIFAR-10 in TensorFlow, in a module that does not load TensorFlow."""
+
+from dataclasses import dataclass
+
+from task_images.cifar10_resnet20.schedule import ScheduleSettings
+
+
+@dataclass(frozen=True)
+class Settings(ScheduleSettings):
+    """The parameters of task.yaml; the defaults are the preset `spec`."""
+
+    data: str = "cifar10"
+    training_images: int = 50_000
+    validation_images: int = 10_000
+    depth: int = 20
+    batch_size: int = 128
+    epochs: int = 164
+    momentum: float = 0.9
+    nesterov: bool = True
+    weight_decay: float = 1e-4
+    decay_norms: bool = True
+    budget_seconds: float = 0.0
+    goal_full: float = 80.0
+    goal_light: float = 70.0
+    loaders: int = 2
