@@ -43,16 +43,16 @@ def row(name: str, cluster: Cluster) -> tuple[bool, float]:
     trouble, runs = TROUBLES[name], Runs(cluster)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            seen, told = provoke(trouble, name, runs, Path(folder))
+            seen, delays = provoke(trouble, name, runs, Path(folder))
     finally:
         runs.remove()
     codes = [finding.code for finding in seen.findings]
-    right = codes == [trouble.code] and list(told) == [*dict(trouble.before), trouble.code]
-    for code, seconds in told.items():
+    right = codes == [trouble.code] and list(delays) == [*dict(trouble.before), trouble.code]
+    for code, seconds in delays.items():
         print(f"{name:14} {code:20} {seconds:32.1f}", flush=True)
     if not right:
         print(f"{name:14} WANTED {trouble.code}, and had at the end: {', '.join(codes) or 'nothing'}", flush=True)
-    return right, max(told.values(), default=0.0)
+    return right, max(delays.values(), default=0.0)
 
 
 if __name__ == "__main__":

@@ -54,9 +54,9 @@ def main() -> None:
     for options in device.options:
         rate = run(device, options)
         best = peaks[str(options.get("precision", "fp32"))]
-        told = ", ".join(f"{name}={value}" for name, value in options.items()) or "as the task runs"
+        ways = ", ".join(f"{name}={value}" for name, value in options.items()) or "as the task runs"
         print(
-            f"{told:<30} {rate:8.1f} img/s  {rate * work / 1e12:8.2f} of {best / 1e12:.2f} TFLOP/s"
+            f"{ways:<30} {rate:8.1f} img/s  {rate * work / 1e12:8.2f} of {best / 1e12:.2f} TFLOP/s"
             f"  = {rate * work / best:.0%}",
             flush=True,
         )

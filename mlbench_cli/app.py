@@ -213,7 +213,7 @@ def _discard_output() -> bool:
     broken = False
     for stream in (sys.stdout, sys.stderr):
         poll = select.poll()
-        poll.register(stream.fileno(), 0)  # a closed pipe is told unasked
+        poll.register(stream.fileno(), 0)  # poll reports a closed pipe without being asked to
         try:
             unread = bool(poll.poll(0))
             stream.flush()

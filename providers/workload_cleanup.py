@@ -36,7 +36,7 @@ OWNERS = {
 
 @dataclass
 class CleanupSnapshot:
-    """What there is at one moment. `spaces` are namespaces of ours, `retained` volumes that are to stay."""
+    """The workload objects at one moment. `spaces` are namespaces of ours, `retained` volumes that are to stay."""
 
     items: list[WorkloadObject]
     spaces: dict[str, bool]  # by name: whether it is being removed
@@ -46,8 +46,8 @@ class CleanupSnapshot:
         return bool(self.items or self.spaces)
 
     def __str__(self) -> str:
-        told = [f"namespace {name}" for name in self.spaces] + [str(item) for item in self.items]
-        return ", ".join(told[:3]) + (f" and {len(told) - 3} more" if len(told) > 3 else "")
+        names = [f"namespace {name}" for name in self.spaces] + [str(item) for item in self.items]
+        return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 class WorkloadCleanup(Resource):

@@ -1,4 +1,4 @@
-"""How a run is told of: while it runs, and when it has ended."""
+"""What is printed of a run: while it runs, and when it has ended."""
 
 from collections.abc import Sequence
 from contextlib import suppress

@@ -91,7 +91,7 @@ def _targets(runs: Sequence[Run], to: Path | None) -> list[tuple[Run, Path]]:
 
 
 def _download(run: Run, path: Path, kind: Kind, store: Store, *, is_quiet: bool) -> dict[str, object]:
-    """Write a run's file; what there is to say of it in JSON, and unless `is_quiet` in words."""
+    """Write a run's file; its facts as JSON, and unless `is_quiet` in words."""
     _complete(run, store)
     if kind is Kind.archive:
         pack(run.folder, path)

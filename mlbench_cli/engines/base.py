@@ -91,7 +91,7 @@ class Engine(Protocol):
         ...
 
     def cancel(self, run: Run) -> None:
-        """Stop the run and keep what there is. Stopped already: nothing to do."""
+        """Stop the run and keep its partial results. Idempotent: a run that has ended is left as it is."""
         ...
 
     def delete(self, run: Run, *, force: bool = False) -> None:

@@ -47,7 +47,7 @@ class Progress:
 
 
 class EventReader:
-    """The events of some ranks (rank 0 alone unless told otherwise) as they come, through any engine's logs."""
+    """The events of some ranks (default: rank 0 alone) as they come, through any engine's logs."""
 
     def __init__(self, engine: Engine, run: Run, ranks: Iterable[int] = (0,)) -> None:
         self._engine = engine

@@ -312,7 +312,7 @@ class NodeGroup(EksResource):
 
 
 class NodeGroupSize(Resource):
-    """How many machines a node group has, set anew."""
+    """The number of machines in a node group."""
 
     kind = "size of node group"
     create_seconds = 2400.0

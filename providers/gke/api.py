@@ -197,7 +197,7 @@ def error_from_exception(error: Any, what: str, project: str) -> MlbenchError:
 
 
 def capacity_error(message: str, project: str, said: str = "") -> CapacityError:
-    """Quota, which can be raised, and stock-out, which cannot, told apart by the message and what else was said."""
+    """Quota, which can be raised, and stock-out, which cannot, distinguished by the message and what else was said."""
     if any(phrase in f"{message} {said}" for phrase in STOCK_OUT):
         return CapacityError(
             message,

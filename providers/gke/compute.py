@@ -103,7 +103,7 @@ class Compute:
         from google.auth.transport.requests import AuthorizedSession
 
         self.project = project
-        self.date: str | None = None  # what the last answer told of the time, and when it came
+        self.date: str | None = None  # the time in the last answer, and when it came
         self.asked = 0.0
         self._session: Any = AuthorizedSession(api.credentials()[0], auth_request=api.sign_in())
         self._base = f"{os.environ.get('MLBENCH_COMPUTE_ENDPOINT', ENDPOINT)}/compute/v1/projects/{project}"

@@ -71,8 +71,8 @@ def _versions(config: Any) -> str:
     regular = next((item for item in config.channels if item.channel.name == "REGULAR"), None)
     valid = list(regular.valid_versions if regular is not None else config.valid_master_versions)
     default = (regular.default_version if regular is not None else "") or config.default_cluster_version
-    told = ", ".join(dict.fromkeys(".".join(version.split(".")[:2]) for version in valid))
-    return f"{told} in the channel regular{f', {default} by default' if default else ''}"
+    versions = ", ".join(dict.fromkeys(".".join(version.split(".")[:2]) for version in valid))
+    return f"{versions} in the channel regular{f', {default} by default' if default else ''}"
 
 
 def _compute(checklist: Checklist, compute: Compute, place: str) -> Iterator[Check]:
@@ -103,4 +103,4 @@ def _quotas(checklist: Checklist, project: str, quotas: dict[str, Any]) -> Itera
         yield checklist.result(f"quota {name}", f"{left:g} of {quotas[name]['limit']:g} left", hint, missing=left <= 0)
     if not gpus:
         hint = f"A request for GPUs may still be refused: {api.QUOTAS}{project}"
-        yield checklist.result("quota of GPUs", "none is told", hint, missing=True)
+        yield checklist.result("quota of GPUs", "the project lists none", hint, missing=True)

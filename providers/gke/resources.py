@@ -480,8 +480,8 @@ def _operation_error(message: str, said: list[str], project: str) -> MlbenchErro
 
 
 def _conditions(found: Any) -> str | None:
-    told = [f"{item.code.name}: {item.message}" for item in found.conditions] or [found.status_message]
-    return "; ".join(text for text in told if text) or None
+    messages = [f"{item.code.name}: {item.message}" for item in found.conditions] or [found.status_message]
+    return "; ".join(text for text in messages if text) or None
 
 
 def _is_ready(node: Message) -> bool:

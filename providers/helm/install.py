@@ -246,7 +246,7 @@ class Release(Resource):
 
     @contextmanager
     def _api(self) -> Iterator[Api]:
-        """A client. What may pass is told as passing."""
+        """A client that raises TransientError for what a retry may cure."""
         try:
             with self.connect().client() as api:
                 yield api
@@ -274,7 +274,7 @@ def _get(api: Api, path: str) -> dict[str, Any] | None:
 
 def _waiting(api: Api, namespace: str) -> list[str]:
     """Which pods and load balancers are not ready, and why, as Kubernetes tells it."""
-    told = []
+    problems = []
     for pod in api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]:
         status = pod.get("status") or {}
         conditions = {item["type"]: item for item in status.get("conditions") or ()}
@@ -285,9 +285,11 @@ def _waiting(api: Api, namespace: str) -> list[str]:
         reasons = [f"{state.get('reason')} {state.get('message') or ''}".strip() for state in states if state]
         unscheduled = (conditions.get("PodScheduled") or {}).get("message")
         why = "; ".join(reasons) or unscheduled or str(status.get("phase"))
-        told.append(f"pod {pod['metadata']['name']}: {why[:300]}")
+        problems.append(f"pod {pod['metadata']['name']}: {why[:300]}")
     for service in api.get(f"/api/v1/namespaces/{namespace}/services")["items"]:
         given = ((service.get("status") or {}).get("loadBalancer") or {}).get("ingress")
         if service["spec"].get("type") == "LoadBalancer" and not given:
-            told.append(f"Service {service['metadata']['name']}: it has no load balancer; does the cluster make them?")
-    return told[:10]
+            problems.append(
+                f"Service {service['metadata']['name']}: it has no load balancer; does the cluster make them?"
+            )
+    return problems[:10]

@@ -119,7 +119,7 @@ class HelmCall:
                 stderr=self._err,
                 pass_fds=given,
                 env=_environment(home),
-                start_new_session=True,  # Ctrl-C is ours to handle: helm is told to stop, and notes it
+                start_new_session=True,  # Ctrl-C is ours to handle: helm gets a signal, and records its end
             )
             undo.pop_all()
 
@@ -151,8 +151,8 @@ class HelmCall:
         lines = self._read(self._err).splitlines()
         start = next((number for number, line in enumerate(lines) if line.startswith("Error:")), max(0, len(lines) - 5))
         # After a line of --debug comes the same again, with places in helm's sources.
-        told = takewhile(lambda line: not DEBUG.match(line), lines[start:])
-        words = "\n".join(line for line in map(str.strip, told) if line and "Use --debug flag" not in line)
+        spoken = takewhile(lambda line: not DEBUG.match(line), lines[start:])
+        words = "\n".join(line for line in map(str.strip, spoken) if line and "Use --debug flag" not in line)
         return words[:1500] or f"exit code {self.code}"
 
     def wait(self, seconds: float) -> None:

@@ -66,15 +66,15 @@ def merge_values(defaults: Mapping[str, Any], top: Mapping[str, Any]) -> dict[st
 
 def warn_about(customs: Sequence[CustomValue], defaults: Mapping[str, Any], subcharts: Sequence[str]) -> list[str]:
     """What helm takes without a word, and what is seldom meant: paths that the chart does not know, long numbers."""
-    told = [warning for custom in customs if (warning := _warn_if_unknown(custom, defaults, subcharts)) is not None]
+    warnings = [warning for custom in customs if (warning := _warn_if_unknown(custom, defaults, subcharts)) is not None]
     for custom in customs:
         value = custom.value
         if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) >= EXPONENT_FROM:
-            told.append(
+            warnings.append(
                 f"helm prints {custom.text}={value} as {float(value):g}, unless the chart converts it; "
                 f"""for text put it in quotes: {FLAG} '{custom.text}="{value}"'"""
             )
-    return told
+    return warnings
 
 
 # --- one entry ------------------------------------------------------------------------------------------------------

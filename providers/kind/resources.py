@@ -250,8 +250,8 @@ class RegistryEntry(Resource):
         nodes = nodes_of(self.nodes.name)
         if not nodes or not self._is_connected():
             return None
-        told = [succeeds(["docker", "exec", node, "grep", "-qxF", self.text.strip(), self.file]) for node in nodes]
-        return ResourceStatus("there") if all(told) else None
+        written = [succeeds(["docker", "exec", node, "grep", "-qxF", self.text.strip(), self.file]) for node in nodes]
+        return ResourceStatus("there") if all(written) else None
 
     def create(self) -> None:
         """Connect the registry's network, write the entry on every node, and apply KIND's ConfigMap about it."""

@@ -44,8 +44,8 @@ def _gather(contract: Contract, port: int, deadline: float, seconds: float) -> l
                         f"rank {', '.join(map(str, missing))} did not come within {seconds:g} s",
                         "The log of that rank says why.",
                     ) from None
-                told = _read(connection)
-                rank, address = told.get("rank"), told.get("address")
+                message = _read(connection)
+                rank, address = message.get("rank"), message.get("address")
                 if rank not in missing or not isinstance(address, str):  # a port scan, or a rank of another run
                     connection.close()
                     continue
@@ -75,10 +75,10 @@ def _join(contract: Contract, port: int, deadline: float, seconds: float) -> lis
             with socket.create_connection(place, timeout=PATIENCE) as connection:
                 address = _address(contract, connection.getsockname()[0], port)
                 connection.sendall(json.dumps({"rank": contract.rank, "address": address}).encode() + b"\n")
-                told = _read(connection, max(0.01, deadline - time.monotonic()))
+                message = _read(connection, max(0.01, deadline - time.monotonic()))
         except OSError:
-            told = {}
-        addresses = told.get("addresses")
+            message = {}
+        addresses = message.get("addresses")
         if isinstance(addresses, list) and len(addresses) == contract.world_size:
             return [str(address) for address in addresses]
         time.sleep(0.1)  # rank 0 is not there yet
@@ -104,7 +104,7 @@ def _read(connection: socket.socket, seconds: float = PATIENCE) -> dict[str, obj
             if not block:
                 break
             raw += block
-        told = json.loads(raw)
+        message = json.loads(raw)
     except (OSError, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return message if isinstance(message, dict) else {}

@@ -65,7 +65,7 @@ class Manager:
         """Initialise the MPI library of this process as rank `rank` of `size`. Collective.
 
         mpi4py.MPI must have been imported with `mpi4py.rc.initialize = False`. The library is called through ctypes,
-        which lets go of the interpreter meanwhile: the answering thread needs it.
+        which lets go of the interpreter while it waits: the answering thread needs it.
         """
         if self._rank == 0:
             # MPICH names its shared memory after the job, and would trip over what a killed run left under that name.
@@ -79,7 +79,7 @@ class Manager:
         }
         os.environ.update(variables)
         # MPICH has two ways to the network. Over libfabric's TCP a collective's last bytes leave a rank only within
-        # its next call of MPI: a rank that computes, validates or waits for a file meanwhile keeps the others waiting,
+        # its next call of MPI: a rank that computes, validates or waits for a file keeps the others waiting,
         # for ever if it waits for one of them. UCX hands them to the kernel at once, and needs half the time or less
         # for small messages. It needs more for large ones where the network is this machine's loopback. What neither
         # can do, MPI_ANY_SOURCE over UCX, is done without (mpi_work.Awaited). Machines whose fast network only
@@ -110,7 +110,7 @@ class Manager:
                     words = dict(word.partition("=")[::2] for word in line.split())
                     self._socket.sendall(self._answer(words).encode() + b"\n")
         except Exception:
-            # MPI waits for an answer that will never come, and cannot be told so: end here, and say why.
+            # MPI waits for an answer that will never come, and nothing can interrupt it: end here, and say why.
             why = traceback.format_exc(limit=1).strip().splitlines()[-1]
             sys.stderr.write(f"rank {self._rank}: MPI lost the other ranks while starting: {why[:300]}\n")
             sys.stderr.flush()

@@ -44,7 +44,7 @@ def load_with_digest(source: Path, features: int) -> tuple[Dense, str]:
     """The data set, and its digest, in the text file `source` (plain, or compressed if its name ends in .bz2).
 
     The first caller converts it into a cache entry beside it (float32, 4 x features bytes a row), or in mlbench's own
-    folder if that place is read-only; callers that come meanwhile wait for it, later ones map it. A changed source is
+    folder if that place is read-only; other callers wait for it, later ones map it. A changed source is
     converted again. Needs memory for one block of rows and, for each million numbers, about 0.3 s, or 1.5 s from a
     compressed file. Raises EnvironmentUnfitError naming line and column of what is wrong with the text.
     """

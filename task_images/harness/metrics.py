@@ -145,7 +145,7 @@ class Dice(Metric):
 
 
 def collect(world: World, metrics: Sequence[Metric]) -> dict[str, float]:
-    """name -> value over all ranks; the metrics start anew. One collective, so every rank must call it."""
+    """name -> value over all ranks; the metrics start again from 0. One collective, so every rank must call it."""
     own = [metric.take() for metric in metrics]
     total = world.sum([number for sums in own for number in sums])
     values, start = {}, 0

@@ -23,7 +23,7 @@ from task_images.harness.errors import EnvironmentUnfitError
 PAGE = "https://image-net.org/download-images"
 GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 SYNSETS = "meta.mat"
-ANEW = f"Get it anew from {PAGE}."
+GET_AGAIN = f"Download it again from {PAGE}."
 _SPEAK_EVERY = 10.0
 
 
@@ -62,7 +62,7 @@ def unpack(place: Path, parts: Sequence[str], official: Official, say: Say) -> N
         for archive in official.of(part):
             say(f"{place / archive.name}: checking {archive.bytes / 1e9:.1f} GB")
             check_archive(
-                archive, place / archive.name, f"{ANEW} Folders that you unpacked yourself are taken as they are."
+                archive, place / archive.name, f"{GET_AGAIN} Folders that you unpacked yourself are taken as they are."
             )
         target = place / part
         partial = place / f"{part}.partial"
@@ -90,12 +90,14 @@ def read_kit(path: Path) -> list[str]:
                 content = _content(kit, member).read()
                 truth, synsets = (content, synsets) if name == GROUND_TRUTH else (truth, content)
     if not truth or not synsets:
-        raise EnvironmentUnfitError(f"{path} has no {SYNSETS if truth else GROUND_TRUTH}", ANEW)
+        raise EnvironmentUnfitError(f"{path} has no {SYNSETS if truth else GROUND_TRUTH}", GET_AGAIN)
     names = _read_synsets(path, synsets)
     try:
         return [names[int(line)] for line in truth.split()]
     except (ValueError, KeyError) as error:
-        raise EnvironmentUnfitError(f"{GROUND_TRUTH} in {path} has a line that is no class: {error}", ANEW) from None
+        raise EnvironmentUnfitError(
+            f"{GROUND_TRUTH} in {path} has a line that is no class: {error}", GET_AGAIN
+        ) from None
 
 
 def _read_synsets(path: Path, raw: bytes) -> dict[int, str]:
@@ -110,7 +112,7 @@ def _read_synsets(path: Path, raw: bytes) -> dict[int, str]:
         table = loadmat(io.BytesIO(raw), squeeze_me=True)["synsets"]
         return {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in table if int(row["num_children"]) == 0}
     except Exception as error:  # a damaged file may raise anything
-        raise EnvironmentUnfitError(f"{SYNSETS} in {path} cannot be read: {error}"[:300], ANEW) from None
+        raise EnvironmentUnfitError(f"{SYNSETS} in {path} cannot be read: {error}"[:300], GET_AGAIN) from None
 
 
 class _Progress:
@@ -149,20 +151,22 @@ def _unpack_validation(path: Path, classes: list[str], partial: Path, progress: 
             name = _safe(path, member, r"(ILSVRC2012_val_\d+\.\w+)")
             number = int(re.findall(r"\d+", name)[1])
             if not 1 <= number <= len(classes):
-                raise EnvironmentUnfitError(f"{name} in {path} is none of the {len(classes)} of {GROUND_TRUTH}", ANEW)
+                raise EnvironmentUnfitError(
+                    f"{name} in {path} is none of the {len(classes)} of {GROUND_TRUTH}", GET_AGAIN
+                )
             folder = partial / classes[number - 1]
             folder.mkdir(exist_ok=True)
             _write(archive, member, folder / name)
             progress.count(partial)
     if progress.images != len(classes):
-        raise EnvironmentUnfitError(f"{path} has {progress.images} images, {GROUND_TRUTH} {len(classes)}", ANEW)
+        raise EnvironmentUnfitError(f"{path} has {progress.images} images, {GROUND_TRUTH} {len(classes)}", GET_AGAIN)
 
 
 def _safe(path: Path, member: tarfile.TarInfo, form: str) -> str:
     """The name of a member, which must be a file at the top and look as it should: nothing leads elsewhere."""
     match = re.fullmatch(form, member.name.removeprefix("./"))
     if not member.isfile() or not match:
-        raise EnvironmentUnfitError(f"{path} holds {member.name[:100]!r}, which is none of its images", ANEW)
+        raise EnvironmentUnfitError(f"{path} holds {member.name[:100]!r}, which is none of its images", GET_AGAIN)
     return match[1]
 
 
@@ -186,4 +190,4 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise EnvironmentUnfitError(f"{path} cannot be read: {error}", ANEW) from None
+        raise EnvironmentUnfitError(f"{path} cannot be read: {error}", GET_AGAIN) from None

@@ -111,7 +111,7 @@ def read_part(folder: Path, part: str) -> tuple[Bytes, Labels]:
     if images.shape[1:] != (SIDE, SIDE) or labels.ndim != 1 or len(images) != len(labels) or not len(labels):
         raise EnvironmentUnfitError(
             f"{folder}: the {part} images have the shape {list(images.shape)}, the labels {list(labels.shape)}",
-            f"One label is needed for every image of {SIDE}x{SIDE}; get the data set anew.",
+            f"One label is needed for every image of {SIDE}x{SIDE}; get the data set again.",
         )
     if labels.max() >= CLASSES:
         raise EnvironmentUnfitError(f"{folder}: there are {part} labels up to {labels.max()}, not up to {CLASSES - 1}")
@@ -128,14 +128,14 @@ def _read(path: Path) -> Bytes:
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (EOFError, OSError, zlib.error) as error:
-        raise EnvironmentUnfitError(f"{path} cannot be read: {error}", "Get the data set anew.") from None
+        raise EnvironmentUnfitError(f"{path} cannot be read: {error}", "Get the data set again.") from None
     dimensions = raw[3] if len(raw) > 3 else 0
     shape = np.frombuffer(raw, ">u4", dimensions, 4).tolist() if len(raw) >= 4 + 4 * dimensions else []
     values = 1
     for length in shape:
         values *= length
     if raw[:3] != b"\0\0\x08" or not shape or len(raw) != 4 + 4 * dimensions + values:
-        raise EnvironmentUnfitError(f"{path} is no whole idx file of bytes", "Get the data set anew.")
+        raise EnvironmentUnfitError(f"{path} is no whole idx file of bytes", "Get the data set again.")
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy()
 
 

@@ -47,11 +47,11 @@ def test_what_cannot_be_measured_is_refused_before_anything_runs(capsys: Capture
 def test_a_gate_that_fails_says_which_size_and_the_figures_are_kept(tmp_path: Path, capsys: Captured) -> None:
     argv = ["run", "gate", "2", "--task", "allreduce", "--preset", "tiny", "--set", "sizes=1KiB:64KiB:x4", "--yes"]
     assert run([*argv, "--set", "dtypes=fp32", "--set", "min_busbw_gbps=5000"]) == 7
-    told = capsys.readouterr().err
-    assert "all_reduce, fp32, in place: the bus bandwidth is " in told
-    assert " KiB in " in told
-    assert "; 5000 GB/s are demanded" in told
-    assert "Traceback" not in told
+    printed = capsys.readouterr().err
+    assert "all_reduce, fp32, in place: the bus bandwidth is " in printed
+    assert " KiB in " in printed
+    assert "; 5000 GB/s are demanded" in printed
+    assert "Traceback" not in printed
 
     assert run(["charts", "figures", "--run", "gate-2", "--published"]) == 0
     written = {Path(line).name for line in capsys.readouterr().out.splitlines()}

@@ -35,11 +35,11 @@ def outcomes(document: Any) -> dict[str, str]:
     return {entry["name"]: entry["outcome"] for entry in document["runs"]}
 
 
-COMMAND = ["--no-run-on-all", "--command", "sh -c 'echo \"$WORLD_SIZE $MLBENCH_SEED $MLBENCH_BACKEND\" >> told'"]
+COMMAND = ["--no-run-on-all", "--command", "sh -c 'echo \"$WORLD_SIZE $MLBENCH_SEED $MLBENCH_BACKEND\" >> lines'"]
 
 
 def read_output() -> list[str]:
-    return Path("told").read_text().splitlines()
+    return Path("lines").read_text().splitlines()
 
 
 # --- the same command line again ------------------------------------------------------------------------------------

@@ -148,8 +148,8 @@ def test_a_command_held_to_a_tasks_goal(capsys: Captured) -> None:
     assert official[1].startswith("Division: open (a command of one's own)")
     assert run(["verify", str(folder)]) == 0
 
-    assert run(["run", "told", *argv[2:]]) == 0
-    assert "told-1 is in the open division: a command of one's own." in capsys.readouterr().err
+    assert run(["run", "own", *argv[2:]]) == 0
+    assert "own-1 is in the open division: a command of one's own." in capsys.readouterr().err
     [entry] = answer(capsys, "run", "light", *argv[2:], "--light")["runs"]
     assert entry["result"]["goal"]["value"] == 91.5
     Path("log").write_text("hello\n")

@@ -16,7 +16,7 @@ from tests.contract.local_runs import Lab, until
 
 Captured = pytest.CaptureFixture[str]
 # Says when it began and ended, and waits for a file of its size.
-WAITING = 'sh -c \'echo "$WORLD_SIZE begins" >> told; until test -e "go-$WORLD_SIZE"; do sleep 0.02; done\''
+WAITING = 'sh -c \'echo "$WORLD_SIZE begins" >> lines; until test -e "go-$WORLD_SIZE"; do sleep 0.02; done\''
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def status(capsys: Captured, name: str) -> Any:
 
 
 def list_begun() -> list[str]:
-    return Path("told").read_text().splitlines() if Path("told").exists() else []
+    return Path("lines").read_text().splitlines() if Path("lines").exists() else []
 
 
 def background(experiment: str = "x") -> int:

@@ -309,7 +309,7 @@ def test_a_full_disk_leaves_the_run_to_be_sealed_later(lab: Lab, tmp_path: Path)
 
 
 class Unwilling(LocalEngine):
-    """A cluster on which nothing can start until it is told to give up."""
+    """A cluster on which nothing can start until it is asked to give up."""
 
     dies_with_client = False
     cancelled = False

@@ -73,8 +73,8 @@ def story(environment: dict[str, str], cluster: str, folder: Path, *more: str) -
     name = f"{cluster}-run"
     command = "sh -c 'echo rank $RANK of $WORLD_SIZE; echo done > $MLBENCH_OUTPUT_DIR/result'"
     words = ("--image", str(SHELL_IMAGE), "--command", command, "--backend", "gloo", *more, "--yes")
-    told: dict[str, Any] = json.loads(mlbench(environment, "run", name, "2", *words, "-o", "json"))["runs"][0]
-    assert told["outcome"] == "completed"
+    printed: dict[str, Any] = json.loads(mlbench(environment, "run", name, "2", *words, "-o", "json"))["runs"][0]
+    assert printed["outcome"] == "completed"
     assert "rank 1 of 2" in mlbench(environment, "logs", f"{name}-2", "--rank", "1")
     archive = folder / "results.zip"
     mlbench(environment, "download", f"{name}-2", "--output", str(archive))

@@ -17,6 +17,6 @@ def test_a_trouble_is_named(runs: Runs, tmp_path: Path, name: str) -> None:
         with runs.cluster.access.client() as api:
             if not nodes_can_be_paused(api):
                 pytest.skip("the nodes are no containers of this machine's Docker")
-    seen, told = provoke(trouble, name, runs, tmp_path)
+    seen, printed = provoke(trouble, name, runs, tmp_path)
     assert [finding.code for finding in seen.findings] == [trouble.code]
-    assert list(told) == [*dict(trouble.before), trouble.code]
+    assert list(printed) == [*dict(trouble.before), trouble.code]

@@ -265,7 +265,7 @@ def test_delete_refuses_results_that_nobody_has_fetched(runs: Runs, tmp_path: Pa
 
 def test_results_that_are_gone_are_said_to_be(runs: Runs, tmp_path: Path) -> None:
     spec = runs.cluster.spec(
-        "gone-1", "sh", "-c", "echo told; sleep 1", workers=1, options={"hold_seconds": 0, "keep_seconds": 0}
+        "gone-1", "sh", "-c", "echo line; sleep 1", workers=1, options={"hold_seconds": 0, "keep_seconds": 0}
     )
     engine, run = runs.start(spec, tmp_path / "none")
     with runs.cluster.access.client() as api:
@@ -275,7 +275,7 @@ def test_results_that_are_gone_are_said_to_be(runs: Runs, tmp_path: Path) -> Non
             time.sleep(0.5)
     assert until(engine, run, has_ended).ended == "exited"
     assert engine.fetch(run).complete is False
-    assert log(run, 0) == "told\n"
+    assert log(run, 0) == "line\n"
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["same-folder", "another-folder"])

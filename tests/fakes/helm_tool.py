@@ -1,6 +1,6 @@
 """`helm` as far as charts are installed by it: a program with rules of its own, at work on a real API.
 
-It keeps its releases as Secrets, as helm does. A chart's value `trouble` says what is to go wrong. What it was told is
+It keeps its releases as Secrets, as helm does. A chart's value `trouble` says what is to go wrong. Its command line is
 in the file `log` beside the program, one JSON line a call.
 """
 

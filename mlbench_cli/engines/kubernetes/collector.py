@@ -217,7 +217,7 @@ class LogCollector:
             return None
 
     def _attend(self, worker: int, follow: bool) -> None:
-        """Copy what there is of one log. Raises ApiError for what is not a mere break."""
+        """Copy the rest of one log as far as it is written. Raises ApiError for what is not a mere break."""
         pod = self._pods().get(worker)
         if pod is None:
             if self._over():
@@ -281,6 +281,6 @@ class LogCollector:
             self._changed.notify_all()
 
     def _sleep(self, seconds: float) -> bool:
-        """True if closed meanwhile."""
+        """Whether the collector was closed while it slept."""
         with self._changed:
             return self._changed.wait_for(lambda: self._closed, seconds)

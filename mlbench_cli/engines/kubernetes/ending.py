@@ -38,7 +38,7 @@ def decide_ending(
     if going_on and not _waits_in_vain(pods, summaries, now - (failing_since or now)):
         return None
     if failing_since is None and not is_over(job) and _has_just_ended(states, now):
-        return None  # all were stopped, and by whom is about to be told
+        return None  # all were stopped; who did it will be known soon
     late = failure_of(job) == "DeadlineExceeded" or any(word.get("reason") == "deadline" for word in summaries.values())
     return "deadline" if late else "failed"
 

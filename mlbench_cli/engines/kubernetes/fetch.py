@@ -202,7 +202,7 @@ def _receive(access: Access, namespace: str, pod: str, path: str, size: int, par
                     file.flush()
                     digest.upto(begun + expected)
                     continue
-                # The command's end was told, and yet the length is wrong: nothing of it is to be trusted.
+                # The command has ended, and yet the length is wrong: nothing of it is to be trusted.
                 trouble = done.stderr or f"{file.tell() - begun} of {expected} bytes came"
                 file.truncate(begun)
             except ExecBroken as error:

@@ -27,7 +27,7 @@ GAPS_LISTED = 100  # workers that evidence names at most
 MARKER = b"@mlbench-worker {"  # begins what worker.sh says at its beginning and at its end
 SAMPLE = b"@mlbench-sample {"  # and its samples of resources
 SAVE_SECONDS = 0.5
-SILENT_SECONDS = 60.0  # a follow that gave nothing for so long is opened anew
+SILENT_SECONDS = 60.0  # a follow that gave nothing for so long is opened again
 DISORDER = timedelta(seconds=0.5)  # by how much time stamps of stdout and stderr may be out of order
 CHUNK = 1 << 18
 SECOND = 19  # length of "2026-01-02T03:04:05"
@@ -240,7 +240,7 @@ def _log_name(rank: int) -> str:
 
 
 def samples_file(folder: Path, rank: int) -> Path:
-    """The resources that a worker has told in its log, one JSON object a line."""
+    """The resource samples in a worker's log, one JSON object a line."""
     return folder / ".state" / f"samples-{rank}.jsonl"
 
 

@@ -207,7 +207,7 @@ class _Evidence:
         return bool(self._spec.get("engine") == "local")
 
     def cluster(self) -> str:
-        """Provider and machine type. Clusters of unknown kind are told apart by their names."""
+        """Provider and machine type. Clusters of unknown kind differ by their names."""
         kind = self._spec.get("cluster_kind")
         if kind:
             return str(kind)

@@ -81,7 +81,7 @@ class _Cut:
 class SentenceBatches:
     """Passes of equally many sentences in random order.
 
-    reshuffle   True: every epoch shuffles all pairs anew. False: every rank keeps the part that the first shuffle gave
+    reshuffle   True: every epoch shuffles all pairs again. False: every rank keeps the part that the first shuffle gave
                 it and reorders only that, as the original did.
     """
 

@@ -1,4 +1,4 @@
-"""The API client against a server that misbehaves: what may pass is tried again, the rest is told in its own words."""
+"""The API client against a server that misbehaves: what may pass is retried, the rest is reported in its own words."""
 
 import time
 from collections.abc import Iterator

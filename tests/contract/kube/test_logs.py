@@ -160,8 +160,8 @@ def test_samples_that_a_worker_tells_are_no_lines_of_its_log(server: KubeApi, tm
     server.write(POD, *samples[3:], SUMMARY)
     copy(server, tmp_path)
     assert copy_logs(tmp_path) == b"begun\n" + foreign + b"\nwithout an end"
-    told = [json.loads(line)["time"] for line in samples_file(tmp_path, 0).read_text().splitlines()]
-    assert told == [0, 1, 2, 3, 4]
+    printed = [json.loads(line)["time"] for line in samples_file(tmp_path, 0).read_text().splitlines()]
+    assert printed == [0, 1, 2, 3, 4]
 
 
 def test_the_kubelets_own_words_are_no_lines_of_the_task(server: KubeApi, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_what_comes_changes_and_goes_is_seen(server: KubeApi) -> None:
     [
         Fault("watch=true", cut=100),
         Fault("watch=true", cut=0),
-        Fault("watch=true", stall=0),  # half open: nothing comes, nothing is told
+        Fault("watch=true", stall=0),  # half open: nothing comes, nothing ends
         Fault("watch=true", status=410),
         Fault("watch=true", status=500),
         Fault("watch=true", status=429, retry_after="0.1"),

@@ -43,11 +43,11 @@ class Case:
     recorded: bool = False  # something of it is there, and the store knows
 
 
-def judge(told: Any, case: Case) -> None:
-    assert told.code == case.kind.exit_code, told.err
-    assert case.says in told.err
-    assert case.next in told.err.partition("\nNext: ")[2], told.err
-    assert "Traceback" not in told.err
+def judge(done: Any, case: Case) -> None:
+    assert done.code == case.kind.exit_code, done.err
+    assert case.says in done.err
+    assert case.next in done.err.partition("\nNext: ")[2], done.err
+    assert "Traceback" not in done.err
 
 
 # --- GKE --------------------------------------------------------------------------------------------------------------
@@ -139,8 +139,8 @@ def test_gke(command: Command, gke_world: World, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv(key, value)
     if case.spoil:
         case.spoil(gke_world)
-    told = command("create-cluster", "gke", "2", case.release, *case.words, "--yes")
-    judge(told, case)
+    done = command("create-cluster", "gke", "2", case.release, *case.words, "--yes")
+    judge(done, case)
     assert bool(gke_world.clusters) == case.recorded
     assert {item.name: item.state for item in Store().clusters()}.get(NAME) == ("failed" if case.recorded else None)
 
@@ -150,8 +150,8 @@ def test_gke_the_name_is_a_foreign_clusters(command: Command, gke_world: World) 
     gke_world.find_cluster(NAME).resource_labels = {"team": "production"}
     Store().forget_cluster(Store().cluster(NAME))
     before = list(gke_world.log)
-    told = command("create-cluster", "gke", "2", "bad", "--yes")
-    judge(told, Case(UsageError, "was not created by mlbench; it is not touched", "Choose another name"))
+    done = command("create-cluster", "gke", "2", "bad", "--yes")
+    judge(done, Case(UsageError, "was not created by mlbench; it is not touched", "Choose another name"))
     assert {line.split()[0] for line in gke_world.log[len(before) :]} <= {
         "GetServerConfig",
         "GetCluster",
@@ -248,8 +248,8 @@ def test_eks(
         forget()
     if case.spoil:
         case.spoil(aws)
-    told = command("create-cluster", "eks", "2", case.release, *case.words, "--yes")
-    judge(told, case)
+    done = command("create-cluster", "eks", "2", case.release, *case.words, "--yes")
+    judge(done, case)
     assert bool(aws.list_left(NAME)) == case.recorded
     assert {item.name: item.state for item in Store().clusters()}.get(NAME) == ("failed" if case.recorded else None)
     if case.recorded:

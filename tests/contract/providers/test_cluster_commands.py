@@ -24,11 +24,11 @@ def mlbench(world: World, command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def test_create_shows_makes_and_chooses_the_cluster(mlbench: Any, world: World) -> None:
-    told = mlbench("create-cluster", "kind", "2", "rel", "--ttl", "2h")
-    assert told.code == 0
-    assert "mlbench delete-cluster kind rel-2" in told.err
-    assert "KIND cluster rel-2 is ready" in told.err
-    assert "Timings on KIND mean nothing" in told.err
+    done = mlbench("create-cluster", "kind", "2", "rel", "--ttl", "2h")
+    assert done.code == 0
+    assert "mlbench delete-cluster kind rel-2" in done.err
+    assert "KIND cluster rel-2 is ready" in done.err
+    assert "Timings on KIND mean nothing" in done.err
     store = Store()
     assert store.current_cluster.name == "rel-2"
     details = store.cluster("rel-2").details
@@ -50,17 +50,17 @@ def test_nodes_of_all_clusters_count_for_what_the_kernel_allows(
 
 
 def test_json_is_one_document_on_stdout(mlbench: Any) -> None:
-    told = mlbench("create-cluster", "kind", "1", "rel", "-o", "json")
-    assert told.json["cluster"]["name"] == "rel-1"
-    assert told.json["cluster"]["state"] == "ready"
-    told = mlbench("create-cluster", "kind", "99", "rel", "-o", "json")
-    assert told.code == 2
-    assert told.json["error"]["code"] == "usage"
+    done = mlbench("create-cluster", "kind", "1", "rel", "-o", "json")
+    assert done.json["cluster"]["name"] == "rel-1"
+    assert done.json["cluster"]["state"] == "ready"
+    done = mlbench("create-cluster", "kind", "99", "rel", "-o", "json")
+    assert done.code == 2
+    assert done.json["error"]["code"] == "usage"
 
 
 def test_dry_run_makes_nothing(mlbench: Any, world: World) -> None:
-    told = mlbench("create-cluster", "kind", "2", "rel", "--dry-run", "--registry-port", "5001", "-o", "json")
-    assert [item["kind"] for item in told.json["resources"]] == [
+    done = mlbench("create-cluster", "kind", "2", "rel", "--dry-run", "--registry-port", "5001", "-o", "json")
+    assert [item["kind"] for item in done.json["resources"]] == [
         "Docker volume", "KIND cluster", "registry", "registry entry",
     ]  # fmt: skip
     assert world.left == []
@@ -100,30 +100,30 @@ def test_the_words_of_the_original_are_taken(mlbench: Any, world: World) -> None
     ],
 )
 def test_bad_input_is_told_in_one_paragraph(mlbench: Any, words: Sequence[str], code: int, says: str) -> None:
-    told = mlbench(*words)
-    assert told.code == code
-    assert says in told.err
-    assert "Traceback" not in told.err
+    done = mlbench(*words)
+    assert done.code == code
+    assert says in done.err
+    assert "Traceback" not in done.err
 
 
 def test_delete_asks_and_is_repeatable(mlbench: Any, world: World) -> None:
     mlbench("create-cluster", "kind", "2", "rel")
-    told = mlbench("delete-cluster", "rel-2")
-    assert told.code == 2
-    assert "--yes" in told.err
+    done = mlbench("delete-cluster", "rel-2")
+    assert done.code == 2
+    assert "--yes" in done.err
     assert mlbench("delete-cluster", "rel-2", "--yes").code == 0
     assert world.left == []
-    told = mlbench("delete-cluster", "kind", "rel-2", "--yes")
-    assert (told.code, told.out) == (0, "The cluster rel-2 was deleted before; nothing of it is left.\n")
+    done = mlbench("delete-cluster", "kind", "rel-2", "--yes")
+    assert (done.code, done.out) == (0, "The cluster rel-2 was deleted before; nothing of it is left.\n")
 
 
 def test_delete_refuses_to_lose_results(mlbench: Any, world: World) -> None:
     mlbench("create-cluster", "kind", "2", "rel")
     spec = RunSpec("a-1", "rel-2", "kubernetes", "custom", "spec", ("true",), "gloo", 1)
     Store().record_run(spec)
-    told = mlbench("delete-cluster", "rel-2", "--yes")
-    assert told.code == 2
-    assert "a-1" in told.err
+    done = mlbench("delete-cluster", "rel-2", "--yes")
+    assert done.code == 2
+    assert "a-1" in done.err
     assert mlbench("delete-cluster", "rel-2", "--yes", "--force").code == 0
 
 
@@ -142,10 +142,10 @@ def test_what_cannot_be_removed_is_told_with_exit_code_8(mlbench: Any, world: Wo
     mlbench("create-cluster", "kind", "2", "rel")
     containers = world.state["containers"]
     world.change(trouble={"kind delete": "fail"})
-    told = mlbench("delete-cluster", "rel-2", "--yes")
-    assert told.code == 8
-    assert "kind delete cluster --name rel-2" in told.err
-    assert "not tried" in told.err  # the mark, without which the rest could not be found
+    done = mlbench("delete-cluster", "rel-2", "--yes")
+    assert done.code == 8
+    assert "kind delete cluster --name rel-2" in done.err
+    assert "not tried" in done.err  # the mark, without which the rest could not be found
     assert Store().cluster("rel-2").state == "deleting"
     assert set(world.state["containers"]) == set(containers)
     world.change(trouble={})
@@ -155,12 +155,12 @@ def test_what_cannot_be_removed_is_told_with_exit_code_8(mlbench: Any, world: Wo
 
 def test_a_name_of_another_provider_is_taken(mlbench: Any, tmp_path: Path, api: "Server") -> None:
     assert mlbench("attach-cluster", "rel-2", "--kubeconfig", str(api.kubeconfig)).code == 0
-    told = mlbench("create-cluster", "kind", "2", "rel")
-    assert told.code == 2
-    assert "of attached" in told.err
-    told = mlbench("delete-cluster", "kind", "rel-2")
-    assert told.code == 2
-    assert "not of kind" in told.err
+    done = mlbench("create-cluster", "kind", "2", "rel")
+    assert done.code == 2
+    assert "of attached" in done.err
+    done = mlbench("delete-cluster", "kind", "rel-2")
+    assert done.code == 2
+    assert "not of kind" in done.err
 
 
 def test_gc_takes_what_is_expired_half_made_or_unknown(
@@ -168,8 +168,8 @@ def test_gc_takes_what_is_expired_half_made_or_unknown(
 ) -> None:
     mlbench("create-cluster", "kind", "2", "kept", "--ttl", "1h")
     mlbench("create-cluster", "kind", "1", "old", "--ttl", "0")
-    told = mlbench("gc", "--dry-run", "-o", "json")
-    assert [(item["name"], item["why"].split()[0]) for item in told.json["clusters"]] == [("old-1", "expired")]
+    done = mlbench("gc", "--dry-run", "-o", "json")
+    assert [(item["name"], item["why"].split()[0]) for item in done.json["clusters"]] == [("old-1", "expired")]
     assert mlbench("gc").code == 2  # nobody to ask
     assert mlbench("gc", "--yes").code == 0
     assert sorted(world.left) == [
@@ -179,8 +179,8 @@ def test_gc_takes_what_is_expired_half_made_or_unknown(
     monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "other"))
     assert mlbench("gc", "--expired", "--yes").out == "There is nothing to delete.\n"
     assert mlbench("gc", "--yes").out == "There is nothing to delete.\n"
-    told = mlbench("gc", "--all", "--yes")
-    assert "unknown here" in told.out
+    done = mlbench("gc", "--all", "--yes")
+    assert "unknown here" in done.out
     assert world.left == []
 
 
@@ -188,8 +188,8 @@ def test_gc_takes_what_was_left_half_made(mlbench: Any, world: World) -> None:
     world.change(trouble={"kind create": "fail"})
     assert mlbench("create-cluster", "kind", "2", "rel").code == 2
     assert world.left == ["mlbench-rel-2"]
-    told = mlbench("gc", "--yes")
-    assert "half created" in told.out
+    done = mlbench("gc", "--yes")
+    assert "half created" in done.out
     assert world.left == []
 
 
@@ -205,12 +205,12 @@ def test_gc_leaves_what_others_own(mlbench: Any, world: World) -> None:
 
 def test_gc_says_what_it_could_not_search(mlbench: Any, world: World) -> None:
     world.change(trouble={"docker": "down"})
-    told = mlbench("gc", "kind")
-    assert told.code == 2
-    assert "Start Docker" in told.err
-    told = mlbench("gc")
-    assert told.code == 2
-    assert "No provider can be searched" in told.err
+    done = mlbench("gc", "kind")
+    assert done.code == 2
+    assert "Start Docker" in done.err
+    done = mlbench("gc")
+    assert done.code == 2
+    assert "No provider can be searched" in done.err
 
 
 def test_kubeconfig_export_is_private_and_overwrites_nothing(mlbench: Any, tmp_path: Path) -> None:
@@ -224,8 +224,8 @@ def test_kubeconfig_export_is_private_and_overwrites_nothing(mlbench: Any, tmp_p
     assert "secret-of-rel-1" not in file.read_text()
     assert mlbench("kubeconfig", "export", "-f", str(file)).code == 2
     assert mlbench("kubeconfig", "export", "-f", str(file), "--force").code == 0
-    told = mlbench("kubeconfig", "token", "rel-1")
-    assert told.json["status"]["token"] == "secret-of-rel-1"
+    done = mlbench("kubeconfig", "token", "rel-1")
+    assert done.json["status"]["token"] == "secret-of-rel-1"
 
 
 # --- attached -------------------------------------------------------------------------------------------------------
@@ -330,9 +330,9 @@ def test_an_attached_kind_cluster_is_known_by_its_nodes(
     mlbench: Any, api: Server, provider_id: str | None, labelled: bool
 ) -> None:
     api.provider_id = provider_id
-    told = mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
-    assert told.code == 0
-    assert ("not a performance measurement" in told.err) == labelled
+    done = mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
+    assert done.code == 0
+    assert ("not a performance measurement" in done.err) == labelled
     assert Store().cluster("mine").details.get("functional_only", False) is labelled
     shown = mlbench("run", "r", "1", "--image", "i:1", "--command", "true", "--dry-run", "--yes", "-o", "json").json
     annotation = shown["submissions"][0]["documents"][0]["metadata"]["annotations"]["mlbench/spec"]
@@ -341,18 +341,18 @@ def test_an_attached_kind_cluster_is_known_by_its_nodes(
 
 def test_missing_rights_are_named_and_the_role_is_offered(mlbench: Any, api: Server) -> None:
     api.denied = {"create jobs", "delete pods"}
-    told = mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig), "-o", "json")
-    assert told.code == 3
-    assert told.json["error"]["details"]["missing"] == ["create jobs.batch", "delete pods"]
-    assert "--role" in told.json["error"]["hint"]
+    done = mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig), "-o", "json")
+    assert done.code == 3
+    assert done.json["error"]["details"]["missing"] == ["create jobs.batch", "delete pods"]
+    assert "--role" in done.json["error"]["hint"]
     assert "mine" not in {cluster.name for cluster in Store().clusters()}
 
 
 def test_rights_that_only_some_runs_need_are_a_warning(mlbench: Any, api: Server) -> None:
     api.denied = {"list events"}
-    told = mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
-    assert told.code == 0
-    assert "list events" in told.err
+    done = mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
+    assert done.code == 0
+    assert "list events" in done.err
 
 
 def test_the_role_holds_every_right_that_is_checked(mlbench: Any, api: Server) -> None:
@@ -374,9 +374,9 @@ def test_the_role_holds_every_right_that_is_checked(mlbench: Any, api: Server) -
 )
 def test_a_spoilt_kubeconfig_is_told(mlbench: Any, api: Server, spoil: Any, code: int, says: str) -> None:
     spoil(api)
-    told = mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
-    assert told.code == code
-    assert says in told.err
+    done = mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
+    assert done.code == code
+    assert says in done.err
 
 
 def test_detaching_only_forgets(mlbench: Any, api: Server) -> None:

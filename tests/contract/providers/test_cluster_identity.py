@@ -36,9 +36,9 @@ def test_a_name_that_is_taken_in_another_region_is_refused(
 ) -> None:
     created = ("create-cluster", "eks", "0", "x", "-t", "m5.xlarge", "--yes", "--region")
     assert command(*created, REGION).code == 0
-    told = command(*created, OTHER)
-    assert told.code == 2
-    assert f"mlbench delete-cluster eks x-0 --region {REGION}" in told.err
+    done = command(*created, OTHER)
+    assert done.code == 2
+    assert f"mlbench delete-cluster eks x-0 --region {REGION}" in done.err
     assert _regions_of("x-0") == [REGION]
     assert command("delete-cluster", "eks", "x-0", "--yes").code == 0
     assert _regions_of("x-0") == []
@@ -55,9 +55,9 @@ def test_of_two_namesakes_none_is_hidden_and_none_is_guessed(
     assert twins == [(REGION, False), (OTHER, True)]
     for home in ("second", "empty"):
         monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / home))
-        told = command("delete-cluster", "eks", "twin-0", "--yes")
-        assert told.code == 2
-        assert all(f"mlbench delete-cluster eks twin-0 --region {region}" in told.err for region in (REGION, OTHER))
+        done = command("delete-cluster", "eks", "twin-0", "--yes")
+        assert done.code == 2
+        assert all(f"mlbench delete-cluster eks twin-0 --region {region}" in done.err for region in (REGION, OTHER))
     found = command("gc", "eks", "--all", "--everybody", "--dry-run", "-o", "json").json["clusters"]
     assert sorted(item["location"] for item in found if item["name"] == "twin-0") == [REGION, OTHER]
     assert command("delete-cluster", "eks", "twin-0", "--region", OTHER, "--yes").code == 0
@@ -83,10 +83,10 @@ def test_a_zonal_and_a_regional_cluster_of_one_name_are_two(
         monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / home))
         assert command("create-cluster", "gke", "0", "rel", *place, "--yes").code == 0
     assert len(gke_world.clusters) == 2
-    told = command("delete-cluster", "gke", "rel-0", "--yes")
-    assert told.code == 2
-    assert f"mlbench delete-cluster gke rel-0 --project {PROJECT} --zone europe-west1-b" in told.err
-    assert f"mlbench delete-cluster gke rel-0 --project {PROJECT} --region europe-west1" in told.err
+    done = command("delete-cluster", "gke", "rel-0", "--yes")
+    assert done.code == 2
+    assert f"mlbench delete-cluster gke rel-0 --project {PROJECT} --zone europe-west1-b" in done.err
+    assert f"mlbench delete-cluster gke rel-0 --project {PROJECT} --region europe-west1" in done.err
     assert command("delete-cluster", "gke", "rel-0", "--zone", "europe-west1-b", "--yes").code == 0
     assert [path.split("/")[3] for path in gke_world.clusters] == ["europe-west1"]
     assert Store().cluster("rel-0").location == "europe-west1"

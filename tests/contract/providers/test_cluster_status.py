@@ -24,14 +24,14 @@ def mlbench(world: World, command: Command) -> Command:
 
 def test_a_cluster_with_its_resources_price_and_end(mlbench: Command) -> None:
     assert mlbench("create-cluster", "kind", "2", "rel", "--ttl", "2h").code == 0
-    told = mlbench("status", "--cluster", "rel-2", "-o", "json").json
-    assert told["cluster"]["state"] == "ready"
-    assert told["cluster"]["functional_only"] is True
-    assert told["cluster"]["expires"].startswith("20")
-    assert told["price"]["per_hour"] == 0
-    assert [item["state"] for item in told["resources"]] == ["ready", "ready"]
-    assert told["provisioning_seconds"] == max(item["ready"] for item in told["resources"])
-    assert told["removal_seconds"] is None
+    document = mlbench("status", "--cluster", "rel-2", "-o", "json").json
+    assert document["cluster"]["state"] == "ready"
+    assert document["cluster"]["functional_only"] is True
+    assert document["cluster"]["expires"].startswith("20")
+    assert document["price"]["per_hour"] == 0
+    assert [item["state"] for item in document["resources"]] == ["ready", "ready"]
+    assert document["provisioning_seconds"] == max(item["ready"] for item in document["resources"])
+    assert document["removal_seconds"] is None
     text = mlbench("status", "--cluster", "rel-2").out
     assert "KIND cluster   rel-2" in text
     assert "free" in text
@@ -45,20 +45,20 @@ def test_the_cloud_says_what_is_there_now(mlbench: Command, world: World) -> Non
     assert {item["kind"]: item["found"] is not None for item in found["resources"]}["KIND cluster"]
     assert not [item for item in found["findings"] if item["code"] == "missing"]
     world.change(containers={})
-    told = mlbench("status", "--cluster", "rel-2", "--cloud", "-o", "json").json
-    assert {item["kind"]: item["found"] for item in told["resources"]}["KIND cluster"] is None
-    assert [item["code"] for item in told["findings"] if "KIND cluster" in item["summary"]] == ["missing"]
+    document = mlbench("status", "--cluster", "rel-2", "--cloud", "-o", "json").json
+    assert {item["kind"]: item["found"] for item in document["resources"]}["KIND cluster"] is None
+    assert [item["code"] for item in document["findings"] if "KIND cluster" in item["summary"]] == ["missing"]
 
 
 def test_one_that_was_not_finished_says_why(mlbench: Command, world: World) -> None:
     world.change(trouble={"kind create": "fail"})
     mlbench("create-cluster", "kind", "2", "rel")
-    told = mlbench("status", "--cluster", "rel-2", "-o", "json").json
-    assert told["cluster"]["state"] == "failed"
-    assert told["provisioning_seconds"] is None
-    (finding,) = [item for item in told["findings"] if item["code"] != "planned"]
+    document = mlbench("status", "--cluster", "rel-2", "-o", "json").json
+    assert document["cluster"]["state"] == "failed"
+    assert document["provisioning_seconds"] is None
+    (finding,) = [item for item in document["findings"] if item["code"] != "planned"]
     assert finding["code"] == "usage"
-    assert {item["state"] for item in told["resources"]} == {"ready", "not finished"}
+    assert {item["state"] for item in document["resources"]} == {"ready", "not finished"}
     assert finding["summary"] in mlbench("status", "--cluster", "rel-2").out
 
 
@@ -74,11 +74,11 @@ def test_one_that_nobody_goes_on_with_is_told(mlbench: Command, world: World) ->
 def test_a_removed_cluster_is_still_a_result(mlbench: Command, tmp_path: Path) -> None:
     mlbench("create-cluster", "kind", "2", "rel")
     mlbench("delete-cluster", "rel-2", "--yes")
-    told = mlbench("status", "--cluster", "rel-2", "-o", "json").json
-    assert told["cluster"]["state"] == "removed"
-    assert told["cluster"]["removed"] > told["cluster"]["created"]
-    assert {item["state"] for item in told["resources"]} == {"gone"}
-    assert told["removal_seconds"] > 0
+    document = mlbench("status", "--cluster", "rel-2", "-o", "json").json
+    assert document["cluster"]["state"] == "removed"
+    assert document["cluster"]["removed"] > document["cluster"]["created"]
+    assert {item["state"] for item in document["resources"]} == {"gone"}
+    assert document["removal_seconds"] > 0
     drawn = mlbench("charts", str(tmp_path / "charts"), "--cluster", "rel-2")
     assert drawn.code == 0
     assert [Path(line).name for line in drawn.out.split()] == [
@@ -99,8 +99,8 @@ def test_a_removed_cluster_is_still_a_result(mlbench: Command, tmp_path: Path) -
     ],
 )
 def test_wrong_words(mlbench: Command, words: list[str], code: int, says: str) -> None:
-    told = mlbench(*words)
-    assert (told.code, says in told.err) == (code, True), told.err
+    document = mlbench(*words)
+    assert (document.code, says in document.err) == (code, True), document.err
 
 
 PROBE = """

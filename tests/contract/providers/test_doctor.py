@@ -29,17 +29,17 @@ from tests.fakes.silent import Silent
 Command = Callable[..., Any]
 
 
-def checks_of(told: Any) -> dict[str, dict[str, Any]]:
-    return {check["what"]: check for check in told.json["checks"]}
+def checks_of(done: Any) -> dict[str, dict[str, Any]]:
+    return {check["what"]: check for check in done.json["checks"]}
 
 
 # --- GKE --------------------------------------------------------------------------------------------------------------
 
 
 def test_all_that_a_google_project_has(command: Command, gke_world: World) -> None:
-    told = command("doctor", "gcloud", "-o", "json")
-    assert told.code == 0
-    checks = checks_of(told)
+    done = command("doctor", "gcloud", "-o", "json")
+    assert done.code == 0
+    checks = checks_of(done)
     assert PROJECT in checks["gke credentials"]["found"]
     assert "tester@demo-project" in checks["gke credentials"]["found"]
     assert "1.34, 1.33 in the channel regular, 1.33.6-gke.200 by default" in checks["gke Kubernetes"]["found"]
@@ -56,12 +56,12 @@ def test_what_a_google_project_lacks(command: Command, gke_world: World) -> None
     assert checks["gke quota NVIDIA_L4_GPUS"]["state"] == "missing"
     assert "iam-admin/quotas?project=demo-project" in checks["gke quota NVIDIA_L4_GPUS"]["hint"]
     gke_world.trouble = {"GetServerConfig": "DISABLED-before", "ListClusters": "DISABLED-before"}
-    told = command("doctor", "gke", "-o", "json")
-    assert told.code == CredentialError.exit_code
-    assert checks_of(told)["gke API container"]["hint"] == (
+    done = command("doctor", "gke", "-o", "json")
+    assert done.code == CredentialError.exit_code
+    assert checks_of(done)["gke API container"]["hint"] == (
         "gcloud services enable container.googleapis.com --project demo-project"
     )
-    assert checks_of(told)["gke API compute"]["state"] == "ok"  # it goes on
+    assert checks_of(done)["gke API compute"]["state"] == "ok"  # it goes on
 
 
 @pytest.mark.parametrize(
@@ -84,10 +84,10 @@ def test_what_fails_at_google_is_named(
     for key, value in spoil.items():
         monkeypatch.setenv(key, value)
     monkeypatch.setenv("MLBENCH_CALL_SECONDS", "2")
-    told = command("doctor", "gke", "-o", "json")
-    assert told.code == code, told.out
-    assert checks_of(told)[f"gke {what}"]["state"] == "failed"
-    assert (hint or "") in (checks_of(told)[f"gke {what}"]["hint"] or "")
+    done = command("doctor", "gke", "-o", "json")
+    assert done.code == code, done.out
+    assert checks_of(done)[f"gke {what}"]["state"] == "failed"
+    assert (hint or "") in (checks_of(done)[f"gke {what}"]["hint"] or "")
 
 
 def test_clusters_that_are_forgotten_are_named(command: Command, gke_world: World) -> None:
@@ -102,9 +102,9 @@ def test_clusters_that_are_forgotten_are_named(command: Command, gke_world: Worl
 
 
 def test_all_that_an_account_has(command: Command, aws: AwsServer) -> None:
-    told = command("doctor", "aws", "--zone", "eu-west-1a", "-o", "json")
-    assert told.code == 0
-    checks = checks_of(told)
+    done = command("doctor", "aws", "--zone", "eu-west-1a", "-o", "json")
+    assert done.code == 0
+    checks = checks_of(done)
     assert checks["eks region"]["found"] == REGION
     assert "account 123456789012" in checks["eks credentials"]["found"]
     assert checks["eks Kubernetes"]["found"] == "1.33, 1.34, 1.35 with standard support, 1.34 by default"
@@ -130,27 +130,27 @@ def test_what_fails_at_aws_is_named(
     command: Command, aws: AwsServer, kind: str, action: str, what: str, code: int, hint: str | None
 ) -> None:
     aws.order("me", kind, action=action, times=1)
-    told = command("doctor", "eks", "-o", "json")
-    assert told.code == code, told.out
-    assert checks_of(told)[f"eks {what}"]["state"] == "failed"
-    assert (hint or "") in (checks_of(told)[f"eks {what}"]["hint"] or "")
+    done = command("doctor", "eks", "-o", "json")
+    assert done.code == code, done.out
+    assert checks_of(done)[f"eks {what}"]["state"] == "failed"
+    assert (hint or "") in (checks_of(done)[f"eks {what}"]["hint"] or "")
 
 
 def test_a_quota_that_may_not_be_read_is_no_failure(command: Command, aws: AwsServer) -> None:
     aws.order("me", "deny", action="servicequotas:.*", times=99)
-    told = command("doctor", "eks", "-o", "json")
-    assert told.code == 0
-    assert checks_of(told)["eks quota P vCPUs"]["state"] == "missing"
-    assert "is not authorized" in checks_of(told)["eks quota P vCPUs"]["found"]
+    done = command("doctor", "eks", "-o", "json")
+    assert done.code == 0
+    assert checks_of(done)["eks quota P vCPUs"]["state"] == "missing"
+    assert "is not authorized" in checks_of(done)["eks quota P vCPUs"]["found"]
 
 
 def test_no_region_and_no_such_cloud(command: Command, aws: AwsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_REGION")
-    told = command("doctor", "eks", "-o", "json")
-    assert told.code == UsageError.exit_code
-    assert "--region" in checks_of(told)["eks region"]["hint"]
-    told = command("doctor", "azure")
-    assert (told.code, "only for gke, eks" in told.err) == (2, True)
+    done = command("doctor", "eks", "-o", "json")
+    assert done.code == UsageError.exit_code
+    assert "--region" in checks_of(done)["eks region"]["hint"]
+    done = command("doctor", "azure")
+    assert (done.code, "only for gke, eks" in done.err) == (2, True)
 
 
 # --- pieces -----------------------------------------------------------------------------------------------------------
@@ -195,8 +195,8 @@ def test_google_that_never_answers_is_not_waited_for(
         key = json.loads(Path(os.environ["GOOGLE_APPLICATION_CREDENTIALS"]).read_text())
         (tmp_path / "key.json").write_text(json.dumps({**key, "token_uri": f"{silent.url}/token"}))
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
-    told = command("create-cluster", "gke", "1", "never", "--yes")
-    assert told.code == DeadlineError.exit_code, told.err
+    done = command("create-cluster", "gke", "1", "never", "--yes")
+    assert done.code == DeadlineError.exit_code, done.err
     assert silent.connections
     assert not any(line.startswith("Create") for line in gke_world.log)
     if what == "cluster manager":
@@ -222,9 +222,9 @@ def test_aws_that_never_answers_is_not_waited_for(
     request.addfinalizer(forget)
     forget()
     if service in ("sts", "ec2", "service_quotas"):  # what is asked before anything is made
-        told = command("create-cluster", "eks", "1", "never", "-t", "g4dn.xlarge", "--yes")
-        assert told.code == DeadlineError.exit_code, told.err
-        assert "no usable answer" in told.err
+        done = command("create-cluster", "eks", "1", "never", "-t", "g4dn.xlarge", "--yes")
+        assert done.code == DeadlineError.exit_code, done.err
+        assert "no usable answer" in done.err
         assert aws.list_left("never-1") == []
     else:
         with pytest.raises(TransientError, match="no usable answer"):
@@ -234,5 +234,5 @@ def test_aws_that_never_answers_is_not_waited_for(
 
 def test_a_wrong_limit_is_told(command: Command, gke_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLBENCH_CALL_SECONDS", "soon")
-    told = command("create-cluster", "gke", "1", "never", "--yes")
-    assert (told.code, "MLBENCH_CALL_SECONDS" in told.err) == (2, True)
+    done = command("create-cluster", "gke", "1", "never", "--yes")
+    assert (done.code, "MLBENCH_CALL_SECONDS" in done.err) == (2, True)

@@ -62,9 +62,9 @@ def _remove_from_nothing(home: Path) -> None:
 
 
 def test_from_create_to_delete(mlbench: Any, world: World) -> None:
-    told = mlbench(*CREATE, "--ttl", "2h", "-o", "json")
-    assert told.code == 0, told.err
-    details = told.json["cluster"]["details"]
+    done = mlbench(*CREATE, "--ttl", "2h", "-o", "json")
+    assert done.code == 0, done.err
+    details = done.json["cluster"]["details"]
     assert (details["project"], details["location"], details["gpus_per_node"]) == (PROJECT, "europe-west1-b", 1)
     assert [entry["kind"] for entry in details["provisioning"]] == [
         *("GKE cluster", "node pool", "workers", "GPU probe"),
@@ -94,17 +94,17 @@ def test_the_workers_are_made_after_the_cluster_is_ready(world: World, tmp_path:
 
 
 def test_dry_run_makes_nothing(mlbench: Any, world: World) -> None:
-    told = mlbench(*CREATE, "--dry-run", "-o", "json")
-    assert told.code == 0
-    assert [line["what"] for line in told.json["plan"]["lines"]][2] == "worker g2-standard-8"
-    assert told.json["plan"]["price_per_hour"] is None
+    done = mlbench(*CREATE, "--dry-run", "-o", "json")
+    assert done.code == 0
+    assert [line["what"] for line in done.json["plan"]["lines"]][2] == "worker g2-standard-8"
+    assert done.json["plan"]["price_per_hour"] is None
     assert all(line.startswith("Get") for line in world.log)
 
 
 def test_without_a_terminal_it_asks_for_yes_and_a_paid_cluster_has_an_end(mlbench: Any, world: World) -> None:
-    told = mlbench(*CREATE[:-1])
-    assert told.code == 2
-    assert "--yes" in told.err
+    done = mlbench(*CREATE[:-1])
+    assert done.code == 2
+    assert "--yes" in done.err
     assert world.clusters == {}
     mlbench(*CREATE)
     assert "expires" in Store().cluster("rel-2").details
@@ -135,9 +135,9 @@ def test_a_regional_cluster_with_workers_in_two_zones(mlbench: Any, world: World
     assert planned["plan"]["location"] == "europe-west1-b, europe-west1-d of project demo-project"
     assert [line["count"] for line in planned["plan"]["lines"]] == [1, 2, 4, 500, 6]
     assert "several zones" in planned["plan"]["warnings"][0]
-    told = mlbench(*words, "--yes", "-o", "json")
-    assert told.code == 0, told.err
-    assert told.json["cluster"]["details"]["location"] == "europe-west1"
+    done = mlbench(*words, "--yes", "-o", "json")
+    assert done.code == 0, done.err
+    assert done.json["cluster"]["details"]["location"] == "europe-west1"
     system, workers = world.find_cluster("wide-4").node_pools
     assert (system.initial_node_count, workers.initial_node_count) == (2, 2)
     assert list(workers.locations) == ["europe-west1-b", "europe-west1-d"]
@@ -152,14 +152,14 @@ def test_a_regional_cluster_with_workers_in_two_zones(mlbench: Any, world: World
 
 
 def test_a_region_finds_a_zone_for_the_workers_itself(mlbench: Any, world: World) -> None:
-    told = mlbench(
+    done = mlbench(
         "create-cluster", "gke", "2", "far", "--region", "europe-west1", "--gpu-type", "l4", "--spot", "--yes"
     )
-    assert told.code == 0, told.err
+    assert done.code == 0, done.err
     cluster = world.find_cluster("far-2")
     assert list(cluster.locations) == list(cluster.node_pools[1].locations) == ["europe-west1-b"]
-    told = mlbench("create-cluster", "gke", "2", "no", "--region", "europe-west1", "-t", "n9-standard-4", "--yes")
-    assert (told.code, "No zone of europe-west1 has n9-standard-4" in told.err) == (2, True)
+    done = mlbench("create-cluster", "gke", "2", "no", "--region", "europe-west1", "-t", "n9-standard-4", "--yes")
+    assert (done.code, "No zone of europe-west1 has n9-standard-4" in done.err) == (2, True)
     assert "no-2" not in {cluster.name for cluster in world.clusters.values()}
 
 
@@ -296,32 +296,32 @@ def test_a_cluster_that_is_being_changed_is_waited_for(google: Google, world: Wo
 
 def test_a_stock_out_leaves_a_healthy_cluster_to_try_again_on(mlbench: Any, world: World) -> None:
     world.failing = {"CreateNodePool": "stockout"}
-    told = mlbench(*CREATE)
-    assert told.code == 5
-    assert "--worker-zone" in told.err
-    assert "GKE cluster rel-2 (ready)" in told.err
-    assert "mlbench delete-cluster gke rel-2" in told.err
+    done = mlbench(*CREATE)
+    assert done.code == 5
+    assert "--worker-zone" in done.err
+    assert "GKE cluster rel-2 (ready)" in done.err
+    assert "mlbench delete-cluster gke rel-2" in done.err
     assert Store().cluster("rel-2").state == "failed"
     world.failing = {}
     assert mlbench(*CREATE, "--worker-zone", "europe-west1-c").code == 2  # a zone that the double does not know
-    told = mlbench(*CREATE)
-    assert told.code == 0
-    assert "has to be recreated: GCE_STOCKOUT" in told.err
+    done = mlbench(*CREATE)
+    assert done.code == 0
+    assert "has to be recreated: GCE_STOCKOUT" in done.err
 
 
 def test_a_quota_is_told_apart_from_a_stock_out(mlbench: Any, world: World) -> None:
     world.failing = {"CreateNodePool": "quota"}
-    told = mlbench(*CREATE, "-o", "json")
-    assert told.code == 5
-    assert told.json["error"]["details"]["reason"] == "quota"
-    assert "iam-admin/quotas?project=demo-project" in told.json["error"]["hint"]
+    done = mlbench(*CREATE, "-o", "json")
+    assert done.code == 5
+    assert done.json["error"]["details"]["reason"] == "quota"
+    assert "iam-admin/quotas?project=demo-project" in done.json["error"]["hint"]
 
 
 def test_a_quota_that_is_too_small_is_found_before_anything_is_made(mlbench: Any, world: World) -> None:
     world.quotas = {"NVIDIA_L4_GPUS": 1}
-    told = mlbench(*CREATE, "-o", "json")
-    assert told.code == 5
-    assert told.json["error"]["details"] == {"reason": "quota", "quota": "NVIDIA_L4_GPUS", "left": 1, "needed": 2}
+    done = mlbench(*CREATE, "-o", "json")
+    assert done.code == 5
+    assert done.json["error"]["details"] == {"reason": "quota", "quota": "NVIDIA_L4_GPUS", "left": 1, "needed": 2}
     assert not any(line.startswith("Create") for line in world.log)
     world.quotas = {}
     assert "No quota of nvidia-l4 is known" in mlbench(*CREATE, "--dry-run").err
@@ -343,9 +343,9 @@ def test_a_foreign_cluster_of_the_name_is_never_touched(mlbench: Any, world: Wor
     _make(_cluster(), tmp_path / "other")
     world.find_cluster("rel-2").resource_labels = {"team": "production"}
     before = len(world.log)
-    told = mlbench(*CREATE)
-    assert told.code == 2
-    assert "not created by mlbench" in told.err
+    done = mlbench(*CREATE)
+    assert done.code == 2
+    assert "not created by mlbench" in done.err
     assert mlbench(*DELETE).code == 4
     assert mlbench("gc", "gke", "--all", "--everybody", "--yes").out == "There is nothing to delete.\n"
     assert all(line.startswith(("Get", "List")) for line in world.log[before:])
@@ -361,16 +361,16 @@ def test_only_what_expired_is_collected(mlbench: Any, world: World, tmp_path: Pa
     _make(_cluster(), tmp_path / "other")
     assert mlbench("gc", "gke", "--expired", "--everybody", "--yes").out == "There is nothing to delete.\n"
     world.find_cluster("rel-2").resource_labels["mlbench-expires"] = "1000000000"
-    told = mlbench("gc", "gke", "--expired", "--everybody", "--yes")
-    assert "expired" in told.out
+    done = mlbench("gc", "gke", "--expired", "--everybody", "--yes")
+    assert "expired" in done.out
     assert world.clusters == {}
 
 
 def test_a_zone_that_does_not_answer_is_not_taken_for_empty(mlbench: Any, world: World) -> None:
     world.missing_zones = ["us-east1-b"]
-    told = mlbench("gc", "gke", "--all", "--yes")
-    assert told.code == 124
-    assert "us-east1-b" in told.err
+    done = mlbench("gc", "gke", "--all", "--yes")
+    assert done.code == 124
+    assert "us-east1-b" in done.err
 
 
 def test_discovery_tells_what_is_there(world: World, tmp_path: Path) -> None:
@@ -385,9 +385,9 @@ def test_discovery_tells_what_is_there(world: World, tmp_path: Path) -> None:
 
 def test_without_credentials_nothing_happens(mlbench: Any, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
-    told = mlbench(*CREATE)
-    assert told.code == 3
-    assert "gcloud auth application-default login" in told.err
+    done = mlbench(*CREATE)
+    assert done.code == 3
+    assert "gcloud auth application-default login" in done.err
     assert world.log == []
 
 
@@ -395,9 +395,9 @@ def test_credentials_that_are_refused_are_told(mlbench: Any, world: World) -> No
     mlbench(*CREATE)
     api.token.cache_clear()
     world.token_answer = {"error": "invalid_grant", "error_description": "Bad Request"}
-    told = mlbench("kubeconfig", "token")
-    assert told.code == 3
-    assert "invalid_grant" in told.err
+    done = mlbench("kubeconfig", "token")
+    assert done.code == 3
+    assert "invalid_grant" in done.err
 
 
 @pytest.mark.parametrize(
@@ -414,9 +414,9 @@ def test_what_google_refuses_is_quoted_with_the_right_exit_code(
     mlbench: Any, world: World, trouble: str, code: int, says: str
 ) -> None:
     world.trouble = {"GetServerConfig": f"{trouble}-before"}
-    told = mlbench(*CREATE)
-    assert told.code == code
-    assert says in told.err
+    done = mlbench(*CREATE)
+    assert done.code == code
+    assert says in done.err
     assert [cluster.name for cluster in Store().clusters()] == ["local"]
 
 
@@ -451,9 +451,9 @@ def test_what_google_refuses_is_quoted_with_the_right_exit_code(
 def test_what_cannot_work_is_refused_before_anything_is_made(
     mlbench: Any, world: World, words: list[str], says: str
 ) -> None:
-    told = mlbench("create-cluster", "gke", "2", "rel", "--yes", *words)
-    assert told.code == 2, told.err
-    assert says in told.err
+    done = mlbench("create-cluster", "gke", "2", "rel", "--yes", *words)
+    assert done.code == 2, done.err
+    assert says in done.err
     assert not any(line.startswith("Create") for line in world.log)
 
 

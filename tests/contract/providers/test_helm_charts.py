@@ -131,9 +131,9 @@ def place(
 
 
 def test_a_chart_comes_with_the_cluster(place: Place) -> None:
-    _, told = place.create("image.tag=v2", "auth.password=hunter2")
-    assert "Helm release web is ready" in told
-    assert "web 1.2.3 is there." in told
+    _, printed = place.create("image.tag=v2", "auth.password=hunter2")
+    assert "Helm release web is ready" in printed
+    assert "web 1.2.3 is there." in printed
     space = place.kube.objects["namespaces", "", "mlbench-web"]
     assert space["metadata"]["labels"][CLUSTER_TAG] == "rel-1"
     [rendered, upgrade] = place.helm.calls
@@ -185,11 +185,11 @@ def test_dry_run_shows_and_makes_nothing(place: Place) -> None:
     assert (chart["release"], chart["version"], chart["namespace"]) == ("web", "1.2.3", "mlbench-web")
     assert chart["values"]["ports"] == [{"name": "http", "port": 80}, {"name": "admin", "port": 81}]
     assert chart["values"]["image"] == {"repository": "web", "tag": "v1"}
-    out, told = place.create("imgae.tag=v2", more=("--dry-run",))
+    out, printed = place.create("imgae.tag=v2", more=("--dry-run",))
     assert "Helm release" in out
     assert "tag: v2" in out
-    assert "sha256:" in told
-    assert 'Did you mean "image"?' in told
+    assert "sha256:" in printed
+    assert 'Did you mean "image"?' in printed
     assert place.world.clusters == {}
     assert not (place.home / "home/clusters").exists()
 
@@ -224,8 +224,8 @@ def test_known_before_anything_is_made(place: Place, name: str, code: int, says:
     else:
         server = place.google.environment["MLBENCH_COMPUTE_ENDPOINT"]
         words = [*CREATE, "--chart-location", f"{server}/charts/web@1.2.3"]
-    _, told = place.mlbench(*words, code=code)
-    assert says in told
+    _, printed = place.mlbench(*words, code=code)
+    assert says in printed
     assert place.world.clusters == {}
     assert [cluster.name for cluster in Store(place.home / "home").clusters()] == ["local"]
 
@@ -240,10 +240,10 @@ def test_known_before_anything_is_made(place: Place, name: str, code: int, says:
 def test_a_failed_installation_is_told_in_helms_words_and_can_be_repeated(
     place: Place, trouble: str, code: int, says: str
 ) -> None:
-    _, told = place.create(f"trouble={trouble}", code=code)
-    assert says in told
-    assert "goexit" not in told
-    assert "mlbench delete-cluster gke rel-1" in told
+    _, printed = place.create(f"trouble={trouble}", code=code)
+    assert says in printed
+    assert "goexit" not in printed
+    assert "mlbench delete-cluster gke rel-1" in printed
     assert place.statuses == ["failed"]
     place.create()
     assert place.statuses == ["failed", "deployed"]
@@ -263,8 +263,8 @@ def test_terminated_helm_is_stopped_too(place: Place) -> None:
     process = place.start(*place.words("trouble=hang"))
     place.until(lambda: place.statuses == ["pending-install"])
     process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=30)
-    assert process.returncode == 143, told
+    _, printed = process.communicate(timeout=30)
+    assert process.returncode == 143, printed
     assert place.statuses == ["failed"]
 
 
@@ -277,8 +277,8 @@ def test_killed_the_orphan_is_waited_for(place: Place) -> None:
         # A kill leaves the chart, and nothing confidential.
         assert not [path for path in folder.rglob("*") if path.is_file() and "token" in path.read_text()]
         shutil.rmtree(folder)
-    _, told = place.create("trouble=orphan")
-    assert "Helm release web exists already" in told
+    _, printed = place.create("trouble=orphan")
+    assert "Helm release web exists already" in printed
     assert place.statuses == ["deployed"]
     assert len([call for call in place.helm.calls if call["argv"][0] == "upgrade"]) == 1
 
@@ -287,15 +287,15 @@ def test_what_a_killed_helm_left_is_made_anew(place: Place) -> None:
     place.create()
     [secret] = [item for (kind, _, _), item in place.kube.objects.items() if kind == "secrets"]
     secret["metadata"]["labels"]["status"] = "pending-upgrade"
-    _, told = place.create()
-    assert "has to be recreated: an earlier helm was cut off" in told
+    _, printed = place.create()
+    assert "has to be recreated: an earlier helm was cut off" in printed
     assert place.statuses == ["deployed"]
 
 
 def test_a_namespace_of_somebody_else_is_not_touched(place: Place) -> None:
     place.kube.put("namespaces", "mlbench-web")
-    _, told = place.create(code=2)
-    assert "was not created by mlbench" in told
+    _, printed = place.create(code=2)
+    assert "was not created by mlbench" in printed
     assert [call["argv"][0] for call in place.helm.calls] == ["template"]
 
 
@@ -308,10 +308,10 @@ def test_from_an_empty_data_directory_nothing_is_left(place: Place) -> None:
     place.kube.stateful("db", DISK)
     place.kube.disk("unused", f"{DISK}2")
     place.kube.outside.add("192.0.2.9")
-    _, told = place.mlbench(*DELETE, home="empty")
+    _, printed = place.mlbench(*DELETE, home="empty")
     assert place.kube.outside == set()
     assert place.world.clusters == {}
-    assert "workload resources of rel-1 is deleted" in told
+    assert "workload resources of rel-1 is deleted" in printed
     assert place.helm.calls[-1]["argv"][:2] == ["uninstall", "web"]
     assert place.kube.names("namespaces") == []
 
@@ -361,10 +361,10 @@ def test_without_helm_the_namespace_goes_all_the_same(place: Place) -> None:
 def test_a_retained_disk_stays_and_is_named(place: Place) -> None:
     place.mlbench(*CREATE)
     place.kube.disk("data", DISK, policy="Retain")
-    _, told = place.mlbench(*DELETE)
+    _, printed = place.mlbench(*DELETE)
     assert place.world.clusters == {}
-    assert "reclaim policy Retain" in told
-    assert f"gcloud compute disks delete pvc-1 --zone europe-west1-b --project {PROJECT}" in told
+    assert "reclaim policy Retain" in printed
+    assert f"gcloud compute disks delete pvc-1 --zone europe-west1-b --project {PROJECT}" in printed
 
 
 def test_what_the_cloud_still_has_is_named_with_exit_code_8(place: Place) -> None:
@@ -373,10 +373,10 @@ def test_what_the_cloud_still_has_is_named_with_exit_code_8(place: Place) -> Non
     place.kube.balancer("web")
     place.kube.disk("data", DISK)
     place.world.outside = {"192.0.2.7", DISK}
-    _, told = place.mlbench(*DELETE, code=8)
+    _, printed = place.mlbench(*DELETE, code=8)
     assert place.world.clusters == {}
-    assert f"gcloud compute disks delete pvc-1 --zone europe-west1-b --project {PROJECT}" in told
-    assert f"gcloud compute forwarding-rules delete 192.0.2.7 --region europe-west1 --project {PROJECT}" in told
+    assert f"gcloud compute disks delete pvc-1 --zone europe-west1-b --project {PROJECT}" in printed
+    assert f"gcloud compute forwarding-rules delete 192.0.2.7 --region europe-west1 --project {PROJECT}" in printed
     out, _ = place.mlbench(*DELETE)
     assert "deleted before" in out
 
@@ -389,10 +389,10 @@ def test_what_does_not_go_in_time_does_not_hold_the_cluster(place: Place) -> Non
     cluster = store.cluster("rel-1")
     resources = provider.resources(cluster)
     cleanup = WorkloadCleanup(cluster, provider, resources, seconds=0.3)
-    told: list[str] = []
-    down(cluster, [*resources, cleanup], store, report=lambda step: told.append(f"{step.action} {step.reason}"))
+    printed: list[str] = []
+    down(cluster, [*resources, cleanup], store, report=lambda step: printed.append(f"{step.action} {step.reason}"))
     assert place.world.clusters == {}
-    assert "kept still there after 0.3 s: Service default/web" in told
+    assert "kept still there after 0.3 s: Service default/web" in printed
     with pytest.raises(CleanupError, match=r"load balancer 192\.0\.2\.7"):
         cleanup.raise_for_orphans()
 
@@ -401,10 +401,10 @@ def test_an_api_that_does_not_answer_does_not_hold_the_cluster(place: Place) -> 
     place.mlbench(*CREATE)
     place.kube.balancer("web")
     place.kube.down = 403
-    _, told = place.mlbench(*DELETE)
+    _, printed = place.mlbench(*DELETE)
     assert place.world.clusters == {}
-    assert "The cluster's API did not answer" in told
-    assert "gcloud compute forwarding-rules list" in told
+    assert "The cluster's API did not answer" in printed
+    assert "gcloud compute forwarding-rules list" in printed
 
 
 def test_an_api_that_is_away_for_a_moment_is_waited_for(place: Place) -> None:
@@ -419,9 +419,9 @@ def test_an_api_that_is_away_for_a_moment_is_waited_for(place: Place) -> None:
 def test_a_cluster_without_an_address_goes_at_once(place: Place) -> None:
     place.mlbench(*CREATE)
     place.world.find_cluster("rel-1").endpoint = ""
-    out, told = place.mlbench(*DELETE)
+    out, printed = place.mlbench(*DELETE)
     assert "nothing of it is left" in out
-    assert "may be left" not in told
+    assert "may be left" not in printed
 
 
 def test_a_foreign_cluster_keeps_its_balancers(place: Place) -> None:

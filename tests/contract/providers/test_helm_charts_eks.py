@@ -52,12 +52,12 @@ def test_found_by_their_tags_and_told_with_commands(account: Any, capsys: pytest
     }  # fmt: skip
     capsys.readouterr()
     assert run(["delete-cluster", "eks", NAME, "--yes"]) == 8
-    told = capsys.readouterr().err
-    assert f"aws ec2 delete-volume --region {REGION} --volume-id {mine}" in told
-    assert f"aws elb delete-load-balancer --region {REGION} --load-balancer-name mine\n" in told
-    assert f"aws elbv2 delete-load-balancer --region {REGION} --load-balancer-arn arn:aws:" in told
-    assert seen not in told
-    assert "theirs" not in told
+    printed = capsys.readouterr().err
+    assert f"aws ec2 delete-volume --region {REGION} --volume-id {mine}" in printed
+    assert f"aws elb delete-load-balancer --region {REGION} --load-balancer-name mine\n" in printed
+    assert f"aws elbv2 delete-load-balancer --region {REGION} --load-balancer-arn arn:aws:" in printed
+    assert seen not in printed
+    assert "theirs" not in printed
 
 
 def test_who_may_not_look_is_told_only_where_something_was(

@@ -19,10 +19,10 @@ PROGRAM = "tests.contract.tasks_image.mpi_ranks"
 def test_every_collective_gives_what_it_should(ranks: RankServer, tmp_path: Path, size: int) -> None:
     for rank, one in enumerate(ranks.run(PROGRAM, size, tmp_path, {})):
         assert (one.code, one.stderr) == (0, "")
-        told = json.loads(one.stdout)
-        assert told["rank"] == rank
-        assert told["facts"]["library"].startswith("MPICH")
-        assert told["facts"]["detours"] == [
+        printed = json.loads(one.stdout)
+        assert printed["rank"] == rank
+        assert printed["facts"]["library"].startswith("MPICH")
+        assert printed["facts"]["detours"] == [
             "bfloat16 reduced as float32",
             "bool reduced as int32",
             "float16 reduced as float32",
@@ -74,9 +74,9 @@ def test_under_mpiexec_its_ranks_are_taken(tmp_path: Path) -> None:
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert (ended.returncode, ended.stderr) == (0, "")
-    told = [json.loads(line) for line in ended.stdout.splitlines()]
-    assert sorted(one["rank"] for one in told) == [0, 1]
-    assert {one["facts"]["launcher"] for one in told} == {"external"}
+    printed = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert sorted(one["rank"] for one in printed) == [0, 1]
+    assert {one["facts"]["launcher"] for one in printed} == {"external"}
 
 
 def test_mpiexec_and_the_run_must_agree(tmp_path: Path) -> None:

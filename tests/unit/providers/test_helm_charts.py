@@ -160,12 +160,12 @@ def test_unknown_paths_and_long_numbers_are_warned_of() -> None:
     customs = parse_custom_values(
         ["imgae.tag=x", "image.tga=y", "annotations.any=1", "sub.x=1", "global.y=1", "replicas=2000000"]
     )
-    told = warn_about(customs, DEFAULTS, ["sub"])
-    assert len(told) == 3
-    assert 'no "imgae"' in told[0]
-    assert 'Did you mean "image"' in told[0]
-    assert 'Did you mean "tag"' in told[1]
-    assert "2e+06" in told[2]
+    printed = warn_about(customs, DEFAULTS, ["sub"])
+    assert len(printed) == 3
+    assert 'no "imgae"' in printed[0]
+    assert 'Did you mean "image"' in printed[0]
+    assert 'Did you mean "tag"' in printed[1]
+    assert "2e+06" in printed[2]
 
 
 @given_by(st.text())

@@ -1,4 +1,4 @@
-"""Verification: every change is found and told, none ends in a traceback, and memory stays bounded."""
+"""Verification: every change is found and named, none ends in a traceback, and memory stays bounded."""
 
 import hashlib
 import io
@@ -142,7 +142,7 @@ def test_no_bytes_at_all_end_in_a_traceback(data: bytes) -> None:
 
 
 def test_a_wrong_crc_in_all_headers_is_found() -> None:
-    """Whoever unzips the file with another program must not be told that it is damaged."""
+    """Whoever unzips the file with another program must not read that it is damaged."""
     crc = zlib.crc32(contents()["run.json"]).to_bytes(4, "little")
     assert golden().count(crc) == 2
     assert codes(golden().replace(crc, b"\0\0\0\0")) == ["changed"]

@@ -94,9 +94,9 @@ def test_task_yaml_names_what_there_is_with_its_formula() -> None:
     assert task.parameters["collectives"].choices == tuple(COLLECTIVES)
     assert task.parameters["dtypes"].choices == tuple(DTYPES)
     assert task.parameters["places"].choices == PLACES
-    told = {note.split()[0]: " ".join(note.split()[1:]) for note in task.notes}
+    printed = {note.split()[0]: " ".join(note.split()[1:]) for note in task.notes}
     for name, kind in COLLECTIVES.items():
-        assert told[name] == f"S = {kind.size} busbw = {kind.formula}"
+        assert printed[name] == f"S = {kind.size} busbw = {kind.formula}"
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])

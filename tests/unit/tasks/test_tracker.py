@@ -13,7 +13,7 @@ from task_images.harness.tracker import Tracker
 
 
 class Clock:
-    """Stands still until it is told to go on: times in tests are exact."""
+    """Stands still until a test moves it: times in tests are exact."""
 
     def __init__(self) -> None:
         self.now = 1000.0

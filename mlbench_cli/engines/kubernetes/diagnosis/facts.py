@@ -15,7 +15,7 @@ Object = Mapping[str, Any]
 class Facts:
     """Objects as the API server gives them; pods, last words and last log lines by worker. `now` is since 1970.
 
-    `told` are the workers' states, if they are known already.
+    `known_states` are the workers' states, if they are known already.
     """
 
     job: Object
@@ -25,13 +25,13 @@ class Facts:
     now: float
     summaries: Mapping[int, Summary] = field(default_factory=dict)
     logs: Mapping[int, str] = field(default_factory=dict)
-    told: tuple[WorkerState, ...] | None = None
+    known_states: tuple[WorkerState, ...] | None = None
 
     @cached_property
     def states(self) -> tuple[WorkerState, ...]:
         """The workers' states, one per worker from 0 to the last that has a pod."""
-        if self.told is not None:
-            return self.told
+        if self.known_states is not None:
+            return self.known_states
         return worker_states(max(self.pods, default=-1) + 1, self.pods, self.summaries)
 
     @property

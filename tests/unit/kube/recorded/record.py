@@ -44,7 +44,7 @@ class Recorder:
         settle: float = 1,
         **spec: Any,
     ) -> None:
-        """Submit a run, changed as told, and write down Job, pods, events and nodes when `until` says so."""
+        """Submit a run with the given changes, and write down Job, pods, events and nodes when `until` says so."""
         options = {"kubernetes": KubernetesOptions(hold_seconds=0)}
         fields = {"argv": WAIT, "workers": 2, "image": self.image, **options, **spec}
         run = RunSpec(
