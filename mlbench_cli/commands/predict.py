@@ -14,11 +14,13 @@ from mlbench_cli.model import JsonObject
 from mlbench_cli.network import NetworkShape, format_rate, format_seconds, parse_network
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import open_verified
+from mlbench_cli.results.figures.predictions import Pair, draw_predictions
 from mlbench_cli.simulator.calibration import FILE, HOW, Calibration, find_link, parse_calibration
 from mlbench_cli.simulator.gloo import Link
 from mlbench_cli.simulator.predict import Prediction, Scenario, advise, totals
 from mlbench_cli.simulator.predict import predict as predict_step
 from mlbench_cli.simulator.published import SUPPORTED, compare_published, summarize
+from mlbench_cli.simulator.stragglers import parse_spread
 from mlbench_cli.store import Store
 from task_images.comm.methods import Method, MethodError
 from task_images.comm.presets import PRESETS, resolve
@@ -57,6 +59,21 @@ def predict(
     ] = 1.0,
     backend: Annotated[str, typer.Option("--backend", metavar="NAME", help="gloo or nccl")] = "gloo",
     servers: Annotated[int | None, typer.Option("--servers", min=1, help="number of parameter servers")] = None,
+    stragglers: Annotated[
+        str | None,
+        typer.Option(
+            "--stragglers",
+            metavar="SPREAD",
+            help="standard deviation of a rank's computing time from step to step, e.g. 10%, or: measured; default: 0",
+        ),
+    ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option("--price", min=0.0, metavar="RATE", help="price of a worker for an hour; default: the run's"),
+    ] = None,
+    charts: Annotated[
+        Path | None, typer.Option("--charts", metavar="FOLDER", help="with --check: draw it into this folder")
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="hold predictions against measurements: of RUNs, or of published tables")
     ] = False,
@@ -68,20 +85,23 @@ def predict(
     Each prediction has an interval. What the run's calibration does not support is refused with what to measure.
     """
     if check and (not runs or runs == [PUBLISHED]):
-        _check_published(output)
+        _check_published(output, charts)
         return
+    if charts is not None and not check:
+        raise UsageError("--charts draws predictions against measurements.", hint="mlbench predict --check --charts F")
     if not runs:
         raise UsageError("No run is given.", hint="mlbench predict RUN --workers 4,8, or: mlbench predict --check")
     if check:
-        _check_runs(runs, output)
+        _check_runs(runs, output, charts)
         return
     if len(runs) > 1:
         raise UsageError("A prediction is made from one run.", hint="mlbench predict --check RUN RUN")
     with _open(runs[0]) as archive:
         calibration, link, error = _read(archive, required=network is None)
         shape, links, library = _shape(network), _inside(inside), _backend(backend)
+        spread = parse_spread(stragglers, calibration)
         scenarios = [
-            Scenario(size, chosen, shape, *_topology(topology, size), links, oversubscription, servers, library)
+            Scenario(size, chosen, shape, *_topology(topology, size), links, oversubscription, servers, library, spread)
             for size in _sizes(workers, topology, calibration.ranks)
             for chosen in _methods(method, archive)
         ]
@@ -89,7 +109,7 @@ def predict(
             _show_advice(calibration, link, error, scenarios[0], output)
             return
         found = [predict_step(calibration, link, error, scenario) for scenario in scenarios]
-        _show(found, archive, link, error, output)
+        _show(found, archive, link, error, price if price is not None else _price(archive), output)
 
 
 # --- what is asked for ------------------------------------------------------------------------------------------------
@@ -181,20 +201,37 @@ def _read(archive: Archive, *, required: bool) -> tuple[Calibration, Link, float
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-def _show(found: Sequence[Prediction], archive: Archive, link: Link, error: float, output: Format) -> None:
+def _price(archive: Archive) -> float | None:
+    """What a worker of the run was planned to cost for an hour; None if nobody knows."""
+    per_hour = archive.run["spec"]["price"].get("per_hour")
+    return None if per_hour is None else float(per_hour) / int(archive.run["spec"]["workers"])
+
+
+def _show(
+    found: Sequence[Prediction], archive: Archive, link: Link, error: float, price: float | None, output: Format
+) -> None:
     seconds = totals(found, archive.result.get("samples"))
+    prices = [
+        None if total is None or price is None else price * item.scenario.ranks * total / 3600
+        for item, total in zip(found, seconds, strict=True)
+    ]
     if output == Format.json:
-        rows = [{**item.to_dict(), "seconds_to_goal": total} for item, total in zip(found, seconds, strict=True)]
+        rows = [
+            {**item.to_dict(), "seconds_to_goal": total, "price_to_goal": cost}
+            for item, total, cost in zip(found, seconds, prices, strict=True)
+        ]
         console.out_json({"schema_version": 1, "run": archive.run["name"], "model_error": error, "predictions": rows})
         return
     console.out_table(
         [
             *("METHOD", "WORKERS", "NETWORK", "STEP", "INTERVAL", "EFFICIENCY", "EXPOSED", "SENT", "SAMPLES/S"),
-            *("TO GOAL", "BASIS"),
+            *("TO GOAL", "PRICE", "BASIS"),
         ],
-        [_cells(item, total) for item, total in zip(found, seconds, strict=True)],
-        droppable=["SENT", "TO GOAL", "SAMPLES/S"],
+        [_cells(item, total, cost) for item, total, cost in zip(found, seconds, prices, strict=True)],
+        droppable=["SENT", "TO GOAL", "SAMPLES/S", "PRICE"],
     )
+    if spread := found[0].scenario.spread:
+        console.note(f"Ranks that wait for each other wait for the slowest: computing times spread by {spread:.1%}.")
     name = archive.run["name"]
     if not link.beta:
         console.note(f"From the step times of {name}; the network is as asked for.")
@@ -205,7 +242,7 @@ def _show(found: Sequence[Prediction], archive: Archive, link: Link, error: floa
     )
 
 
-def _cells(found: Prediction, total: float | None) -> list[object]:
+def _cells(found: Prediction, total: float | None, cost: float | None) -> list[object]:
     step = found.step
     return [
         *(found.scenario.method.name, found.scenario.ranks, str(found.scenario.network or "as measured")),
@@ -216,6 +253,7 @@ def _cells(found: Prediction, total: float | None) -> list[object]:
         f"{step.sent_bytes / 1e6:.3g} MB",
         f"{found.scenario.ranks * found.batch / step.seconds:.4g}",
         None if total is None else console.duration(total),
+        None if cost is None else f"{cost:.4g}",
         found.basis,
     ]
 
@@ -238,7 +276,7 @@ def _show_advice(calibration: Calibration, link: Link, error: float, scenario: S
     )
 
 
-def _check_runs(names: Sequence[str], output: Format) -> None:
+def _check_runs(names: Sequence[str], output: Format, charts: Path | None) -> None:
     """Each run's step as predicted from its own calibration, against the step that it measured."""
     rows: list[JsonObject] = []
     for name in names:
@@ -258,6 +296,12 @@ def _check_runs(names: Sequence[str], output: Format) -> None:
                     "collectives_error": error,
                 }
             )
+    pairs = [
+        Pair("runs", str(row["method"]), row["measured_seconds"], row["predicted_seconds"])
+        for row in rows
+        if row["measured_seconds"]
+    ]
+    _draw(pairs, "seconds of a step", charts)
     if output == Format.json:
         console.out_json({"schema_version": 1, "runs": rows})
         return
@@ -282,8 +326,21 @@ def _measured_step(archive: Archive) -> float | None:
     return seconds / updates if updates and seconds else None
 
 
-def _check_published(output: Format) -> None:
+def _draw(pairs: Sequence[Pair], unit: str, folder: Path | None) -> None:
+    if folder is None:
+        return
+    for path in draw_predictions(pairs, unit, folder):
+        console.note(f"Written: {path}")
+
+
+def _check_published(output: Format, charts: Path | None) -> None:
     found = compare_published()
+    pairs = [
+        Pair(item.cell.network, item.cell.method, item.cell.rate, item.predicted_rate)
+        for item in found
+        if not item.is_calibration
+    ]
+    _draw(pairs, "samples per second", charts)
     if output == Format.json:
         cells: list[JsonObject] = [
             {

@@ -16,6 +16,7 @@ from mlbench_cli.simulator.collectives import (
 )
 from mlbench_cli.simulator.gloo import Link
 from mlbench_cli.simulator.step import Step, simulate_step
+from mlbench_cli.simulator.stragglers import find_slowdown
 from task_images.comm.methods import Method
 
 MAX_RANKS = 10_000
@@ -57,6 +58,7 @@ class Scenario:
     oversubscription: float = 1.0
     servers: int | None = None
     backend: str = "gloo"
+    spread: float = 0.0  # of the ranks' computing times, see `stragglers`
 
 
 @dataclass(frozen=True)
@@ -93,9 +95,12 @@ def predict(calibration: Calibration, link: Link, error: float, scenario: Scenar
     """The step of a scenario. `link` and its model `error` are those of the run. Raises UsageError for what the
     calibration does not support, with what to measure."""
     basis, share = _judge(calibration, scenario)
+    slower = find_slowdown(scenario.method, scenario.ranks, scenario.spread)
     used = link if scenario.network is None else _link_of(scenario.network)
     steps = [
-        simulate_step(workload, scenario.method, _collectives(scenario, _widen(used, factor)), scenario.servers)
+        simulate_step(
+            workload.scale(slower), scenario.method, _collectives(scenario, _widen(used, factor)), scenario.servers
+        )
         for workload, factor in (
             (calibration.low, 1 - min(error, 0.9)),
             (calibration.workload, 1.0),

@@ -159,6 +159,24 @@ def test_a_run_without_a_calibration_says_how_to_get_one(tmp_path: Path, predict
     assert "mlbench run NAME 2 --task TASK --calibrate" in predict(str(tmp_path / "b"), code=4)
 
 
+def test_stragglers_slow_those_that_wait_and_a_price_follows_the_time(tmp_path: Path, predict: Command) -> None:
+    words = (str(calibrated_run(tmp_path / "a")), "--workers", "8", "--method", "bsp,async-ps", "-o", "json")
+    plain, slower = (json.loads(predict(*words, *more))["predictions"] for more in ((), ("--stragglers", "measured")))
+    assert slower[0]["step_seconds"] > plain[0]["step_seconds"]
+    assert slower[1]["step_seconds"] == plain[1]["step_seconds"]
+    assert plain[0]["price_to_goal"] is None
+    (row, _) = json.loads(predict(*words, "--price", "2.5"))["predictions"]
+    assert row["price_to_goal"] == pytest.approx(2.5 * 8 * row["seconds_to_goal"] / 3600)
+
+
+def test_the_check_is_drawn(tmp_path: Path, predict: Command) -> None:
+    predict("--check", "--charts", str(tmp_path / "charts"))
+    assert (tmp_path / "charts/predictions.png").read_bytes().startswith(b"\x89PNG")
+    predict("--check", str(calibrated_run(tmp_path / "a")), "--charts", str(tmp_path / "runs"))
+    assert (tmp_path / "runs/predictions.svg").exists()
+    assert "--check" in predict(str(tmp_path / "a"), "--charts", str(tmp_path / "no"), code=2)
+
+
 def test_the_published_table_is_predicted(predict: Command) -> None:
     cells = json.loads(predict("--check", "-o", "json"))["cells"]
     errors = [abs(cell["error"]) for cell in cells if cell["method"] == "BSP-A2A" and not cell["is_calibration"]]
