@@ -99,7 +99,7 @@ images: install  ## build the base image and one image per task
 e2e: install  ## the whole story on a KIND cluster; TESTS=tests/e2e for all tests that need one
 	sh tests/e2e/run.sh $(TESTS)
 
-e2e-machines: install  ## runs on a real Slurm and on real hosts with sshd; MACHINES names the program that starts them
+e2e-machines: install  ## runs on a real Slurm and real hosts with sshd, all on this machine, as root (MACHINES: others)
 	sh tests/e2e/machines/run.sh $(TESTS)
 
 clean:  ## remove the environments and what tools left behind
