@@ -111,20 +111,21 @@ class Client:
     ) -> "ExperimentHandle":
         """Start what a `Request` asks for, detached; the experiment."""
         from mlbench_cli.runs import queue
-        from mlbench_cli.runs.connect import connect_engine
         from mlbench_cli.runs.defaults import default_cluster, with_defaults
         from mlbench_cli.runs.experiment import absolute_paths, expand
         from mlbench_cli.runs.recording import record
         from mlbench_cli.runs.request import request_document
         from mlbench_cli.runs.start import document_writer, plan_experiment
+        from mlbench_cli.runs.views import EngineCache
         from mlbench_cli.times import now
 
         cluster: Cluster = self.store.cluster(request.cluster) if request.cluster else default_cluster(self.store)
         request = with_defaults(request, cluster)
-        candidates = expand(request, cluster)
-        engine = connect_engine(cluster, self.notice)
+        candidates = expand(request, cluster, find_cluster=self.store.cluster, with_defaults=with_defaults)
+        engines = EngineCache(self.store, self.notice)
         for candidate in candidates:
-            engine.render(candidate.spec)  # refuses what cannot be submitted before anything is recorded
+            # Refuses what cannot be submitted before anything is recorded.
+            engines.of_cluster(candidate.spec.cluster).render(candidate.spec)
         known = self.store.find_experiment(request.name)
         experiment = Experiment(
             id=known.id if known else os.urandom(6).hex(),

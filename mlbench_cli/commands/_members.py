@@ -1,5 +1,7 @@
 """Starting the members of an experiment: followed one after the other by this client, or left to a queue."""
 
+from collections.abc import Callable
+
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format
 from mlbench_cli.commands._report import Ended, Reporter, in_words
@@ -12,17 +14,19 @@ from mlbench_cli.runs.finished import FinishedRun, read_finished
 from mlbench_cli.runs.queue import HeldQueue
 from mlbench_cli.store import Store
 
+EngineOf = Callable[[Run], Engine]
 STOP_SECONDS = 1.0  # in which a stopped client waits for the end of a run that it cancels
 
 # --- left to a queue ------------------------------------------------------------------------------------------------
 
 
-def start_detached(plan: Plan, engine: Engine, store: Store, held: HeldQueue, output: Format) -> int:
+def start_detached(plan: Plan, engines: EngineOf, store: Store, held: HeldQueue, output: Format) -> int:
     """Start what is left of an experiment and return. Several runs at a time are few enough to submit them at once."""
     experiment, left = plan.experiment, plan.left
-    waits = len(left) == 1 and engine.dies_with_client and _waits_for_machine(left[0])
-    if (len(left) == 1 and not waits) or (not engine.dies_with_client and experiment.parallel >= len(left)):
-        _submit_all(plan, engine, store)
+    die_with_client = any(engines(run).dies_with_client for run in left)
+    waits = len(left) == 1 and left[0].spec.engine == "local" and _waits_for_machine(left[0])
+    if (len(left) == 1 and not waits) or (not die_with_client and experiment.parallel >= len(left)):
+        _submit_all(plan, engines, store)
     elif left:
         pid = queue.start(experiment, left, store.folder, held)
         console.note(
@@ -50,9 +54,9 @@ def _waits_for_machine(run: Run) -> bool:
     return holder is not None
 
 
-def _submit_all(plan: Plan, engine: Engine, store: Store) -> None:
+def _submit_all(plan: Plan, engines: EngineOf, store: Store) -> None:
     for run in plan.left:
-        _submit(plan, run, engine, store, detach=True)
+        _submit(plan, run, engines(run), store, detach=True)
         console.note(f"Run started with name {run.name}")
         _announce_keeping(run)
 
@@ -71,19 +75,19 @@ def _submit(plan: Plan, run: Run, engine: Engine, store: Store, *, detach: bool)
 # --- followed by this client ----------------------------------------------------------------------------------------
 
 
-def follow_all(plan: Plan, engine: Engine, store: Store, *, require_goal: bool, logs: bool = False) -> list[Ended]:
+def follow_all(plan: Plan, engines: EngineOf, store: Store, *, require_goal: bool, logs: bool = False) -> list[Ended]:
     """Start and follow what is left, one after the other; all runs of the plan as they ended, in its order."""
     ended: dict[str, FinishedRun] = {}
     for run in plan.done:
         if (known := read_finished(run)) is not None:
             ended[run.id] = known
     for number, run in enumerate(plan.left):
-        ended[run.id] = _follow(plan, run, plan.left[number + 1 :], engine, store, logs)
+        ended[run.id] = _follow(plan, run, plan.left[number + 1 :], engines(run), store, logs)
     found = [ended[run.id] for run in plan.runs if run.id in ended]
     return [Ended(finished, finished.exit_code(require_goal=require_goal)) for finished in found]
 
 
-def wait_for_queue(plan: Plan, engine: Engine, store: Store, held: HeldQueue, *, require_goal: bool) -> list[Ended]:
+def wait_for_queue(plan: Plan, engines: EngineOf, store: Store, held: HeldQueue, *, require_goal: bool) -> list[Ended]:
     """As `follow_all`, for several runs at a time: a queue of its own starts them, and outlives this client."""
     from mlbench_cli.runs import supervise
 
@@ -96,7 +100,7 @@ def wait_for_queue(plan: Plan, engine: Engine, store: Store, held: HeldQueue, *,
     for run in plan.runs:
         try:
             with Reporter(run) as report:
-                finished = supervise.follow(run, engine, store, report=report, notice=console.note)
+                finished = supervise.follow(run, engines(run), store, report=report, notice=console.note)
         except (KeyboardInterrupt, Stopped) as stopped:
             raise explain_stop(
                 stopped,

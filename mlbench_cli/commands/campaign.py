@@ -185,7 +185,7 @@ class _Work:
                     return refusal
                 console.note(f"Run {number} of {ahead.left}: {step.run.name}")
                 one = replace(step.plan, runs=(step.run,), new=(), left=(step.run,))
-                [ended] = follow_all(one, engines[step.lot.cluster.name], self.store, require_goal=False)
+                [ended] = follow_all(one, lambda run: engines[run.spec.cluster], self.store, require_goal=False)
                 self.ended.append(ended)
                 self._book(step, ended, budget)
         return None

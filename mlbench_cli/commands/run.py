@@ -24,7 +24,7 @@ from mlbench_cli.commands._common import (
 )
 from mlbench_cli.commands._members import follow_all, start_detached, wait_for_queue
 from mlbench_cli.commands._report import Ended, report_ended
-from mlbench_cli.engines.base import Engine, Submission
+from mlbench_cli.engines.base import Submission
 from mlbench_cli.errors import UsageError
 from mlbench_cli.files import write_atomically
 from mlbench_cli.model import Cluster, Experiment
@@ -42,12 +42,14 @@ from mlbench_cli.runs.request import (
     flag,
     format_file,
     given_value,
+    matrix_of,
     merge,
     read_file,
     request_document,
 )
 from mlbench_cli.runs.select import members
 from mlbench_cli.runs.start import document_writer, plan_experiment
+from mlbench_cli.runs.views import EngineCache
 from mlbench_cli.spec import RunSpec
 from mlbench_cli.store import Store
 from mlbench_cli.times import now
@@ -95,10 +97,10 @@ def run(
         request, cluster, candidates, document = repeat_of(source, request, store)
     else:
         request, cluster = _complete(_recall(request, store), store, ask=not yes, is_dry=dry_run)
-        candidates = expand(request, cluster)
+        candidates = expand(request, cluster, find_cluster=store.cluster, with_defaults=with_defaults)
         document = request_document(absolute_paths(request))
-    engine = renderer_of(cluster) if dry_run else engine_of(cluster)
-    submissions = [engine.render(candidate.spec) for candidate in candidates]
+    engines = EngineCache(store, console.note, connect=renderer_of if dry_run else engine_of)
+    submissions = [engines.of_cluster(candidate.spec.cluster).render(candidate.spec) for candidate in candidates]
     if save is not None:
         _save(request, save, source)
     if dry_run:
@@ -120,9 +122,9 @@ def run(
         _explain_plan(plan, bool(known))
         record(plan.experiment, plan.new, store, document_writer(("mlbench", *context.obj)))
         if detach:
-            code = start_detached(plan, engine, store, held, output)
+            code = start_detached(plan, engines, store, held, output)
         else:
-            ended = _follow(plan, engine, store, held, logs)
+            ended = _follow(plan, engines, store, held, logs)
     if not detach:
         code = _report(plan, ended, store, output)
     if source is None:
@@ -152,12 +154,17 @@ def _complete(request: Request, store: Store, *, ask: bool, is_dry: bool) -> tup
 
         request, cluster = wizard.complete(request, store.clusters(), cluster, taken, with_defaults)
     else:
-        request = with_defaults(request, cluster)
-    if cluster.provider != "local" and request.cluster is None:
+        request = request if _names_clusters(request) else with_defaults(request, cluster)
+    if cluster.provider != "local" and request.cluster is None and not _names_clusters(request):
         request = replace(request, cluster=cluster.name)
     if missing:
         console.note(f"\nThe same without questions: {equivalent_command(request)}\n")
     return request, cluster
+
+
+def _names_clusters(request: Request) -> bool:
+    """Whether the matrix says on which clusters the runs are."""
+    return not matrix_of(request).keys().isdisjoint({"cluster"})
 
 
 def _missing(request: Request) -> list[str]:
@@ -194,11 +201,12 @@ def _explain_plan(plan: Plan, is_known: bool) -> None:
         console.note(f"Failed, and kept so without --retry-failed: {', '.join(failed)}.")
 
 
-def _follow(plan: Plan, engine: Engine, store: Store, held: queue.HeldQueue, logs: bool) -> list[Ended]:
+def _follow(plan: Plan, engines: EngineCache, store: Store, held: queue.HeldQueue, logs: bool) -> list[Ended]:
     require_goal = plan.experiment.require_goal
-    if plan.experiment.parallel > 1 and len(plan.left) > 1 and not engine.dies_with_client:
-        return wait_for_queue(plan, engine, store, held, require_goal=require_goal)
-    return follow_all(plan, engine, store, require_goal=require_goal, logs=logs)
+    die_with_client = any(engines(run).dies_with_client for run in plan.left)
+    if plan.experiment.parallel > 1 and len(plan.left) > 1 and not die_with_client:
+        return wait_for_queue(plan, engines, store, held, require_goal=require_goal)
+    return follow_all(plan, engines, store, require_goal=require_goal, logs=logs)
 
 
 def _report(plan: Plan, ended: Sequence[Ended], store: Store, output: Format) -> int:

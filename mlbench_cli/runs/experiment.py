@@ -43,23 +43,31 @@ def expand(
     cluster: Cluster,
     machine: "launch.Machine | None" = None,
     tasks: Mapping[str, Task] | None = None,
+    find_cluster: Callable[[str], Cluster] | None = None,
+    with_defaults: Callable[[Request, Cluster], Request] | None = None,
 ) -> tuple[Candidate, ...]:
     """The runs of a request in their order: every point and size once, then all again for each repeat.
 
+    `find_cluster` gives the clusters that the matrix names, and `with_defaults` completes the requests of their points;
+    points that name none are for `cluster`.
     Raises UsageError or NotFoundError, as `launch.resolve` does, if any of them cannot work.
     """
     if request.parallel is not None and not 1 <= request.parallel <= MAX_MEMBERS:
         raise UsageError(f"--parallel {request.parallel}: the number must be from 1 to {MAX_MEMBERS}.")
-    if request.parallel not in (None, 1) and cluster.provider == "local":
+    points = matrix_of(request).points()
+    clusters = [_cluster_of_point(point, cluster, find_cluster) for point in points]
+    if request.parallel not in (None, 1) and any(chosen.provider == "local" for chosen in clusters):
         raise UsageError(
             "--parallel is for clusters: runs on this machine would share its cores, and no time would mean anything.",
             hint="Leave it out, or choose a cluster with --cluster.",
         )
-    points = matrix_of(request).points()
     count = len(points) * max(1, len(request.workers)) * max(1, request.repeat or 1)
     if count > MAX_MEMBERS:
         raise UsageError(f"These are {count} runs; an experiment has at most {MAX_MEMBERS}.")
-    specs = [_resolve_point(request, point, cluster, machine, tasks) for point in points]
+    specs = [
+        _resolve_point(request, point, chosen, machine, tasks, with_defaults)
+        for point, chosen in zip(points, clusters, strict=True)
+    ]
     sizes = max(1, len(request.workers))
     candidates = [
         Candidate(spec, point_text(point))
@@ -71,12 +79,23 @@ def expand(
     return tuple(candidates)
 
 
+def _cluster_of_point(
+    point: Mapping[str, Any], cluster: Cluster, find_cluster: Callable[[str], Cluster] | None
+) -> Cluster:
+    if "cluster" not in point:
+        return cluster
+    if find_cluster is None:
+        raise UsageError("The cluster can be no key of this matrix.", hint='A campaign has "clusters: [NAME, NAME]".')
+    return find_cluster(str(point["cluster"]))
+
+
 def _resolve_point(
     request: Request,
     point: Mapping[str, Any],
     cluster: Cluster,
     machine: "launch.Machine | None",
     tasks: Mapping[str, Task] | None,
+    with_defaults: Callable[[Request, Cluster], Request] | None,
 ) -> tuple[RunSpec, ...]:
     if not point:
         return launch.resolve(apply_point(request, {}), cluster, machine, tasks)
@@ -87,7 +106,10 @@ def _resolve_point(
         request = replace(request, name=f"{request.name}-{suffix}")
     texts = ", ".join(f"{key}={clip(text)}" for key, text in point_text(point).items())
     try:
-        return launch.resolve(apply_point(request, point), cluster, machine, tasks)
+        at_point = apply_point(request, point)
+        if "cluster" in point and with_defaults is not None:
+            at_point = with_defaults(at_point, cluster)
+        return launch.resolve(at_point, cluster, machine, tasks)
     except UsageError as error:
         raise UsageError(f"At {texts} of the matrix: {error.message}", hint=error.hint, details=error.details) from None
 
@@ -264,6 +286,10 @@ _DECIDES: Mapping[str, tuple[str, ...]] = {
     "gpu": ("device", "gpus_per_worker", "processes_per_worker", "backend", "cpus"),
     "light": ("goal",),
     "budget": ("parameters",),
+    "cluster": (
+        *("cluster", "cluster_kind", "engine", "image", "cpus", "price", "functional_only", "kubernetes", "timeout"),
+        *("gpus_per_worker", "processes_per_worker", "data_dir"),
+    ),
     "num_cpus": ("cpus",),
     "processes_per_worker": ("processes_per_worker", "cpus"),
     "gpus_per_worker": ("gpus_per_worker", "processes_per_worker", "cpus"),

@@ -57,6 +57,10 @@ class Request:
     servers: int | None = _option(
         "number of parameter servers, for the methods that have them; default: 1", kind="integer", metavar="S"
     )
+    servers_on: str | None = _option(
+        "on hosts: the hosts of the parameter servers, which then have no workers; default: beside the workers",
+        metavar="HOST,HOST",
+    )
     image: str | None = _option("container image for your command, or instead of the task's (clusters only)")
     backend: str | None = _option("gloo, nccl, mpi, grpc (TensorFlow) or custom:NAME; default: by task and device")
     custom_backend: str | None = _option("the same as --backend custom:NAME", metavar="NAME")
@@ -121,7 +125,8 @@ class Request:
         "measure some steps without communication before the training, for mlbench predict", kind="switch"
     )
     share_machine: bool | None = _option(
-        "on local: start even if another run has this machine, and let others start; the result is labelled as shared",
+        "on local and hosts: start even if another run has the machines, and let others start; the result is labelled "
+        "as shared",
         kind="switch",
     )
 
@@ -168,7 +173,6 @@ _KINDS: dict[str, str] = {item.name: item.metadata["kind"] for item in OPTIONS}
 REPEATABLE = ("texts", "pairs", "axes", "points")
 # What says which runs there are, or how they are started, and nothing about any one of them.
 OF_EXPERIMENT = ("repeat", "matrix", "include", "exclude", "parallel")
-_NO_AXES = (*OF_EXPERIMENT, "cluster")
 GIVEN_BY_ENGINE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -426,8 +430,8 @@ def _axis_key(key: Any) -> str:
     option, dot, entry = str(key).partition(".")
     name = option.replace("-", "_")
     kind = _KINDS.get(name)
-    if kind not in ("text", "integer", "switch", "pairs") or name in _NO_AXES:
-        known = [axis for axis, kind in _KINDS.items() if kind != "texts" and axis not in _NO_AXES]
+    if kind not in ("text", "integer", "switch", "pairs") or name in OF_EXPERIMENT:
+        known = [axis for axis, kind in _KINDS.items() if kind != "texts" and axis not in OF_EXPERIMENT]
         near = did_you_mean(name, known).replace("_", "-")
         raise UsageError(f'"{clip(key)}" can be no key of a matrix.{near}', hint="An option, or set.KEY.")
     if (kind == "pairs") != bool(dot and entry):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from mlbench_cli.errors import MlbenchError
-from mlbench_cli.model import LOCAL, JsonObject, Run, RunRow
+from mlbench_cli.model import LOCAL, Cluster, JsonObject, Run, RunRow
 from mlbench_cli.run_folder import RunFolder
 from mlbench_cli.runs.connect import connect_engine
 from mlbench_cli.runs.experiment_status import ExperimentStatus
@@ -24,17 +24,28 @@ class EngineCache:
     For a sealed run the local one will do: all is in its folder, and no engine is asked.
     """
 
-    def __init__(self, store: Store, report: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        report: Callable[[str], None] | None = None,
+        connect: "Callable[[Cluster], Engine] | None" = None,
+    ) -> None:
+        """`connect` makes the engine of a cluster; default: the one that executes runs there."""
         self._store = store
         self._report = report
+        self._connect = connect or (lambda cluster: connect_engine(cluster, report))
         self._engines: dict[str, Engine] = {}
 
     def __call__(self, run: Run) -> "Engine":
         if RunFolder(run.folder).is_sealed:
             return connect_engine(LOCAL, self._report)
-        if run.spec.cluster not in self._engines:
-            self._engines[run.spec.cluster] = connect_engine(self._store.cluster(run.spec.cluster), self._report)
-        return self._engines[run.spec.cluster]
+        return self.of_cluster(run.spec.cluster)
+
+    def of_cluster(self, name: str) -> "Engine":
+        """The engine of the cluster of that name. Raises NotFoundError."""
+        if name not in self._engines:
+            self._engines[name] = self._connect(self._store.cluster(name))
+        return self._engines[name]
 
 
 def runs_document(states: Sequence[RunStatus], experiments: Sequence[ExperimentStatus] = ()) -> JsonObject:

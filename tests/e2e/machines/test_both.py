@@ -1,5 +1,6 @@
 """The same on Slurm and on hosts: stories from attaching to deleting, with clients and supervisors killed."""
 
+import json
 import os
 import signal
 import time
@@ -34,6 +35,18 @@ def test_a_run_outlives_its_client_and_is_completed_by_another(machines: Client,
     other.ok("delete", "story-3", "--yes")
     assert not supervisors("story-3")
     assert not ranks("story-3")
+
+
+def test_one_experiment_spans_this_machine_and_the_cluster(machines: Client) -> None:
+    words = ["--task", "digits_resnet", "--preset", "tiny", "--matrix", "cluster=local,lab", "--yes"]
+    machines.ok("run", "span", "1", *words)
+    status = json.loads(machines.ok("status", "span", "-o", "json"))
+    assert {run["cluster"]: run["outcome"] for run in status["runs"]} == {
+        "local": "goal_reached",
+        "lab": "goal_reached",
+    }
+    assert status["experiments"][0]["state"] == "completed"
+    assert "lab" in machines.ok("compare", "span")
 
 
 def test_a_task_trains_to_an_archive_that_verifies(machines: Client) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mlbench_cli.catalog import load_catalog
 from mlbench_cli.errors import MlbenchError, UsageError
-from mlbench_cli.model import LOCAL
+from mlbench_cli.model import LOCAL, Cluster
 from mlbench_cli.runs.experiment import expand
 from mlbench_cli.runs.launch import Machine
 from mlbench_cli.runs.matrix import Matrix, format_axis, format_point, parse_axes, parse_point, point_suffix, point_text
@@ -131,7 +131,7 @@ def test_a_long_name_is_refused_before_anything_else() -> None:
     "option", [item.name for item in OPTIONS if item.metadata["kind"] in ("text", "integer", "switch")]
 )
 def test_every_option_of_a_run_can_be_an_axis(option: str) -> None:
-    if option in ("repeat", "parallel", "cluster"):
+    if option in ("repeat", "parallel"):
         with pytest.raises(UsageError, match="can be no key of a matrix"):
             given_value("matrix", [f"{option}=1"])
     else:
@@ -179,6 +179,28 @@ def test_runs_that_would_be_the_same_are_refused() -> None:
 def test_parallel_is_for_clusters() -> None:
     with pytest.raises(UsageError, match="--parallel is for clusters"):
         expand(request(parallel=2), LOCAL, MACHINE, TASKS)
+
+
+def test_an_axis_of_clusters_gives_runs_for_different_engines() -> None:
+    known = {
+        "local": LOCAL,
+        "lab": Cluster("lab", "slurm", details={"folder": "/shared"}),
+        "kind": Cluster("kind", "attached"),
+    }
+    asked = request(matrix={"cluster": ("local", "lab", "kind")})
+    found = expand(asked, LOCAL, MACHINE, TASKS, known.__getitem__)
+    specs = {candidate.spec.name: candidate.spec for candidate in found}
+    assert [(spec.engine, spec.cluster) for spec in specs.values()][::2] == [
+        ("local", "local"),
+        ("slurm", "lab"),
+        ("kubernetes", "kind"),
+    ]
+    assert specs["demo-lab-1"].image is None
+    assert specs["demo-kind-2"].image is not None
+    with pytest.raises(UsageError, match="--parallel is for clusters"):
+        expand(request(parallel=2, matrix={"cluster": ("lab", "local")}), LOCAL, MACHINE, TASKS, known.__getitem__)
+    with pytest.raises(UsageError, match="no key of this matrix"):
+        expand(asked, LOCAL, MACHINE, TASKS)
 
 
 # --- files and command lines -----------------------------------------------------------------------------------------
