@@ -23,7 +23,7 @@ CUSTOM = "custom"  # the task and the preset of a run with a command of its own
 OPEN = "open"  # the preset of a command of one's own that is held to a task's goal
 SEED = 42
 # Fields of RunSpec that are left out while they are empty: the hash of a spec from before them stays what it was.
-LATER_FIELDS = ("network", "method", "calibrate")
+LATER_FIELDS = ("network", "method", "calibrate", "servers_on")
 KEEP_SECONDS = 86400
 
 
@@ -107,6 +107,7 @@ class RunSpec:
     data_dir: str | None = None
     share_machine: bool = False  # local: do not wait until this machine is free, and say so in the result
     method: Mapping[str, str] = field(default_factory=dict)  # how ranks communicate; empty: the task's own way
+    servers_on: tuple[str, ...] = ()  # hosts of the parameter servers, which then have no workers
     network: str | None = None  # shaped: "1gbit,5ms", or "model:1gbit,5ms" (network.py)
     calibrate: bool = False  # measure a few steps without communication first, for predictions
     timeout: float = 86400.0

@@ -19,7 +19,7 @@ from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.masking import refuse_secrets
 from mlbench_cli.model import Cluster
 from mlbench_cli.runs.kubernetes_options import check_mount_point, gpus_of_machine, require_folder, resolve_kubernetes
-from mlbench_cli.runs.methods import check_method, refuse_method, resolve_method, split_set
+from mlbench_cli.runs.methods import check_method, refuse_method, resolve_method, resolve_servers_on, split_set
 from mlbench_cli.runs.network_options import check_network, refuse_network, resolve_network
 from mlbench_cli.runs.preflight import check_run
 from mlbench_cli.runs.request import KUBERNETES, OPTIONS, Request, clip, flag, parse_duration
@@ -69,6 +69,11 @@ def resolve(
         _refuse_cluster_options(request)
     elif is_machines(cluster):
         _refuse_cluster_options(request, f"on {cluster.provider}", MACHINE_OPTIONS)
+        if request.share_machine is not None and cluster.provider == "slurm":
+            raise UsageError(
+                "--share-machine has no meaning on slurm, which gives whole nodes or shares them by itself.",
+                hint="Leave it out; nodes are shared if the cluster is attached with --share-nodes.",
+            )
     elif request.share_machine is not None:
         raise UsageError("--share-machine is about this machine; it has no meaning on other clusters.")
     if not local:
@@ -96,7 +101,7 @@ def resolve(
             check_network(spec)
         elif spec.device == "gpu" and ClusterDetails.of(cluster).gpus_per_node == 0:
             raise UsageError(f'The cluster "{cluster.name}" has no GPUs.', hint="Leave out --gpu.")
-        check_method(spec, local)
+        check_method(spec)
         if spec.preset not in (CUSTOM, OPEN):
             check_run(load_task(spec.task, tasks), spec)
     return specs
@@ -359,6 +364,7 @@ def _placement(request: Request, cluster: Cluster) -> dict[str, Any]:
         "cpus": None if request.num_cpus is None else float(request.num_cpus),
         "data_dir": request.data_dir,
         "share_machine": bool(request.share_machine),
+        "servers_on": resolve_servers_on(request, engine_name(cluster)),
         "network": resolve_network(request),
         "calibrate": bool(request.calibrate),
     }

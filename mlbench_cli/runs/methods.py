@@ -5,7 +5,7 @@ from typing import Any
 
 from mlbench_cli.catalog import MethodRule, Task, load_catalog
 from mlbench_cli.errors import UsageError, did_you_mean
-from mlbench_cli.runs.request import Request
+from mlbench_cli.runs.request import Request, clip
 from mlbench_cli.spec import RunSpec
 from task_images.comm.methods import AXES, Method, MethodError, check
 from task_images.comm.presets import PRESETS, resolve
@@ -46,25 +46,49 @@ def resolve_method(
     return {} if method.axes() == resolve(task.method.own).axes() else method.to_dict()
 
 
-def check_method(spec: RunSpec, is_local: bool) -> None:
+def resolve_servers_on(request: Request, engine: str) -> tuple[str, ...]:
+    """The hosts that --servers-on names. Raises UsageError if the engine cannot place servers, or for bad names."""
+    if request.servers_on is None:
+        return ()
+    if engine != "hosts":
+        raise UsageError(
+            f"--servers-on names hosts; on the engine {engine} nobody can say which machine runs what.",
+            hint="Leave it out: parameter servers then run beside the workers." if engine != "kubernetes" else None,
+        )
+    names = tuple(name.strip() for name in request.servers_on.split(","))
+    for name in names:
+        if not name or names.count(name) > 1:
+            problem = f"names {name} twice" if name else "has an empty name"
+            raise UsageError(f'--servers-on "{clip(request.servers_on)}" {problem}.', hint="--servers-on HOST,HOST")
+    return names
+
+
+def check_method(spec: RunSpec) -> None:
     """Raises UsageError if the method is not possible with this number of ranks, or on this cluster."""
+    if len(spec.servers_on) > spec.servers:
+        raise UsageError(
+            f"--servers-on names {len(spec.servers_on)} hosts; the run has {spec.servers or 'no'} parameter servers.",
+            hint=f"--servers {len(spec.servers_on)}, with a method that has them: mlbench methods",
+        )
     if not spec.method:
         return
     try:
         check(Method.from_dict(spec.method), spec.world_size)
     except MethodError as error:
         raise _usage_error(spec.method["name"], error) from None
-    if spec.servers and not is_local:
+    if spec.servers and spec.engine == "kubernetes":
         raise UsageError(
-            "Parameter servers are started on the local cluster only.",
+            "Parameter servers are not started on Kubernetes, only on this machine, on Slurm and on hosts.",
             hint="Choose a method without servers (mlbench methods), or leave out --cluster.",
         )
 
 
 def refuse_method(request: Request) -> None:
     """Raises UsageError if a method is asked for."""
-    if request.method is not None or request.servers is not None:
-        raise UsageError("--method and --servers are for a task's own program, not for a command of your own.")
+    if request.method is not None or request.servers is not None or request.servers_on is not None:
+        raise UsageError(
+            "--method, --servers and --servers-on are for a task's own program, not for a command of your own."
+        )
 
 
 def _check_words(name: str, changes: Mapping[str, str]) -> None:

@@ -56,48 +56,34 @@ class EksOptions:
     """The options of `mlbench create-cluster eks`; fields are declared once, for flags, plans and the record."""
 
     machine_type: str | None = option(
-        None, "--machine-type", "-t", help="instance type of each worker; default: one with the requested GPUs"
+        None, "--machine-type", "-t", help="instance type of each worker; default: what has the GPUs asked for"
     )
-    num_gpus: int | None = option(
-        None, "--num-gpus", "-g", help="number of GPUs per worker; default: all of its instance type"
-    )
-    gpu_type: str | None = option(None, "--gpu-type", help="T4, A10G, L4, A100, H100, …; selects the instance type")
-    num_cpus: int | None = option(None, "--num-cpus", "-c", help="minimum number of vCPUs per worker")
-    disk_size: int = option(100, "--disk-size", "-d", help="disk size per worker in GB")
+    num_gpus: int | None = option(None, "--num-gpus", "-g", help="GPUs of each worker; default: all its machine has")
+    gpu_type: str | None = option(None, "--gpu-type", help="T4, A10G, L4, A100, H100, …; picks the machine")
+    num_cpus: int | None = option(None, "--num-cpus", "-c", help="vCPUs that each worker must at least have")
+    disk_size: int = option(100, "--disk-size", "-d", help="GB of each worker's disk")
     kubernetes_version: str | None = option(
-        None, "--kubernetes-version", "-k", help="Kubernetes X.Y; default: EKS' own default version"
+        None, "--kubernetes-version", "-k", help="Kubernetes X.Y; EKS' own default unless told"
     )
-    region: str | None = option(
-        None, "--region", help="AWS region; default: the zone's, the environment's or the profile's"
-    )
-    zone: str | None = option(None, "--zone", "-z", help="zone of the workers; default: the first with such machines")
+    region: str | None = option(None, "--region", help="default: the zone's, the environment's or the profile's")
+    zone: str | None = option(None, "--zone", "-z", help="where the workers are; default: the first that has them")
     spot: bool = option(False, "--spot", "--preemptible", "-e", help="cheaper machines that may be taken away")
     spot_type: tuple[str, ...] = option(
-        (),
-        "--spot-type",
-        help="with --spot: another acceptable instance type; repeatable; default: those with the same GPUs",
+        (), "--spot-type", help="with --spot: another instance type that will do; repeatable; default: the same GPUs"
     )
     placement_group: bool = option(False, "--placement-group", help="put the workers close together")
-    efa: bool = option(False, "--efa", help="EFA network cards, with a placement group; runs request them")
+    efa: bool = option(False, "--efa", help="fast network cards, with a placement group; runs get them")
     node_image: str = option(
-        "al2023",
-        "--node-image",
-        help="node image of the workers: al2023, or bottlerocket, which has a GPU device plugin",
+        "al2023", "--node-image", help="of the workers: al2023, or bottlerocket, which shows GPUs by itself"
     )
     probe_image: str | None = option(
-        None,
-        "--probe-image",
-        help="image of the GPU probe at the end of the creation, best one with torch; none: no probe",
+        None, "--probe-image", help="image of the GPU probe that ends the creation, best one with torch; none: no probe"
     )
-    admin: tuple[str, ...] = option(
-        (), "--admin", help="ARN of another principal with administrator access; repeatable"
-    )
+    admin: tuple[str, ...] = option((), "--admin", help="ARN that may also use the cluster; repeatable")
     allow_from: tuple[str, ...] = option(
-        (), "--allow-from", help="CIDR with access to the Kubernetes API; repeatable; default: any"
+        (), "--allow-from", help="CIDR that may reach the Kubernetes API; repeatable; default: any"
     )
-    system_machine_type: str = option(
-        "t3.medium", "--system-machine-type", help="instance type of the two system nodes (DNS, Helm charts)"
-    )
+    system_machine_type: str = option("t3.medium", "--system-machine-type", help="of the two that run DNS and charts")
 
 
 class EksProvider:

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mlbench_cli.engines.base import Submission
-from mlbench_cli.engines.machines.channel import Channel, Document
-from mlbench_cli.engines.machines.details import HostsDetails, place_workers
+from mlbench_cli.engines.machines import host_lock
+from mlbench_cli.engines.machines.channel import Channel, Document, Request
+from mlbench_cli.engines.machines.details import HostsDetails
 from mlbench_cli.engines.machines.engine import MachinesEngine, Place, run_in_parallel
 from mlbench_cli.engines.machines.meeting import RENDEZVOUS
 from mlbench_cli.engines.machines.observe import Snapshot
+from mlbench_cli.engines.machines.placement import NodeShare, share_hosts
 from mlbench_cli.engines.machines.plan import make_plan, start_command
-from mlbench_cli.errors import CapacityError, MlbenchError, NeverStartedError, UnreachableError
+from mlbench_cli.errors import MlbenchError, NeverStartedError, UnreachableError
 from mlbench_cli.model import Ending, Finding, Observation, Run
 from mlbench_cli.spec import RunSpec
 
@@ -32,15 +34,10 @@ class HostsEngine(MachinesEngine):
         self._by_host = {host["name"]: Channel(details.target(host)) for host in details.hosts}
 
     def render(self, spec: RunSpec) -> Submission:
-        """The plan of the run's supervisors. Raises CapacityError for more workers than slots."""
-        if spec.workers > self._details.slots:
-            raise CapacityError(
-                f"{spec.name} wants {spec.workers} workers; the hosts have {self._details.slots} slots.",
-                hint="Ask for fewer workers, or attach more hosts: mlbench attach-hosts NAME --hosts ...",
-            )
-        placed = place_workers(self._details.hosts, spec.workers)
-        nodes = [(host["name"], host["address"], workers) for host, workers in placed]
-        return Submission(spec, ({**make_plan(spec, self._details, nodes)},))
+        """The plan of the run's supervisors. Raises CapacityError for more workers than slots, UsageError."""
+        shares = share_hosts(self._details.hosts, spec)
+        lock = host_lock.SHARE if spec.share_machine else host_lock.TAKE
+        return Submission(spec, ({**make_plan(spec, self._details, shares, lock=lock)},))
 
     # --- submit -----------------------------------------------------------------------------------------------------
 
@@ -82,9 +79,13 @@ class HostsEngine(MachinesEngine):
     def _prepare(self, run: Run, place: Place, plan: bytes, detach: bool) -> Document:
         channel = place.channel
         self._install_code(channel)
-        if not self._adopt(channel, run) and not detach:
-            channel.call("put", path=f"{place.folder}/lease")
-        channel.call("put", plan, path=f"{place.folder}/plan.json")
+        (claim,) = channel.call_in_sequence([self._claim_request(run)])
+        files = [Request("put", {"path": f"{place.folder}/plan.json", "durable": False}, plan)]
+        if not claim["written"]:
+            self._check_owner(channel, run)
+        elif not detach:
+            files.append(Request("put", {"path": f"{place.folder}/lease", "durable": False}))
+        channel.call_in_sequence(files)
         return {}
 
     def _start(self, place: Place) -> Document:
@@ -119,22 +120,16 @@ class HostsEngine(MachinesEngine):
 
     # --- look -------------------------------------------------------------------------------------------------------
 
+    def _shares(self, spec: RunSpec) -> Sequence[NodeShare]:
+        return share_hosts(self._details.hosts, spec)
+
     def _places(self, run: Run) -> Sequence[Place]:
-        placed = place_workers(self._details.hosts, run.spec.workers)
         folder = self._run_place(run)
-        return [Place(self._by_host[host["name"]], folder, (node,)) for node, (host, _) in enumerate(placed)]
+        shares = self._shares(run.spec)
+        return [Place(self._by_host[str(share.name)], folder, (node,)) for node, share in enumerate(shares)]
 
     def _channels(self) -> Sequence[Channel]:
         return list(self._by_host.values())
-
-    def _names(self, run: Run) -> Sequence[str | None]:
-        placed = place_workers(self._details.hosts, run.spec.workers)
-        return [host["name"] for host, workers in placed for _ in workers]
-
-    def _ranks_of_node(self, run: Run, node: int) -> range:
-        _, workers = place_workers(self._details.hosts, run.spec.workers)[node]
-        each = run.spec.processes_per_worker
-        return range(workers[0] * each, (workers[-1] + 1) * each)
 
     def _judge(self, run: Run, snapshot: Snapshot, observation: Observation) -> Observation:
         if observation.ended is not None or snapshot.unreachable:

@@ -8,46 +8,38 @@ the measured load (load.py) tells then. MLBENCH_MACHINE_LOCK names another file,
 A run with --share-machine holds the lock together with others that share. It never waits, and its result says "shared".
 """
 
-import contextlib
-import errno
 import fcntl
-import json
 import os
-import re
 import stat
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
+from mlbench_cli.engines.local.lock_file import (
+    NO_LOCK as NO_LOCK,
+)
+from mlbench_cli.engines.local.lock_file import (
+    VARIABLE as VARIABLE,
+)
+from mlbench_cli.engines.local.lock_file import (
+    LockHolder,
+    flock,
+    format_duration,
+    open_lock,
+    read_holder,
+    try_lock,
+    write_holder,
+)
+from mlbench_cli.engines.local.lock_file import (
+    lock_path as lock_path,
+)
 from mlbench_cli.engines.local.state import enqueue, is_abandoned, read_state
 from mlbench_cli.errors import DeadlineError
 from mlbench_cli.model import Run
 
-VARIABLE = "MLBENCH_MACHINE_LOCK"
-FILE = "mlbench-machine.lock"
-NO_LOCK = "none"
 POLL_SECONDS = 0.05
 SILENT_SECONDS = 1.0  # the run before may need a moment to leave
 HELD, SHARED, UNAVAILABLE = "held", "shared", "unavailable"
-_MAX_HOLDER_BYTES = 4096
-_PRINTABLE = re.compile(r"[\w.@-]{1,64}")
-
-
-@dataclass(frozen=True)
-class LockHolder:
-    """Who has the lock, as that process wrote it. Times are seconds since 1970; the run ends before `deadline`."""
-
-    run: str
-    user: str
-    since: float
-    deadline: float
-
-    @property
-    def phrase(self) -> str:
-        """ "x-2 of user ann, for 3 min, 2 h at most"."""
-        now = time.time()
-        running, left = _duration(now - self.since), _duration(self.deadline - now)
-        return f"{self.run} of user {self.user} has it since {running}, and for {left} at most"
 
 
 @dataclass
@@ -68,19 +60,6 @@ class MachineLease:
         self.descriptor = -1
 
 
-def lock_path() -> str | None:
-    """The file that everybody on this machine locks; None if MLBENCH_MACHINE_LOCK is "none"."""
-    chosen = os.environ.get(VARIABLE)
-    if chosen:
-        return None if chosen == NO_LOCK else chosen
-    # The choice must not depend on who asks, so it is not "the first that I may write to".
-    with contextlib.suppress(OSError):
-        mode = os.stat("/run/lock").st_mode
-        if stat.S_ISDIR(mode) and mode & 0o1007 == 0o1007:
-            return f"/run/lock/{FILE}"
-    return f"/tmp/{FILE}"
-
-
 def acquire_machine(run: Run, *, report: Callable[[str], None]) -> MachineLease:
     """This machine for `run`, which may have to wait for other runs: at most as long as its own timeout.
 
@@ -95,13 +74,13 @@ def acquire_machine(run: Run, *, report: Callable[[str], None]) -> MachineLease:
     reported: LockHolder | None = None
     while True:
         try:
-            descriptor = _open(path)
+            descriptor = open_lock(path)
         except OSError as error:
             return MachineLease(UNAVAILABLE, reason=f"{path}: {error.strerror or error}")
-        if _try_lock(descriptor, path, shared=share):
-            _write_holder(descriptor, run)
+        if try_lock(descriptor, path, shared=share):
+            write_holder(descriptor, run.name, run.spec.timeout)
             return MachineLease(SHARED if share else HELD, descriptor)
-        holder = _read_holder(descriptor)
+        holder = read_holder(descriptor)
         os.close(descriptor)
         if share:
             return MachineLease(SHARED, reason="another run has this machine")
@@ -123,7 +102,7 @@ def probe_lock() -> tuple[str | None, str | None]:
     if path is None:
         return None, f"{VARIABLE}={NO_LOCK}"
     try:
-        os.close(_open(path))
+        os.close(open_lock(path))
     except OSError as error:
         return path, f"{path}: {error.strerror or error}"
     return path, None
@@ -140,93 +119,17 @@ def find_holder() -> LockHolder | None:
         return None
     try:
         # A shared request conflicts with a run that has the machine for itself, not with runs that share it.
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode) or _flock(descriptor, fcntl.LOCK_SH):
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode) or flock(descriptor, fcntl.LOCK_SH):
             return None
-        return _read_holder(descriptor) or LockHolder("a run", "unknown", time.time(), time.time())
+        return read_holder(descriptor) or LockHolder("a run", "unknown", time.time(), time.time())
     finally:
         os.close(descriptor)
-
-
-def _open(path: str) -> int:
-    """The lock file, made for all users if it does not exist. Never follows a link, never truncates.
-
-    Opened without O_CREAT first: in a sticky folder the kernel refuses O_CREAT on another user's file
-    (fs.protected_regular).
-    """
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    for _ in range(3):
-        try:
-            descriptor = os.open(path, flags)
-        except FileNotFoundError:
-            with contextlib.suppress(FileExistsError):
-                os.close(_create(path, flags))
-            continue
-        status = os.fstat(descriptor)
-        if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
-            return descriptor
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a plain file of its own")
-    raise OSError(errno.EAGAIN, "somebody keeps removing it")
-
-
-def _create(path: str, flags: int) -> int:
-    descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
-    os.fchmod(descriptor, 0o666)  # whatever the umask: other users must be able to lock it
-    return descriptor
-
-
-def _try_lock(descriptor: int, path: str, *, shared: bool) -> bool:
-    if not _flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
-        return False
-    try:
-        current, own = os.stat(path, follow_symlinks=False), os.fstat(descriptor)
-    except OSError:
-        return False  # removed in between: the next round makes a new one
-    return (current.st_dev, current.st_ino) == (own.st_dev, own.st_ino)
-
-
-def _flock(descriptor: int, operation: int) -> bool:
-    try:
-        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _write_holder(descriptor: int, run: Run) -> None:
-    now = time.time()
-    holder = LockHolder(run.name, _user_name(), round(now, 3), round(now + run.spec.timeout, 3))
-    with contextlib.suppress(OSError):  # only the message of those who wait needs it
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(asdict(holder)).encode(), 0)
-
-
-def _read_holder(descriptor: int) -> LockHolder | None:
-    """Foreign text: any user may have written it, so nothing of it reaches a terminal unchecked."""
-    try:
-        found = json.loads(os.pread(descriptor, _MAX_HOLDER_BYTES, 0))
-        names = [str(found[key]) for key in ("run", "user")]
-        times = [float(found[key]) for key in ("since", "deadline")]
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    if not all(_PRINTABLE.fullmatch(name) for name in names) or not all(0 <= moment < 1e11 for moment in times):
-        return None
-    return LockHolder(names[0], names[1], times[0], times[1])
-
-
-def _user_name() -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
 
 
 def _waiting_sentence(run: Run, holder: LockHolder | None, seconds: float) -> str:
     who = holder.phrase if holder else "another run has it"
     return (
-        f"{run.name} waits for this machine: {who}. It waits for {_duration(seconds)} at most (--timeout); "
+        f"{run.name} waits for this machine: {who}. It waits for {format_duration(seconds)} at most (--timeout); "
         "with --share-machine it would start at once and its result would say so."
     )
 
@@ -234,14 +137,6 @@ def _waiting_sentence(run: Run, holder: LockHolder | None, seconds: float) -> st
 def _deadline_error(run: Run, holder: LockHolder | None) -> DeadlineError:
     who = holder.phrase if holder else "another run has it"
     return DeadlineError(
-        f'The run "{run.name}" waited {_duration(run.spec.timeout)} for this machine: {who}.',
+        f'The run "{run.name}" waited {format_duration(run.spec.timeout)} for this machine: {who}.',
         hint="mlbench status; or start it with --share-machine, or with a longer --timeout.",
     )
-
-
-def _duration(seconds: float) -> str:
-    """ "45 s", "3 min", "1.5 h"."""
-    seconds = max(0.0, seconds)
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.3g} h"

@@ -75,6 +75,15 @@ def check_login(login: str) -> str:
     return login
 
 
+@dataclass(frozen=True)
+class Request:
+    """One request of `serve`: its name, arguments and data."""
+
+    do: str
+    arguments: Mapping[str, object]
+    data: bytes = b""
+
+
 class Channel:
     """Requests to one machine, one at a time. It connects when it is first used, and again after a lost connection."""
 
@@ -88,6 +97,17 @@ class Channel:
     def call(self, do: str, data: bytes = b"", *, seconds: float = CALL_SECONDS, **arguments: Any) -> Document:
         """The answer's document. Raises UnreachableError or CredentialError without a connection, RemoteError."""
         return self.exchange(do, data, seconds=seconds, **arguments)[0]
+
+    def call_in_sequence(self, requests: Sequence[Request], *, seconds: float = CALL_SECONDS) -> list[Document]:
+        """The answers of requests that are done one after the other in one exchange; errors as `call`.
+
+        A request that fails keeps those after it from being done.
+        """
+        documents = [{"do": item.do, "size": len(item.data), **item.arguments} for item in requests]
+        data = b"".join(item.data for item in requests)
+        answers: list[Document] = self.call("sequence", data, seconds=seconds, requests=documents)["answers"]
+        self._raise_error(answers[-1])
+        return answers
 
     def exchange(
         self, do: str, data: bytes = b"", *, seconds: float = CALL_SECONDS, **arguments: Any
@@ -105,9 +125,12 @@ class Channel:
             except BaseException:
                 self.close()
                 raise
+        self._raise_error(document)
+        return document, received
+
+    def _raise_error(self, document: Document) -> None:
         if "error" in document:
             raise RemoteError(self.target.name, str(document["error"]), str(document.get("kind")))
-        return document, received
 
     def close(self) -> None:
         """End the process at the other end. A later request connects again."""

@@ -6,7 +6,6 @@ from typing import TypedDict
 
 from mlbench_cli.cluster_details import ClusterDetails, fact
 from mlbench_cli.engines.machines.channel import Target
-from mlbench_cli.errors import UsageError
 
 SLURM, HOSTS = "slurm", "hosts"
 PROVIDERS = (SLURM, HOSTS)
@@ -86,20 +85,3 @@ class HostsDetails(MachineDetails):
     def target(self, host: HostRecord) -> Target:
         """A host as ssh knows it."""
         return Target(host["login"], self.python, self.ssh_config)
-
-
-def place_workers(hosts: Sequence[HostRecord], workers: int) -> list[tuple[HostRecord, list[int]]]:
-    """Hosts with the workers that each gets: as mpirun does, the slots of one host before those of the next.
-
-    Raises UsageError if there are not enough slots.
-    """
-    placed: list[tuple[HostRecord, list[int]]] = []
-    first = 0
-    for host in hosts:
-        own = list(range(first, min(first + host["slots"], workers)))
-        if own:
-            placed.append((host, own))
-        first += host["slots"]
-    if first < workers:
-        raise UsageError(f"{workers} workers, but the hosts have {first} slots.", hint="Ask for fewer workers.")
-    return placed

@@ -5,7 +5,6 @@ any client that reaches the machines may go on. Logs are copied by offset: two c
 """
 
 import json
-import os
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -13,15 +12,15 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from mlbench_cli.engines.base import Cursor, Fetched, FoundRun, LogLine, Submission, UnreadableRun
-from mlbench_cli.engines.local import diagnosis
 from mlbench_cli.engines.machines import results
-from mlbench_cli.engines.machines.channel import Channel, Document, RemoteError
+from mlbench_cli.engines.machines.channel import Channel, Document, RemoteError, Request
 from mlbench_cli.engines.machines.details import MachineDetails
+from mlbench_cli.engines.machines.log_files import read_at, read_tail, remove_folder, size_of, write_at
 from mlbench_cli.engines.machines.observe import NodeReport, Snapshot, observe
+from mlbench_cli.engines.machines.placement import NodeShare
 from mlbench_cli.engines.machines.plan import pack_code
 from mlbench_cli.errors import MlbenchError, NotFoundError, UnreachableError, UsageError
 from mlbench_cli.files import write_atomically
@@ -73,6 +72,10 @@ class MachinesEngine(ABC):
 
     @abstractmethod
     def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None: ...
+
+    @abstractmethod
+    def _shares(self, spec: RunSpec) -> Sequence[NodeShare]:
+        """Workers and servers of each node of the run."""
 
     @abstractmethod
     def _places(self, run: Run) -> Sequence[Place]:
@@ -137,12 +140,9 @@ class MachinesEngine(ABC):
         return replace(known, time=time.time(), findings=(finding,), ended=None)
 
     def _observe(self, run: Run, snapshot: Snapshot) -> Observation:
-        observation = observe(run.spec, self._names(run), snapshot, lambda rank: _tail(RunFolder(run.folder).log(rank)))
+        names = _process_names(run.spec, self._shares(run.spec))
+        observation = observe(run.spec, names, snapshot, lambda rank: read_tail(RunFolder(run.folder).log(rank)))
         return self._judge(run, snapshot, observation)
-
-    def _names(self, run: Run) -> Sequence[str | None]:
-        """Names of the workers' machines as far as they are known before the run."""
-        return ()
 
     def _sync(self, run: Run, *, max_age: float = 0.0) -> Snapshot:
         """Ask all machines once, and copy what is new of the logs. Raises UnreachableError if none answers."""
@@ -162,10 +162,11 @@ class MachinesEngine(ABC):
     def _sync_place(self, run: Run, place: Place) -> Document:
         """One machine's answer, after all that it had of the logs has been copied."""
         folder = RunFolder(run.folder)
+        shares = self._shares(run.spec)
         (run.folder / "logs").mkdir(parents=True, exist_ok=True)
         while True:
             offsets = {
-                str(node): {str(rank): _size(folder.log(rank)) for rank in self._ranks_of_node(run, node)}
+                str(node): {str(rank): size_of(folder.log(rank)) for rank in shares[node].ranks(run.spec)}
                 for node in place.nodes
             }
             answer, data = place.channel.exchange(
@@ -173,27 +174,24 @@ class MachinesEngine(ABC):
             )
             position = 0
             for rank, offset, size in answer["pieces"]:
-                _write_at(folder.log(rank), offset, data[position : position + size])
+                write_at(folder.log(rank), offset, data[position : position + size])
                 position += size
             if position < 8 * BLOCK:
                 return answer
-
-    def _ranks_of_node(self, run: Run, node: int) -> range:
-        return range(node * run.spec.processes_per_worker, (node + 1) * run.spec.processes_per_worker)
 
     # --- logs -----------------------------------------------------------------------------------------------------
 
     def logs(self, run: Run, rank: int, since: Cursor | None = None, follow: bool = False) -> Iterator[LogLine]:
         """As the protocol says. A line without its end is given once the rank has ended."""
-        if not 0 <= rank < run.spec.world_size:
+        if not 0 <= rank < run.spec.process_count:
             raise NotFoundError(
-                f'The run "{run.name}" has no rank {rank}, only 0 to {run.spec.world_size - 1}.',
+                f'The run "{run.name}" has no rank {rank}, only 0 to {run.spec.process_count - 1}.',
                 hint=f"mlbench logs {run.name} --rank 0",
             )
         path, offset, rest = RunFolder(run.folder).log(rank), since.offset if since else 0, b""
         while True:
             ended = self._rank_ended(run, rank)  # before reading: nothing comes after the end
-            while piece := _read_at(path, offset + len(rest), BLOCK):
+            while piece := read_at(path, offset + len(rest), BLOCK):
                 *lines, rest = (rest + piece).split(b"\n")
                 for line in lines:
                     offset += len(line) + 1
@@ -275,8 +273,8 @@ class MachinesEngine(ABC):
                 write_atomically(folder / "plan.json", (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
 
     def _save_placement(self, run: Run, snapshot: Snapshot) -> None:
-        """manifests/placement.json: which machine, network interface, CPUs and GPUs each node of the run had."""
-        keys = ("node_name", "host", "address", "interface", "master_address", "cpus", "gpus", "slurm")
+        """manifests/placement.json: machine, interface, CPUs and GPUs of each node, and those of each rank."""
+        keys = ("node_name", "host", "address", "interface", "master_address", "cpus", "gpus", "bound", "slurm")
         nodes = [
             {"node": number, "ranks": [entry["rank"] for entry in report.state["ranks"]]}
             | {key: report.state.get(key) for key in keys}
@@ -320,7 +318,7 @@ class MachinesEngine(ABC):
         for answer in run_in_parallel(lambda place: _remove_place(place, force), places):
             if isinstance(answer, MlbenchError) and not force:
                 raise answer
-        _remove_folder(run.folder)
+        remove_folder(run.folder)
 
     def _refuse_loss(self, run: Run) -> None:
         if (run.folder / "SHA256SUMS").exists():
@@ -401,20 +399,20 @@ class MachinesEngine(ABC):
         if channel.call("install", folder=folder, sha256=sha256)["folder"] is None:
             channel.call("install", data, folder=folder, sha256=sha256)
 
-    def _adopt(self, channel: Channel, run: Run) -> bool:
-        """Whether the run's folder is there already. Raises UsageError if another run has its name."""
+    def _claim_request(self, run: Run) -> Request:
+        """Writes the run's record into its folder, unless one is there: the answer's `written` says which."""
         document = {"id": run.id, "created": run.created, "spec": run.spec.to_dict(), "spec_hash": run.spec.hash}
         data = (json.dumps(document, sort_keys=True) + "\n").encode()
-        path = f"{self._run_place(run)}/run.json"
-        if channel.call("put", data, path=path, new=True)["written"]:
-            return False
-        _, known = channel.exchange("get", path=path)
+        return Request("put", {"path": f"{self._run_place(run)}/run.json", "new": True}, data)
+
+    def _check_owner(self, channel: Channel, run: Run) -> None:
+        """Raises UsageError if the run's folder is that of another run."""
+        _, known = channel.exchange("get", path=f"{self._run_place(run)}/run.json")
         if json.loads(known)["id"] != run.id:
             raise UsageError(
                 f'{channel.target.name} has another run "{run.name}" in {self._run_place(run)}.',
                 hint=f"mlbench discover, then mlbench delete {run.name}; or choose another name",
             )
-        return True
 
 
 def _mark_cancelled(place: Place) -> Document:
@@ -458,43 +456,11 @@ def run_in_parallel(work: Callable[[Any], Document], items: Sequence[Any]) -> li
         return list(pool.map(attempt, items))
 
 
+def _process_names(spec: RunSpec, shares: Sequence[NodeShare]) -> list[str | None]:
+    """Name of the node of each process, ranks first, as far as it is known before the run."""
+    names = {rank: share.name for share in shares for rank in share.ranks(spec)}
+    return [names[rank] for rank in range(spec.process_count)]
+
+
 def _no_lines(rank: int) -> list[str]:
     return []
-
-
-def _tail(path: Path) -> list[str]:
-    return diagnosis.last_lines(_read_at(path, max(0, _size(path) - (1 << 16)), 1 << 16))
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
-def _read_at(path: Path, offset: int, size: int) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            file.seek(offset)
-            return file.read(size)
-    except FileNotFoundError:
-        return b""
-
-
-def _write_at(path: Path, offset: int, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
-    try:
-        os.pwrite(descriptor, data, offset)
-    finally:
-        os.close(descriptor)
-
-
-def _remove_folder(folder: Path) -> None:
-    import shutil
-
-    if folder.is_symlink() or not folder.is_dir():
-        return
-    hidden = folder.with_name(f".{folder.name}.{os.getpid()}.deleted")
-    os.replace(folder, hidden)
-    shutil.rmtree(hidden)

@@ -12,23 +12,22 @@ start their ranks. From then on the end of any of them ends the run everywhere. 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import hashlib
 import json
 import os
 import re
 import selectors
 import signal
 import socket
-import struct
 import sys
-import tarfile
 import time
 
-from mlbench_cli.engines.local import machine
+from mlbench_cli.engines.local import load, machine
 from mlbench_cli.engines.local.supervisor import GRACE, Rank, Supervisor
 from mlbench_cli.engines.machines import meeting
+from mlbench_cli.engines.machines.host_lock import HostLock, order_nodes
+from mlbench_cli.engines.machines.interfaces import find_interface, list_addresses
 from mlbench_cli.engines.machines.meeting import Link
+from mlbench_cli.engines.machines.rank_processes import is_signalled, kill_ranks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,12 +35,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 BEAT_SECONDS = 5.0
+WAIT_NOTE_SECONDS = 1.0  # between two notes of which machine is busy
+CONNECT_SECONDS = 0.02  # between two looks for node 0
 LOOK_SECONDS = 0.5  # between two looks for RUN/cancel
 LINGER_SECONDS = 120.0  # in which the others end after node 0 has
 SIGNAL_SECONDS = 0.3
 EXIT_REFUSED = 75
 BLOCK = 1 << 20
-SIOCGIFADDR, SIOCGIFNETMASK = 0x8915, 0x891B
 SLURM_FACTS = (
     *("SLURM_JOB_ID", "SLURM_NODEID", "SLURMD_NODENAME", "SLURM_JOB_NODELIST", "SLURM_TOPOLOGY_ADDR"),
     *("SLURM_TOPOLOGY_ADDR_PATTERN", "SLURM_CPUS_ON_NODE", "SLURM_JOB_PARTITION", "SLURM_RESTART_COUNT"),
@@ -82,7 +82,7 @@ class NodeSupervisor(Supervisor):
             "python": plan["python"],
             "installed_code_only": plan["installed_code_only"],
             "finalizer": None,
-            "machine_lock": {"lock": "unavailable", "lock_reason": "no lock on machines of a cluster"},
+            "machine_lock": {"lock": "unavailable", "lock_reason": None},
             "plan": {**plan, "ranks": own["ranks"]},
         }
         super().__init__(place, request, -1)
@@ -95,6 +95,10 @@ class NodeSupervisor(Supervisor):
         self.server: socket.socket | None = None
         self.next_beat = self.next_look = self.next_connection = 0.0
         self.guardian = -1
+        self.host_lock = HostLock(plan["lock"], plan["name"], plan["timeout"])
+        self.is_asked_to_lock = self.is_gathered = False
+        self.turns: list[int] = []  # node 0: nodes that still have to take the lock of their machine, in order
+        self.next_wait_note = 0.0
         self.is_prepared = False
         self.gone: list[int] = []
         addresses = [own["address"]] if own["address"] else list_addresses(plan["interface"])
@@ -106,8 +110,10 @@ class NodeSupervisor(Supervisor):
             interface=None,
             began=time.time(),
             started=None,
+            waits=None,  # node 0: which machine has another run
             cpus=sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
             gpus=machine.visible_gpus(os.environ),
+            bound=[],  # of each rank: {"rank", "cpus", "gpus"}
             first=None,  # what ended the run everywhere: {"why", "node", "rank"}; only node 0 knows the order
             signalled=False,
             slurm={name: os.environ[name] for name in SLURM_FACTS if name in os.environ},
@@ -121,6 +127,9 @@ class NodeSupervisor(Supervisor):
         if problem is None:
             self.deadline = time.monotonic() + self.plan["timeout"]
             self.state["started"] = time.time()
+            if self.hosts is not None:
+                self.host_lock.mark_held()
+            self.load = load.LoadMeter(*self.host_lock.facts)
             if not self.state["ended"]:
                 self.start()
                 self.watch()
@@ -168,30 +177,75 @@ class NodeSupervisor(Supervisor):
 
     def _meet(self) -> str | None:
         """Wait until all nodes are there. Returns why the run cannot start, or None."""
-        end = time.monotonic() + self.plan["meeting_seconds"]
+        begun = time.monotonic()
         if self.node == 0:
             self.server, self.token = meeting.open_hub(self.run_folder, self.addresses)
             self.selector.register(self.server, selectors.EVENT_READ, self._on_connection)
         while self.hosts is None and not self.state["ended"]:
-            for key, _ in self.selector.select(0.1):
+            waits_long = self.is_gathered or self.links or not self.node
+            for key, _ in self.selector.select(0.1 if waits_long else CONNECT_SECONDS):
                 key.data()
             now = time.monotonic()
-            if self.node == 0 and len(self._present()) == self.count - 1:
+            if self.node == 0 and len(self._present()) == self.count - 1 and self._take_locks(now):
                 self._go()
             elif self.node and not self.links and now >= self.next_connection:
                 self._connect()
+            elif self.is_asked_to_lock:
+                self._answer_lock(now)
             self._on_time(now)
-            if self.hosts is None and now >= end:
-                return self._absent()
+            patience = self.plan["timeout"] if self.is_gathered else self.plan["meeting_seconds"]
+            if self.hosts is None and now >= begun + patience:
+                return self._explain_absence()
         if self.hosts is not None:
             self._take_hosts(self.hosts)
         return None
 
-    def _absent(self) -> str:
+    def _explain_absence(self) -> str:
+        if self.is_gathered:
+            return str(self.state["waits"] or "another machine is busy")
         if self.node:
             return "node 0 could not be reached"
         missing = [node for node in range(1, self.count) if node not in self._present()]
         return f"nodes {', '.join(map(str, missing[:20]))} did not report within {self.plan['meeting_seconds']:g} s"
+
+    def _take_locks(self, now: float) -> bool:
+        """Node 0: have the locks of all machines taken, one after the other; whether all are."""
+        if not self.is_gathered:
+            self.is_gathered = True
+            present = self._present()
+            identities = {node: link.lock_identity for node, link in present.items()}
+            self.turns = order_nodes({0: self.host_lock.identity, **identities})
+            for link in present.values():
+                link.send({"gathered": True})
+            self._ask_next()
+        if self.turns and self.turns[0] == 0:
+            self._answer_lock(now)
+        return not self.turns
+
+    def _ask_next(self) -> None:
+        if self.turns and self.turns[0] != 0:
+            self._present()[self.turns[0]].send({"lock": True})
+
+    def _answer_lock(self, now: float) -> None:
+        """Take this machine's lock, or say who has it."""
+        if self.host_lock.acquire():
+            self.is_asked_to_lock = False
+            self._on_lock({"locked": True})
+        elif now >= self.next_wait_note:
+            self.next_wait_note = now + WAIT_NOTE_SECONDS
+            self._on_lock({"waits": f"{self.name}: {self.host_lock.describe_holder()}"})
+
+    def _on_lock(self, message: Mapping[str, Any]) -> None:
+        """Node 0 notes what a node says of its lock; the others pass it on."""
+        if self.node:
+            self.links[0].send(message)
+            return
+        self.state["waits"] = message.get("waits")
+        if "locked" in message:
+            self.turns.pop(0)
+            self._ask_next()
+        else:
+            self._write_state()
 
     def _present(self) -> dict[int, Link]:
         return {link.node: link for link in self.links if link.node is not None and link.is_open}
@@ -203,7 +257,7 @@ class NodeSupervisor(Supervisor):
             self.links.append(Link(connection, self.selector, self._on_message, self._on_link_end))
 
     def _connect(self) -> None:
-        self.next_connection = time.monotonic() + 0.1
+        self.next_connection = time.monotonic() + CONNECT_SECONDS
         note = meeting.read_rendezvous(self.run_folder)
         if note is None:
             return
@@ -215,7 +269,8 @@ class NodeSupervisor(Supervisor):
         link = Link(connection, self.selector, self._on_message, self._on_link_end)
         link.node = 0
         self.links = [link]
-        link.send({"hello": note["token"], "node": self.node, "name": self.name, "time": time.time()})
+        own_facts = {"node": self.node, "name": self.name, "time": time.time(), "lock": self.host_lock.identity}
+        link.send({"hello": note["token"], **own_facts})
 
     def _go(self) -> None:
         """All are there: give the others what all must know, from node 0."""
@@ -247,6 +302,17 @@ class NodeSupervisor(Supervisor):
             if rank.argv is not None:
                 rank.argv = [*self.plan["launcher"], *(fill_in(item, known) for item in rank.argv)]
 
+    def _start(self, rank: Rank) -> None:
+        super()._start(rank)
+        if not rank.pid:
+            return
+        cpus = None
+        with contextlib.suppress(OSError, AttributeError):  # it may have ended
+            cpus = sorted(os.sched_getaffinity(rank.pid))
+        gpus = self._environment(rank).get("CUDA_VISIBLE_DEVICES")
+        facts = {"rank": rank.number, "cpus": cpus, "gpus": gpus.split(",") if gpus else []}
+        self.state["bound"].append(facts)
+
     def _environment(self, rank: Rank) -> dict[str, str]:
         environment = super()._environment(rank)
         environment.pop("SLURM_EXPORT_ENV", None)
@@ -262,9 +328,16 @@ class NodeSupervisor(Supervisor):
                 link.close()
                 return
             link.node, link.name = node, str(message.get("name"))
+            link.lock_identity = None if message.get("lock") is None else str(message["lock"])
             link.clock_offset = time.time() - float(message.get("time") or 0.0)
         elif "go" in message and self.hosts is None:
             self.port, self.hosts = int(message["port"]), [str(host) for host in message["go"]]
+        elif "gathered" in message:
+            self.is_gathered = True
+        elif "lock" in message:
+            self.is_asked_to_lock = True
+        elif self.turns and link.node == self.turns[0] and ("locked" in message or "waits" in message):
+            self._on_lock(message)
         elif "stop" in message:
             self._take_first(message, link.clock_offset)
             self._stop(str(message["why"]), GRACE, own=False)
@@ -277,7 +350,7 @@ class NodeSupervisor(Supervisor):
     def _on_link_end(self, link: Link) -> None:
         if link.has_left or link.node is None or (self.node and self.state["finished"]):
             return
-        if self.hosts is None:  # before the start it may come back
+        if self.hosts is None and not self.is_gathered:  # it may come back
             self.links = [other for other in self.links if other is not link]
             return
         self.gone.append(link.node)
@@ -321,7 +394,7 @@ class NodeSupervisor(Supervisor):
         super()._on_cancel()
 
     def _on_time(self, now: float) -> None:
-        if self.hosts is not None and not self.state["finished"]:
+        if self.state["started"] and not self.state["finished"]:
             super()._on_time(now)
         elif self.cancelled and self.hosts is None:
             self._stop("cancelled", grace=0)
@@ -358,6 +431,8 @@ class NodeSupervisor(Supervisor):
 
     def _pack(self) -> None:
         """Output and samples as one archive, and the digests of archive and logs: what a client fetches is these."""
+        import tarfile  # ranks wait for nothing that is needed only at the end
+
         path = f"{self.folder}/.state/archive.tar"
         results: dict[str, object] = {"schema_version": 1, "archive": None, "logs": {}, "problem": None}
         try:
@@ -401,83 +476,21 @@ class NodeSupervisor(Supervisor):
             self._write_state(last=True)
 
 
-def is_signalled(pid: int) -> bool:
-    """Whether the child has ended by SIGTERM, of its own accord or not; it can still be waited for."""
-    with contextlib.suppress(ChildProcessError, AttributeError):
-        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if ended is not None:
-            return ended.si_status in (signal.SIGTERM, 128 + signal.SIGTERM)
-    return False
-
-
 def fill_in(text: str, known: Mapping[str, str]) -> str:
     """A word of a command with its placeholders replaced."""
     return _PLACEHOLDER.sub(lambda match: known[match[1]], text)
 
 
-def kill_ranks(folder: str) -> None:
-    """Kill every process that was given an output folder below `folder`, until three looks find none."""
-    mark, empty = os.fsencode(f"MLBENCH_OUTPUT_DIR={folder}/output/"), 0
-    while empty < 3:
-        empty += 1
-        for name in os.listdir("/proc"):
-            if not name.isdigit() or int(name) == os.getpid():
-                continue
-            with contextlib.suppress(OSError):
-                with open(f"/proc/{name}/environ", "rb") as file:
-                    is_rank = any(item.startswith(mark) for item in file.read().split(b"\0"))
-                if is_rank:
-                    os.kill(int(name), signal.SIGKILL)
-                    empty = 0
-        time.sleep(0.05)
-
-
 def digest(path: str) -> Mapping[str, Any]:
     """Size in bytes and SHA-256 of a file."""
+    import hashlib
+
     sha, size = hashlib.sha256(), 0
     with open(path, "rb") as file:
         while piece := file.read(BLOCK):
             sha.update(piece)
             size += len(piece)
     return {"size": size, "sha256": sha.hexdigest()}
-
-
-def interface_addresses() -> list[tuple[str, str, str]]:
-    """Name, IPv4 address and mask of each interface that has one."""
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            with contextlib.suppress(OSError):
-                address = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24]
-                mask = fcntl.ioctl(probe.fileno(), SIOCGIFNETMASK, request)[20:24]
-                found.append((name, socket.inet_ntoa(address), socket.inet_ntoa(mask)))
-    return found
-
-
-def list_addresses(interface: str | None) -> list[str]:
-    """Addresses of this machine, best first: that of its name, those of its interfaces, the loopback last."""
-    own = [(name, address) for name, address, _ in interface_addresses()]
-    if interface:
-        return [address for name, address in own if name == interface]
-    addresses = [address for name, address in own if not name.startswith(("docker", "br-", "veth", "virbr"))]
-    with contextlib.suppress(OSError):
-        addresses.insert(0, socket.gethostbyname(socket.gethostname()))
-    return sorted(dict.fromkeys(addresses), key=lambda address: address.startswith("127."))
-
-
-def find_interface(address: str) -> str | None:
-    """The interface that has this address, else the one whose network it is in."""
-    own = interface_addresses()
-    for name, known, _ in own:
-        if known == address:
-            return name
-    wanted = int.from_bytes(socket.inet_aton(address), "big")
-    for name, known, mask in own:
-        bits = int.from_bytes(socket.inet_aton(mask), "big")
-        if wanted & bits == int.from_bytes(socket.inet_aton(known), "big") & bits:
-            return name
-    return None
 
 
 if __name__ == "__main__":

@@ -82,13 +82,13 @@ def observe(
 ) -> Observation:
     """The observation that follows from the machines alone; an engine that knows more may replace `ended`.
 
-    `names` are the nodes' names as far as they are known before the run; `more` are findings to add.
+    `names` are the names of the processes' nodes as far as they are known before the run; `more` are findings to add.
     """
     first = find_first(snapshot)
     ended = find_ending(snapshot, first) if snapshot.is_over else None
     facts = merge_states(spec, snapshot, ended, first)
     findings = [*diagnosis.diagnose(facts, tail, timeout=spec.timeout), *_node_findings(snapshot, first, ended), *more]
-    workers = tuple(_worker(spec, rank, names, snapshot, facts) for rank in range(spec.world_size))
+    workers = tuple(_worker(spec, rank, names, snapshot, facts) for rank in range(spec.process_count))
     return Observation(snapshot.time, workers, tuple(findings), ended, facts["first_failed"])
 
 
@@ -96,6 +96,12 @@ def find_first(snapshot: Snapshot) -> Facts | None:
     """What ended the run everywhere: as node 0 has ordered it, else as the others know it."""
     states = [report.state for _, report in sorted(snapshot.nodes.items()) if report.state is not None]
     return next((state["first"] for state in states if state.get("first")), None)
+
+
+def find_wait(snapshot: Snapshot) -> str | None:
+    """Which of the run's machines has another run, as long as it waits for it: "m2: x-2 of user ann has it ..."."""
+    state = snapshot.nodes[0].state if 0 in snapshot.nodes else None
+    return None if state is None or state["started"] or state["ended"] else state.get("waits")
 
 
 def find_ending(snapshot: Snapshot, first: Facts | None) -> Ending:
@@ -113,7 +119,7 @@ def find_ending(snapshot: Snapshot, first: Facts | None) -> Ending:
 
 def merge_states(spec: RunSpec, snapshot: Snapshot, ended: Ending | None, first: Facts | None) -> Facts:
     """One state as the supervisor of a local run writes it, from those of all machines."""
-    ranks: dict[int, Facts] = {rank: pending_facts(rank) for rank in range(spec.world_size)}
+    ranks: dict[int, Facts] = {rank: pending_facts(rank) for rank in range(spec.process_count)}
     problems = []
     for report in snapshot.nodes.values():
         if report.state is not None:
@@ -122,7 +128,7 @@ def merge_states(spec: RunSpec, snapshot: Snapshot, ended: Ending | None, first:
     failed = first["rank"] if first is not None and first["why"] == "failed" else None
     return {
         "name": spec.name,
-        "ranks": [ranks[rank] for rank in range(spec.world_size)],
+        "ranks": [ranks[rank] for rank in range(spec.process_count)],
         "first_failed": failed,
         "disk_full": any(report.state["disk_full"] for report in snapshot.nodes.values() if report.state is not None),
         "start_problem": problems[0] if problems else None,
@@ -137,6 +143,9 @@ def _node_findings(snapshot: Snapshot, first: Facts | None, ended: Ending | None
         found.append(
             Finding("host_unreachable", f"{host} does not answer: {why}", hint="The run goes on there.", retryable=True)
         )
+    if waits := find_wait(snapshot):
+        hint = "It waits for its --timeout at most; with --share-machine it starts at once, and its result says so."
+        found.append(Finding("machine_busy", f"The run waits for {waits}.", hint=hint, retryable=True))
     lost = {number for number, report in snapshot.nodes.items() if report.is_lost}
     if first is not None and first["why"] == "lost":
         lost.add(first["node"])
@@ -188,18 +197,13 @@ def _worker(spec: RunSpec, rank: int, names: Sequence[str | None], snapshot: Sna
     elif phase is Phase.FAILED:
         reason = diagnosis.describe_exit(own)
     elif phase is Phase.PENDING and report.state is not None and not report.state["ended"]:
-        phase, reason = Phase.STARTING, "waits for the other machines"
+        phase, reason = Phase.STARTING, find_wait(snapshot) or "waits for the other machines"
     return WorkerState(
         rank=rank,
         phase=phase,
         reason=reason,
-        node=report.state["node_name"] if report.state is not None else _name_of(spec, rank, names),
+        node=report.state["node_name"] if report.state is not None else names[rank] if rank < len(names) else None,
         exit_code=own["exit_code"],
         started=own["started"],
         finished=own["finished"],
     )
-
-
-def _name_of(spec: RunSpec, rank: int, names: Sequence[str | None]) -> str | None:
-    worker = rank // spec.processes_per_worker
-    return names[worker] if worker < len(names) else None

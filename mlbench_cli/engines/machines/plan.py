@@ -11,6 +11,7 @@ import mlbench_cli
 from mlbench_cli.engines.environment import contract_environment
 from mlbench_cli.engines.local.supervisor import AT_START
 from mlbench_cli.engines.machines.details import MachineDetails
+from mlbench_cli.engines.machines.placement import NodeShare
 from mlbench_cli.spec import RunSpec
 
 MEETING_SECONDS = 300.0
@@ -21,7 +22,8 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _MODULES = (
     *("mlbench_cli/__init__.py", "mlbench_cli/isolation.py", "mlbench_cli/engines/__init__.py"),
     *("mlbench_cli/engines/machines/__init__.py", "mlbench_cli/engines/machines/meeting.py"),
-    "mlbench_cli/engines/machines/node.py",
+    *("mlbench_cli/engines/machines/node.py", "mlbench_cli/engines/machines/host_lock.py"),
+    *("mlbench_cli/engines/machines/interfaces.py", "mlbench_cli/engines/machines/rank_processes.py"),
 )
 _FOLDERS = ("task_images", "mlbench_cli/engines/local")
 _START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from mlbench_cli.engines.machines.node import main; sys.exit(main(sys.argv[1:]))"  # noqa: E501
@@ -64,17 +66,19 @@ class Plan(TypedDict):
     meeting_seconds: float
     lease_seconds: float | None
     grace: float
+    lock: str
 
 
 def make_plan(
     spec: RunSpec,
     details: MachineDetails,
-    nodes: Sequence[tuple[str | None, str | None, Sequence[int]]],
+    nodes: Sequence[NodeShare],
     *,
+    lock: str,
     launcher: Sequence[str] = (),
     grace: float = GRACE_SECONDS,
 ) -> Plan:
-    """The plan of a run on these nodes: name, address and workers of each.
+    """The plan of a run on these nodes. `lock` says how its machines are kept from other runs (see `host_lock`).
 
     The supervisors complete MASTER_ADDR, MASTER_PORT and MLBENCH_HOSTS when all are there.
     """
@@ -97,12 +101,12 @@ def make_plan(
         defaults={} if spec.cpus is not None else {"OMP_NUM_THREADS": AT_START},
         nodes=[
             NodePlan(
-                name=name,
-                address=address,
-                workers=list(workers),
-                ranks=[_plan_rank(spec, rank) for worker in workers for rank in _ranks_of(spec, worker)],
+                name=node.name,
+                address=node.address,
+                workers=list(node.workers),
+                ranks=[_plan_rank(spec, rank) for rank in node.ranks(spec)],
             )
-            for name, address, workers in nodes
+            for node in nodes
         ],
         python=details.python,
         installed_code_only=spec.runs_task_program and not launcher,
@@ -112,24 +116,21 @@ def make_plan(
         meeting_seconds=MEETING_SECONDS,
         lease_seconds=LEASE_SECONDS,
         grace=grace,
+        lock=lock,
     )
-
-
-def _ranks_of(spec: RunSpec, worker: int) -> range:
-    return range(worker * spec.processes_per_worker, (worker + 1) * spec.processes_per_worker)
 
 
 def _plan_rank(spec: RunSpec, rank: int) -> RankPlan:
-    return RankPlan(
-        rank=rank,
-        argv=list(spec.argv) if spec.run_on_all or rank == 0 else None,
-        environment={
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank % spec.processes_per_worker),
-            "NODE_RANK": str(rank // spec.processes_per_worker),
-            "MLBENCH_OUTPUT_DIR": f"output/rank-{rank}",
-        },
-    )
+    environment = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank % spec.processes_per_worker),
+        "NODE_RANK": str(rank // spec.processes_per_worker),
+        "MLBENCH_OUTPUT_DIR": f"output/rank-{rank}",
+    }
+    if rank >= spec.world_size:  # parameter servers are workers of one process each, after the others
+        node = spec.workers + rank - spec.world_size
+        environment |= {"LOCAL_RANK": "0", "NODE_RANK": str(node), "MLBENCH_ROLE": "server"}
+    return RankPlan(rank=rank, argv=list(spec.argv) if spec.run_on_all or rank == 0 else None, environment=environment)
 
 
 def start_command(python: str, code_folder: str) -> list[str]:

@@ -111,15 +111,19 @@ def run(argv: list[str], timeout: float = 30.0, stdin: str = "", env: Mapping[st
     return {"code": done.returncode, "out": text[0], "err": text[1]}, b""
 
 
-def put(path: str, mode: int = 0o600, new: bool = False, *, data: bytes) -> Answer:
-    """Write a file as a whole, and its folders (0700). With `new` a file that is already there stays: `written`."""
+def put(path: str, mode: int = 0o600, new: bool = False, durable: bool = True, *, data: bytes) -> Answer:
+    """Write a file as a whole, and its folders (0700). With `new` a file that is already there stays: `written`.
+
+    With `durable` it survives a crash of the machine; without, it only is whole for every reader.
+    """
     path = expand(path)
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     part = f"{path}.{os.getpid()}.part"
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
     try:
         if not new:
             os.replace(part, path)
@@ -432,12 +436,30 @@ DO: dict[str, Callable[..., Answer]] = {
 WITH_DATA = ("put", "install")
 
 
+def sequence(requests: list[dict[str, Any]], *, data: bytes) -> Answer:  # words: ok
+    """Several requests in one exchange, each done only if those before it were: `answers` has one for each done.
+
+    `size` of a request is that of its part of the data. Answers with data are not given here.
+    """
+    answers, position = [], 0
+    for request in requests:
+        size = request.pop("size")
+        document, _ = answer(request, data[position : position + size])
+        position += size
+        answers.append(document)
+        if "error" in document:
+            break
+    return {"answers": answers}, b""
+
+
 def answer(request: dict[str, Any], data: bytes) -> Answer:  # words: ok
     """Carry out one request: a document and bytes.
 
     A refusal, a passed deadline or an error of the system is a document, too.
     """
     action = request.pop("do")
+    if action == "sequence":
+        return sequence(**request, data=data)
     try:
         return DO[action](**request, data=data) if action in WITH_DATA else DO[action](**request)
     except Refused as error:

@@ -1,5 +1,6 @@
 """What Slurm says of a job -> ending and findings: pure, tested on recorded answers. Files of the ranks come first."""
 
+import re
 from collections.abc import Mapping
 
 from mlbench_cli.engines.slurm.controller import JobReport
@@ -33,6 +34,11 @@ _REASONS: Mapping[str, tuple[str, bool]] = {
     "ReqNodeNotAvail": ("A node that it needs is down, drained or reserved: sinfo -R.", False),
     "Nodes": ("Nodes that it needs are down, drained or reserved: sinfo -R.", False),
 }
+_MEMORY_KILL = re.compile(
+    r"^slurmstepd\S*: error: ((?:StepId=\S+ |Step |Job )?exceeded (?:job |step )?memory limit[^\n]*|"
+    r"Exceeded job memory limit[^\n]*|Detected \d+ oom[-_]kill event[^\n]*)",
+    re.MULTILINE | re.IGNORECASE,
+)
 _SOON = ("None", "Priority", "Resources")
 
 
@@ -113,6 +119,22 @@ def _decide(job: JobReport, is_begun: bool) -> tuple[Ending, str, str, str]:
         return Ending.NEVER_STARTED, "not_started", summary, "Is the folder shared by all nodes? mlbench doctor slurm"
     summary = f"The job {number} ended ({job.state}), and what its ranks should have written is missing."
     return Ending.LOST, "evidence_missing", summary, again
+
+
+def find_memory_kill(log: str, number: str) -> Finding | None:
+    """The finding of a job whose step Slurm killed for its memory, from what slurmstepd writes into the step's log.
+
+    With JobAcctGatherParams=OverMemoryKill such a job ends as COMPLETED or FAILED; with cgroups often as OUT_OF_MEMORY.
+    """
+    found = _MEMORY_KILL.search(log)
+    if found is None:
+        return None
+    return Finding(
+        "out_of_memory",
+        f"Slurm killed the job {number} for its memory: {found[1].strip()[:200]}.",
+        hint="Use smaller batches, or more nodes.",
+        evidence={"job": number, "log": found[0][:300]},
+    )
 
 
 def forgotten(number: str, *, is_begun: bool, shows_life: bool) -> tuple[Ending | None, Finding]:  # words: ok

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mlbench_cli.engines.base import Submission
-from mlbench_cli.engines.machines.channel import Channel, Document, RemoteError
+from mlbench_cli.engines.machines.channel import Channel, Document, RemoteError, Request
 from mlbench_cli.engines.machines.details import SlurmDetails
 from mlbench_cli.engines.machines.engine import MachinesEngine, Place
 from mlbench_cli.engines.machines.observe import Snapshot
+from mlbench_cli.engines.machines.placement import NodeShare, share_nodes
 from mlbench_cli.engines.slurm import controller, diagnosis
 from mlbench_cli.engines.slurm.controller import JobReport
 from mlbench_cli.engines.slurm.script import job_comment, job_name, make_slurm_plan, render_script
@@ -29,6 +30,8 @@ _CLEAN = (
     "mlbench",
 )
 CONTROLLER_SILENT = "controller_silent"
+LOG_BYTES = 1 << 16  # of the end of step.log
+FOREIGN_ENDS = ("cancelled_by_other", "node_lost")  # codes of findings that Slurm's own reason replaces
 
 
 class SlurmEngine(MachinesEngine):
@@ -54,23 +57,30 @@ class SlurmEngine(MachinesEngine):
 
     def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None:
         """Submit the job once, however often this is called, by however many clients, wherever each was killed."""
-        folder = self._run_place(run)
+        folder, lock = self._run_place(run), f"{self._details.folder}/locks/{run.name}"
         self._install_code(self._channel)
-        lock = f"{self._details.folder}/locks/{run.name}"
-        self._channel.call("lock", path=lock)
         try:
-            self._adopt(self._channel, run)
-            if self._job_id(run) is not None:
+            _, written = self._channel.call_in_sequence([Request("lock", {"path": lock}), self._claim_request(run)])
+            if not written["written"] and self._is_submitted(run):
                 return
-            if self._is_marked(folder, "cancel"):
-                raise UsageError(f'The run "{run.name}" was cancelled before it was started.')
             script, plan = submission.documents
-            self._channel.call("put", str(script["script"]).encode(), path=f"{folder}/job.sh", mode=0o700)
-            self._channel.call("put", json.dumps(plan, sort_keys=True).encode(), path=f"{folder}/plan.json")
-            number = self._find_job(run) or self._sbatch(run, str(script["script"]))
-            self._note_job(run, number)
+            files = [
+                _put_file(f"{folder}/job.sh", str(script["script"]), 0o700),
+                _put_file(f"{folder}/plan.json", json.dumps(plan, sort_keys=True)),
+            ]
+            number = None if written["written"] else self._find_job(run)
+            self._note_job(run, number or self._sbatch(run, files, str(script["script"])))
         finally:
             self._channel.call("unlock", path=lock)
+
+    def _is_submitted(self, run: Run) -> bool:
+        """Whether the run has a job. Raises UsageError if another run has its name, or if it was cancelled."""
+        self._check_owner(self._channel, run)
+        if self._job_id(run) is not None:
+            return True
+        if self._is_marked(self._run_place(run), "cancel"):
+            raise UsageError(f'The run "{run.name}" was cancelled before it was started.')
+        return False
 
     def resume(self, run: Run) -> None:
         """Submit the job if the client that was about to do so died."""
@@ -87,13 +97,17 @@ class SlurmEngine(MachinesEngine):
             controller.cancel_job(self._channel, number)
         return found[0] if found else None
 
-    def _sbatch(self, run: Run, script: str) -> str:
+    def _sbatch(self, run: Run, files: Sequence[Request], script: str) -> str:
+        """Write the job's files and submit it, in one exchange; its number."""
         if self._details.find_partition() is None:  # else rendering has compared; the test makes Slurm start jobs later
             tested = controller.ask(self._channel, ["sbatch", "--test-only"], script)
             if tested.code != 0:
                 raise controller.explain_refusal(tested, self._details.partition)
         comment = f"--comment={job_comment(run.spec, run.id)}"
-        answer = controller.ask(self._channel, [*_CLEAN, "sbatch", "--parsable", comment], script)
+        words = [*_CLEAN, "sbatch", "--parsable", comment]
+        submission = Request("run", {"argv": words, "timeout": controller.COMMAND_SECONDS, "stdin": script})
+        document = self._channel.call_in_sequence([*files, submission], seconds=controller.COMMAND_SECONDS + 20)[-1]
+        answer = controller.Answer(document["code"], document["out"], document["err"])
         number = answer.out.strip().split(";")[0]
         if answer.code != 0 or not number.isdigit():
             raise controller.explain_refusal(answer, self._details.partition)
@@ -117,6 +131,9 @@ class SlurmEngine(MachinesEngine):
 
     # --- look -------------------------------------------------------------------------------------------------------
 
+    def _shares(self, spec: RunSpec) -> Sequence[NodeShare]:
+        return share_nodes(spec)
+
     def _places(self, run: Run) -> Sequence[Place]:
         return [Place(self._channel, self._run_place(run), tuple(range(run.spec.workers)))]
 
@@ -139,10 +156,21 @@ class SlurmEngine(MachinesEngine):
             may_come = job is not None and not job.has_ended
             if may_come and time.monotonic() - since < self._details.kill_wait + FILE_SECONDS:
                 return replace(observation, ended=None)
+            if (found := self._find_memory_kill(run, number)) is not None:
+                return _as_failure(observation, found)
             return _explain_loss(observation, job, snapshot)
         if job is None:
             return self._judge_vanished(run, number, snapshot, observation)
         return self._judge_running(job, snapshot, observation)
+
+    def _find_memory_kill(self, run: Run, number: str) -> Finding | None:
+        """What Slurm has written into the step's log if it killed the step for its memory; its state may not say so."""
+        path = f"{self._run_place(run)}/step.log"
+        size = self._channel.call("get", path=path, size=0)["size"]
+        if not size:
+            return None
+        _, data = self._channel.exchange("get", path=path, offset=max(0, size - LOG_BYTES), size=LOG_BYTES)
+        return diagnosis.find_memory_kill(data.decode("utf-8", "replace"), number)
 
     def _judge_running(self, job: JobReport, snapshot: Snapshot, observation: Observation) -> Observation:
         if job.is_pending and not snapshot.is_begun:
@@ -231,8 +259,19 @@ class SlurmEngine(MachinesEngine):
         super().delete(run, force=force)
 
 
+def _put_file(path: str, text: str, mode: int = 0o600) -> Request:
+    """A file that need not survive a crash of the login node: with it the run is lost, or submitted again."""
+    return Request("put", {"path": path, "mode": mode, "durable": False}, text.encode())
+
+
 def _plan(spec: RunSpec, details: SlurmDetails) -> Document:
     return {**make_slurm_plan(spec, details)}
+
+
+def _as_failure(observation: Observation, found: Finding) -> Observation:
+    """The observation of a run that ended for a reason that Slurm gives, in place of what that looked like."""
+    kept = tuple(item for item in observation.findings if item.code not in FOREIGN_ENDS)
+    return replace(observation, ended=Ending.FAILED, findings=(found, *kept))
 
 
 def _needs_explanation(observation: Observation, snapshot: Snapshot) -> bool:
@@ -251,5 +290,5 @@ def _explain_loss(observation: Observation, job: JobReport | None, snapshot: Sna
     if job.state == "CANCELLED" and observation.ended is not Ending.CANCELLED:
         return observation
     ended, finding = diagnosis.explain_end(job, is_begun=True, is_cancelled=snapshot.is_cancelled)
-    kept = tuple(item for item in observation.findings if item.code not in ("cancelled_by_other", "node_lost"))
+    kept = tuple(item for item in observation.findings if item.code not in FOREIGN_ENDS)
     return replace(observation, ended=ended, findings=(*kept, *([finding] if finding else [])))

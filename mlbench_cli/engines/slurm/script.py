@@ -5,7 +5,9 @@ import shlex
 from collections.abc import Sequence
 
 import templates
+from mlbench_cli.engines.machines import host_lock
 from mlbench_cli.engines.machines.details import SlurmDetails
+from mlbench_cli.engines.machines.placement import share_nodes
 from mlbench_cli.engines.machines.plan import GRACE_SECONDS, MEETING_SECONDS, Plan, make_plan, start_command
 from mlbench_cli.errors import CapacityError, UsageError
 from mlbench_cli.spec import RunSpec
@@ -41,9 +43,9 @@ def check_request(spec: RunSpec, details: SlurmDetails) -> None:
 
 def make_slurm_plan(spec: RunSpec, details: SlurmDetails) -> Plan:
     """What the supervisors do. Their patience after TERM is below Slurm's own, so that evidence is written in time."""
-    nodes = [(None, None, [worker]) for worker in range(spec.workers)]
+    lock = host_lock.WHOLE_NODES if details.exclusive else host_lock.NO_PROMISE
     grace = min(GRACE_SECONDS, max(1.0, details.kill_wait / 2))
-    return make_plan(spec, details, nodes, launcher=_launcher(spec, details), grace=grace)
+    return make_plan(spec, details, share_nodes(spec), lock=lock, launcher=_launcher(spec, details), grace=grace)
 
 
 def render_script(spec: RunSpec, details: SlurmDetails, code_folder: str) -> str:

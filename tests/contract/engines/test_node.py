@@ -1,5 +1,6 @@
 """Supervisors of a run's machines, as real processes here, each with a folder of its own."""
 
+import fcntl
 import json
 import os
 import signal
@@ -14,9 +15,12 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.engines.machines.channel import Channel, RemoteError, Target
+from mlbench_cli.engines.local.lock_file import open_lock, write_holder
+from mlbench_cli.engines.machines.channel import Channel, RemoteError, Request, Target
 from mlbench_cli.engines.machines.details import MachineDetails
+from mlbench_cli.engines.machines.host_lock import TAKE
 from mlbench_cli.engines.machines.observe import NodeReport, Snapshot, observe
+from mlbench_cli.engines.machines.placement import NodeShare
 from mlbench_cli.engines.machines.plan import make_plan, pack_code, start_command
 from mlbench_cli.model import Ending, Observation
 from mlbench_cli.spec import RunSpec
@@ -30,7 +34,8 @@ SPEC = RunSpec(
 class Machines:
     """Three machines in folders of their own; node 0's rendezvous is copied to the others as a client does."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = "demo-3", order: tuple[int, ...] = (0, 1, 2)) -> None:
+        self.name, self.order = name, order
         self.channel = Channel(Target(None, sys.executable))
         data, sha256 = pack_code()
         self.channel.call("install", folder=str(folder / "code"), sha256=sha256)
@@ -40,18 +45,28 @@ class Machines:
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def run_folder(self, node: int) -> Path:
-        return self.folder / f"machine-{node}" / "runs" / "demo-3"
+        return self.folder / f"machine-{node}" / "runs" / self.name
+
+    def lock(self, node: int) -> Path:
+        """The file that runs on this machine lock."""
+        return self.folder.parent / f"lock-{self.order[node]}"
 
     def start(self, script: str, nodes: tuple[int, ...] = (0, 1, 2), **changes: Any) -> None:
         spec = replace(SPEC, argv=("sh", "-c", script))
         details = MachineDetails(folder=str(self.folder), python=sys.executable)
-        plan = {**make_plan(spec, details, [(f"m{node}", None, [node]) for node in range(3)]), **changes}
+        plan = {
+            **make_plan(spec, details, [NodeShare((node,), name=f"m{node}") for node in range(3)], lock=TAKE),
+            **changes,
+        }
         for node in range(3):
             self.run_folder(node).mkdir(parents=True)
             (self.run_folder(node) / "plan.json").write_text(json.dumps(plan))
         for node in nodes:
             words = [*self.command, str(self.run_folder(node) / "nodes" / str(node))]
-            self.processes[node] = subprocess.Popen(words, start_new_session=True, stdin=subprocess.DEVNULL)
+            variables = {**os.environ, "MLBENCH_MACHINE_LOCK": str(self.lock(node))}
+            self.processes[node] = subprocess.Popen(
+                words, start_new_session=True, stdin=subprocess.DEVNULL, env=variables
+            )
             if node == 0:
                 text = self.wait(lambda: (self.run_folder(0) / "rendezvous.json").exists())
                 text = (self.run_folder(0) / "rendezvous.json").read_text()
@@ -96,7 +111,7 @@ class Machines:
 
 @pytest.fixture
 def machines(tmp_path: Path) -> Iterator[Machines]:
-    found = Machines(tmp_path)
+    found = Machines(tmp_path / "machines")
     yield found
     found.close()
 
@@ -111,6 +126,7 @@ def test_all_start_together_and_know_each_other(machines: Machines) -> None:
         assert machines.log(rank).endswith(port)
     assert port.endswith(" with m0,m1,m2\n")
     assert machines.state(1)["interface"]
+    assert machines.state(1)["bound"] == [{"rank": 1, "cpus": sorted(os.sched_getaffinity(0)), "gpus": []}]
 
 
 def test_a_failed_rank_ends_the_others_and_is_known_as_the_first(machines: Machines) -> None:
@@ -166,6 +182,64 @@ def test_a_cancelled_run_ends_on_all_machines(machines: Machines) -> None:
     assert machines.end().ended is Ending.CANCELLED
 
 
+def test_a_run_waits_for_a_machine_that_has_another_run_and_then_has_all(machines: Machines) -> None:
+    descriptor = open_lock(str(machines.lock(1)))
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    write_holder(descriptor, "other-2", 600.0)
+    machines.start("exec sleep 600")
+    machines.wait(lambda: (machines.state(0) or {}).get("waits"))
+    observation = machines.look()
+    assert observation.findings[0].code == "machine_busy"
+    assert "m1: other-2 of user" in observation.findings[0].summary
+    assert "other-2" in str(observation.workers[0].reason)
+    os.close(descriptor)
+    machines.wait(lambda: all((machines.state(node) or {}).get("started") for node in range(3)))
+    assert not any(is_free(machines.lock(node)) for node in range(3))
+    assert not machines.look().findings
+    (machines.run_folder(0) / "cancel").touch()
+    machines.end()
+    for process in machines.processes.values():
+        process.wait(timeout=60)
+    assert all(is_free(machines.lock(node)) for node in range(3))
+    rows = (machines.run_folder(1) / "nodes/1/resources.jsonl").read_text().splitlines()
+    assert [json.loads(row)["lock"] for row in rows if '"lock"' in row] == ["held"]
+
+
+def test_runs_that_want_the_same_machines_in_another_order_do_not_block_each_other(tmp_path: Path) -> None:
+    runs = [Machines(tmp_path / "first", "first-3"), Machines(tmp_path / "second", "second-3", (2, 1, 0))]
+    try:
+        for run in runs:
+            run.start("echo $(date +%s.%N); sleep 0.5; date +%s.%N")
+        ends = [run.end() for run in runs]
+        assert [end.ended for end in ends] == [Ending.EXITED, Ending.EXITED]
+        moments = [[[float(word) for word in run.log(rank).split()] for rank in range(3)] for run in runs]
+        first, second = sorted((min(begun for begun, _ in ranks), max(end for _, end in ranks)) for ranks in moments)
+        assert first[1] < second[0]
+    finally:
+        for run in runs:
+            run.close()
+
+
+def test_a_machine_that_stays_busy_ends_the_wait_at_the_timeout(machines: Machines) -> None:
+    descriptor = open_lock(str(machines.lock(2)))
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    machines.start("echo never", timeout=2.0)
+    assert machines.end().ended is Ending.NEVER_STARTED
+    assert "m2" in machines.state(0)["start_problem"]
+    os.close(descriptor)
+
+
+def is_free(path: Path) -> bool:
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
 def test_a_second_start_is_refused(machines: Machines) -> None:
     machines.start("echo once")
     machines.end()
@@ -184,3 +258,19 @@ def test_a_channel_names_what_a_machine_refuses(tmp_path: Path) -> None:
     with pytest.raises(RemoteError):
         channel.call("install", b"other bytes", folder=str(tmp_path / "code"), sha256="0" * 64)
     channel.close()
+
+
+def test_requests_in_sequence_stop_at_the_first_that_fails(tmp_path: Path) -> None:
+    channel = Channel(Target(None, sys.executable))
+    first, last = tmp_path / "first", tmp_path / "last"
+    wrong = Request("put", {"path": "/proc/none/file"}, b"x")
+    with pytest.raises(RemoteError):
+        channel.call_in_sequence([Request("put", {"path": str(first)}, b"1"), wrong, _write(last)])
+    assert first.read_bytes() == b"1"
+    assert not last.exists()
+    assert channel.call_in_sequence([_write(last), _write(first)]) == [{"written": True}, {"written": False}]
+    channel.close()
+
+
+def _write(path: Path) -> Request:
+    return Request("put", {"path": str(path), "new": True}, b"2")

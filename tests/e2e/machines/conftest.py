@@ -68,7 +68,7 @@ def write_isolating_python(folder: Path, place: Path) -> Path:
         f"python={shlex.quote(sys.executable)}",
         '[ -n "${MLBENCH_TEST_INSIDE:-}" ] && exec "$python" "$@"',
         "address=$(set -- $SSH_CONNECTION; echo $3)",
-        "export MLBENCH_TEST_INSIDE=1",
+        f"export MLBENCH_TEST_INSIDE=1 MLBENCH_MACHINE_LOCK={shlex.quote(str(folder))}/lock-$address",
         f'exec unshare -m bash -c {shlex.quote(inner)} inside {disk} "$python" "$@"',
     ]
     script.write_text("\n".join(lines) + "\n")

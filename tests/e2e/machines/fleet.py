@@ -23,15 +23,17 @@ class Fleet:
 
 @dataclass
 class Client:
-    """mlbench with a data directory of its own."""
+    """mlbench with a data directory of its own; `path` replaces PATH."""
 
     home: Path
     attach: list[str] = field(default_factory=list)
+    path: str | None = None
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "MLBENCH_HOME": str(self.home), "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
+        path = {} if self.path is None else {"PATH": self.path}
+        return {**os.environ, "MLBENCH_HOME": str(self.home), "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8", **path}
 
     def run(self, *words: str, seconds: float = 200.0) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

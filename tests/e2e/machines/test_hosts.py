@@ -2,11 +2,13 @@
 
 import os
 import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.machines.fleet import Client, Fleet, ranks, supervisors, until
+from tests.e2e.machines.fleet import Client, Fleet, find_processes, kill, parent_of, ranks, supervisors, until
 
 
 @pytest.fixture
@@ -85,3 +87,68 @@ def test_an_attached_run_ends_with_its_client_and_can_be_taken_over_before(hosts
     done = hosts.run("wait", "lease-2")
     assert done.returncode == 7
     assert "client_lost" in (hosts.folder("lease-2") / "findings.json").read_text()
+
+
+def test_parameter_servers_have_hosts_of_their_own(hosts: Client) -> None:
+    words = ["--task", "digits_resnet", "--preset", "tiny", "--method", "bsp-ps", "--yes"]
+    hosts.ok("run", "apart", "2", *words, "--servers-on", "m1")
+    observation = hosts.observation("apart-2")
+    assert [worker["node"] for worker in observation["workers"]] == ["m2", "m3", "m1"]
+    assert hosts.run("run", "most", "3", *words, "--servers-on", "m1").returncode == 5
+    assert hosts.run("run", "none", "1", *words, "--servers-on", "m9").returncode == 2
+    assert hosts.run("status", "none-1").returncode == 4
+
+
+def test_a_run_goes_on_while_sshd_is_away(hosts: Client, fleet: Fleet) -> None:
+    """The daemon of one host and all connections to it are killed; the client comes back when it is there again."""
+    process = hosts.start("run", "cut", "3", "--command", "sh -c 'echo begun; sleep 12; echo end $RANK'", "--yes")
+    until(lambda: len(ranks("cut-3")) >= 3)
+    folder = fleet.ssh_config.parent
+    daemon = int((folder / "m2.pid").read_text())
+    sessions = [pid for pid in find_processes("sshd:") if parent_of(pid) == daemon]
+    assert sessions
+    kill([daemon, *sessions])
+    until(lambda: "m2 does not answer" in hosts.run("status", "cut-3", "--verbose").stdout, every=1.0)
+    subprocess.run(["/usr/sbin/sshd", "-f", str(folder / "m2.conf"), "-E", str(folder / "m2.log")], check=True)
+    assert process.wait(150) == 0
+    assert hosts.result("cut-3")["outcome"] == "completed"
+    assert (hosts.folder("cut-3") / "logs/rank-1.log").read_text() == "begun\nend 1\n"
+
+
+def test_a_run_waits_until_its_hosts_are_free(hosts: Client, tmp_path: Path) -> None:
+    hosts.ok("run", "first", "2", "--command", "sleep 600", "--detach", "--yes")
+    until(lambda: len(ranks("first-2")) >= 2)
+    second = hosts.start("run", "second", "1", "--command", "echo mine", "--yes")
+    until(lambda: "first-2 of user" in hosts.run("status", "second-1").stdout, every=1.0)
+    assert not ranks("second-1")
+    hosts.ok("run", "beside", "1", "--command", "echo shared", "--share-machine", "--yes")
+    hosts.ok("cancel", "first-2")
+    assert second.wait(100) == 0
+    assert "--share-machine" in (hosts.folder("beside-1") / "official_result.txt").read_text()
+    assert "no lock" not in (hosts.folder("second-1") / "official_result.txt").read_text()
+
+
+@pytest.mark.slow
+def test_a_client_killed_at_any_moment_of_a_submission_leaves_nothing_that_cannot_be_ended(hosts: Client) -> None:
+    """Killed between 0.2 and 3 seconds after its start; the next `wait` goes on, or the run can be deleted."""
+    for number in range(10):
+        name = f"kill{number}"
+        process = hosts.start("run", name, "3", "--command", "sh -c 'sleep 1; echo end'", "--detach", "--yes")
+        time.sleep(0.2 + 0.3 * number)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        known = hosts.run("status", f"{name}-3").returncode == 0
+        if not known:
+            continue
+        waited = hosts.run("wait", f"{name}-3")
+        assert "Traceback" not in waited.stderr
+        assert waited.returncode in (0, 2, 6), waited.stderr
+        if waited.returncode == 0:
+            assert hosts.result(f"{name}-3")["outcome"] == "completed"
+        hosts.ok("delete", f"{name}-3", "--force", "--yes")
+        assert until_gone(f"{name}-3")
+    assert "nothing" in hosts.ok("gc", "hosts").lower()
+
+
+def until_gone(name: str) -> bool:
+    return bool(until(lambda: not ranks(name) and not supervisors(name)))

@@ -2,8 +2,11 @@
 
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.machines.fleet import Client, Fleet, ranks, supervisors, until
+from tests.e2e.machines.fleet import Client, Fleet, kill, ranks, supervisors, until
 
 
 def slurm_command(*words: str) -> str:
@@ -152,3 +155,79 @@ def test_bad_input_is_refused_when_a_cluster_is_attached(client: Client, fleet: 
     assert client.run("attach-slurm", "a", "--login", "nowhere.invalid").returncode == 10
     done = client.run("attach-slurm", "a", "--shared", shared)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_laptop_reaches_the_cluster_through_its_login_node(client: Client, fleet: Fleet, tmp_path: Path) -> None:
+    """From attaching to deleting through ssh alone: this client has no command of Slurm."""
+    words = ["attach-slurm", "far", "--login", "m1", "--ssh-config", str(fleet.ssh_config)]
+    client.attach = [*words, "--shared", str(fleet.shared), "--python", sys.executable]
+    client.path = str(write_only_ssh(tmp_path / "bin"))
+    client.ok(*client.attach)
+    client.ok("doctor", "slurm")
+    process = client.start("run", "far", "2", "--command", "sh -c 'echo begun; sleep 4; echo end'", "--yes")
+    until(lambda: len(ranks("far-2")) >= 2)
+    kill([process.pid])
+    other = Client(client.home.with_name("elsewhere"), client.attach, path=client.path)
+    other.ok(*other.attach)
+    other.ok("discover", "far")
+    other.ok("wait", "far-2")
+    other.ok("verify", str(other.folder("far-2")))
+    assert (other.folder("far-2") / "logs/rank-1.log").read_text() == "begun\nend\n"
+    other.ok("delete", "far-2", "--yes")
+    assert not (fleet.shared / "runs" / "far-2").exists()
+
+
+def write_only_ssh(folder: Path) -> Path:
+    """A folder for PATH with ssh, and the system's commands besides those of Slurm."""
+    folder.mkdir()
+    for name in ("ssh", "sh", "env", "git", "uname"):
+        if found := shutil.which(name):
+            (folder / name).symlink_to(found)
+    return folder
+
+
+def test_a_node_daemon_that_is_killed_and_started_again_changes_nothing(slurm: Client, fleet: Fleet) -> None:
+    start(slurm, "daemon", 3, "sleep 6; echo end")
+    until(lambda: len(ranks("daemon-3")) >= 3)
+    conf = Path(os.environ["SLURM_CONF"])
+    kill([int((conf.parent / "n2.pid").read_text())])
+    time.sleep(2)
+    slurm_command("slurmd", "-N", "n2")
+    slurm.ok("wait", "daemon-3")
+    assert slurm.result("daemon-3")["outcome"] == "completed"
+    assert not ranks("daemon-3")
+
+
+@pytest.mark.slow
+def test_a_job_that_slurm_ends_at_its_time_limit_is_a_deadline(slurm: Client, fleet: Fleet) -> None:
+    start(slurm, "limit", 2, "exec sleep 600")
+    until(lambda: len(ranks("limit-2")) >= 2)
+    slurm_command("scontrol", "update", f"jobid={job_of(fleet, 'limit-2')}", "timelimit=1")
+    assert slurm.run("wait", "limit-2").returncode == 124
+    assert slurm.result("limit-2")["outcome"] == "deadline"
+    assert "time_limit" in codes(slurm, "limit-2")
+    assert not ranks("limit-2")
+
+
+def test_a_folder_that_one_node_does_not_share_is_refused_with_its_name(client: Client, fleet: Fleet) -> None:
+    conf = Path(os.environ["SLURM_CONF"])
+    pid = conf.parent / "n3.pid"
+    fleet.shared.mkdir(exist_ok=True)
+    stop_daemon(pid)
+    try:
+        hide = f"mount -t tmpfs none {shlex.quote(str(fleet.shared))} && exec slurmd -N n3"
+        subprocess.run(["unshare", "-m", "sh", "-c", hide], check=True)
+        until(lambda: "n3" in slurm_command("sinfo", "-h", "-N", "-t", "idle", "-o", "%N"))
+        done = client.run("attach-slurm", "a", "--shared", str(fleet.shared), "--python", sys.executable)
+        assert done.returncode == 2
+        assert "n3 cannot read" in done.stderr
+    finally:
+        stop_daemon(pid)
+        slurm_command("slurmd", "-N", "n3")
+        until(lambda: "n3" in slurm_command("sinfo", "-h", "-N", "-t", "idle", "-o", "%N"))
+
+
+def stop_daemon(path: Path) -> None:
+    number = int(path.read_text())
+    kill([number], signal.SIGTERM)
+    until(lambda: not Path(f"/proc/{number}").exists())

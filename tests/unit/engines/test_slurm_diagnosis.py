@@ -78,3 +78,21 @@ def test_a_job_that_slurm_forgot_runs_on_while_its_ranks_show_life() -> None:
     assert finding.code == "controller_forgot"
     assert diagnosis.forgotten("27", is_begun=True, shows_life=False)[0] is Ending.LOST
     assert diagnosis.forgotten("27", is_begun=False, shows_life=False)[0] is Ending.NEVER_STARTED
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        # The first two were recorded with Slurm 22.05, the others are from its source.
+        "slurmstepd-n3: error: StepId=2.0 exceeded memory limit (556113920 > 419430400), being killed",
+        "slurmstepd-n3: error: Exceeded job memory limit",
+        "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=12.0 cgroup.",
+        "slurmstepd: error: Detected 3 oom_kill events in StepId=9.batch.",
+    ],
+)
+def test_a_step_killed_for_its_memory_is_found_in_its_log(line: str) -> None:
+    found = diagnosis.find_memory_kill(f"a rank says something\n{line}\nslurmstepd: error: *** STEP ***\n", "2")
+    assert found is not None
+    assert found.code == "out_of_memory"
+    assert diagnosis.find_memory_kill(f"rank 0: {line}", "2") is None
+    assert diagnosis.find_memory_kill("slurmstepd-n1: error: *** STEP 2.0 ON n3 CANCELLED AT ***", "2") is None

@@ -92,8 +92,8 @@ def test_what_cannot_be_is_refused_with_what_can(options: Mapping[str, Any], mes
     assert hint is None or hint in (error.value.hint or "")
 
 
-def test_servers_are_refused_on_a_cluster() -> None:
-    with pytest.raises(UsageError, match="local cluster only"):
+def test_servers_are_refused_on_kubernetes() -> None:
+    with pytest.raises(UsageError, match="not started on Kubernetes"):
         spec(cluster=Cluster("far", "kind"), method="wfbp-ps")
 
 
