@@ -73,7 +73,7 @@ start_hosts() {
     [ -s "$ssh/m$number.key" ] || ssh-keygen -q -t ed25519 -N '' -f "$ssh/m$number.key"
     printf '%s\n' "Port $ssh_port" "ListenAddress $address" "HostKey $ssh/m$number.key" "PidFile $ssh/m$number.pid" \
       "AuthorizedKeysFile $ssh/id.pub" "PasswordAuthentication no" "PermitRootLogin prohibit-password" \
-      "StrictModes no" "UsePAM no" >"$ssh/m$number.conf"
+      "StrictModes no" "UsePAM no" "SetEnv SLURM_CONF=$slurm/slurm.conf" >"$ssh/m$number.conf"
     printf 'Host m%s\n' "$number" >>"$ssh/config"
     printf '  %s\n' "HostName $address" "Port $ssh_port" "User $(id -un)" "IdentityFile $ssh/id" \
       "UserKnownHostsFile $ssh/known_hosts" "IdentitiesOnly yes" >>"$ssh/config"
