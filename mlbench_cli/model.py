@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from mlbench_cli.errors import CleanupError, DeadlineError, NeverStartedError, TaskFailedError
 
@@ -131,6 +131,17 @@ class Phase(StrEnum):
 _FINAL_PHASES = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.LOST})
 
 
+class FindingDocument(TypedDict):
+    """A finding in a JSON document."""
+
+    code: str
+    summary: str
+    hint: str | None
+    retryable: bool
+    permanent: bool
+    evidence: Mapping[str, Any]
+
+
 @dataclass(frozen=True)
 class Finding:
     """One diagnosed reason why something does not go on, or why a result says less than it seems to."""
@@ -142,9 +153,9 @@ class Finding:
     permanent: bool = False  # waiting longer cannot help: fail fast
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> FindingDocument:
         """The finding as plain JSON values."""
-        return asdict(self)
+        return cast(FindingDocument, asdict(self))
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> "Finding":

@@ -57,7 +57,7 @@ class PriceDocument(TypedDict):
     amount: float | None
 
 
-class FindingDocument(TypedDict):
+class ClusterFinding(TypedDict):
     """Something that is not as it should be, and the next command."""
 
     code: str
@@ -73,7 +73,7 @@ class ClusterDocument(TypedDict):
     provisioning_seconds: float | None
     removal_seconds: float | None
     resources: list[ResourceDocument]
-    findings: list[FindingDocument]
+    findings: list[ClusterFinding]
 
 
 def show_cluster(store: Store, name: str, output: Format, *, cloud: bool = False) -> None:
@@ -190,7 +190,7 @@ def _hours(cluster: Cluster) -> float | None:
     return (end - datetime.fromisoformat(cluster.created)).total_seconds() / 3600
 
 
-def _findings(store: Store, cluster: Cluster) -> list[FindingDocument]:
+def _findings(store: Store, cluster: Cluster) -> list[ClusterFinding]:
     from providers.operation_lock import is_operation_running
 
     details, removed = cluster.details, cluster.state == "removed"
@@ -214,7 +214,7 @@ def _findings(store: Store, cluster: Cluster) -> list[FindingDocument]:
     return found
 
 
-def _finding(code: str, summary: str, hint: str | None) -> FindingDocument:
+def _finding(code: str, summary: str, hint: str | None) -> ClusterFinding:
     return {"code": code, "summary": summary, "hint": hint}
 
 
@@ -229,10 +229,10 @@ def _own_prices() -> str:
 
 def _compare_with_cloud(
     cluster: Cluster, resources: list[ResourceDocument]
-) -> tuple[list[ResourceDocument], list[FindingDocument]]:
+) -> tuple[list[ResourceDocument], list[ClusterFinding]]:
     """Each resource with what the cloud says of it now ("found"), and findings on what is not as it should be."""
     known = {(item["kind"], item["name"]): item for item in resources}
-    findings: list[FindingDocument] = []
+    findings: list[ClusterFinding] = []
     lines: list[ResourceDocument] = []
     for resource in registry.load(cluster.provider).resources(cluster):
         kind, name = resource.kind, resource.name

@@ -14,7 +14,7 @@ from mlbench_cli.commands._selection import All, Names, OlderThan, States, Tasks
 from mlbench_cli.durations import parse_since
 from mlbench_cli.engines.base import LOG_GAP, Engine
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.model import Experiment, Run
+from mlbench_cli.model import Experiment, FindingDocument, Run
 from mlbench_cli.queue_folder import QueueFolder, read_queued
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.run_folder import RunFolder
@@ -148,7 +148,7 @@ def _show_queues(experiments: Sequence[Experiment], store: Store, output: Format
         )
 
 
-def _gaps(run: Run, engine: Engine | None) -> list[dict[str, object]]:
+def _gaps(run: Run, engine: Engine | None) -> list[FindingDocument]:
     """The findings that lines are missing."""
     if engine is not None:
         return [finding.to_dict() for finding in engine.log_gaps(run)]

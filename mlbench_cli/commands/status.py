@@ -16,13 +16,13 @@ from mlbench_cli.commands._report import Reporter, format_eta, in_words
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.durations import parse_since
 from mlbench_cli.errors import UsageError, did_you_mean
-from mlbench_cli.model import Outcome, Run, RunRow, RunState
+from mlbench_cli.model import FindingDocument, Outcome, Run, RunRow, RunState
 from mlbench_cli.network import network_phrase
 from mlbench_cli.runs.experiment_status import ExperimentStatus, experiment_status
 from mlbench_cli.runs.finished import read_finished
 from mlbench_cli.runs.repeats import repeats_in
 from mlbench_cli.runs.select import Selection, select
-from mlbench_cli.runs.snapshot import ENDED, UNKNOWN, RunStatus, find_metric, read_states
+from mlbench_cli.runs.snapshot import ENDED, UNKNOWN, GoalStanding, RunStatus, find_metric, read_states
 from mlbench_cli.runs.views import EngineCache, run_details, runs_document, summary_figures
 from mlbench_cli.store import Store
 from mlbench_cli.times import parse_timestamp
@@ -219,7 +219,7 @@ def _cells(status: RunStatus) -> list[object]:
     ]
 
 
-def _goal_cell(goal: dict[str, object] | None) -> str | None:
+def _goal_cell(goal: GoalStanding | None) -> str | None:
     if goal is None:
         return None
     value = "-" if goal.get("value") is None else f"{goal['value']:.4g}"
@@ -260,9 +260,11 @@ def _show_one(run: Run, document: dict[str, Any], metric: str | None, verbose: b
         console.note(f"\nEvidence: mlbench status {run.name} --verbose")
 
 
-def _show_evidence(finding: dict[str, Any]) -> None:
+def _show_evidence(finding: FindingDocument) -> None:
     """The finding's code and its evidence, one fact a line; texts of several lines are indented below their name."""
-    nature = [word for word in ("retryable", "permanent") if finding[word]]
+    nature = [
+        word for word, holds in (("retryable", finding["retryable"]), ("permanent", finding["permanent"])) if holds
+    ]
     console.out(f"  {', '.join([finding['code'], *nature])}")
     for name, value in finding["evidence"].items():
         listed = isinstance(value, list) and all(isinstance(item, str) for item in value)
@@ -311,7 +313,7 @@ def _progress(progress: dict[str, Any]) -> str | None:
     return text if left is None else f"{text}, {left}"
 
 
-def _goal(goal: dict[str, Any] | None) -> str | None:
+def _goal(goal: GoalStanding | None) -> str | None:
     if goal is None:
         return None
     reached = "-" if goal["best"] is None else f"{goal['best']:.4g}"

@@ -9,7 +9,7 @@ from mlbench_cli.catalog import BUDGET, find_rules
 from mlbench_cli.engines.base import Cursor, Engine
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.goals import Goal, is_finite_number
-from mlbench_cli.model import Observation, Run
+from mlbench_cli.model import JsonObject, Observation, Run
 from mlbench_cli.results.archive.documents import asked_goal
 from mlbench_cli.spec import RunSpec
 from task_images import contract
@@ -54,7 +54,7 @@ class EventReader:
         self._run = run
         self._cursors: dict[int, Cursor | None] = dict.fromkeys(ranks)
 
-    def poll(self) -> list[dict[str, Any]]:
+    def poll(self) -> list[JsonObject]:
         """What was reported since the last call, rank by rank. A log that cannot be read now is read next time."""
         events = []
         for rank, cursor in self._cursors.items():

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from mlbench_cli.errors import MlbenchError, UnreachableError
 from mlbench_cli.goals import Goal, metric_names
@@ -18,6 +18,17 @@ ENDED = "ended"  # the state of a run whose workers have ended and whose archive
 UNKNOWN = "unknown"  # its cluster, machine or folder gives no answer
 
 
+class GoalStanding(TypedDict):
+    """How far a run is from its goal. `distance` is in the metric's unit, 0 once reached, null without any value."""
+
+    metric: str
+    comparison: str
+    threshold: float
+    value: float | None
+    best: float | None
+    distance: float | None
+
+
 @dataclass(frozen=True)
 class RunStatus:
     """A row of `mlbench status`. `problem` says why the state may be out of date."""
@@ -27,7 +38,7 @@ class RunStatus:
     outcome: str | None
     problem: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The run as `status -o json` prints it."""
         return {**describe_run(self.row), "state": self.state, "outcome": self.outcome, "problem": self.problem}
 
@@ -151,22 +162,25 @@ def _finished_progress(finished: FinishedRun) -> dict[str, object]:
     return {**numbers, "elapsed": result["wall_seconds"] or 0.0, "eta": None, "eta_high": None}
 
 
-def _finished_goal(goal: Mapping[str, Any] | None) -> dict[str, object] | None:
+def _finished_goal(goal: Mapping[str, Any] | None) -> GoalStanding | None:
     if goal is None:
         return None
-    facts = {key: goal[key] for key in ("metric", "comparison", "threshold", "value")}
-    return _with_distance({**facts, "best": goal["value"]})
+    return _standing(Goal(goal["metric"], goal["comparison"], goal["threshold"]), goal["value"], goal["value"])
 
 
-def _live_goal(progress: Mapping[str, Any]) -> dict[str, object] | None:
+def _live_goal(progress: Mapping[str, Any]) -> GoalStanding | None:
     if progress["metric"] is None or progress["threshold"] is None:
         return None
-    return _with_distance({key: progress[key] for key in ("metric", "comparison", "threshold", "value", "best")})
+    goal = Goal(progress["metric"], progress["comparison"], progress["threshold"])
+    return _standing(goal, progress["value"], progress["best"])
 
 
-def _with_distance(facts: dict[str, Any]) -> dict[str, Any]:
-    """With how far the best value is from the goal, in the metric's unit; 0 if it was reached."""
-    if facts["best"] is None:
-        return {**facts, "distance": None}
-    goal = Goal(facts["metric"], facts["comparison"], facts["threshold"])
-    return {**facts, "distance": goal.distance(facts["best"])}
+def _standing(goal: Goal, value: float | None, best: float | None) -> GoalStanding:
+    return {
+        "metric": goal.metric,
+        "comparison": goal.comparison,
+        "threshold": goal.threshold,
+        "value": value,
+        "best": best,
+        "distance": None if best is None else goal.distance(best),
+    }

@@ -197,7 +197,8 @@ def _facts(archive: Archive, ranks: int) -> dict[str, str]:
 
 def _machine(archive: Archive) -> str:
     """What the ranks ran on: "Intel Xeon, 2 cores (local)"."""
-    environment, spec = archive.environment, archive.run["spec"]
+    environment: Mapping[str, Any] = archive.environment  # the first edition's has "client"
+    spec = archive.run["spec"]
     first = environment.get("ranks", {}).get("0", {})
     client = (archive.run.get("provenance") or {}).get("machine") or environment.get("client", {})
     here = spec["engine"] == "local"

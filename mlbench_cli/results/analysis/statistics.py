@@ -4,9 +4,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TypedDict
 
 CONFIDENCE = 0.95
+
+
+class EstimateDocument(TypedDict):
+    """An estimate in a JSON document; null ends if there is no interval."""
+
+    count: int
+    mean: float
+    low: float | None
+    high: float | None
+    confidence: float
 
 
 @dataclass(frozen=True)
@@ -34,7 +44,7 @@ class Estimate:
         low, high = (None if end is None else 1 / end for end in (self.high, self.low))
         return Estimate(self.count, 1 / self.mean, low, high)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> EstimateDocument:
         """Count, mean, and both ends of the interval with its confidence."""
         return {"count": self.count, "mean": self.mean, "low": self.low, "high": self.high, "confidence": CONFIDENCE}
 

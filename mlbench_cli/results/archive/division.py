@@ -14,8 +14,7 @@ the official data, or other data. The closed division needs official data: data 
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from mlbench_cli.catalog import BUDGET, TaskRules
 from mlbench_cli.results.archive.events import DataIdentityDocument
@@ -31,9 +30,9 @@ class Division:
     word: str | None
     reason: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, str | None]:
         """The division as result.json has it."""
-        return asdict(self)
+        return {"word": self.word, "reason": self.reason}
 
 
 def find_division(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, TypedDict
 
 from mlbench_cli.goals import KINDS, Goal, is_finite_number
+from mlbench_cli.model import JsonObject
 from mlbench_cli.results.archive.layout import parse_document
 from mlbench_cli.times import MAX_SECONDS, parse_timestamp, timestamp
 from task_images import contract
@@ -19,7 +20,7 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))
 _SPECIAL = ("nan", "inf", "-inf")
 
 
-def read_events(log: BinaryIO) -> Iterator[dict[str, Any]]:
+def read_events(log: BinaryIO) -> Iterator[JsonObject]:
     """Every event in a log, in its order. Lines without one cost a search of bytes and nothing more."""
     for block in _read_whole_lines(log):
         position = 0

@@ -5,16 +5,20 @@ import stat
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
 from mlbench_cli import run_folder
 from mlbench_cli.errors import NotFoundError
+from mlbench_cli.model import FindingDocument, JsonObject
 from mlbench_cli.results.archive import canonical_zip, layout
 from mlbench_cli.results.archive.canonical_zip import Entry, ZipDamage
 from mlbench_cli.results.archive.events import (
     read_events,
 )
 from mlbench_cli.results.archive.layout import DamagedArchive
+
+if TYPE_CHECKING:
+    from mlbench_cli.results.archive.documents import EnvironmentDocument, ResultDocument, RunDocument
 
 
 class Container(Protocol):
@@ -118,35 +122,35 @@ class Archive:
         return layout.log_names(self.names)
 
     @cached_property
-    def run(self) -> dict[str, Any]:
+    def run(self) -> "RunDocument":
         """run.json: the spec, the rules of the task and the provenance."""
-        return self.document(run_folder.RUN)
+        return cast("RunDocument", self.document(run_folder.RUN))
 
     @cached_property
-    def result(self) -> dict[str, Any]:
+    def result(self) -> "ResultDocument":
         """result.json: what the judge derived."""
-        return self.document(run_folder.RESULT)
+        return cast("ResultDocument", self.document(run_folder.RESULT))
 
     @cached_property
-    def environment(self) -> dict[str, Any]:
+    def environment(self) -> "EnvironmentDocument":
         """environment.json: code, packages and machines."""
-        return self.document(run_folder.ENVIRONMENT)
+        return cast("EnvironmentDocument", self.document(run_folder.ENVIRONMENT))
 
     @cached_property
-    def findings(self) -> list[dict[str, Any]]:
+    def findings(self) -> list[FindingDocument]:
         """The findings of findings.json."""
         found = self.document(run_folder.FINDINGS).get("findings")
         return found if isinstance(found, list) else []
 
-    def metrics(self) -> Iterator[dict[str, Any]]:
+    def metrics(self) -> Iterator[JsonObject]:
         """The lines of metrics.jsonl, as `events.metric_of` makes them."""
         return self.rows(run_folder.METRICS)
 
-    def resources(self) -> Iterator[dict[str, Any]]:
+    def resources(self) -> Iterator[JsonObject]:
         """The lines of resources.jsonl."""
         return self.rows(run_folder.RESOURCES)
 
-    def events(self, rank: int | None = None) -> Iterator[dict[str, Any]]:
+    def events(self, rank: int | None = None) -> Iterator[JsonObject]:
         """The events in one rank's log, or in all logs one after the other."""
         for number, name in self.logs.items():
             if rank in (None, number):
@@ -178,7 +182,7 @@ class Archive:
             except (OSError, ZipDamage) as error:
                 raise DamagedArchive(self.path, name, f"it cannot be read: {error}", problem="unreadable") from None
 
-    def document(self, name: str) -> dict[str, Any]:
+    def document(self, name: str) -> JsonObject:
         """A JSON document of this schema version."""
         try:
             value = layout.parse_document(self.read(name))
@@ -194,7 +198,7 @@ class Archive:
             )
         return value
 
-    def rows(self, name: str) -> Iterator[dict[str, Any]]:
+    def rows(self, name: str) -> Iterator[JsonObject]:
         """The JSON objects of a .jsonl file, one by one."""
         for number, line in enumerate(self.lines(name), 1):
             try:

@@ -157,7 +157,9 @@ def test_catalogue_task_must_report_the_goal_that_was_asked_for(tmp_path: Path) 
     assert seal(run, observation_of()).outcome == "goal_missed"
     archive = Archive.open(run.folder)
     assert archive.findings[0]["code"] == "goal_differs"
-    assert archive.result["goal"]["wording"] == "Validation Perplexity of 70"
+    goal = archive.result["goal"]
+    assert goal is not None
+    assert goal["wording"] == "Validation Perplexity of 70"
 
 
 def test_only_the_last_result_of_rank_0_counts(tmp_path: Path) -> None:
