@@ -3,9 +3,9 @@
 #
 #   task_images/build.sh [TASK...]
 #
-# BASE      image to build the base image on, with Python and pip (torch is added where it is missing)
+# BASE      image to build the base image on, with Python and pip (torch is added if it is missing)
 # TF_BASE   the same for the TensorFlow task, which stands on an image of its own, without torch
-# TENSORFLOW  what that task installs where its base has none, as "tensorflow[and-cuda]>=2.20,<2.22" for GPUs
+# TENSORFLOW  what that task installs if its base has none, as "tensorflow[and-cuda]>=2.20,<2.22" for GPUs
 # INDEX     package index for torch, if not pip's own
 # REGISTRY  prefix of the images' names (mlbench); `mlbench run --registry` wants the same
 set -eu

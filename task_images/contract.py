@@ -47,12 +47,12 @@ and further, by kind of event,
                  whatever became of the goal on the way)
                  goal: null, or object with metric, comparison (">=" or "<="), threshold, kind (full | light), value
                  (that which reached it, else the best), last (what the training ended with)
-                 budget_seconds: the time budget, where the outcome is budget_spent
+                 budget_seconds: the time budget, if the outcome is budget_spent
                  wall_seconds: from the first training step to the goal or to the end, validation included
                  training_seconds: rank 0's sum over training steps, without data wait and validation
                  timings: object, category -> object with min, mean, max, rank0 (seconds, over ranks)
                  updates, samples, epochs: how much was trained
-                 synthetic: true where the data were generated
+                 synthetic: true if the data were generated
                  data: name of the data
                  data_identity: object with counts (object: part -> number of samples), digest ("sha256:HEX" of the
                  decoded data, or null), official (true: the published data set; false; null: not known) and reason

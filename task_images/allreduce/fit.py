@@ -13,7 +13,7 @@ _ROUNDS = 30
 
 @dataclass(frozen=True)
 class Fit:
-    """alpha in microseconds; beta as bandwidth in GB/s (None where no size was large enough to tell it
+    """alpha in microseconds; beta as bandwidth in GB/s (None if no size was large enough to tell it
     from nothing).
 
     The errors are standard errors of the fit. `off_mean` and `off_worst` say how far measured times are from the line,

@@ -122,7 +122,7 @@ def measure(
 
 
 def make(world: World, ground: Ground, series: Series, elements: int) -> Call:
-    """The call with its buffers. MemoryError on every rank where one has no room for them."""
+    """The call with its buffers. MemoryError on every rank if one has no room for them."""
     call = None
     try:
         call = COLLECTIVES[series.collective].make(ground, elements, series.place)
@@ -135,7 +135,7 @@ def make(world: World, ground: Ground, series: Series, elements: int) -> Call:
 
 
 def time_samples(world: World, tracker: Tracker, call: Call, samples: int) -> list[float]:
-    """This rank's seconds for each of `samples` calls, 0 where its clock does not count. All of it is booked as
+    """This rank's seconds for each of `samples` calls, 0 if its clock does not count. All of it is booked as
     communication: a border per sample would be felt in collectives of some hundred microseconds."""
     times = []
     on_device = world.device.type == "cuda"
@@ -187,7 +187,7 @@ def _time_round(world: World, call: Callable[[], object], calls: int) -> float:
 
 
 def check(world: World, series: Series, elements: int, call: Call) -> None:
-    """Raises TaskError on every rank where the last result is wrong on one."""
+    """Raises TaskError on every rank if the last result is wrong on one."""
     wrong = world.gather([call.wrong()])
     bad = {rank: int(count) for rank, [count] in enumerate(wrong) if count}
     if bad:

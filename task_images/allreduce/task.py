@@ -223,7 +223,7 @@ def _series(settings: Settings) -> list[Series]:
 
 
 def _refusal(world: World, tracker: Tracker, series: Series) -> str:
-    """Why the backend cannot do it, found out with a few numbers; empty where it can. TaskError for a wrong result."""
+    """Why the backend cannot do it, found out with a few numbers; empty if it can. TaskError for a wrong result."""
     least = COLLECTIVES[series.collective].least_ranks
     if world.size < least:
         return f"it takes {least} ranks"

@@ -91,7 +91,7 @@ def load_images(wanted: Wanted, contract: Contract) -> Cifar:
 def load(folder: Path, say: Say, archives: tuple[Archive, Archive] = (BINARY, PYTHON)) -> Cifar:
     """The data set in `folder`, downloaded and converted by the first rank of the machine that comes.
 
-    Raises EnvironmentUnfitError naming the file that is damaged, DownloadError where there is none and none to be had.
+    Raises EnvironmentUnfitError naming the file that is damaged, DownloadError if there is none and none to be had.
     """
 
     def build() -> Arrays:

@@ -24,7 +24,7 @@ class ScheduleSettings:
 def make_schedule(settings: ScheduleSettings, workers: int) -> Schedule:
     """The rate of one worker, linearly warmed up to that of `workers`; then halved on plateaus, or cut at milestones.
 
-    Epoch by epoch. Warm-up: warmup_epochs, or floor(log2 workers) where that is -1. Raises TaskUsageError.
+    Epoch by epoch. Warm-up: warmup_epochs, or floor(log2 workers) if that is -1. Raises TaskUsageError.
     """
     target = settings.rate * (workers if settings.scale_rate else 1)
     warmup = log2_warmup(workers) if settings.warmup_epochs < 0 else settings.warmup_epochs

@@ -95,7 +95,7 @@ def _address(contract: Contract, seen: str, port: int) -> str:
 
 
 def _read(connection: socket.socket, seconds: float = PATIENCE) -> dict[str, object]:
-    """The line that the other end sends; empty where it is none of ours."""
+    """The line that the other end sends; empty if it is none of ours."""
     connection.settimeout(seconds)
     raw = b""
     try:

@@ -118,7 +118,7 @@ class World:
 def open_world(contract: Contract, seconds: float = RENDEZVOUS_SECONDS) -> World:
     """Meet the other ranks and set up device and threads.
 
-    Raises EnvironmentUnfitError where TensorFlow, backend or device are not to be had, PeerLostError naming the ranks
+    Raises EnvironmentUnfitError if TensorFlow, backend or device are not to be had, PeerLostError naming the ranks
     that did not come within `seconds`.
     """
     if tf is None:
@@ -132,7 +132,7 @@ def open_world(contract: Contract, seconds: float = RENDEZVOUS_SECONDS) -> World
 
 @contextmanager
 def lost_ranks() -> Iterator[None]:
-    """What TensorFlow raises where another rank is gone, as the harness says it."""
+    """What TensorFlow raises when another rank is gone, as the harness says it."""
     try:
         yield
     except (

@@ -38,7 +38,7 @@ class GradientAllReduce(Strategy):
             self._buffers.append(flat)
             start = 0
             for parameter in group:
-                # In the parameter's own memory format, which is not that of its shape where channels come last.
+                # In the parameter's own memory format, which is not that of its shape if channels come last.
                 view = flat.as_strided(parameter.size(), parameter.stride(), start)
                 parameter.grad = view
                 self._views.append((parameter, view))

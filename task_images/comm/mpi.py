@@ -4,7 +4,7 @@
     dist.init_process_group(mpi.register(), ...)      # as with any other backend, torchrun and the like included
 
 torch knows a backend of the name "mpi" itself, which only builds of torch against an MPI have; hence another name
-inside. The ranks need no mpiexec (see `pmi`); where a launcher has made them ranks of MPI already, that is respected.
+inside. The ranks need no mpiexec (see `pmi`); if a launcher has made them ranks of MPI already, that is respected.
 
 A rank that dies does not make MPI's collectives fail on the others: whoever started the ranks has to end them, as every
 engine here does.
@@ -35,7 +35,7 @@ _left_in_peace = False
 def register() -> str:
     """Make the backend known to torch and return its name there.
 
-    Raises EnvironmentUnfitError where the wheels are missing or no MPI library can be loaded.
+    Raises EnvironmentUnfitError if the wheels are missing or no MPI library can be loaded.
     """
     _mpi()
     if NAME.upper() not in dist.Backend._plugins:
@@ -72,7 +72,7 @@ def _mpi() -> Any:
 
 
 def _library_of_the_wheel() -> str | None:
-    """Where the package mpich has put its library; None where it is not installed."""
+    """Where the package mpich has put its library; None if it is not installed."""
     try:
         files = distribution("mpich").files or ()
     except PackageNotFoundError:

@@ -208,7 +208,7 @@ class MpiGroup(dist.ProcessGroup):
 
         def call() -> None:
             for parts, tensor in zip(outputs, inputs, strict=True):
-                send = self._movable(tensor)  # by a name of its own: where it is a copy, nothing else holds it
+                send = self._movable(tensor)  # by a name of its own: if it is a copy, nothing else holds it
                 receive, counts = self._room(parts)
                 self._comm.Allgatherv(self._bytes(send), [self._span(receive), counts, self._byte])
                 self._deal(receive, parts)
@@ -366,7 +366,7 @@ class MpiGroup(dist.ProcessGroup):
         return tensor.dtype is kind and tensor.is_cpu and tensor.is_contiguous()
 
     def _reducible(self, tensor: Tensor) -> Tensor:
-        """The tensor itself where MPI can compute in it, else a copy in host memory of a type that MPI has."""
+        """The tensor itself if MPI can compute in it, else a copy in host memory of a type that MPI has."""
         kind = tensor.dtype
         if kind in self._types and tensor.is_cpu and tensor.is_contiguous():
             return tensor
@@ -378,7 +378,7 @@ class MpiGroup(dist.ProcessGroup):
         return self._host_copy(tensor, wider)
 
     def _movable(self, tensor: Tensor, copy: bool = True) -> Tensor:
-        """The tensor itself where its bytes lie in a row in host memory, else a copy there (or room for one)."""
+        """The tensor itself if its bytes lie in a row in host memory, else a copy there (or room for one)."""
         if tensor.is_cpu and tensor.is_contiguous():
             return tensor
         return self._host_copy(tensor, tensor.dtype) if copy else torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -389,7 +389,7 @@ class MpiGroup(dist.ProcessGroup):
         return tensor.detach().to("cpu", kind, copy=True, memory_format=torch.contiguous_format)
 
     def _apart(self, send: Tensor, receive: Tensor) -> Tensor:
-        """`send`, or a copy of it where it lies within `receive`: torch allows that, MPI does not."""
+        """`send`, or a copy of it if it lies within `receive`: torch allows that, MPI does not."""
         start, end = receive.data_ptr(), receive.data_ptr() + receive.nbytes
         if not (send.data_ptr() < end and start < send.data_ptr() + send.nbytes):
             return send
@@ -397,7 +397,7 @@ class MpiGroup(dist.ProcessGroup):
         return send.clone()
 
     def _return(self, buffer: Tensor, tensor: Tensor, average: bool = False) -> None:
-        """Divide by the number of ranks where a mean is wanted, and copy the buffer back where it is a copy."""
+        """Divide by the number of ranks if a mean is wanted, and copy the buffer back where it is a copy."""
         if average:
             buffer = buffer.detach()
             if buffer.is_floating_point() or buffer.is_complex():

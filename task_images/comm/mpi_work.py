@@ -111,7 +111,7 @@ class Message(Done):
 
 class Awaited(Message):
     """A message from whichever rank sends first. Asks for one of each in turn: with MPI_ANY_SOURCE, MPICH over UCX
-    waits for ever where messages of several ranks came before the question."""
+    waits for ever if messages of several ranks came before the question."""
 
     def __init__(
         self, mpi: Any, ask: Callable[[int], Any], sources: Sequence[int], tensors: list[Tensor], buffer: Any,
@@ -144,7 +144,7 @@ class Awaited(Message):
 class Thread:
     """Does one thing after another, in the order given. Starts with the first.
 
-    `last` is the last that was given; None where all is known to be done.
+    `last` is the last that was given; None if all is known to be done.
     """
 
     def __init__(self) -> None:

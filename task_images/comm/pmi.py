@@ -32,7 +32,7 @@ THREAD_MULTIPLE = 3
 
 
 def launched() -> bool:
-    """True where this process was started as a rank of MPI by a launcher of its own."""
+    """True if this process was started as a rank of MPI by a launcher of its own."""
     return any(name in os.environ for name in LAUNCHED)
 
 
@@ -81,7 +81,7 @@ class Manager:
         # MPICH has two ways to the network. Over libfabric's TCP a collective's last bytes leave a rank only within
         # its next call of MPI: a rank that computes, validates or waits for a file keeps the others waiting,
         # for ever if it waits for one of them. UCX hands them to the kernel at once, and needs half the time or less
-        # for small messages. It needs more for large ones where the network is this machine's loopback. What neither
+        # for small messages. It needs more for large ones if the network is this machine's loopback. What neither
         # can do, MPI_ANY_SOURCE over UCX, is done without (mpi_work.Awaited). Machines whose fast network only
         # libfabric knows (EFA) ask for it with this variable.
         os.environ.setdefault("MPIR_CVAR_CH4_NETMOD", "ucx")
@@ -151,7 +151,7 @@ class Manager:
         self._store.wait([f"{key}/open"])
 
     def _mapping(self) -> str | None:
-        """Which ranks share memory. Rank 0 works it out for all; None where it would not fit into an answer."""
+        """Which ranks share memory. Rank 0 works it out for all; None if it would not fit into an answer."""
         if self._rank == 0:
             domains = [bytes(self._store.get(f"domain/{rank}")).decode() for rank in range(self._size)]
             self._store.set("mapping", process_mapping(domains))
@@ -220,7 +220,7 @@ def forget_shared_memory() -> None:
 
 
 def library() -> ctypes.CDLL:
-    """The MPI library that mpi4py has loaded into this process. Raises OSError where there is none."""
+    """The MPI library that mpi4py has loaded into this process. Raises OSError if there is none."""
     for path in _mapped(r"/.*/libmpi(?:_abi)?\.so[.0-9]*"):
         return ctypes.CDLL(str(path))
     raise OSError("mpi4py has not loaded a libmpi")

@@ -117,7 +117,7 @@ def _parse(source: Path, number: int, line: bytes, row: Floats) -> float:
 
 
 def _numbers(line: bytes) -> npt.NDArray[np.float64] | None:
-    """All numbers of the line; None, or too few, where something is not a number."""
+    """All numbers of the line; None, or too few, if something is not a number."""
     with warnings.catch_warnings():
         # Before 2.3 numpy only warns of text that is no number, and returns the numbers in front of it.
         warnings.simplefilter("error", DeprecationWarning)

@@ -129,7 +129,7 @@ def check_archive(archive: Archive, path: Path, hint: str | None = None) -> None
 
 
 def check_space(folder: Path, missing: int, what: str) -> None:
-    """Raises EnvironmentUnfitError where `what` needs `missing` bytes and the disk of `folder` has fewer."""
+    """Raises EnvironmentUnfitError if `what` needs `missing` bytes and the disk of `folder` has fewer."""
     free = shutil.disk_usage(folder).free
     if free < missing:
         raise EnvironmentUnfitError(

@@ -48,7 +48,7 @@ class SpeedOptions:
         return Precision(self.precision, device, LossScale(value=FIRST_LOSS_SCALE))
 
     def facts(self, precision: Precision) -> dict[str, Any]:
-        """For the result: what was asked for and, where it differs, what was used."""
+        """For the result: what was asked for and, if it differs, what was used."""
         return {
             "channels_last": self.channels_last,
             "compile": self.compile,

@@ -69,7 +69,7 @@ def random_box(width: int, height: int, least: float, stream: np.random.Generato
 
 
 def _scaled(image: Image.Image, box: Box, size: tuple[int, int], draft: bool) -> Bytes:
-    """The part `box` of the image, scaled to `size` (bilinear, averaging where it gets smaller); [height, width, 3]."""
+    """The part `box` of the image, scaled to `size` (bilinear, averaging if it gets smaller); [height, width, 3]."""
     width, height = image.size
     if draft:
         # The size of the whole at which the box is just as large as wanted; the decoder takes a power of two above.

@@ -202,6 +202,6 @@ def _check_batches(settings: Settings, least: int) -> None:
     """Small images are one pixel at the end of the network: a batch of one has no statistics then."""
     if least == 1 and settings.norm == "batch" and settings.side < SIDE_FOR_ONE:
         raise TaskUsageError(
-            f"a rank has 1 image in a step: no statistics of a batch where images have {settings.side} pixels",
+            f"a rank has 1 image in a step: no statistics of a batch if images have {settings.side} pixels",
             f"--set norm=group, side={SIDE_FOR_ONE}, or another batch_size",
         )

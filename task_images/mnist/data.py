@@ -1,6 +1,6 @@
 """MNIST in its own format (idx, https://yann.lecun.com/exdb/mnist), plain or gzipped, from a folder, or its like.
 
-The folder, or its sub-folder `mnist`, may hold the four files; where it has none of them, they are downloaded.
+The folder, or its sub-folder `mnist`, may hold the four files; if it has none of them, they are downloaded.
 """
 
 import gzip
@@ -59,7 +59,7 @@ class Mnist(NamedTuple):
 def load(folder: Path | str, part: str) -> TensorDataset:
     """Images [n, 1, 28, 28] (mean 0, deviation 1) and labels [n] of "training" or "validation".
 
-    Raises EnvironmentUnfitError naming the file that is damaged, DownloadError where there is none and none to be had.
+    Raises EnvironmentUnfitError naming the file that is damaged, DownloadError if there is none and none to be had.
     """
     images, labels = read_part(find(Path(folder), print), part)
     return TensorDataset((torch.from_numpy(images).float() / 255 - MEAN) / DEVIATION, torch.from_numpy(labels))

@@ -93,7 +93,7 @@ def main(contract: Contract) -> None:
 
 
 def load(parameters: Parameters, contract: Contract) -> Corpus:
-    """The corpus that the parameters ask for. Raises EnvironmentUnfitError where it is not to be had."""
+    """The corpus that the parameters ask for. Raises EnvironmentUnfitError if it is not to be had."""
     if parameters.data == "python-topics":
         with tempfile.TemporaryDirectory() as folder:
             write_sample(Path(folder))

@@ -68,7 +68,7 @@ class _ResNet(nn.Module):
 
 
 class _Block(nn.Module):
-    """The sum of a block's input, projected where shapes differ, and of `branch`, which ends with a norm."""
+    """The sum of a block's input, projected if shapes differ, and of `branch`, which ends with a norm."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm, *branch: nn.Module) -> None:
         super().__init__()

@@ -162,6 +162,6 @@ class _Live:
         return any(bound <= hypothesis.score for hypothesis in finished)
 
     def best(self) -> list[Hypothesis]:
-        """Per sentence; empty where the scores were NaN and nothing could finish."""
+        """Per sentence; empty if the scores were NaN and nothing could finish."""
         nothing = Hypothesis([], -math.inf)
         return [max(found, key=lambda hypothesis: hypothesis.score, default=nothing) for found in self.finished]
