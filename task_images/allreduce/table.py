@@ -28,7 +28,7 @@ def line(row: Row) -> str:
     )
 
 
-def fitted(series: Series, fit: Fit | None, ranks: int) -> str:
+def describe_fit(series: Series, fit: Fit | None, ranks: int) -> str:
     """The fit in words, with latency and bandwidth of a single link if the collective's model gives them."""
     if fit is None:
         return "fit: none, it needs three sizes"

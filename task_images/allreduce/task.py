@@ -357,7 +357,7 @@ def _conclude(
         report.say(table.header(one.series, ranks, mode))
         for row in one.rows:
             report.say(table.line(row))
-        report.say(table.fitted(one.series, one.fit, ranks))
+        report.say(table.describe_fit(one.series, one.fit, ranks))
         if one.left_out:
             report.say(f"left out: {', '.join(map(table.size, one.left_out))}: {one.why}")
     report.say("")

@@ -36,10 +36,10 @@ class Training:
         # Each traced once, for any size of batch.
         pixels = tf.TensorSpec([None, SIDE, SIDE, 3], tf.uint8)
         inputs = tf.TensorSpec([None, SIDE, SIDE, 3], tf.float32)
-        self._prepare = tf.function(_normalised, input_signature=[pixels])
+        self._prepare = tf.function(_normalise, input_signature=[pixels])
         self._forward = tf.function(lambda x: self._model(x, training=True), input_signature=[inputs])
         self._evaluate = tf.function(lambda x: self._model(x, training=False), input_signature=[inputs])
-        self._update = tf.function(self._updated)
+        self._update = tf.function(self._apply_update)
 
     def run(self, details: dict[str, Any]) -> None:
         """Train until the goal, the last epoch or the end of the budget, and report the result."""
@@ -107,7 +107,7 @@ class Training:
                 break
         return whole.take(world)
 
-    def _updated(self, gradient: Any, rate: Any) -> None:
+    def _apply_update(self, gradient: Any, rate: Any) -> None:
         """SGD with momentum as torch has it: v = m v + g; w -= rate (g + m v) with Nesterov, rate v without."""
         settings, model = self._settings, self._model
         decayed = len(model.parameters) if settings.decay_norms else len(model.weights)
@@ -182,5 +182,5 @@ class _Mean:
         return total / weight if weight else math.nan
 
 
-def _normalised(pixels: Any) -> Any:
+def _normalise(pixels: Any) -> Any:
     return (tf.cast(pixels, tf.float32) / 255 - tf.constant(MEAN)) / tf.constant(DEVIATION)

@@ -39,7 +39,7 @@ class World:
         self.threads = threads
         self.device = device  # as TensorFlow names it: CPU:0 or GPU:0
         self._strategy = strategy
-        self._reduce = tf.function(self._reduced, reduce_retracing=True) if strategy else None
+        self._reduce = tf.function(self._reduce_tensor, reduce_retracing=True) if strategy else None
         self.messages = 0
         self.bytes = 0
 
@@ -108,7 +108,7 @@ class World:
         for variable, part in zip(variables, unpack(flat, variables), strict=True):
             variable.assign(part)
 
-    def _reduced(self, tensor: Any) -> Any:
+    def _reduce_tensor(self, tensor: Any) -> Any:
         def add(own: Any) -> Any:
             return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(own))
 

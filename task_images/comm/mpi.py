@@ -20,7 +20,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from task_images.comm.pmi import Manager, forget_shared_memory, launched, library
+from task_images.comm.pmi import Manager, forget_shared_memory, is_launched, library
 from task_images.harness.errors import EnvironmentUnfitError
 
 NAME = "mlbench_mpi"
@@ -99,7 +99,7 @@ def _start(mpi: Any, store: Any, rank: int, size: int) -> None:
     global _left_in_peace, _manager
     version = mpi.Get_library_version().splitlines()[0].strip("\0 ")
     if not mpi.Is_initialized():
-        if launched():
+        if is_launched():
             mpi.Init_thread(mpi.THREAD_MULTIPLE)
             mpi.COMM_WORLD.Barrier()
             forget_shared_memory()
@@ -110,7 +110,7 @@ def _start(mpi: Any, store: Any, rank: int, size: int) -> None:
         else:
             _manager = Manager(store, rank, size)
             _manager.start_mpi()
-        _facts.update(library=" ".join(version.split()), launcher="external" if launched() else "none")
+        _facts.update(library=" ".join(version.split()), launcher="external" if is_launched() else "none")
         atexit.register(_finalize)
     world = mpi.COMM_WORLD
     world.Set_errhandler(mpi.ERRORS_RETURN)

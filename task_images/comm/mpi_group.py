@@ -117,7 +117,7 @@ class MpiGroup(dist.ProcessGroup):
                     self._thread.drain()
                 self._allreduce(self._in_place, message, self._mpi_sum)
                 return self._done
-        tensors = _listed(tensors)
+        tensors = _as_list(tensors)
         op, average = self._reduction(opts)
         if opts is None or opts.asyncOp:
             return self._thread.submit(lambda: self._sum_up(tensors, op, average), tensors)
@@ -128,7 +128,7 @@ class MpiGroup(dist.ProcessGroup):
     def _sum_up(self, tensors: list[Tensor], op: Any, average: bool) -> None:
         for tensor in tensors:
             buffer = self._reducible(tensor)
-            self._comm.Allreduce(self._in_place, self._typed(buffer), op)
+            self._comm.Allreduce(self._in_place, self._describe_buffer(buffer), op)
             self._return(buffer, tensor, average)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
@@ -137,7 +137,7 @@ class MpiGroup(dist.ProcessGroup):
 
     def reduce(self, tensors: Any, opts: Any = None, *_: Any) -> dist.Work:
         """Reduce each tensor to the root `opts.rootRank`; other ranks keep theirs."""
-        tensors = _listed(tensors)
+        tensors = _as_list(tensors)
         op, average = self._reduction(opts)
         root = opts.rootRank
 
@@ -145,16 +145,16 @@ class MpiGroup(dist.ProcessGroup):
             for tensor in tensors:
                 buffer = self._reducible(tensor)
                 if self._own == root:
-                    self._comm.Reduce(self._in_place, self._typed(buffer), op, root)
+                    self._comm.Reduce(self._in_place, self._describe_buffer(buffer), op, root)
                     self._return(buffer, tensor, average)
                 else:
-                    self._comm.Reduce(self._typed(buffer), None, op, root)
+                    self._comm.Reduce(self._describe_buffer(buffer), None, op, root)
 
         return self._run(call, opts, tensors)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
         """Reduce the inputs [ranks] of each output; each rank gets its own part."""
-        outputs, inputs = _listed(outputs), _nested(inputs)
+        outputs, inputs = _as_list(outputs), _as_nested_list(inputs)
         op, average = self._reduction(opts)
 
         def call() -> None:
@@ -162,7 +162,7 @@ class MpiGroup(dist.ProcessGroup):
                 send = self._reducible(torch.cat([part.detach().reshape(-1) for part in parts]))
                 receive = torch.empty(output.shape, dtype=send.dtype)
                 counts = [part.numel() for part in parts]
-                self._comm.Reduce_scatter(self._typed(send), self._typed(receive), counts, op)
+                self._comm.Reduce_scatter(self._describe_buffer(send), self._describe_buffer(receive), counts, op)
                 self._return(receive, output, average)
 
         return self._run(call, opts, outputs)
@@ -174,7 +174,7 @@ class MpiGroup(dist.ProcessGroup):
             send = self._reducible(input)
             receive = output if self._usable(output, send.dtype) else torch.empty(output.shape, dtype=send.dtype)
             send = self._apart(send, receive)
-            self._comm.Reduce_scatter_block(self._typed(send), self._typed(receive), op)
+            self._comm.Reduce_scatter_block(self._describe_buffer(send), self._describe_buffer(receive), op)
             self._return(receive, output, average)
 
         return self._run(call, opts, [output])
@@ -191,7 +191,7 @@ class MpiGroup(dist.ProcessGroup):
 
     def broadcast(self, tensors: Any, opts: Any = None, *_: Any) -> dist.Work:
         """Overwrite each tensor with the root's."""
-        tensors = _listed(tensors)
+        tensors = _as_list(tensors)
         root = opts.rootRank
 
         def call() -> None:
@@ -204,7 +204,7 @@ class MpiGroup(dist.ProcessGroup):
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
         """Gather each input of all ranks into the outputs [ranks]; parts may differ in size."""
-        outputs, inputs = _nested(outputs), _listed(inputs)
+        outputs, inputs = _as_nested_list(outputs), _as_list(inputs)
 
         def call() -> None:
             for parts, tensor in zip(outputs, inputs, strict=True):
@@ -238,7 +238,7 @@ class MpiGroup(dist.ProcessGroup):
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
         """Gather each input of all ranks into the outputs [ranks] of the root."""
-        outputs, inputs = _nested(outputs), _listed(inputs)
+        outputs, inputs = _as_nested_list(outputs), _as_list(inputs)
         root = opts.rootRank
 
         def call() -> None:
@@ -255,7 +255,7 @@ class MpiGroup(dist.ProcessGroup):
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
         """Deal out the root's inputs [ranks], one to each rank."""
-        outputs, inputs = _listed(outputs), _nested(inputs)
+        outputs, inputs = _as_list(outputs), _as_nested_list(inputs)
         root = opts.rootRank
 
         def call() -> None:
@@ -263,7 +263,7 @@ class MpiGroup(dist.ProcessGroup):
                 receive = self._movable(output, copy=False)
                 send = None
                 if self._own == root:
-                    joined, counts = self._joined(inputs[index])
+                    joined, counts = self._join(inputs[index])
                     send = [self._span(joined), counts, self._byte]
                 self._comm.Scatterv(send, self._bytes(receive), root)
                 self._return(receive, output)
@@ -274,7 +274,7 @@ class MpiGroup(dist.ProcessGroup):
         """Send inputs[k] to rank k and receive outputs[k] from it."""
 
         def call() -> None:
-            send, send_counts = self._joined(inputs)
+            send, send_counts = self._join(inputs)
             receive, receive_counts = self._room(outputs)
             self._comm.Alltoallv(
                 [self._span(send), send_counts, self._byte], [self._span(receive), receive_counts, self._byte]
@@ -414,7 +414,7 @@ class MpiGroup(dist.ProcessGroup):
         address, size, kind = place
         return self._messages.setdefault(place, [self._address(address, size), self._types[kind]])
 
-    def _typed(self, tensor: Tensor) -> list[Any]:
+    def _describe_buffer(self, tensor: Tensor) -> list[Any]:
         return [self._span(tensor), self._types[tensor.dtype]]
 
     def _span(self, tensor: Tensor) -> Any:
@@ -423,7 +423,7 @@ class MpiGroup(dist.ProcessGroup):
     def _bytes(self, tensor: Tensor) -> list[Any]:
         return [self._span(tensor), self._byte]
 
-    def _joined(self, parts: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
+    def _join(self, parts: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
         """The bytes of all parts in a row, and how many each has."""
         rows = [self._movable(part).detach().reshape(-1).view(torch.uint8) for part in parts]
         return torch.cat(rows), [len(row) for row in rows]
@@ -445,11 +445,11 @@ class MpiGroup(dist.ProcessGroup):
         return [count * width for count in rows]
 
 
-def _listed(tensors: Any) -> list[Tensor]:
+def _as_list(tensors: Any) -> list[Tensor]:
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
 
 
-def _nested(tensors: Any) -> list[list[Tensor]]:
+def _as_nested_list(tensors: Any) -> list[list[Tensor]]:
     """A list of lists; torch gives a list of tensors in some forms of a call, and [] on ranks other than the root."""
     tensors = list(tensors)
     return [tensors] if tensors and isinstance(tensors[0], Tensor) else tensors

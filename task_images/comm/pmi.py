@@ -31,7 +31,7 @@ MAPPING_LENGTH = 1000
 THREAD_MULTIPLE = 3
 
 
-def launched() -> bool:
+def is_launched() -> bool:
     """True if this process was started as a rank of MPI by a launcher of its own."""
     return any(name in os.environ for name in LAUNCHED)
 
@@ -215,18 +215,18 @@ def process_mapping(domains: list[str]) -> str:
 def forget_shared_memory() -> None:
     """Take away the names of MPICH's shared memory. It stays as long as somebody has it mapped, and is gone then, even
     if the ranks are killed. To be called when all ranks have found it."""
-    for path in _mapped(r"/dev/shm/mpich_shm_\w+"):
+    for path in _find_mapped_library(r"/dev/shm/mpich_shm_\w+"):
         path.unlink(missing_ok=True)
 
 
 def library() -> ctypes.CDLL:
     """The MPI library that mpi4py has loaded into this process. Raises OSError if there is none."""
-    for path in _mapped(r"/.*/libmpi(?:_abi)?\.so[.0-9]*"):
+    for path in _find_mapped_library(r"/.*/libmpi(?:_abi)?\.so[.0-9]*"):
         return ctypes.CDLL(str(path))
     raise OSError("mpi4py has not loaded a libmpi")
 
 
-def _mapped(pattern: str) -> set[Path]:
+def _find_mapped_library(pattern: str) -> set[Path]:
     """The files mapped into this process whose path is `pattern`."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return {Path(found[1]) for line in lines if (found := re.search(rf" ({pattern})$", line))}

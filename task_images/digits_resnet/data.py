@@ -70,7 +70,7 @@ def as_channels(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return images.unsqueeze(1).expand(-1, CHANNELS, -1, -1), labels
 
 
-def shifted(pixels: int, generator: torch.Generator) -> Prepare:
+def make_shift(pixels: int, generator: torch.Generator) -> Prepare:
     """Augmentation: move every image by up to `pixels` in both directions, the background moving in.
 
     Digits are no digits any more when they are mirrored, and at 8x8 a crop would lose strokes.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from task_images.contract import Contract
-from task_images.digits_resnet.data import CHANNELS, as_channels, identify, load_split, shifted
+from task_images.digits_resnet.data import CHANNELS, as_channels, identify, load_split, make_shift
 from task_images.harness.classification import ClassifierSettings, check_settings, train_classifier
 from task_images.harness.data import ArrayData
 from task_images.harness.models.resnet import resnet
@@ -48,7 +48,7 @@ def main(contract: Contract) -> None:
                 validation,
                 settings.batch_size,
                 contract.seed,
-                prepare_training=shifted(settings.shift, generator(contract.seed, "augmentation", world.rank)),
+                prepare_training=make_shift(settings.shift, generator(contract.seed, "augmentation", world.rank)),
                 prepare_validation=as_channels,
             ),
             schedule=Plateau(

@@ -78,7 +78,7 @@ def main(contract: Contract) -> None:
             report,
             ArrayData(world, training, validation, settings.batch_size, contract.seed),
             model,
-            regularised(model, settings.l1, settings.l2),
+            make_regularised_loss(model, settings.l1, settings.l2),
             lambda model: torch.optim.SGD(model.parameters(), lr=settings.rate, fused=True),
             make_schedule(settings, world.size),
             Plan(settings.epochs, settings.budget_seconds),
@@ -90,7 +90,7 @@ def main(contract: Contract) -> None:
         ).run()
 
 
-def regularised(model: nn.Module, l1: float, l2: float) -> Loss:
+def make_regularised_loss(model: nn.Module, l1: float, l2: float) -> Loss:
     """Mean binary cross-entropy (on logits, which is the same as on probabilities but cannot saturate), plus
     l1 sum |w| + l2/2 sum w^2 over all parameters."""
     parameters = list(model.parameters())

@@ -79,7 +79,7 @@ def cached_folder(
                 return entry
     place = writable_folder(folder)
     target = place / f"{name}.cache"
-    with locked(place / f"{name}.lock", say), as_task_error(target):
+    with hold_lock(place / f"{name}.lock", say), as_task_error(target):
         # Another process may have built it in the meantime.
         return _find(target, key, sources) or _build(target, key, sources, build)
 
@@ -100,7 +100,7 @@ def cached_arrays(
 
 
 @contextmanager
-def locked(path: Path, say: Say = print) -> Iterator[None]:
+def hold_lock(path: Path, say: Say = print) -> Iterator[None]:
     """Hold the lock file `path`; wait for the process that holds it. The lock ends with the process."""
     with as_task_error(path), open(path, "ab") as file:
         try:

@@ -44,7 +44,7 @@ def fetch(archive: Archive, folder: Path, say: Say) -> Path:
     """The archive in `folder`, downloaded if it is not there, and checked either way.
 
     A download that breaks off goes on where it stopped, here or in the next run. Not for two callers at once: hold
-    `locked`. Raises DownloadError, or EnvironmentUnfitError for a wrong checksum or a full disk.
+    `hold_lock`. Raises DownloadError, or EnvironmentUnfitError for a wrong checksum or a full disk.
     """
     path = folder / archive.name
     if path.exists():

@@ -65,11 +65,11 @@ class World:
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Element by element, the sum over ranks, in float64. One collective."""
-        return self._reduced(values, dist.ReduceOp.SUM)
+        return self._reduce(values, dist.ReduceOp.SUM)
 
     def max(self, values: Sequence[float]) -> list[float]:
         """Element by element, the maximum over ranks, in float64. One collective."""
-        return self._reduced(values, dist.ReduceOp.MAX)
+        return self._reduce(values, dist.ReduceOp.MAX)
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         """Every rank's `values` (equally many on each), by rank, on every rank. One collective, float64."""
@@ -147,7 +147,7 @@ class World:
             self._grouped = False
             _probe_network(self.contract, self._store, "after")
 
-    def _reduced(self, values: Sequence[float], op: Any) -> list[float]:
+    def _reduce(self, values: Sequence[float], op: Any) -> list[float]:
         return self.all_reduce(torch.tensor(list(values), dtype=torch.float64, device=self._small), op).tolist()
 
 

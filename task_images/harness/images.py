@@ -65,7 +65,7 @@ class ImageData:
         shares = self._partition.shares(epoch, self._world.rank)
 
         def load(rows: npt.NDArray[np.int64], total: int) -> Batch:
-            return Batch(self._pinned(crops.cut(images, rows)), torch.from_numpy(labels[rows]), total)
+            return Batch(self._pin(crops.cut(images, rows)), torch.from_numpy(labels[rows]), total)
 
         return ahead(self._loaders, (partial(load, share.indices, share.total) for share in shares))
 
@@ -77,7 +77,7 @@ class ImageData:
         def load(start: int) -> Batch:
             rows = slice(start, min(start + self._validation_batch, own.stop))
             # A copy, since a mapped file is read-only and torch knows no such thing.
-            return Batch(self._pinned(torch.from_numpy(images[rows].copy())), torch.from_numpy(labels[rows].copy()), 0)
+            return Batch(self._pin(torch.from_numpy(images[rows].copy())), torch.from_numpy(labels[rows].copy()), 0)
 
         starts = range(own.start, own.stop, self._validation_batch)
         return ahead(self._loaders, (partial(load, start) for start in starts))
@@ -86,7 +86,7 @@ class ImageData:
         """Normalised images in float32 [n, channels, height, width] and labels [n], on the device."""
         return self._normalise(batch.inputs), batch.targets.to(self._world.device, non_blocking=True)
 
-    def _pinned(self, images: Tensor) -> Tensor:
+    def _pin(self, images: Tensor) -> Tensor:
         return images.pin_memory() if self._world.device.type == "cuda" else images
 
 

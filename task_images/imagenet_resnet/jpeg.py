@@ -31,7 +31,7 @@ def training_crop(path: Path, side: int, least: float, stream: np.random.Generat
     def cut(image: Image.Image) -> Bytes:
         box = random_box(*image.size, least, stream)
         mirrored = stream.random() < 0.5
-        pixels = _scaled(image, box, (side, side), draft)
+        pixels = _scale(image, box, (side, side), draft)
         return pixels[:, ::-1] if mirrored else pixels
 
     return _read(path, cut)
@@ -44,7 +44,7 @@ def validation_crop(path: Path, side: int, shorter: int, draft: bool) -> Bytes:
         width, height = image.size
         factor = shorter / min(width, height)
         size = max(side, int(width * factor)), max(side, int(height * factor))
-        pixels = _scaled(image, (0, 0, width, height), size, draft)
+        pixels = _scale(image, (0, 0, width, height), size, draft)
         left, upper = (round((length - side) / 2) for length in size)
         return pixels[upper : upper + side, left : left + side]
 
@@ -68,7 +68,7 @@ def random_box(width: int, height: int, least: float, stream: np.random.Generato
     return left, upper, left + across, upper + down
 
 
-def _scaled(image: Image.Image, box: Box, size: tuple[int, int], draft: bool) -> Bytes:
+def _scale(image: Image.Image, box: Box, size: tuple[int, int], draft: bool) -> Bytes:
     """The part `box` of the image, scaled to `size` (bilinear, averaging if it gets smaller); [height, width, 3]."""
     width, height = image.size
     if draft:

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from task_images.harness.arrays import Bytes, Labels
-from task_images.harness.cache import Say, locked, writable_folder
+from task_images.harness.cache import Say, hold_lock, writable_folder
 from task_images.harness.datasets import Archive, fetch
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.identity import DataIdentity, compare_data, digest_arrays, made_up
@@ -94,7 +94,7 @@ def find(folder: Path, say: Say, archives: tuple[Archive, ...] = ARCHIVES) -> Pa
 
 
 def _download(place: Path, say: Say, archives: tuple[Archive, ...]) -> Path:
-    with locked(place / LOCK):
+    with hold_lock(place / LOCK):
         for archive in archives:
             if not (place / archive.name).exists():
                 say(f"{archive.name}: downloading {archive.bytes / 1e6:.1f} MB to {place}")

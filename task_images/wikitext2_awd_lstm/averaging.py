@@ -46,7 +46,7 @@ class RunningAverage:
         torch._foreach_lerp_(self.means, [parameter.detach() for parameter in self.parameters], 1 / self.count)
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
+    def use_average(self) -> Iterator[None]:
         """The parameters are the averages inside, and what they were before outside."""
         if not self.active:
             yield

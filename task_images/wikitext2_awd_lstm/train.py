@@ -312,7 +312,7 @@ class Evaluation:
         mean, perplexity = Mean("loss"), Perplexity()
         if own:
             words = words[:, own.start : own.stop].to(self.world.device, torch.int64)
-            with self.average.mean.applied(), torch.inference_mode(), self.precision.autocast():
+            with self.average.mean.use_average(), torch.inference_mode(), self.precision.autocast():
                 state = model.initial_state(len(own))
                 for start in range(0, len(words) - 1, p.sequence_length):
                     targets = words[start + 1 : start + 1 + p.sequence_length]

@@ -38,7 +38,7 @@ class BytePairs:
             best = min(pairwise(symbols), key=lambda pair: self._ranks.get(pair, len(self._ranks)))
             if best not in self._ranks:
                 break
-            symbols = _merged(symbols, best)
+            symbols = _merge(symbols, best)
         symbols[-1] = symbols[-1].removesuffix(_END)
         return (*(f"{symbol}{SEPARATOR}" for symbol in symbols[:-1]), symbols[-1])
 
@@ -95,7 +95,7 @@ def learn(counts: Mapping[str, int], number: int, least: int = 2) -> list[Merge]
         changed: set[Merge] = set()
         for place in places.pop(best.pair):
             symbols, count = words[place]
-            after = _merged(symbols, best.pair)
+            after = _merge(symbols, best.pair)
             words[place] = (after, count)
             for pair in pairwise(symbols):
                 pairs[pair] -= count
@@ -125,7 +125,7 @@ def _symbols(word: str) -> list[str]:
     return [*word[:-1], word[-1] + _END]
 
 
-def _merged(symbols: list[str], pair: Merge) -> list[str]:
+def _merge(symbols: list[str], pair: Merge) -> list[str]:
     """`symbols` with every occurrence of `pair` joined, from left to right."""
     joined: list[str] = []
     place = 0

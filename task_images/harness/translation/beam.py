@@ -95,7 +95,7 @@ class _Live:
         if self.search.coverage and attention is not None:
             self.attended = attention.float() if self.attended is None else self.attended + attention
         length = self.words.shape[2]  # of a hypothesis that ends with this word: its start does not count, its end does
-        totals = self.totals[:, :, None] + self._allowed(torch.log_softmax(scores.float(), 2), length)
+        totals = self.totals[:, :, None] + self._mask_forbidden(torch.log_softmax(scores.float(), 2), length)
         vocabulary = totals.shape[2]
         # Each hypothesis has one way to end, so among twice the beam there are enough that go on.
         values, places = totals.flatten(1).topk(min(2 * self.search.beam, totals[0].numel()), 1)
@@ -104,7 +104,7 @@ class _Live:
         self._finish(values, beams, ends, length)
         self._go_on(values.masked_fill(ends, -torch.inf), beams, words, length)
 
-    def _allowed(self, logs: Tensor, length: int) -> Tensor:
+    def _mask_forbidden(self, logs: Tensor, length: int) -> Tensor:
         """Log-probabilities (B, K, V) with what may not come now at -inf."""
         for word in self.search.never:
             logs[:, :, word] = -torch.inf

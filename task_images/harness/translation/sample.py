@@ -97,7 +97,7 @@ def sample_pairs(count: int, seed: int) -> list[tuple[str, str]]:
     pairs: dict[str, str] = {}
     while len(pairs) < count:
         english, german = _sentence(chance)
-        pairs[_finished(english)] = _finished(german)
+        pairs[_finish_sentence(english)] = _finish_sentence(german)
     return list(pairs.items())
 
 
@@ -147,5 +147,5 @@ def _phrase(chance: random.Random, case: str) -> tuple[str, str]:
     return f"{article} {english}", f"{german_article} {german}"
 
 
-def _finished(text: str) -> str:
+def _finish_sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."

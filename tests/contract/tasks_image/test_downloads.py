@@ -111,12 +111,12 @@ def fetcher(server: FileServer, folder: Path, first: str) -> subprocess.Popen[st
 {first}
 import json, sys
 from pathlib import Path
-from task_images.harness.cache import locked
+from task_images.harness.cache import hold_lock
 from task_images.harness.datasets import Archive, fetch
 from task_images.harness.errors import TaskError
 folder, *archive = json.loads(sys.argv[1])
 try:
-    with locked(Path(folder, "lock")):
+    with hold_lock(Path(folder, "lock")):
         fetch(Archive(*archive), Path(folder), print)
 except TaskError as error:
     sys.exit((sys.stderr.write(f"{{error}} {{error.hint}}"), error.exit_code)[1])

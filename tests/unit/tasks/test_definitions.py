@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from mlbench_cli.catalog import load_catalog, load_task
-from task_images.digits_resnet.data import load_split, shifted
+from task_images.digits_resnet.data import load_split, make_shift
 from task_images.epsilon_logistic_regression.data import find_files, generate
-from task_images.epsilon_logistic_regression.task import Settings, make_schedule, regularised
+from task_images.epsilon_logistic_regression.task import Settings, make_regularised_loss, make_schedule
 from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
 from task_images.harness.parameters import read_parameters
 from task_images.harness.seeds import generator
@@ -71,7 +71,7 @@ def test_the_digits_are_split_by_class_and_by_seed() -> None:
 def test_a_shift_moves_whole_images_and_loses_at_most_the_border() -> None:
     images = torch.zeros(64, 8, 8) - 1
     images[:, 3, 4] = torch.arange(64.0)
-    moved, labels = shifted(1, generator(1, "x"))(images, torch.arange(64))
+    moved, labels = make_shift(1, generator(1, "x"))(images, torch.arange(64))
     assert moved.shape == (64, 3, 8, 8)
     for image, label in zip(moved, labels, strict=True):
         row, column = divmod(int(image[0].argmax()), 8)
@@ -107,7 +107,7 @@ def test_regularised_loss_is_the_cross_entropy_of_probabilities_plus_norms() -> 
     p = [1 / (1 + math.exp(-0.3)), 1 / (1 + math.exp(2.0))]
     w = model.weight.detach()
     expected = -(math.log(p[0]) + math.log(1 - p[1])) / 2 + 0.25 * float(w.abs().sum()) + 0.5 * float((w**2).sum())
-    assert regularised(model, 0.25, 1.0)(outputs, targets).item() == pytest.approx(expected)
+    assert make_regularised_loss(model, 0.25, 1.0)(outputs, targets).item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("workers", "spec", "legacy"), [(1, 4, 4), (16, 64, 64), (32, 128, 64)])

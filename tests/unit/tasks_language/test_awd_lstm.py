@@ -223,10 +223,10 @@ def test_the_running_average_is_the_mean_since_its_start_and_gives_the_parameter
         parameter.fill_(value)
         seen.append(value)
         average.update()
-    with average.applied():
+    with average.use_average():
         torch.testing.assert_close(parameter, torch.full((3,), statistics.mean(seen)))
     assert parameter.tolist() == [6.0] * 3
     other = RunningAverage([torch.zeros(3)])
     other.load_state_dict(average.state_dict())
-    with other.applied():
+    with other.use_average():
         assert other.parameters[0].tolist() == [3.0] * 3
