@@ -3,6 +3,7 @@
 Each folder has a limit for each kind of finding in word_limits.json, which is the number of findings when it was last
 written. More findings than the limit fail. After mending some, `--write` lowers the limits; it never raises one.
 `--reset` sets them to the counts as they are, for files that moved between folders; the review sees what it raised.
+Of the public names of the shipped packages, MIN_DOCUMENTED have to have a docstring.
 CONTRIBUTING.md has the rules. A name or a line that is right in spite of a rule carries the comment `# words: ok`.
 """
 
@@ -19,6 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LIMITS = Path(__file__).with_name("word_limits.json")
 EXEMPTION = "words: ok"
+SHIPPED = ("mlbench_cli/", "providers/", "templates/", "task_images/")
+MIN_DOCUMENTED = 0.95
 CODE, TEXT = (".py",), (".py", ".md", ".yaml", ".j2", ".sh")
 # Contain the words that they forbid.
 SKIPPED = ("tools/check_words.py", "tests/unit/test_words.py", "CONTRIBUTING.md", "CHANGELOG.md")
@@ -65,6 +68,18 @@ def _find_participles(path: str, text: str, lines: list[str]) -> Iterator[Findin
         is_value = any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
         if PARTICIPLE.match(node.name) and node.name not in NO_PARTICIPLES and not is_value:
             yield Finding("participle", path, node.lineno, f"def {node.name}: name what it does or returns")
+
+
+def list_public_names(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, int, bool]]:
+    """Name, line and whether it has a docstring, of each public class, function and method."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If | ast.Try):
+            yield from list_public_names(node, prefix)
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("_"):
+            continue
+        yield prefix + node.name, node.lineno, ast.get_docstring(node) is not None
+        if isinstance(node, ast.ClassDef):
+            yield from list_public_names(node, f"{prefix}{node.name}.")
 
 
 def list_files(root: Path = ROOT) -> list[str]:
@@ -135,12 +150,23 @@ def main(argv: list[str]) -> int:
             "The rules are in CONTRIBUTING.md. A line that is right all the same ends with # words: ok", file=sys.stderr
         )
         return 1
+    names = [
+        (f"{path}:{line}: {name}", is_documented)
+        for path in files
+        if path.startswith(SHIPPED) and path.endswith(CODE)
+        for name, line, is_documented in list_public_names(ast.parse((ROOT / path).read_text("utf-8")))
+    ]
+    share = sum(is_documented for _, is_documented in names) / len(names) if names else 1.0
+    if share < MIN_DOCUMENTED:
+        print(*(f"  {name}" for name, is_documented in names if not is_documented), sep="\n", file=sys.stderr)
+        print(f"{share:.1%} of the public names have a docstring, not {MIN_DOCUMENTED:.0%}.", file=sys.stderr)
+        return 1
     lines = sum(len((ROOT / name).read_bytes().splitlines()) for name in files)
     rates = {kind: 1000 * sum(finding.kind == kind for finding in findings) / lines for kind in ("where", "untyped")}
     participles = sum(finding.kind == "participle" for finding in findings)
     print(
         f'words: "where" {rates["where"]:.1f} and dict[str, Any] {rates["untyped"]:.1f} per 1 000 lines, '
-        f"{participles} functions named by a participle"
+        f"{participles} functions named by a participle, {share:.1%} of the public names with a docstring"
     )
     return 0
 

@@ -1,5 +1,6 @@
 """The check of words: what it finds, what it lets pass, and that its limits only fall."""
 
+import ast
 import json
 from pathlib import Path
 
@@ -32,6 +33,24 @@ def kinds(text: str, path: str = "folder/file.py") -> list[str]:
 )
 def test_rules(text: str, expected: list[str]) -> None:
     assert kinds(text) == expected
+
+
+def test_public_names_and_their_docstrings_are_counted() -> None:
+    source = """
+class A:
+    'Documented.'
+    def bare(self): ...
+    def _own(self): ...
+    def told_of(self):
+        'Documented.'
+if True:
+    def inside(): ...
+def outer():
+    'Documented.'
+    def inner(): ...
+"""
+    found = {name: is_documented for name, _, is_documented in check_words.list_public_names(ast.parse(source))}
+    assert found == {"A": True, "A.bare": False, "A.told_of": True, "inside": False, "outer": True}
 
 
 def test_documentation_is_checked_for_words_only() -> None:
