@@ -15,7 +15,7 @@ comma  := ,
 DEMO   := MLBENCH_HOME=$(CURDIR)/demo $(BIN)/mlbench
 STAMP  := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: help install demo test test-lowest ssh browser lint docs dist lock coverage mutate bench images e2e e2e-machines clean
+.PHONY: help install demo test test-lowest ssh browser lint docs dist lock coverage mutate bench images publish-images e2e e2e-machines clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,8 +93,12 @@ mutate: install  ## change decisions one by one, and see whether unit tests noti
 bench: install  ## every figure of docs/figures.md, measured side by side; says what each needs, and prepares it
 	$(BIN)/python -m tools.bench
 
-images: install  ## build the base image and one image per task
+images: install  ## build the base image and one image per task, as KIND clusters load them
 	sh task_images/build.sh
+
+publish-images: install  ## build all images of tasks and push them: REGISTRY=ghcr.io/me PLATFORM=linux/amd64,linux/arm64
+	test -n "$(REGISTRY)" || { echo "publish-images: name a registry of yours, REGISTRY=ghcr.io/me" >&2; exit 2; }
+	$(BIN)/mlbench images push --registry "$(REGISTRY)" $(if $(PLATFORM),--platform "$(PLATFORM)")
 
 e2e: install  ## the whole story on a KIND cluster; TESTS=tests/e2e for all tests that need one
 	sh tests/e2e/run.sh $(TESTS)

@@ -96,13 +96,19 @@ class ClusterDetails:
     gpu_probe: Mapping[str, str] = field(default_factory=dict, metadata=_DICT)  # `providers.gpu_probe.parse_report`
     node_selector: Mapping[str, str] = field(default_factory=dict, metadata=_DICT)  # of the nodes meant for runs
     tolerations: list[str] = field(default_factory=list, metadata=_LIST)  # that runs need besides, as --toleration
+    network_policies: bool = fact(bool, default=True)  # whether runs may create them
     functional_only: bool = fact(bool, default=False)  # timings on the cluster mean nothing
-    registry: str | None = fact(str)  # where task images come from, unless a run names another one
+    registry: str | None = fact(str)  # where task images come from, unless a run names another one (mlbench_cli.images)
+    registry_made: bool = fact(bool, default=False)  # it was created with the cluster, and is deleted with it
+    keeps_images: bool = fact(bool, default=False)  # but not this time: delete-cluster --keep-images
+    addons: Mapping[str, str] = field(default_factory=dict, metadata=_DICT)  # versions of EKS' add-ons
+    images: Mapping[str, str] = field(default_factory=dict, metadata=_DICT)  # digests in it, by IMAGE:VERSION
     region: str | None = fact(str)
     location: str | None = fact(str)  # zone or region of the workers
     owner: str | None = fact(str)  # who created it
     ttl: str | None = fact(str)  # as it was given, e.g. "8h"
     expires: int | float | None = fact(int, float)  # seconds since 1970, when `gc --expired` may delete it; None: never
+    end_problem: str | None = fact(str)  # why its cloud will not end it
     options: Mapping[str, Any] = field(default_factory=dict, metadata=_DICT)  # of its provider, by name
     plan: PlanRecord = field(default_factory=lambda: PlanRecord(), metadata=_DICT)
     helm_charts: list[HelmChartRecord] = field(default_factory=list, metadata=_LIST)

@@ -18,7 +18,16 @@ from mlbench_cli.model import Cluster, ClusterIdentity
 from mlbench_cli.spec import check_name
 from mlbench_cli.store import Store
 from providers import registry
-from providers.base import CanCreate, CanScale, EndsClusters, HasAccounts, Plan, Provider, Resource
+from providers.base import (
+    CanCreate,
+    CanScale,
+    CanSketch,
+    EndsClusters,
+    HasAccounts,
+    Plan,
+    Provider,
+    Resource,
+)
 from providers.operation_errors import delete_command
 
 if TYPE_CHECKING:
@@ -123,6 +132,17 @@ def plan_cluster(store: Store, request: CreationRequest) -> Iterator[PlannedClus
             details["helm_charts"] = charts
         planned = PlannedCluster(replace(cluster, details=details), plan, provider, installation)
         yield planned.with_ttl(request.ttl)
+
+
+def sketch_cluster(request: CreationRequest) -> PlannedCluster | None:
+    """The plan of a cluster for somebody without an account, whom no cloud answers. None if the provider has none."""
+    name, provider = check_name(request.name, "cluster name"), request.provider
+    if not isinstance(provider, CanSketch):
+        return None
+    cluster = provider.new_cluster(name, request.nodes, provider.options(**provider.fill_place(request.options)))
+    plan = provider.sketch(cluster)
+    cluster = replace(cluster, details={**cluster.details, "owner": owner_name(), "plan": plan.to_dict()})
+    return PlannedCluster(cluster, plan, provider, None).with_ttl(request.ttl)
 
 
 def require_free_name(store: Store, cluster: Cluster) -> None:
@@ -250,8 +270,17 @@ def search_everywhere(store: Store, names: Sequence[str] | None, scope: Mapping[
             continue
         identities = [cluster.identity for cluster in found]
         found += [cluster for cluster in more if not is_known(cluster, identities)]
+    found += _list_ended(known, Search(found, errors, blind), names)
     blind += _find_other_accounts(known, names)
     return Search(found, errors, blind)
+
+
+def _list_ended(known: Sequence[Cluster], search: Search, names: Sequence[str] | None) -> list[Cluster]:
+    """Clusters past their end that their cloud has deleted by itself: what is outside of them has still to go."""
+    identities = [cluster.identity for cluster in search.found]
+    wanted = [item for item in known if (not names or item.provider in names) and item.provider not in search.errors]
+    late = [item for item in wanted if (ClusterDetails.of(item).expires or float("inf")) < time.time()]
+    return [item for item in late if not is_known(item, identities)]
 
 
 def _find_other_accounts(known: Sequence[Cluster], names: Sequence[str] | None) -> list[str]:

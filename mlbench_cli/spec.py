@@ -24,6 +24,14 @@ OPEN = "open"  # the preset of a command of one's own that is held to a task's g
 SEED = 42
 # Fields of RunSpec that are left out while they are empty: the hash of a spec from before them stays what it was.
 LATER_FIELDS = ("network", "method", "calibrate", "servers_on")
+# The same of KubernetesOptions, with their defaults.
+LATER_OPTIONS: dict[str, object] = {
+    "pod_labels": {},
+    "pod_annotations": {},
+    "priority_class": None,
+    "scheduler": None,
+    "network_policy": True,
+}
 KEEP_SECONDS = 86400
 
 
@@ -76,6 +84,11 @@ class KubernetesOptions:
     run_as_user: int = 10001  # 0 is root
     writable_root: bool = False
     devices: Mapping[str, str] = field(default_factory=dict)  # besides GPUs, of each worker: resource and count
+    pod_labels: Mapping[str, str] = field(default_factory=dict)  # of the workers' pods, besides ours
+    pod_annotations: Mapping[str, str] = field(default_factory=dict)
+    priority_class: str | None = None
+    scheduler: str | None = None  # None: the cluster's default scheduler
+    network_policy: bool = True  # False: the run's pods are reachable as the cluster has it
 
 
 @dataclass(frozen=True)
@@ -193,6 +206,10 @@ class RunSpec:
         for name in LATER_FIELDS:
             if not document[name]:
                 del document[name]
+        options = document["kubernetes"]
+        for name, default in LATER_OPTIONS.items():
+            if options[name] == default:
+                del options[name]
         return document
 
     @classmethod

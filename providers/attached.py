@@ -4,18 +4,23 @@ Runs need rights in one namespace only: those of RULES, which `role_manifests` p
 """
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mlbench_cli.cluster_details import ClusterDetails, fact
+from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.kubeconfig import current_context, uses_service_account
 from mlbench_cli.model import Cluster
 from providers.base import Resource
 
 ROLE = "mlbench"
+GPU = "nvidia.com/gpu"
+# The first whose Jobs have a success policy without a feature gate (failure policy: 1.26, replacement policy: 1.29).
+MIN_VERSION = (1, 31)
 # The rights that the kubernetes engine uses: API group, resource, verbs, whether no run is possible without.
 RULES: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
     ("batch", "jobs", ("create", "get", "list", "watch", "patch", "delete"), True),
@@ -24,7 +29,7 @@ RULES: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
     ("", "pods/exec", ("get", "create"), True),
     ("", "configmaps", ("create", "get", "list", "patch", "delete"), True),
     ("", "services", ("create", "get", "list", "patch", "delete"), True),
-    ("networking.k8s.io", "networkpolicies", ("create", "get", "list", "patch", "delete"), True),
+    ("networking.k8s.io", "networkpolicies", ("create", "get", "list", "patch", "delete"), False),
     ("", "events", ("get", "list"), False),
 )
 
@@ -125,6 +130,61 @@ def is_kind(access: Access) -> bool:
     except (AccessDenied, ObjectNotFound):
         return False
     return any(str(node.get("spec", {}).get("providerID")).startswith("kind://") for node in nodes)
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What the nodes of a cluster offer, as far as it may be read: GPUs of a node, and other devices."""
+
+    nodes: int
+    gpus_per_node: int
+    gpu: str | None
+    devices: tuple[str, ...]  # names of resources, e.g. rdma/hca
+
+
+def read_node_facts(access: Access) -> NodeFacts | None:
+    """What the schedulable nodes offer; the most GPUs that any has. None if nodes may not be read."""
+    from mlbench_cli.kube.api import AccessDenied, ObjectNotFound
+
+    try:
+        nodes = access.client().get("/api/v1/nodes").get("items", [])
+    except (AccessDenied, ObjectNotFound):
+        return None
+    gpus, name, devices = 0, None, set()
+    for node in nodes:
+        allocatable = (node.get("status") or {}).get("allocatable") or {}
+        count = int(allocatable.get(GPU, 0))
+        if count > gpus:
+            gpus, name = count, (node["metadata"].get("labels") or {}).get("nvidia.com/gpu.product")
+        devices |= {key for key, amount in allocatable.items() if _is_device(key) and amount not in ("0", 0)}
+    return NodeFacts(len(nodes), gpus, name, tuple(sorted(devices)))
+
+
+def _is_device(resource: str) -> bool:
+    """Whether it is of a device plugin: what Kubernetes itself offers has no "/"."""
+    return "/" in resource and not resource.startswith((GPU, "attachable-volumes", "kubernetes.io/"))
+
+
+def require_version(access: Access) -> str:
+    """The version of the API server, "" if it does not tell.
+
+    Raises UsageError for one that is older than the fields that runs need.
+    """
+    from mlbench_cli.kube.api import AccessDenied, ObjectNotFound
+
+    try:
+        found = access.client().get("/version")
+    except (AccessDenied, ObjectNotFound):
+        return ""  # nobody says; the server's refusal of a run will
+    numbers = [re.match(r"\d*", str(found.get(key) or "0")) for key in ("major", "minor")]
+    version = tuple(int(match[0] or 0) if match else 0 for match in numbers)
+    if version < MIN_VERSION:
+        raise UsageError(
+            f"The API server of {access.server} is Kubernetes {version[0]}.{version[1]}; runs need "
+            f"{MIN_VERSION[0]}.{MIN_VERSION[1]} or later: success and failure policies of Jobs.",
+            hint="Ask for an upgrade of the cluster, or attach another one.",
+        )
+    return str(found.get("gitVersion") or f"v{version[0]}.{version[1]}")
 
 
 def check_rights(access: Access) -> list[Right]:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 CLUSTER_TAG = "mlbench-cluster"
 OWNER_TAG = "mlbench-owner"
 EXPIRES_TAG = "mlbench-expires"  # seconds since 1970
+REGISTRY_TAG = "mlbench-registry"  # "auto": an image repository was created with the cluster
+AUTO = "auto"  # of --registry
 CALL_SECONDS = 30.0
 # In the details of an error: the cloud was never set up on this machine, as opposed to one that refuses or is silent.
 NOT_CONFIGURED = {"configured": False}
@@ -199,6 +201,19 @@ class CanCreate(Provider, Protocol):
 
 
 @runtime_checkable
+class CanSketch(Protocol):
+    """A provider that can say what a cluster would be and cost to somebody who has no account yet."""
+
+    def fill_place(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options with a place holder for what the account would have decided: a project, a region."""
+        ...
+
+    def sketch(self, cluster: Cluster) -> Plan:
+        """As `plan`, without asking the cloud: what it would have been asked is a warning."""
+        ...
+
+
+@runtime_checkable
 class CanScale(Protocol):
     """A provider of `scale-cluster`."""
 
@@ -217,6 +232,15 @@ class EndsClusters(Protocol):
 
     def describe_end(self, cluster: Cluster) -> str:
         """A sentence about what ends by itself, and what stays until somebody deletes it."""
+        ...
+
+
+@runtime_checkable
+class HasRegistry(Protocol):
+    """A provider whose cloud has a registry of images that its credentials open."""
+
+    def fetch_registry_login(self, cluster: Cluster) -> tuple[str, str]:
+        """User and password for the registry of the cluster's account."""
         ...
 
 
@@ -272,6 +296,7 @@ def ownership_tags(cluster: Cluster) -> dict[str, str]:
     """The tags of everything that is created for `cluster`."""
     details = ClusterDetails.of(cluster)
     tags = {CLUSTER_TAG: cluster.name, OWNER_TAG: details.owner, EXPIRES_TAG: details.expires}
+    tags[REGISTRY_TAG] = AUTO if details.registry_made else None
     return {key: str(value) for key, value in tags.items() if value is not None}
 
 
@@ -280,7 +305,23 @@ def details_from_tags(tags: Mapping[str, str]) -> dict[str, object]:
     details: dict[str, Any] = {"owner": tags.get(OWNER_TAG)}
     if (expires := tags.get(EXPIRES_TAG, "")).isdecimal():
         details["expires"] = int(expires)
+    if tags.get(REGISTRY_TAG) == AUTO:
+        details["registry_made"] = True
     return details
+
+
+def registry_details(registry: str | None, made: str | None = None) -> dict[str, Any]:
+    """The details of a new cluster's registry: the prefix given, or with --registry auto the one to be `made`."""
+    if registry is None:
+        return {}
+    if registry == AUTO:
+        return {"registry_made": True, **({"registry": made} if made else {})}
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:/-]*", registry):
+        raise UsageError(f'--registry "{registry}" is no prefix of images.', hint="For example ghcr.io/me, or auto")
+    return {"registry": registry.rstrip("/")}
+
+
+REGISTRY_HELP = "where runs get the tasks' images: a prefix as ghcr.io/me, or auto: a repository made with the cluster"
 
 
 def identity_options(cluster: Cluster) -> str:

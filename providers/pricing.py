@@ -90,6 +90,27 @@ def _entries(layer: Mapping[str, Any], place: str) -> Mapping[str, Any]:
     return entries
 
 
+@dataclass(frozen=True)
+class ArchivedPrice:
+    """One price that the original's published results used, in USD per hour; None if it was not published."""
+
+    table: str
+    item: str
+    on_demand: float | None
+    spot: float | None
+    source: str
+
+
+def load_archive() -> list[ArchivedPrice]:
+    """The prices of the original's published results, by table and item. No plan uses them."""
+    found = []
+    for name, table in _read(SHIPPED)["archive"].items():
+        on_demand, spot = table["on-demand"], table["spot"]
+        for item in dict.fromkeys([*on_demand, *spot]):
+            found.append(ArchivedPrice(name, item, on_demand.get(item), spot.get(item), table["source"]))
+    return found
+
+
 def user_price_file() -> Path:
     """The user's own prices.toml, which goes before all other tables."""
     return settings.config_dir() / "prices.toml"

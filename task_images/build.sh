@@ -7,11 +7,12 @@
 # TF_BASE   the same for the TensorFlow task, which stands on an image of its own, without torch
 # TENSORFLOW  what that task installs if its base has none, as "tensorflow[and-cuda]>=2.20,<2.22" for GPUs
 # INDEX     package index for torch, if not pip's own
-# REGISTRY  prefix of the images' names (mlbench); `mlbench run --registry` wants the same
+# REGISTRY  prefix of the images' names; by default localhost/mlbench, which is no registry: KIND clusters take images of
+#           that name, and nothing is ever pulled by it. `mlbench images push` builds and pushes to a registry.
 set -eu
 
 cd "$(dirname "$0")/.."
-registry=${REGISTRY:-mlbench}
+registry=${REGISTRY:-localhost/mlbench}
 version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' mlbench_cli/__init__.py)
 # The classic builder takes a base image that exists only in the local Docker, whichever image store that has.
 export DOCKER_BUILDKIT=0

@@ -65,6 +65,7 @@ PANELS: dict[str, dict[str, Command]] = {
         "extend": Command("mlbench_cli.commands.extend", "extend", "Let a cluster live longer than its --ttl"),
         "prices": Command("mlbench_cli.commands.prices", "prices", "Show or update what machines cost"),
         "gc": Command("mlbench_cli.commands.gc", "gc", "Remove clusters that are expired or forgotten"),
+        "images": Command("mlbench_cli.commands.images", "images", "Show or push the images of tasks"),
         "kubeconfig": Command("mlbench_cli.commands.kubeconfig", "kubeconfig", "Use a cluster with kubectl"),
         "list-clusters": Command("mlbench_cli.commands.list_clusters", "list_clusters", "Show the known clusters"),
         "set-cluster": Command("mlbench_cli.commands.set_cluster", "set_cluster", "Choose the cluster to run on"),

@@ -34,7 +34,14 @@ def attach_cluster(
     output: Output = Format.text,
 ) -> None:
     """Use a cluster that you already have. Its kubeconfig is only read; delete-cluster forgets the cluster again."""
-    from providers.attached import check_rights, is_kind, new_attached_cluster, role_manifests
+    from providers.attached import (
+        check_rights,
+        is_kind,
+        new_attached_cluster,
+        read_node_facts,
+        require_version,
+        role_manifests,
+    )
 
     if role:
         from templates import dump
@@ -50,6 +57,7 @@ def attach_cluster(
     from providers import registry
 
     access = registry.load("attached").connect(cluster)
+    version = require_version(access)
     rights = check_rights(access)
     missing = [right for right in rights if right.needed and not right.allowed]
     if missing:
@@ -59,6 +67,13 @@ def attach_cluster(
             hint=f"Ask for this Role: mlbench attach-cluster {name} --namespace {cluster.details['namespace']} --role",
             details={"missing": [right.name for right in missing]},
         )
+    details = {**cluster.details, **({"version": version} if version else {})}
+    if any(right.resource == "networkpolicies" and not right.allowed for right in rights):
+        details["network_policies"] = False
+    facts = read_node_facts(access)
+    if facts is not None and facts.gpus_per_node:  # none today may be some tomorrow: an autoscaler's nodes come later
+        details |= {"gpus_per_node": facts.gpus_per_node, "gpu": facts.gpu}
+    cluster = replace(cluster, details=details)
     if is_kind(access):
         cluster = replace(cluster, details={**cluster.details, "functional_only": True})
     store.choose_cluster(store.record_cluster(cluster))
@@ -70,6 +85,12 @@ def attach_cluster(
         console.warn(f"Missing rights that only some runs need: {', '.join(unneeded)}.")
     if cluster.details.get("functional_only"):
         console.warn("It is a KIND cluster: results are functional, not a performance measurement.")
+    if facts is not None and facts.gpus_per_node:
+        console.note(
+            f"Its nodes have up to {facts.gpus_per_node} GPUs each; a run with --gpu has a rank for each of them."
+        )
+    if facts is not None and facts.devices:
+        console.note(f"Its nodes offer {', '.join(facts.devices)}: a run asks for them with --device RESOURCE=N.")
     console.out(
         f"The cluster {name} is {cluster.details['server']}, namespace {cluster.details['namespace']}; "
         "commands now use it."

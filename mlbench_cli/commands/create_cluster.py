@@ -15,12 +15,13 @@ from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.clusters import UNATTENDED_TTL, CreationRequest, PlannedCluster, Ttl, plan_cluster
 from mlbench_cli.commands._clusters import StepPrinter, cluster_document, show_plan
 from mlbench_cli.commands._common import Format, Output, Yes
-from mlbench_cli.errors import UsageError, did_you_mean
+from mlbench_cli.config import find_default
+from mlbench_cli.errors import CredentialError, UsageError, did_you_mean
 from mlbench_cli.model import Cluster
 from mlbench_cli.runs.request import parse_duration
 from mlbench_cli.store import Store
 from providers import registry
-from providers.base import CanCreate
+from providers.base import AUTO, CanCreate
 from providers.operation_errors import delete_command
 
 if TYPE_CHECKING:
@@ -96,6 +97,17 @@ def create(
         *(provider, nodes, release, options, chart_location, custom_values or (), chart_seconds, _parse_ttl(ttl))
     )
     store = Store()
+    _check_registry(provider, options.get("registry"))
+    try:
+        _create(store, request, ttl, dry_run, yes, output)
+    except (CredentialError, UsageError) as error:
+        # "There are no credentials": what the cluster would be and cost can be shown all the same.
+        if not dry_run or error.details.get("configured", True) or (sketch := clusters.sketch_cluster(request)) is None:
+            raise
+        _print_plan(sketch, output)
+
+
+def _create(store: Store, request: CreationRequest, ttl: str | None, dry_run: bool, yes: bool, output: Format) -> None:
     with plan_cluster(store, request) as planned:
         if ttl is None and planned.plan.total != 0 and not console.interactive():
             planned = planned.with_ttl(_parse_ttl(UNATTENDED_TTL))
@@ -113,6 +125,22 @@ def create(
         if planned.chart_notes:
             console.note(f"Notes of the Helm chart:\n{console.clean(planned.chart_notes, keep=chr(10))}\n")
     _print_result(cluster, output)
+
+
+def _check_registry(provider: CanCreate, given: str | None) -> None:
+    """Look for the tasks' images before a cluster is paid for that could not run any."""
+    if provider.name not in registry.PAID or given == AUTO:
+        return
+    place = given or (default.value if (default := find_default("registry")) else None)
+    if place is None:
+        console.warn(
+            "No registry is named that runs of tasks could get their images from: --registry auto makes one with the "
+            "cluster, and mlbench images push fills it."
+        )
+        return
+    from mlbench_cli.commands._images import require_registry
+
+    require_registry(place)
 
 
 def _parse_ttl(ttl: str | None) -> Ttl | None:
@@ -165,6 +193,13 @@ def _print_result(cluster: Cluster, output: Format) -> None:
         ],
     )
     _show_probe(ClusterDetails.of(cluster).gpu_probe)
+    if problem := ClusterDetails.of(cluster).end_problem:
+        console.warn(
+            f"Nothing in the cloud ends this cluster: {problem} Let mlbench gc --expired --yes run from time to time, "
+            "or ask for the right (roles/resourcemanager.projectIamAdmin) and repeat the command."
+        )
+    if ClusterDetails.of(cluster).registry_made:
+        console.note(f"Its registry {ClusterDetails.of(cluster).registry} is empty: mlbench images push   fills it")
     console.note(f"The cluster {cluster.name} is ready; commands now use it. To delete it:")
     console.note(f"  {delete_command(cluster)}")
 

@@ -1,10 +1,12 @@
 """`mlbench delete-cluster [PROVIDER] NAME`: delete a cluster and everything that belongs to it, or continue to."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from mlbench_cli import clusters, console
+from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.commands._clusters import Location, Project, delete_with_progress
 from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters, is_sealed
 from mlbench_cli.errors import NotFoundError, UsageError
@@ -24,6 +26,9 @@ def delete_cluster(
     project: Project = None,
     location: Location = None,
     force: Annotated[bool, typer.Option("--force", help="discard results that are still on it")] = False,
+    keep_images: Annotated[
+        bool, typer.Option("--keep-images", help="leave the image repository that was made with it, which costs money")
+    ] = False,
     yes: Yes = False,
     output: Output = Format.text,
 ) -> None:
@@ -50,7 +55,11 @@ def delete_cluster(
         _refuse_unfetched(store, cluster)
     if cluster.provider not in ("attached", "slurm", "hosts"):
         place = f", {cluster.location}" if cluster.location else ""
-        console.confirm(f"Delete the cluster {name} ({cluster.provider}{place}) and everything on it?", yes=yes)
+        made = ClusterDetails.of(cluster).registry_made
+        also = "" if not made or keep_images else " and its image repository (--keep-images keeps that)"
+        console.confirm(f"Delete the cluster {name} ({cluster.provider}{place}), everything on it{also}?", yes=yes)
+    if keep_images:
+        cluster = replace(cluster, details={**cluster.details, "keeps_images": True})
     _print(name, delete_with_progress(store, cluster), output)
 
 

@@ -16,9 +16,18 @@ prices = typer.Typer(rich_markup_mode=None, context_settings=HELP_NAMES, add_com
 
 
 @prices.callback(invoke_without_command=True)
-def show(context: typer.Context, output: Output = Format.text) -> None:
+def show(
+    context: typer.Context,
+    archive: Annotated[
+        bool, typer.Option("--archive", help="prices that the original's published results were computed with")
+    ] = False,
+    output: Output = Format.text,
+) -> None:
     """Show the tables of prices: source, date, and regions with their number of prices."""
     if context.invoked_subcommand is not None:
+        return
+    if archive:
+        _show_archive(output)
         return
     tables = {name: pricing.load_prices(name) for name in registry.PAID}
     if output == Format.json:
@@ -30,6 +39,19 @@ def show(context: typer.Context, output: Output = Format.text) -> None:
     console.out_table(["PROVIDER", "REGION", "PRICES"], rows)
     for name, table in tables.items():
         console.note(f"{name}: {table.source}")
+
+
+def _show_archive(output: Format) -> None:
+    found = pricing.load_archive()
+    if output == Format.json:
+        console.out_json({"currency": "USD", "prices": [vars(item) for item in found]})
+        return
+    rows = [[item.table, item.item, _amount(item.on_demand), _amount(item.spot), item.source] for item in found]
+    console.out_table(["TABLE", "ITEM", "ON DEMAND USD/H", "SPOT USD/H", "SOURCE"], rows)
+
+
+def _amount(price: float | None) -> str:
+    return "unknown" if price is None else f"{price:.4f}"
 
 
 @prices.command(context_settings=HELP_NAMES)

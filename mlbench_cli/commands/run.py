@@ -107,6 +107,10 @@ def run(
         _print_submissions(submissions, output)
         return 0
     _warn(tuple(candidate.spec for candidate in candidates), cluster)
+    if cluster.provider not in ("local", "slurm", "hosts"):
+        from mlbench_cli.commands._images import require_images
+
+        require_images((candidate.spec for candidate in candidates), cluster)
     known = store.find_experiment(str(request.name))
     experiment = Experiment(
         id=known.id if known else os.urandom(6).hex(),

@@ -18,6 +18,7 @@ from mlbench_cli.spec import KubernetesOptions
 
 _QUANTITY = re.compile(r"\d+(?:\.\d+)?(?:[KMGTP]i|[kMGTP])?")
 _LABEL_KEY = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9./_-]*[A-Za-z0-9])?")
+_LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
@@ -43,6 +44,9 @@ def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
         "egress": request.egress,
         "run_as_user": request.run_as_user,
         "writable_root": request.writable_root,
+        "priority_class": _check_label(request.priority_class, "priority_class"),
+        "scheduler": _check_label(request.scheduler, "scheduler"),
+        "network_policy": False if _lacks_policies(request, cluster) else request.network_policy,
         "registry": None if request.registry is None else request.registry.rstrip("/"),
     }
     if request.collect not in (None, "rank0", "all"):
@@ -52,7 +56,9 @@ def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
             raise UsageError(f'--node-selector: "{clip(key)}" is not the key of a label.')
     return KubernetesOptions(
         node_selector={**ClusterDetails.of(cluster).node_selector, **request.node_selector},
-        devices=_list_devices(request, cluster),
+        devices={**_list_devices(request, cluster), **_check_devices(request.device)},
+        pod_labels=_check_metadata(request.pod_label, "--pod-label", _LABEL_VALUE),
+        pod_annotations=_check_metadata(request.pod_annotation, "--pod-annotation", None),
         tolerations=(
             *ClusterDetails.of(cluster).tolerations,
             *(_check_toleration(text) for text in request.toleration),
@@ -96,6 +102,33 @@ def _list_devices(request: Request, cluster: Cluster) -> dict[str, str]:
     if request.spread is False:
         return {}
     return {name: str(count) for name, count in ClusterDetails.of(cluster).devices_per_node.items()}
+
+
+def _lacks_policies(request: Request, cluster: Cluster) -> bool:
+    """Whether the cluster's administrator lets nobody create network policies, and the request does not insist."""
+    return request.network_policy is None and not ClusterDetails.of(cluster).network_policies
+
+
+def _check_devices(given: Mapping[str, str]) -> dict[str, str]:
+    for name, amount in given.items():
+        if not _LABEL_KEY.fullmatch(name) or not _QUANTITY.fullmatch(amount):
+            raise UsageError(
+                f'--device "{clip(name)}={clip(amount)}" is not of the form RESOURCE=N.',
+                hint="For example --device rdma/hca=1; kubectl describe nodes   lists what nodes offer",
+            )
+        if name == "nvidia.com/gpu":
+            raise UsageError("--device nvidia.com/gpu: GPUs have options of their own.", hint="--gpu")
+    return dict(given)
+
+
+def _check_metadata(given: Mapping[str, str], what: str, values: re.Pattern[str] | None) -> dict[str, str]:
+    """Labels or annotations of pods. Raises UsageError for keys that mlbench itself needs."""
+    for key, value in given.items():
+        if not _LABEL_KEY.fullmatch(key) or (values and not values.fullmatch(value)):
+            raise UsageError(f'{what} "{clip(key)}={clip(value)}" is not what Kubernetes allows.')
+        if key.startswith(("mlbench/", "batch.kubernetes.io/")) or key == "app.kubernetes.io/managed-by":
+            raise UsageError(f"{what}: {key} is set by mlbench or Kubernetes itself.", hint="Choose another key.")
+    return dict(given)
 
 
 def _check_label(text: str | None, name: str) -> str | None:

@@ -16,6 +16,7 @@ from mlbench_cli import __version__
 from mlbench_cli.catalog import BACKENDS, BUDGET, Task, load_catalog, load_task, short
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
+from mlbench_cli.images import LOCAL_REGISTRY, name_image
 from mlbench_cli.masking import refuse_secrets
 from mlbench_cli.model import Cluster
 from mlbench_cli.runs.kubernetes_options import check_mount_point, gpus_of_machine, require_folder, resolve_kubernetes
@@ -31,7 +32,6 @@ MAX_REPEATS = 1000
 MACHINE_OPTIONS = ("image", "env")  # options for clusters that also mean something without Kubernetes
 # The word in a cluster's record says that its figures mean nothing; this, in the run's, says why.
 FUNCTIONAL_ONLY = "all nodes of the cluster are containers on one machine"
-REGISTRY = "mlbench"  # where the catalogue's images are unless request or cluster say otherwise
 _BACKEND = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,39}")
 
 
@@ -239,8 +239,20 @@ def _image(request: Request, task: Task, cluster: Cluster) -> str | None:
     """The image of the ranks; None if they are processes of the machines' own Python."""
     if engine_name(cluster) != "kubernetes":
         return request.image
-    prefix = request.registry or ClusterDetails.of(cluster).registry or REGISTRY
-    return request.image or f"{prefix.rstrip('/')}/{task.image}:{__version__}"
+    if request.image:
+        return request.image
+    details = ClusterDetails.of(cluster)
+    if request.registry:
+        return name_image(request.registry, task.image, __version__)
+    if details.registry:
+        return name_image(details.registry, task.image, __version__, details.images)
+    if cluster.provider == "kind" or details.functional_only:  # images of this machine, loaded onto the nodes
+        return name_image(LOCAL_REGISTRY, task.image, __version__)
+    raise UsageError(
+        f'No registry is known that the cluster "{cluster.name}" gets the image of {task.name} from.',
+        hint="Name one of your own: --registry ghcr.io/me, or mlbench config set registry ghcr.io/me; "
+        "mlbench images push --registry ghcr.io/me   builds the images and puts them there",
+    )
 
 
 def _task_backend(request: Request, task: Task, device: str) -> str:

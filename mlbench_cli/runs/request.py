@@ -165,6 +165,23 @@ class Request:
     writable_root: bool | None = _cluster_option(
         "let the command write everywhere in its container, not only to /tmp and its output folder", kind="switch"
     )
+    device: Mapping[str, str] = _cluster_option(
+        "device or other resource of each worker besides GPUs, e.g. rdma/hca=1, vpc.amazonaws.com/efa=4 or "
+        "hugepages-2Mi=5Gi",
+        kind="pairs",
+        metavar="RESOURCE=N",
+    )
+    pod_label: Mapping[str, str] = _cluster_option("label of the workers' pods", kind="pairs", metavar="KEY=VALUE")
+    pod_annotation: Mapping[str, str] = _cluster_option(
+        "annotation of the workers' pods, e.g. kueue.x-k8s.io/podset-preferred-topology=LABEL",
+        kind="pairs",
+        metavar="KEY=VALUE",
+    )
+    priority_class: str | None = _cluster_option("PriorityClass of the workers")
+    scheduler: str | None = _cluster_option("scheduler of the workers; default: the cluster's")
+    network_policy: bool | None = _cluster_option(
+        "shut the run's pods off from others by a NetworkPolicy (default, if the cluster allows it)", kind="switch"
+    )
     registry: str | None = _cluster_option("prefix of the catalogue's images, e.g. ghcr.io/me", metavar="PREFIX")
 
 

@@ -1,16 +1,17 @@
 """EKS, Kubernetes on AWS: a CloudFormation stack with network and roles, and node groups that EKS manages."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model import Cluster
-from providers.base import Plan, Resource, check_ranges, option, read_options
-from providers.eks.aws import account_of, aws_in, region_of
+from providers.base import REGISTRY_HELP, Plan, Resource, check_ranges, option, read_options, registry_details
+from providers.eks.aws import REGION_VARIABLES, account_of, aws_in, region_of
 from providers.eks.control_plane import AddOn, Admin, ControlPlane, access_to
 from providers.eks.devices import Device, DevicePlugin, gpu_device, gpu_probe, network_card_device
 from providers.eks.end_timer import EndTag, EndTimer, timers
@@ -35,6 +36,8 @@ from providers.eks.nodes import (
     NodeGroupSize,
     worker_group,
 )
+from providers.eks.repository import ImageRepository, fetch_login
+from providers.eks.volumes import volume_resources
 from providers.gpu_probe import NONE
 
 if TYPE_CHECKING:
@@ -56,34 +59,53 @@ class EksOptions:
     """The options of `mlbench create-cluster eks`; fields are declared once, for flags, plans and the record."""
 
     machine_type: str | None = option(
-        None, "--machine-type", "-t", help="instance type of each worker; default: what has the GPUs asked for"
+        None, "--machine-type", "-t", help="instance type of each worker; default: one with the requested GPUs"
     )
-    num_gpus: int | None = option(None, "--num-gpus", "-g", help="GPUs of each worker; default: all its machine has")
-    gpu_type: str | None = option(None, "--gpu-type", help="T4, A10G, L4, A100, H100, …; picks the machine")
-    num_cpus: int | None = option(None, "--num-cpus", "-c", help="vCPUs that each worker must at least have")
-    disk_size: int = option(100, "--disk-size", "-d", help="GB of each worker's disk")
+    num_gpus: int | None = option(
+        None, "--num-gpus", "-g", help="number of GPUs per worker; default: all of its instance type"
+    )
+    gpu_type: str | None = option(None, "--gpu-type", help="T4, A10G, L4, A100, H100, …; selects the instance type")
+    num_cpus: int | None = option(None, "--num-cpus", "-c", help="minimum number of vCPUs per worker")
+    disk_size: int = option(100, "--disk-size", "-d", help="disk size per worker in GB")
     kubernetes_version: str | None = option(
-        None, "--kubernetes-version", "-k", help="Kubernetes X.Y; EKS' own default unless told"
+        None, "--kubernetes-version", "-k", help="Kubernetes X.Y; default: EKS' own default version"
     )
-    region: str | None = option(None, "--region", help="default: the zone's, the environment's or the profile's")
-    zone: str | None = option(None, "--zone", "-z", help="where the workers are; default: the first that has them")
+    region: str | None = option(
+        None, "--region", help="AWS region; default: the zone's, the environment's or the profile's"
+    )
+    zone: str | None = option(None, "--zone", "-z", help="zone of the workers; default: the first with such machines")
     spot: bool = option(False, "--spot", "--preemptible", "-e", help="cheaper machines that may be taken away")
     spot_type: tuple[str, ...] = option(
-        (), "--spot-type", help="with --spot: another instance type that will do; repeatable; default: the same GPUs"
+        (),
+        "--spot-type",
+        help="with --spot: another acceptable instance type; repeatable; default: those with the same GPUs",
     )
     placement_group: bool = option(False, "--placement-group", help="put the workers close together")
-    efa: bool = option(False, "--efa", help="fast network cards, with a placement group; runs get them")
+    efa: bool = option(False, "--efa", help="EFA network cards, with a placement group; runs request them")
     node_image: str = option(
-        "al2023", "--node-image", help="of the workers: al2023, or bottlerocket, which shows GPUs by itself"
+        "al2023",
+        "--node-image",
+        help="node image of the workers: al2023, or bottlerocket, which has a GPU device plugin",
     )
     probe_image: str | None = option(
-        None, "--probe-image", help="image of the GPU probe that ends the creation, best one with torch; none: no probe"
+        None,
+        "--probe-image",
+        help="image of the GPU probe at the end of the creation, best one with torch; none: no probe",
     )
-    admin: tuple[str, ...] = option((), "--admin", help="ARN that may also use the cluster; repeatable")
+    admin: tuple[str, ...] = option(
+        (), "--admin", help="ARN of another principal with administrator access; repeatable"
+    )
+    no_network_policies: bool = option(
+        False, "--no-network-policies", help="leave out the agent that enforces the network policies of runs"
+    )
+    no_volumes: bool = option(False, "--no-volumes", help="leave out the driver and the default class of claims' disks")
+    registry: str | None = option(None, "--registry", help=REGISTRY_HELP)
     allow_from: tuple[str, ...] = option(
-        (), "--allow-from", help="CIDR that may reach the Kubernetes API; repeatable; default: any"
+        (), "--allow-from", help="CIDR with access to the Kubernetes API; repeatable; default: any"
     )
-    system_machine_type: str = option("t3.medium", "--system-machine-type", help="of the two that run DNS and charts")
+    system_machine_type: str = option(
+        "t3.medium", "--system-machine-type", help="instance type of the two system nodes (DNS, Helm charts)"
+    )
 
 
 class EksProvider:
@@ -121,6 +143,7 @@ class EksProvider:
             "location": options.zone or region,
             "options": asdict(options),
             "node_selector": {ROLE_LABEL: WORKER},
+            **registry_details(options.registry),
         }
         if options.efa:
             details["devices_per_node"] = {EFA: machine.efa}
@@ -135,6 +158,18 @@ class EksProvider:
         from providers.eks.plan import make_plan
 
         return make_plan(cluster, read_options(cluster, EksOptions), self.groups(cluster))
+
+    def fill_place(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options with a region, which environment or profile would have named."""
+        if options.get("region") or options.get("zone") or any(os.environ.get(name) for name in REGION_VARIABLES):
+            return dict(options)
+        return {**options, "region": "us-east-1"}
+
+    def sketch(self, cluster: Cluster) -> Plan:
+        """Sizes and prices for somebody without an account. Asks nobody."""
+        from providers.eks.plan import sketch_plan
+
+        return sketch_plan(cluster, read_options(cluster, EksOptions), self.groups(cluster))
 
     def groups(self, cluster: Cluster) -> tuple[Group, Group]:
         """The machines of the system, and the workers."""
@@ -166,8 +201,16 @@ class EksProvider:
         system, workers = self.groups(cluster)
         stack = Stack(cluster, aws, list(workers.types), options.zone, workers.private)
         plane = ControlPlane(cluster, aws, stack, options.kubernetes_version, options.allow_from)
-        before = tuple(AddOn(plane, addon) for addon in BEFORE_NODES)
-        found: list[Resource] = [stack, plane, *before, *(Admin(plane, principal) for principal in options.admin)]
+        before = tuple(AddOn(plane, addon, plain=options.no_network_policies) for addon in BEFORE_NODES)
+        # A cluster of which nothing but the name is known may have any of the optional resources.
+        repository = [ImageRepository(stack)] if ClusterDetails.of(cluster).registry_made or not cluster.details else []
+        found: list[Resource] = [
+            stack,
+            *repository,
+            plane,
+            *before,
+            *(Admin(plane, principal) for principal in options.admin),
+        ]
         template = None
         # What is only found by its marks may have any of these.
         if options.efa or options.placement_group or not options_known(cluster):
@@ -178,6 +221,8 @@ class EksProvider:
         base = NodeGroup(plane, stack, system, before)
         working = NodeGroup(plane, stack, workers, before, template)
         found += [base, working, AddOn(plane, AFTER_NODES, (plane, base))]
+        if not options.no_volumes:
+            found += volume_resources(plane, base)
         found += timers(ClusterDetails.of(cluster), [base, working])
         if not workers.count:
             return found
@@ -186,6 +231,10 @@ class EksProvider:
         if (gpus := ClusterDetails.of(cluster).gpus_per_node) and options.probe_image != NONE:
             found.append(gpu_probe(plane, working, gpus, options.probe_image or PROBE_IMAGE, tuple(devices)))
         return found
+
+    def fetch_registry_login(self, cluster: Cluster) -> tuple[str, str]:
+        """The login that ECR gives for twelve hours."""
+        return fetch_login(aws_in(_region(cluster)))
 
     def extend(self, cluster: Cluster) -> Sequence[Resource]:
         """The resources that hold the end of the cluster: the tag and one timer per node group, to be set again."""

@@ -52,7 +52,7 @@ CODES: tuple[tuple[str, type[MlbenchError], str | None], ...] = (
         ELSEWHERE,
     ),
     (r"\w*LimitExceeded\w*|\w*QuotaExceeded\w*|MaxSpotInstanceCountExceeded|MaxIOPS\w*", CapacityError, MORE_QUOTA),
-    (r"ResourceNotFound\w*|NoSuch\w*|\w+\.NotFound\w*|\w+\.Unknown", NotFoundError, None),
+    (r"(Resource|Repository|Image)NotFound\w*|NoSuch\w*|\w+\.NotFound\w*|\w+\.Unknown", NotFoundError, None),
     (
         r"DependencyViolation|\w+\.InUse|ResourceInUse\w*|IncorrectState\w*|OperationInProgress\w*|TokenAlreadyExists\w*",
         UsageError,

@@ -18,6 +18,15 @@ TOKEN_SECONDS = 13 * 60
 ADMIN_POLICY = "arn:aws:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy"
 # Without this agent nothing enforces the NetworkPolicy that a run brings along.
 SETTINGS = {"vpc-cni": '{"enableNetworkPolicy": "true"}'}
+# Versions that were seen to work together, by version of Kubernetes: agents of network policies newer than these have
+# dropped all traffic of pods (aws-network-policy-agent 553, 570). Others are EKS' default for the version.
+KNOWN_GOOD = {
+    "1.34": {
+        "vpc-cni": "v1.21.1-eksbuild.3",
+        "kube-proxy": "v1.34.3-eksbuild.5",
+        "coredns": "v1.13.2-eksbuild.1",
+    },
+}
 CREATION_STATES = ("PENDING", "CREATING", "UPDATING")
 
 
@@ -100,6 +109,7 @@ class ControlPlane(EksResource):
         self.needs = (stack,)
         self.version = version
         self.allowed = allowed
+        self.addons: dict[str, str] = {}  # versions of those that are ready
         self.remove_command = f"aws eks delete-cluster --region {aws.region} --name {self.name}"
 
     def find_raw(self) -> dict[str, Any] | None:
@@ -162,9 +172,20 @@ class AddOn(EksResource):
     kind = "add-on"
     create_seconds = 1200.0
 
-    def __init__(self, plane: ControlPlane, addon: str, needs: tuple[Resource, ...] = ()) -> None:
+    def __init__(
+        self,
+        plane: ControlPlane,
+        addon: str,
+        needs: tuple[Resource, ...] = (),
+        *,
+        account: str | None = None,
+        plain: bool = False,
+    ) -> None:
+        """`account`: the service account that gets the stack's role for volumes. `plain`: without own settings."""
         super().__init__(plane.cluster, plane.aws)
         self.addon = addon
+        self.account = account
+        self.settings = None if plain else SETTINGS.get(addon)
         self.name = f"{plane.name}/{addon}"
         self.plane = plane
         self.needs = needs or (plane,)
@@ -185,7 +206,11 @@ class AddOn(EksResource):
 
     def create(self) -> None:
         """Request the add-on with the settings of `SETTINGS`, over whatever objects have its names."""
-        settings = {"configurationValues": SETTINGS[self.addon]} if self.addon in SETTINGS else {}
+        settings: dict[str, Any] = {"configurationValues": self.settings} if self.settings else {}
+        if self.account and (role := self.plane.stack.network().volume_role):
+            settings["podIdentityAssociations"] = [{"serviceAccount": self.account, "roleArn": role}]
+        if version := self._choose_version():
+            settings["addonVersion"] = version
         self.aws.call(
             "eks",
             "create_addon",
@@ -201,10 +226,29 @@ class AddOn(EksResource):
         """Ready when ACTIVE; DEGRADED until its pods run. Raises with AWS' issues if the creation has failed."""
         found = self.require_raw()
         if found["status"] == "ACTIVE":
-            return Readiness(True)
+            self.plane.addons[self.addon] = str(found.get("addonVersion") or "")
+            return Readiness(True, facts={"addons": dict(self.plane.addons)})
         if found["status"] == "CREATE_FAILED":
             raise error_from_issues(found, f"The add-on {self.name} was not made")
         return Readiness(False, _issues(found) or f"it is {found['status']}")  # DEGRADED, until its pods run
+
+    def _choose_version(self) -> str | None:
+        """One known to work, if EKS offers it, else EKS' default for the cluster's Kubernetes; None: EKS chooses."""
+        version = (self.plane.find_raw() or {}).get("version")
+        if not version:
+            return None
+        try:
+            answer = self.aws.call("eks", "describe_addon_versions", addonName=self.addon, kubernetesVersion=version)
+        except CredentialError:  # a right that mlbench did without before
+            return None
+        offered = {item["addonVersion"]: item for group in answer["addons"] for item in group["addonVersions"]}
+        known = KNOWN_GOOD.get(str(version), {}).get(self.addon)
+        if known in offered:
+            return known
+        defaults = [
+            name for name, item in offered.items() if any(fit.get("defaultVersion") for fit in item["compatibilities"])
+        ]
+        return defaults[0] if defaults else None
 
     def remove(self) -> None:
         """Send the delete call. Raises NotFoundError if the add-on is not installed."""

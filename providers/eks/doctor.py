@@ -1,6 +1,7 @@
 """What can be known of an AWS account in one region before a cluster is made in it."""
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,9 @@ OTHER_QUOTAS = (
     ("elastic addresses", "ec2", "L-0263D0A3"),
     ("EKS clusters", "eks", "L-1194D53C"),
 )
+
+
+SIMULATED_AT_ONCE = 50  # actions in one request of the policy simulator
 
 
 class Statement(TypedDict):
@@ -72,6 +76,7 @@ def run_checks(project: str | None, location: str | None) -> Iterator[Check]:
     headers = (caller.get("ResponseMetadata") or {}).get("HTTPHeaders") or {}
     yield doctor.check_clock(checklist, headers.get("date"), time.time())
     yield from _services(checklist, aws)
+    yield _check_rights(checklist, aws, str(caller["Arn"]))
     yield from _check_offers(checklist, aws)
     yield from _quotas(checklist, aws)
     yield doctor.check_clusters(checklist, lambda: _find_clusters(region))
@@ -82,6 +87,46 @@ def run_checks(project: str | None, location: str | None) -> Iterator[Check]:
 def _place(location: str | None) -> tuple[str | None, str | None]:
     """A zone ends with a letter."""
     return (None, location) if location and location[-1].isalpha() else (location, None)
+
+
+def _check_rights(checklist: Checklist, aws: Aws, caller: str) -> Check:
+    """Ask IAM's policy simulator for every action of the policy that `doctor eks --policy` prints.
+
+    What it does not know: conditions of the organization, and resources of single statements.
+    """
+    actions = sorted({action for statement in load_policy()["Statement"] for action in list_actions(statement)})
+    simulated = [action for action in actions if "*" not in action]
+    denied = checklist("rights", lambda: _simulate(aws, principal_of(caller), simulated), optional=True)
+    if denied is None:
+        assert checklist.failed is not None
+        return checklist.failed
+    hint = "mlbench doctor eks --policy   prints the policy to ask an administrator for"
+    found = f"IAM would deny {', '.join(denied)}" if denied else f"IAM allows all {len(simulated)} actions"
+    return checklist.result("rights", found, hint if denied else None, missing=bool(denied))
+
+
+def _simulate(aws: Aws, principal: str, actions: list[str]) -> list[str]:
+    """The actions that IAM would not allow the principal."""
+    denied: list[str] = []
+    for first in range(0, len(actions), SIMULATED_AT_ONCE):
+        batch = actions[first : first + SIMULATED_AT_ONCE]
+        results = aws.pages(
+            "iam", "simulate_principal_policy", "EvaluationResults", PolicySourceArn=principal, ActionNames=batch
+        )
+        denied += [item["EvalActionName"] for item in results if item["EvalDecision"] != "allowed"]
+    return denied
+
+
+def principal_of(caller: str) -> str:
+    """The ARN whose policies are simulated: that of the role behind a session, else the caller's own."""
+    match = re.fullmatch(r"arn:(aws[a-z-]*):sts::(\d{12}):assumed-role/([^/]+)/.+", caller)
+    return f"arn:{match[1]}:iam::{match[2]}:role/{match[3]}" if match else caller
+
+
+def list_actions(statement: Statement) -> list[str]:
+    """The actions of one statement, of which a single one may stand without a list."""
+    action = statement["Action"]
+    return [action] if isinstance(action, str) else action
 
 
 def _services(checklist: Checklist, aws: Aws) -> Iterator[Check]:

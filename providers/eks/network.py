@@ -30,6 +30,7 @@ class Network:
     private_subnet: str | None
     control_role: str
     machine_role: str
+    volume_role: str  # "" for a stack of an older version
 
 
 class Stack(Resource):
@@ -128,6 +129,7 @@ class Stack(Resource):
                 made.get("PrivateSubnet") or None,
                 made["ControlRole"],
                 made["MachineRole"],
+                made.get("VolumeRole", ""),
             )
         return self._network
 

@@ -63,7 +63,7 @@ def make_plan(cluster: Cluster, options: PlannedOptions, groups: tuple[Group, Gr
     """Raises CredentialError, UsageError or CapacityError for what cannot work; what may not work is a warning."""
     aws = aws_in(cluster.location)
     aws.call("sts", "get_caller_identity")
-    system, workers = groups
+    workers = groups[1]
     zone = zones_for(aws, list(workers.types), options.zone)[0]
     warnings = [*_version(aws, options), *_gpus(aws, workers, ClusterDetails.of(cluster).gpus_per_node or 0)]
     warnings += _quota(aws, workers)
@@ -71,12 +71,40 @@ def make_plan(cluster: Cluster, options: PlannedOptions, groups: tuple[Group, Gr
         warnings.append(EFA_WARNING)
     if options.spot and len(workers.types) > 1:
         warnings.append(f"Any of these machines may come, all of one type or mixed: {', '.join(workers.types)}.")
+    workers_line = _spot(aws, workers, zone)
+    return _price(groups, aws.region, zone, warnings, workers_line)
+
+
+UNCHECKED = (
+    "Not checked, because there are no credentials: versions, quotas, and which zone has these machines. To be asked: "
+    "aws configure or aws sso login"
+)
+
+
+def sketch_plan(cluster: Cluster, options: PlannedOptions, groups: tuple[Group, Group]) -> Plan:
+    """The plan for somebody without an account: nothing is asked."""
+    workers = groups[1]
+    line = None
+    if workers.spot:
+        line = PlanLine(f"worker {workers.types[0]} (spot)", workers.count, None)
+    warnings = [UNCHECKED, *([EFA_WARNING] if options.efa else [])]
+    return _price(groups, cluster.location, options.zone or cluster.location, warnings, line)
+
+
+def _price(
+    groups: tuple[Group, Group],
+    region: str,
+    zone: str,
+    warnings: list[str],
+    workers_line: PlanLine | None,
+) -> Plan:
+    """The priced parts. `workers_line`: the workers at a price of now; None: at that of the table."""
+    system, workers = groups
     prices = pricing.load_prices("eks")
-    region = aws.region
     lines = [
         prices.line("EKS control plane", 1, "control-plane", region),
         prices.line(f"system machine {system.types[0]}", system.count, system.types[0], region),
-        _spot(aws, workers, zone) or prices.line(f"worker {workers.types[0]}", workers.count, workers.types[0], region),
+        workers_line or prices.line(f"worker {workers.types[0]}", workers.count, workers.types[0], region),
         prices.line("GB of disk", system.count * system.disk + workers.count * workers.disk, "disk-gb", region),
     ]
     public = system.count + (0 if workers.private else workers.count)

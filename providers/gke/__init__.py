@@ -3,28 +3,28 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model import Cluster
-from providers.base import Plan, Resource, check_ranges, read_options
+from providers.base import Plan, Resource, check_ranges, read_options, registry_details
 from providers.gke import api
 from providers.gke.api import Gke
+from providers.gke.end_timer import EndIdentity, EndTimer
 from providers.gke.families import NOT_ON_DEMAND
 from providers.gke.machines import CPU_DEFAULT, Machine, choose_machine
 from providers.gke.options import DEFAULT_ZONE, GkeDetails, GkeOptions
+from providers.gke.readiness import EndLabel, ReadyMachines, gpu_probe
+from providers.gke.repository import USER, ImageRepository, registry_of
 from providers.gke.resources import (
     ROLE_LABEL,
     WORKER,
     ControlPlane,
-    EndLabel,
     PoolSize,
-    ReadyMachines,
     WorkerPool,
     access_to,
-    gpu_probe,
 )
 from providers.gpu_probe import NONE
 
@@ -74,6 +74,7 @@ class GkeProvider:
             "location": place_of(options),
             "options": asdict(options),
             "node_selector": {ROLE_LABEL: WORKER},
+            **registry_details(options.registry, registry_of(project, place_of(options), name)),
         }
         return Cluster(name, self.name, "creating", details=details, account=project, location=place_of(options))
 
@@ -83,6 +84,16 @@ class GkeProvider:
 
         return make_plan(cluster, read_options(cluster, GkeOptions), _recorded_machine(cluster), _gke(cluster))
 
+    def fill_place(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options with a project, which credentials would have named."""
+        return {**options, "project": options.get("project") or "your-project"}
+
+    def sketch(self, cluster: Cluster) -> Plan:
+        """Sizes and prices for somebody without an account. Asks nobody."""
+        from providers.gke.plan import sketch_plan
+
+        return sketch_plan(cluster, read_options(cluster, GkeOptions), _recorded_machine(cluster))
+
     def resources(self, cluster: Cluster) -> Sequence[Resource]:
         """The resources in the order of their creation: control plane, pool, the wait for machines, the GPU probe."""
         options = read_options(cluster, GkeOptions)
@@ -91,6 +102,11 @@ class GkeProvider:
         count = ClusterDetails.of(cluster).nodes or 0
         pool = WorkerPool(plane, machine, count)
         found: list[Resource] = [plane, pool]
+        if ClusterDetails.of(cluster).registry_made:
+            found.insert(1, ImageRepository(plane))
+        if ClusterDetails.of(cluster).expires is not None:
+            identity = EndIdentity(plane)
+            found += [identity, EndTimer(plane, identity)]
         if count and not options.flex_start:
             ready = ReadyMachines(plane, count, machine.gpus, (pool,))
             found.append(ready)
@@ -99,14 +115,20 @@ class GkeProvider:
                 found.append(gpu_probe(plane, machine.gpus, image, (ready,)))
         return found
 
+    def fetch_registry_login(self, cluster: Cluster) -> tuple[str, str]:
+        """A user name that stands for access tokens, and this process' token."""
+        return USER, api.token()()
+
     def extend(self, cluster: Cluster) -> Sequence[Resource]:
         """The resource that holds the end of the cluster: its label, to be set again."""
-        return [EndLabel(ControlPlane(cluster, _gke(cluster), read_options(cluster, GkeOptions)))]
+        plane = ControlPlane(cluster, _gke(cluster), read_options(cluster, GkeOptions))
+        return [EndLabel(plane), *([] if ClusterDetails.of(cluster).end_problem else [EndTimer(plane)])]
 
     def describe_end(self, cluster: Cluster) -> str:
         """Say that Google ends nothing by itself when the time is up."""
         return (
-            "Google ends nothing of it by itself: everything costs money until mlbench gc --expired or delete-cluster."
+            "A clock inside of the cluster deletes it as a whole, if you may change the project's IAM policy. Disks of "
+            "claims, load balancers and an image repository stay until mlbench gc --expired or delete-cluster."
         )
 
     def run_checks(self, project: str | None, location: str | None) -> "Iterator[Check]":

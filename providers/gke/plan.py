@@ -13,6 +13,11 @@ from providers.gke.options import GkeOptions
 from providers.gke.resources import SYSTEM_DISK, SYSTEM_NODES, ControlPlane
 from providers.gpu_probe import IMAGE_CUDA, MIN_DRIVERS
 
+UNCHECKED = (
+    "Not checked, because there are no credentials: versions, quotas, and whether the zone has these machines. To be "
+    "asked: gcloud auth application-default login"
+)
+
 
 def make_plan(cluster: Cluster, options: GkeOptions, machine: Machine, gke: Gke) -> Plan:
     """Raises CredentialError, UsageError or CapacityError for what cannot work; what may not work is a warning."""
@@ -31,7 +36,22 @@ def make_plan(cluster: Cluster, options: GkeOptions, machine: Machine, gke: Gke)
         ),
     ]
     warnings = check_machines(gke.project, zones, demands, public_addresses=not options.private_nodes)
-    warnings += _network_warnings(options, machine, count)
+    return _price(cluster, options, machine, zones, warnings, f"project {gke.project}")
+
+
+def sketch_plan(cluster: Cluster, options: GkeOptions, machine: Machine) -> Plan:
+    """The plan for somebody without an account: nothing is asked."""
+    zones = list(options.worker_zone) or [cluster.location]
+    return _price(cluster, options, machine, zones, [UNCHECKED], "a project of yours")
+
+
+def _price(
+    cluster: Cluster, options: GkeOptions, machine: Machine, zones: list[str], found: list[str], project: str
+) -> Plan:
+    """The priced parts, with the warnings that follow from the options alone after those `found`."""
+    count = ClusterDetails.of(cluster).nodes or 0
+    system_type = options.system_machine_type
+    warnings = [*found, *_network_warnings(options, machine, count)]
     if len(zones) > 1:
         warnings.append("Workers in several zones: what they send each other is slower, and costs extra.")
     if machine.gpu and options.gpu_driver == "default":
@@ -42,7 +62,7 @@ def make_plan(cluster: Cluster, options: GkeOptions, machine: Machine, gke: Gke)
     if options.flex_start:
         warnings.append("Flex-start machines come only when a run asks for them; it may wait for hours.")
     prices = pricing.load_prices("gke")
-    region = region_of(gke.location)
+    region = region_of(cluster.location)
     regional = " in all zones of the region" if options.region else ""
     way = " (spot)" if options.spot else ""
     lines = [
@@ -56,7 +76,7 @@ def make_plan(cluster: Cluster, options: GkeOptions, machine: Machine, gke: Gke)
     lines.append(prices.line("GB of disk", SYSTEM_NODES * SYSTEM_DISK + count * options.disk_size, "disk-gb", region))
     if not options.private_nodes:
         lines.append(prices.line("public address", SYSTEM_NODES + count, "public-address", region))
-    location = f"{', '.join(zones)} of project {gke.project}"
+    location = f"{', '.join(zones)} of {project}"
     return Plan(tuple(lines), location, prices.currency, prices.source, prices.version, tuple(warnings))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlbench_cli.cluster_details import ClusterDetails
-from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
+from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model import Cluster
 from mlbench_cli.times import timestamp
@@ -20,7 +20,6 @@ from providers.gke.api import Gke, Message
 from providers.gke.compute import Compute
 from providers.gke.families import default_disk_type
 from providers.gke.machines import Machine
-from providers.gpu_probe import GpuProbe
 from providers.kubernetes_calls import open_young_cluster
 
 SYSTEM_POOL = "system"
@@ -37,6 +36,8 @@ SYSTEM_DISK = 50  # GB
 EXCLUSION_SECONDS = 90 * 86400
 # Deleting may have to wait for the end of an operation, such as a pool that looks for stock.
 DELETE_SECONDS = 3600.0
+# How often the machines of a pool that is being made are counted: Google itself reports a stock-out of some much later.
+PARTIAL_SECONDS = 15.0
 CAPACITY_CODES = ("GCE_STOCKOUT", "GCE_QUOTA_EXCEEDED")
 
 
@@ -188,6 +189,8 @@ class WorkerPool(GkeResource):
         self.plane = plane
         self.machine = machine
         self.count = count
+        self._counted = time.monotonic()
+        self._partial: str | None = None
         self.needs = (plane,)
         self.goes_with = plane
         self.remove_command = (
@@ -203,6 +206,49 @@ class WorkerPool(GkeResource):
         state, flaw = found.status.name, self.find_flaw(found)
         differs = None if flaw else self._difference(found)
         return ResourceStatus(state, deleting=state == "STOPPING", broken=flaw, differs=differs)
+
+    def poll(self) -> Readiness:
+        """As other resources; machines that have come while others are looked for are named, with what they cost."""
+        try:
+            progress = super().poll()
+        except CapacityError as error:
+            if here := self._describe_machines(0.0):
+                raise CapacityError(f"{error.message} {here}.", hint=error.hint, details=error.details) from None
+            raise
+        here = None if progress.ready else self._describe_machines(PARTIAL_SECONDS)
+        return Readiness(False, f"{here}; Google looks for the others") if here else progress
+
+    def _describe_machines(self, pause: float) -> str | None:
+        """How many machines run, if only some do; asked at most every `pause` seconds. None: none, or not known."""
+        now = time.monotonic()
+        if now - self._counted < pause:
+            return self._partial
+        self._counted, self._partial = now, None
+        try:
+            found = self.plane.find_raw()
+            if found is None:
+                return None
+            with open_young_cluster(lambda: access_to(found)) as kubernetes:
+                nodes = kubernetes.get("/api/v1/nodes", labelSelector=f"{ROLE_LABEL}={WORKER}")["items"]
+        except MlbenchError:
+            return None
+        running = sum(1 for node in nodes if is_ready(node))
+        if 0 < running < self.count:
+            self._partial = f"{running} of {self.count} machines have come and cost {self._price(running)}"
+        return self._partial
+
+    def _price(self, machines: int) -> str:
+        lines = ClusterDetails.of(self.plane.cluster).plan.get("lines", [])
+        each = [line["price_per_hour"] for line in lines if line["what"].startswith(("worker ", "GPU "))]
+        if not each or None in each:
+            return "money (their price is not known)"
+        counts = {line["what"]: line["count"] / max(1, self.count) for line in lines}
+        total = sum(
+            machines * counts[line["what"]] * (line["price_per_hour"] or 0.0)
+            for line in lines
+            if line["what"].startswith(("worker ", "GPU "))
+        )
+        return f"{total:.2f} USD/h"
 
     def create(self) -> None:
         """Request the pool, and remember the operation to poll."""
@@ -298,100 +344,6 @@ class PoolSize(Resource):
         return
 
 
-class EndLabel(Resource):
-    """The label that tells `mlbench gc` of every machine when the cluster ends."""
-
-    kind = "label of the end"
-    create_seconds = 600.0
-
-    def __init__(self, plane: ControlPlane) -> None:
-        self.plane = plane
-        self.name = f"{plane.name}/expires"
-        self.goes_with = plane
-
-    def find(self) -> ResourceStatus | None:
-        """Compare the labels of the cluster with those wanted. Raises if the cluster does not exist."""
-        found = self._require()
-        wanted = ownership_tags(self.plane.cluster)
-        return ResourceStatus("set") if wanted.items() <= dict(found.resource_labels).items() else None
-
-    def create(self) -> None:
-        """Add the ownership labels, with the new end, to those that the cluster has."""
-        found = self._require()
-        labels = {**dict(found.resource_labels), **ownership_tags(self.plane.cluster)}
-        fingerprint = found.label_fingerprint
-        self.plane.gke.call("set_labels", name=self.plane.path, resource_labels=labels, label_fingerprint=fingerprint)
-
-    def poll(self) -> Readiness:
-        """Ready when Google shows the new labels."""
-        return Readiness(self.find() is not None, "Google does not show it yet")
-
-    def delete(self) -> None:
-        """Do nothing: the label goes with the cluster."""
-        return
-
-    def _require(self) -> Any:
-        found = self.plane.find_raw()
-        if found is None:
-            raise NotFoundError(f'There is no GKE cluster "{self.plane.name}".')
-        return found
-
-
-class ReadyMachines(Resource):
-    """The wait until every worker has joined and, with the driver installed, shows its GPUs."""
-
-    kind = "workers"
-    create_seconds = 1200.0
-
-    def __init__(self, plane: ControlPlane, count: int, gpus: int, needs: tuple[Resource, ...]) -> None:
-        self.plane = plane
-        self.count = count
-        self.gpus = gpus
-        self.name = f"{plane.name}/{count}"
-        self.needs = needs
-        self.goes_with = plane
-
-    def find(self) -> ResourceStatus | None:
-        """Always None: it is only a wait."""
-        return None
-
-    def create(self) -> None:
-        """Do nothing: the pool brings the machines."""
-        return
-
-    def poll(self) -> Readiness:
-        """Count the workers that are Ready and show their GPUs; ready when `count` do.
-
-        Raises NotFoundError if the cluster does not exist.
-        """
-        found = self.plane.find_raw()
-        if found is None:
-            raise NotFoundError(f'There is no GKE cluster "{self.plane.name}".')
-        with open_young_cluster(lambda: access_to(found)) as kubernetes:
-            nodes = kubernetes.get("/api/v1/nodes", labelSelector=f"{ROLE_LABEL}={WORKER}")["items"]
-        ready = [node for node in nodes if _is_ready(node)]
-        if len(ready) < self.count:
-            return Readiness(False, f"{len(ready)} of {self.count} machines have joined (scale-cluster sets how many)")
-        shown = sum(1 for node in ready if _gpus(node) >= self.gpus)
-        return Readiness(shown >= self.count, f"{shown} of {self.count} machines show their GPUs; drivers install")
-
-    def delete(self) -> None:
-        """Do nothing: the machines go with their pool."""
-        return
-
-
-def gpu_probe(plane: ControlPlane, gpus: int, image: str, needs: tuple[Resource, ...]) -> GpuProbe:
-    """The proof that containers on the workers can use their GPUs."""
-
-    def connect() -> Access:
-        found = plane.find_raw()
-        if found is None:
-            raise NotFoundError(f'There is no GKE cluster "{plane.name}".')
-        return access_to(found)
-
-    return GpuProbe(connect, image, gpus, {ROLE_LABEL: WORKER}, needs, plane)
-
-
 def access_to(found: Any) -> Access:
     """The way to the Kubernetes API of a described cluster: by its DNS name if that is open, else by address."""
     import base64
@@ -484,10 +436,6 @@ def _conditions(found: Any) -> str | None:
     return "; ".join(text for text in messages if text) or None
 
 
-def _is_ready(node: Message) -> bool:
+def is_ready(node: Message) -> bool:
     conditions = (node.get("status") or {}).get("conditions") or []
     return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
-
-
-def _gpus(node: Message) -> int:
-    return int(((node.get("status") or {}).get("allocatable") or {}).get(GPU, 0))

@@ -59,13 +59,13 @@ class KindOptions:
         help="run a registry on 127.0.0.1 at this port; tasks' images come from it",
     )
     registry_name: str = option(
-        "kind-registry", "--registry-name", "--registry_name", "-r", help="its container's name"
+        "kind-registry", "--registry-name", "--registry_name", "-r", help="name of the registry's container"
     )
-    registry_image: str = option("registry:3", "--registry-image", help="its image")
+    registry_image: str = option("registry:3", "--registry-image", help="image of the registry")
     num_cpus: int | None = option(
-        None, "--num-cpus", "-c", help="CPUs that pods may ask for on each node; default: all of this machine's"
+        None, "--num-cpus", "-c", help="CPUs that pods may request on each node; default: all of this machine"
     )
-    num_gpus: int = option(0, "--num-gpus", "-g", help="GPUs of each worker; KIND has none")
+    num_gpus: int = option(0, "--num-gpus", "-g", help="number of GPUs per worker; KIND supports none")
 
 
 class KindProvider:

@@ -350,5 +350,5 @@ def test_a_dry_run_for_a_cluster_reaches_nothing(home: Path, capsys: Captured) -
     documents = list(yaml.safe_load_all(capsys.readouterr().out))
     jobs = [document for document in documents if document["kind"] == "Job"]
     assert [job["metadata"]["name"] for job in jobs] == ["x-1", "x-1-keeper", "x-2", "x-2-keeper"]
-    assert f"mlbench/digits_resnet:{__version__}" in json.dumps(jobs[0])
+    assert f"localhost/mlbench/digits_resnet:{__version__}" in json.dumps(jobs[0])
     assert answer(capsys, "status")["runs"] == []

@@ -52,7 +52,7 @@ def mlbench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mlbench]:
     words = ["create-cluster", "kind", "2", CLUSTER.removesuffix("-2"), "--yes"]
     words += ["--image", image] if image else []
     for task in TASKS:
-        words += ["--load", f"mlbench/{task}:{mlbench_cli.__version__}"]
+        words += ["--load", f"localhost/mlbench/{task}:{mlbench_cli.__version__}"]
     try:
         command(*words, timeout=1800)
         command("set-cluster", CLUSTER)
@@ -81,7 +81,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         command = request.getfixturevalue("mlbench")
         path = tmp_path_factory.mktemp("kube") / "config"
         command("kubeconfig", "export", "--file", str(path))
-        image = torch_image = f"mlbench/allreduce:{mlbench_cli.__version__}"
+        image = torch_image = f"localhost/mlbench/allreduce:{mlbench_cli.__version__}"
     try:
         with restricted_namespace(Access.from_kubeconfig(path)) as access:
             yield Cluster(access, image, torch_image, path)

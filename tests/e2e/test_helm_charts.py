@@ -32,7 +32,7 @@ from tests.fakes.gke import Google
 from tests.fakes.kube_gate import KubeGate
 
 NODE_IMAGE = os.environ.get("MLBENCH_TEST_NODE_IMAGE")
-SHELL_IMAGE = os.environ.get("MLBENCH_TEST_LOAD_IMAGE") or f"mlbench/allreduce:{mlbench_cli.__version__}"
+SHELL_IMAGE = os.environ.get("MLBENCH_TEST_LOAD_IMAGE") or f"localhost/mlbench/allreduce:{mlbench_cli.__version__}"
 NAME = "mlbench-chart-1"
 SPACE, ELSEWHERE = "/api/v1/namespaces/mlbench-web", "default"
 

@@ -53,7 +53,7 @@ def test_all_reduce_detached_then_waited_for(mlbench: Mlbench, tmp_path: Path) -
 
 def test_a_dying_rank_fails_the_run(mlbench: Mlbench) -> None:
     command = "sh -c 'echo here; [ {rank} = 1 ] && exit 3; sleep 60'"
-    image = f"mlbench/allreduce:{_version()}"
+    image = f"localhost/mlbench/allreduce:{_version()}"
     mlbench("run", "dies", "2", "--command", command, "--image", image, "--backend", "gloo", "--run-on-all", "--yes",
             exit_code=7)  # fmt: skip
     status = mlbench.json("status", "dies-2")

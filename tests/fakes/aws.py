@@ -184,6 +184,8 @@ class AwsDouble(EksRules, ServiceRules, NetworkRules):
         found += [f"template {item}" for item in ec2.launch_template_name_to_ids if item == f"mlbench-{name}"]
         found += [f"placement {item}" for where, item in self.placements if item == f"mlbench-{name}"]
         found += [f"cluster {item}" for item in self._eks(region).clusters if item == name]
+        repositories = get_backend("ecr")[ACCOUNT][region].repositories
+        found += [f"repository {item}" for item in repositories if item == f"mlbench-{name}"]
         return found + [f"addon {key[2]}" for key in self.addons if key[1] == name]
 
     def _state_of(self, name: str, region: str) -> list[str]:

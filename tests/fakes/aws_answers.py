@@ -37,7 +37,7 @@ def error_answer(service: str, code: str, message: str, status: int) -> Answer:
     if service == "eks":
         headers = [("Content-Type", "application/json"), ("x-amzn-ErrorType", code)]
         return Answer(status, json.dumps({"message": message}).encode(), headers)
-    if service in ("servicequotas", "pricing"):
+    if service in ("servicequotas", "pricing", "ecr"):
         return Answer(
             status, json.dumps({"__type": code, "message": message}).encode(), [("Content-Type", "application/json")]
         )

@@ -27,6 +27,7 @@ EKS_ROUTES: tuple[tuple[str, str, str], ...] = (
     ("GET", r"/clusters", "ListClusters"),
     ("POST", r"/clusters", "CreateCluster"),
     ("GET", r"/cluster-versions", "DescribeClusterVersions"),
+    ("GET", r"/addons/supported-versions", "DescribeAddonVersions"),
     ("GET", r"/clusters/([^/]+)", "DescribeCluster"),
     ("POST", r"/tags/([^/]+)", "TagResource"),
     ("DELETE", r"/clusters/([^/]+)", "DeleteCluster"),
@@ -55,6 +56,7 @@ class Request:
         self.path = environ.get("RAW_URI", environ["PATH_INFO"]).partition("?")[0]
         self.parts: list[str] = []
         self.parameters: dict[str, Any] = {}
+        self.query = dict(parse_qsl(environ.get("QUERY_STRING", "")))
         self.action = self._action()
 
     def _action(self) -> str:
@@ -75,7 +77,14 @@ class Request:
     @property
     def target(self) -> str:
         """What the call is about, for the log."""
-        keys = ("StackName", "LaunchTemplateName", "LaunchTemplateName.1", "GroupName", "Filter.1.Value.1")
+        keys = (
+            "repositoryName",
+            "StackName",
+            "LaunchTemplateName",
+            "LaunchTemplateName.1",
+            "GroupName",
+            "Filter.1.Value.1",
+        )
         found = self.parameters.get("nodegroupName") or self.parameters.get("addonName") or self.parameters.get("name")
         return str(
             found or next((self.parameters[key] for key in keys if key in self.parameters), "/".join(self.parts))

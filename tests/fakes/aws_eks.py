@@ -14,6 +14,16 @@ VERSIONS = {
     "1.35": "STANDARD_SUPPORT",
     "1.30": "EXTENDED_SUPPORT",
 }
+# Newest first, and whether it is EKS' default. The numbers of the first three: eksctl and a report of 2026-03.
+ADDON_VERSIONS = {
+    "vpc-cni": (("v1.23.0-eksbuild.1", True), ("v1.21.1-eksbuild.3", False)),
+    "kube-proxy": (("v1.34.9-eksbuild.1", True), ("v1.34.3-eksbuild.5", False)),
+    "coredns": (("v1.13.2-eksbuild.19", True), ("v1.13.2-eksbuild.1", False)),
+    "eks-pod-identity-agent": (("v1.3.10-eksbuild.2", True),),
+    "aws-ebs-csi-driver": (("v1.56.0-eksbuild.1", False), ("v1.55.0-eksbuild.1", True)),
+}
+# Add-ons whose pods wait for machines without a taint.
+ON_MACHINES = ("coredns", "aws-ebs-csi-driver")
 
 
 class EksRules(Base):
@@ -180,19 +190,38 @@ class EksRules(Base):
         if cluster.status != "ACTIVE":
             raise ApiError("InvalidRequestException", f"Cluster '{name}' is not in ACTIVE status")  # ASSUMED
         given = request.parameters
+        offered = [version for version, _ in ADDON_VERSIONS.get(given["addonName"], ())]
+        if given.get("addonVersion") not in (None, *offered):
+            raise ApiError("InvalidParameterException", "Addon version specified is not supported")
+        for association in given.get("podIdentityAssociations", ()):
+            self._check_role(association["roleArn"])
+            if not any(key[:2] == (request.region, name) and key[2] == "eks-pod-identity-agent" for key in self.addons):
+                raise ApiError(
+                    "InvalidParameterException", "The EKS Pod Identity Agent add-on is not installed"
+                )  # ASSUMED
         key = (request.region, name, given["addonName"])
         if key in self.addons:
             raise ApiError("ResourceInUseException", "Addon already exists.", 409)
         self.addons[key] = {"addonName": given["addonName"], "clusterName": name, "status": "CREATING"}
+        default = next((version for version, is_default in ADDON_VERSIONS.get(key[2], ()) if is_default), "v1")
+        self.addons[key]["addonVersion"] = given.get("addonVersion") or default
         self.addons[key] |= {"tags": given.get("tags", {}), "health": {"issues": []}}
         self._begin(request.region, "addon", *key[1:])
         return json_answer({"addon": self.addons[key]})
+
+    def _eks_DescribeAddonVersions(self, request: Request) -> Answer:
+        """Those of one add-on, with the default of the cluster's Kubernetes marked."""
+        versions = [
+            {"addonVersion": version, "compatibilities": [{"clusterVersion": "1.34", "defaultVersion": is_default}]}
+            for version, is_default in ADDON_VERSIONS.get(request.query.get("addonName", ""), ())
+        ]
+        return json_answer({"addons": [{"addonName": request.query.get("addonName"), "addonVersions": versions}]})
 
     def _eks_DescribeAddon(self, request: Request) -> Answer:
         name, addon = request.parts
         found = self._addon(request)
         if self._look(request.region, "addon", name, addon):
-            found["status"] = "DEGRADED" if addon == "coredns" else "ACTIVE"
+            found["status"] = "DEGRADED" if addon in ON_MACHINES else "ACTIVE"
         if found["status"] == "DEGRADED" and self._has_machines(request.region, name):
             found["status"] = "ACTIVE"
         return json_answer({"addon": found})

@@ -55,7 +55,7 @@ class KubeSide:
 
     def _machines(self, cluster: Any) -> list[Node]:
         """The machines as containers on them see them: NVIDIA's runtime shows a driver that the image holds."""
-        plugins = [item for name, item in self.daemon_sets.items() if name.startswith(f"{cluster.name} ")]
+        plugins = self._plugins(cluster)
         return [
             Node(
                 dict(group.labels),
@@ -67,6 +67,10 @@ class KubeSide:
             for _ in range(group.scaling_config["desiredSize"])
         ]
 
+    def _plugins(self, cluster: Any) -> list[Object]:
+        applied = [item for name, item in self.daemon_sets.items() if name.startswith(f"{cluster.name} ")]
+        return [item for item in applied if item["kind"] == "DaemonSet"]
+
     def forget(self, name: str) -> None:
         self.pods.pop(name, None)
         for key in [key for key in self.daemon_sets if key.startswith(f"{name} ")]:
@@ -75,7 +79,7 @@ class KubeSide:
     def _nodes(self, cluster: Any, query: str) -> list[Object]:
         """A machine shows its devices only if their plugin may run on it, or its image has one."""
         key, _, value = parse_qs(query).get("labelSelector", [""])[0].partition("=")
-        plugins = [item for name, item in self.daemon_sets.items() if name.startswith(f"{cluster.name} ")]
+        plugins = self._plugins(cluster)
         nodes = []
         for group in cluster.nodegroups.values():
             if key and group.labels.get(key) != value:

@@ -218,6 +218,21 @@ class ServiceRules(Base):
             listed.append(json.dumps(product))
         return json_answer({"FormatVersion": "aws_v1", "PriceList": listed})
 
+    def _iam_SimulatePrincipalPolicy(self, request: Request) -> Answer:
+        """Allows all but the actions of the rule `denied_actions`, to users and roles; sessions have no policies."""
+        given = request.parameters
+        if ":assumed-role/" in given["PolicySourceArn"]:
+            raise ApiError("InvalidInput", "Invalid Entity Arn: sessions cannot be simulated")
+        names = [value for key, value in given.items() if key.startswith("ActionNames.member.")]
+        denied = self.rules.get("denied_actions", [])
+        members = "".join(
+            f"<member><EvalActionName>{name}</EvalActionName>"
+            f"<EvalDecision>{'implicitDeny' if name in denied else 'allowed'}</EvalDecision></member>"
+            for name in names
+        )
+        body = f"<EvaluationResults>{members}</EvaluationResults><IsTruncated>false</IsTruncated>"
+        return xml_answer("SimulatePrincipalPolicyResponse", "https://iam.amazonaws.com/doc/2010-05-08/", body)
+
     def _servicequotas_GetServiceQuota(self, request: Request) -> Answer:
         code = request.parameters["QuotaCode"]
         values = {**QUOTAS, **self.rules.get("quotas", {})}

@@ -12,6 +12,7 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -40,7 +41,7 @@ from tests.fakes.gke_facts import (
     Status,
 )
 from tests.fakes.gke_web import Kube, Web
-from tests.fakes.kube_pods import Node, Pods
+from tests.fakes.kube_pods import Node, Object, Pods
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 LABEL = re.compile(r"[a-z0-9_-]{0,63}")
@@ -93,18 +94,27 @@ class World:
     torch_in_images: bool = False
     gpus_taken: bool = False  # by pods of others, so that no further pod gets one
     unpullable: dict[str, str] = field(default_factory=dict)  # images, with the kubelet's words
+    # The project's policy, which only who may administer it reads and writes; and what runs in the cluster.
+    policy: Object = field(default_factory=lambda: {"bindings": [], "etag": "1"})
+    policy_denied: bool = False
+    objects: dict[str, Object] = field(default_factory=dict)  # of Kubernetes, by path
+    repositories: dict[str, Object] = field(default_factory=dict)  # of Artifact Registry, by path
     outside: set[str] = field(default_factory=set)  # disks' handles and load balancers' addresses
 
     def serve(self, method: str, request: Any) -> Any:
+        return self.serve_logged(method, _subject(request), lambda: getattr(self, f"do_{method}")(request))
+
+    def serve_logged(self, method: str, subject: str, work: Callable[[], Any]) -> Any:
+        """Do the work of one request, which is logged, with the trouble that was ordered for it."""
         with self.lock:
             number = len(self.log)
             trouble = self.trouble.get(number) or self.trouble.get(method) or ""
-            self.log.append(f"{method} {_subject(request)}")
+            self.log.append(f"{method} {subject}")
             kind, _, when = trouble.partition("-")
             if when == "before":
                 self._strike(kind)
             try:
-                return getattr(self, f"do_{method}")(request)
+                return work()
             finally:
                 if when == "after":
                     self._strike(kind)
@@ -196,6 +206,7 @@ class World:
         def finish(failed: bool) -> None:
             self.clusters.pop(path)
             self.pods.clear()
+            self.objects.clear()
 
         return self._begin("DeleteCluster", path, finish)
 
@@ -423,6 +434,8 @@ class Google:
             "MLBENCH_GKE_ENDPOINT": f"127.0.0.1:{port}",
             "MLBENCH_COMPUTE_ENDPOINT": url,
             "MLBENCH_BILLING_ENDPOINT": url,
+            "MLBENCH_ARTIFACT_ENDPOINT": url,
+            "MLBENCH_RESOURCE_MANAGER_ENDPOINT": url,
             "GOOGLE_APPLICATION_CREDENTIALS": str(_key_file(folder, url)),
             "NO_PROXY": "127.0.0.1",
         }

@@ -1,14 +1,23 @@
 """The HTTP side of the GKE double: sign-in, Compute Engine, and the Kubernetes API of the clusters."""
 
 import json
+import re
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from tests.fakes.gke_facts import PLAIN, PODS, REGION, SHAPES, SKUS, ZONE, ZONES
+from tests.fakes.kube_pods import Object
 
 if TYPE_CHECKING:
     from tests.fakes.gke import World
+
+
+REPOSITORY = re.compile(r"[a-z][-a-z0-9]{0,61}[a-z0-9]")
+HTTP_CODES = {
+    "UNAVAILABLE": 503, "INTERNAL": 500, "DEADLINE_EXCEEDED": 504, "PERMISSION_DENIED": 403, "RESOURCE_EXHAUSTED": 429,
+}  # fmt: skip
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -35,14 +44,92 @@ class Web(Handler):
     """Sign-in, and what Compute Engine tells of machines and quotas."""
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if "/repositories" in self.path:
+            self._serve("Repository", lambda: self._do_repository(json.loads(body or b"{}")))
+            return
+        if self.path.endswith("IamPolicy"):
+            self._serve("Policy", lambda: self._do_policy(json.loads(body)))
+            return
         if self.world.token_answer is not None:
             self.answer(self.world.token_answer, 400)
             return
         self.world.tokens += 1
         self.answer({"access_token": f"token-{self.world.tokens}", "expires_in": 3600, "token_type": "Bearer"})
 
+    def do_DELETE(self) -> None:
+        if "/clusters/" in self.path:
+            self._serve("DeleteByEnd", self._do_delete_cluster)
+            return
+        self._serve("Repository", lambda: self._do_repository({}))
+
+    def _serve(self, what: str, work: Callable[[], tuple[int, Object]]) -> None:
+        """Answer a request that is logged, and may get into trouble, as those by gRPC."""
+        from tests.fakes.gke import ApiError
+
+        try:
+            code, document = self.world.serve_logged(f"{what}{self.command}", "", work)
+        except ApiError as refusal:
+            code = HTTP_CODES.get(refusal.code.name, 500)
+            document = {"error": {"code": code, "status": refusal.code.name, "message": str(refusal)}}
+        self.answer(document, code)
+
+    def _do_policy(self, body: Object) -> tuple[int, Object]:
+        """The project's policy: a write with an old etag is refused, so that nobody's change is lost."""
+        world = self.world
+        if world.policy_denied:
+            return 403, {
+                "error": {"code": 403, "message": "Policy update access denied.", "status": "PERMISSION_DENIED"}
+            }
+        if self.path.endswith(":setIamPolicy"):
+            given = body["policy"]
+            if given.get("etag") != world.policy["etag"]:
+                return 409, {
+                    "error": {"code": 409, "message": "There were concurrent policy changes.", "status": "ABORTED"}
+                }
+            world.policy = {**given, "etag": str(int(given["etag"]) + 1)}
+        return 200, world.policy
+
+    def _do_delete_cluster(self) -> tuple[int, Object]:
+        """For whom the policy lets: the account of a pod, whose token the metadata server has given."""
+        from google.cloud import container_v1
+
+        account = self.headers.get("Authorization", "").removeprefix("Bearer ksa:")
+        members = [member for item in self.world.policy["bindings"] for member in item["members"]]
+        if not any(member.endswith(f"/subject/{account}") for member in members):
+            message = 'Required "container.clusters.delete" permission(s)'
+            return 403, {"error": {"code": 403, "message": message, "status": "PERMISSION_DENIED"}}
+        path = self.path.removeprefix("/v1/")
+        if path not in self.world.clusters:
+            return 404, {"error": {"code": 404, "message": f"Not found: {path}."}}
+        self.world.do_DeleteCluster(container_v1.DeleteClusterRequest(name=path))
+        return 200, {"name": "operation"}
+
+    def _do_repository(self, body: Object) -> tuple[int, Object]:
+        url = urlsplit(self.path)
+        path, repositories = url.path.removeprefix("/v1/"), self.world.repositories
+        if self.command == "POST":
+            name = parse_qs(url.query)["repositoryId"][0]
+            if not REPOSITORY.fullmatch(name) or body.get("format") != "DOCKER":
+                return 400, {"error": {"code": 400, "message": f"Invalid repository ID: {name}"}}
+            if f"{path}/{name}" in repositories:
+                return 409, {"error": {"code": 409, "message": "the repository already exists"}}
+            repositories[f"{path}/{name}"] = {"name": f"{path}/{name}", **body}
+            return 200, {"name": "operations/1"}
+        if path not in repositories:
+            return 404, {"error": {"code": 404, "message": "Requested entity was not found.", "status": "NOT_FOUND"}}
+        if self.command == "DELETE":
+            del repositories[path]
+            return 200, {"name": "operations/2"}
+        return 200, repositories[path]
+
     def do_GET(self) -> None:
+        if "/repositories/" in self.path:
+            self._serve("Repository", lambda: self._do_repository({}))
+            return
+        if match := re.fullmatch(r"/v1/projects/([a-z0-9-]+)", self.path):
+            self.answer({"projectId": match[1], "projectNumber": "123456789"})
+            return
         if self.path.startswith("/v1/services/"):
             self.answer(self._list_skus())
             return
@@ -116,7 +203,17 @@ class Kube(Handler):
                 code, document = pods.answer(self.command, name, body, self.world.machines())
                 self.answer(document, code)
                 return
+            if self.command == "PATCH" and body is not None:
+                self.world.objects[url.path] = body
+                self.answer(body)
+                return
+            if url.path != "/api/v1/nodes":
+                found = self.world.objects.get(url.path)
+                self.answer(
+                    found or {"kind": "Status", "reason": "NotFound", "message": "not found"}, 200 if found else 404
+                )
+                return
             role = parse_qs(url.query).get("labelSelector", ["="])[0].partition("=")[2]
             self.answer({"items": self.world.nodes(role)})
 
-    do_POST = do_DELETE = do_GET
+    do_POST = do_DELETE = do_PATCH = do_GET

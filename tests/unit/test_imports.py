@@ -16,7 +16,7 @@ BASE = (
     *("mlbench_cli.errors", "mlbench_cli.model", "mlbench_cli.goals", "mlbench_cli.times", "mlbench_cli.files"),
     *("mlbench_cli.settings", "mlbench_cli.spec", "mlbench_cli.catalog", "mlbench_cli.store", "mlbench_cli.run_folder"),
     *("mlbench_cli.extras", "mlbench_cli.isolation", "mlbench_cli.queue_folder", "mlbench_cli.cluster_details"),
-    *("mlbench_cli.network", "mlbench_cli.yaml_text"),
+    *("mlbench_cli.network", "mlbench_cli.yaml_text", "mlbench_cli.images"),
     *("task_images.contract", "task_images.harness.cores"),
     *("task_images.comm.methods", "task_images.comm.presets", "task_images.comm.plans"),  # tables, without torch
 )
@@ -48,6 +48,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("mlbench_cli.errors", "mlbench_cli.goals", "mlbench_cli.sizes", "mlbench_cli.datafiles"),
         *("mlbench_cli.yaml_text", "task_images.contract"),
     ),
+    "mlbench_cli.images": (),
+    "mlbench_cli.registries": ("mlbench_cli.images",),
+    "mlbench_cli.image_builds": (  # the tasks' folder is the context that images are built from
+        *(*BASE, "mlbench_cli.registries", "mlbench_cli.__init__", "task_images.__init__"),
+    ),
+    "mlbench_cli.cluster_images": (*BASE, "mlbench_cli.registries", "providers"),
     "mlbench_cli.datafiles": ("mlbench_cli.errors",),
     "mlbench_cli.durations": ("mlbench_cli.errors",),
     "mlbench_cli.config": (
@@ -123,6 +129,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         # What an engine or a provider does is reached through runs and clusters, not past them.
         *(*BASE, "mlbench_cli.api", "mlbench_cli.clusters", "mlbench_cli.config", "mlbench_cli.console"),
         *("mlbench_cli.durations", "mlbench_cli.network", "mlbench_cli.provenance", "mlbench_cli.__init__"),
+        *("mlbench_cli.registries", "mlbench_cli.image_builds", "mlbench_cli.cluster_images"),
         *("mlbench_cli.runs", "mlbench_cli.results", "mlbench_cli.server", "mlbench_cli.simulator"),
         *(
             "mlbench_cli.engines.base",

@@ -20,6 +20,7 @@ MACHINE = Machine(cores=4, gpus=0)
 WITH_GPUS = Machine(cores=4, gpus=2)
 REMOTE = Cluster("far", "kind")
 DIGITS = Request(name="run", workers=(1, 2), task="digits_resnet")
+ELSEWHERE = replace(DIGITS, registry="ghcr.io/me")  # clusters but KIND's need a registry
 CIFAR = Request(name="run", workers=(1, 2), task="cifar10_resnet20")
 COMMAND = Request(name="run", workers=(2,), command="python train.py --rank {rank} 'two words'")
 
@@ -94,9 +95,10 @@ def test_sharing_is_about_this_machine_only() -> None:
 def test_the_kind_of_a_cluster_is_recorded() -> None:
     assert one(DIGITS).cluster_kind == "local"
     assert (
-        one(DIGITS, Cluster("c", "gke", details={"machine_type": "n1-standard-4"})).cluster_kind == "gke/n1-standard-4"
+        one(ELSEWHERE, Cluster("c", "gke", details={"machine_type": "n1-standard-4"})).cluster_kind
+        == "gke/n1-standard-4"
     )
-    assert one(DIGITS, Cluster("c", "attached")).cluster_kind == "attached"
+    assert one(ELSEWHERE, Cluster("c", "attached")).cluster_kind == "attached"
 
 
 def test_runs_to_compare_have_equal_cpus_per_worker() -> None:
@@ -132,7 +134,7 @@ def test_a_command_held_to_a_tasks_goal() -> None:
     spec = one(DIGITS, command="python mine.py", set={"rate": 3})
     assert (spec.task, spec.preset, spec.argv) == ("digits_resnet", "open", ("python", "mine.py"))
     assert spec.parameters == {"goal_full": 98.0, "goal_light": 90.0, "rate": 3}
-    assert one(DIGITS, REMOTE, command="python mine.py").image == f"mlbench/digits_resnet:{__version__}"
+    assert one(DIGITS, REMOTE, command="python mine.py").image == f"localhost/mlbench/digits_resnet:{__version__}"
     assert one(DIGITS, REMOTE, command="python mine.py", image="me/mine:1").image == "me/mine:1"
 
 
@@ -177,7 +179,7 @@ def test_gpus() -> None:
         ({"processes_per_worker": 3}, 1, 3),
         ({"spread": False}, 1, 1),  # workers share machines
     ):
-        spec = one(DIGITS, eight, gpu=True, **changes)
+        spec = one(ELSEWHERE, eight, gpu=True, **changes)
         assert (spec.gpus_per_worker, spec.processes_per_worker) == (gpus, processes)
     shared = one(DIGITS, machine=WITH_GPUS, workers=(4,), gpu=True, backend="gloo")
     assert shared.backend == "gloo"
@@ -213,7 +215,7 @@ def test_a_cluster_gets_its_options(tmp_path: Path) -> None:
 def test_the_image_of_a_task() -> None:
     far = Cluster("far", "kind", details={"registry": "localhost:5000"})
     assert one(DIGITS).image is None
-    assert one(DIGITS, REMOTE).image == f"mlbench/digits_resnet:{__version__}"
+    assert one(DIGITS, REMOTE).image == f"localhost/mlbench/digits_resnet:{__version__}"
     assert one(DIGITS, far).image == f"localhost:5000/digits_resnet:{__version__}"
     assert one(DIGITS, far, registry="ghcr.io/me/").image == f"ghcr.io/me/digits_resnet:{__version__}"
     assert one(DIGITS, far, image="mine:1").image == "mine:1"
@@ -374,11 +376,11 @@ def test_a_run_keeps_the_price_of_its_cluster_and_gets_its_network_cards() -> No
         "warnings": [],
     }
     details = {"plan": plan, "devices_per_node": {"vpc.amazonaws.com/efa": 4}}
-    (spec,) = resolve(replace(DIGITS, workers=(2,)), Cluster("far", "eks", details=details))
+    (spec,) = resolve(replace(ELSEWHERE, workers=(2,)), Cluster("far", "eks", details=details))
     assert spec.price == {"per_hour": None, "currency": "USD", "source": "a table", "table": "1"}
     assert spec.kubernetes.devices == {"vpc.amazonaws.com/efa": "4"}
     assert RunSpec.from_dict(spec.to_dict()) == spec
-    (shared,) = resolve(replace(DIGITS, workers=(2,), spread=False), Cluster("far", "eks", details=details))
+    (shared,) = resolve(replace(ELSEWHERE, workers=(2,), spread=False), Cluster("far", "eks", details=details))
     assert shared.kubernetes.devices == {}
     assert resolve(DIGITS, LOCAL, MACHINE)[0].price == {}
 
@@ -479,3 +481,19 @@ def test_the_equivalent_command() -> None:
     assert words[:4] == ["mlbench", "run", "run", "2"]
     assert words[words.index("--command") + 1] == request.command
     assert {"--light", "--no-gpu", "a=1,2", "LEVEL=x y", "spot"} <= set(words)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"device": {"rdma/hca": "many"}}, "not of the form RESOURCE=N"),
+        ({"device": {"nvidia.com/gpu": "8"}}, "GPUs have options of their own"),
+        ({"pod_label": {"team": "a b"}}, "not what Kubernetes allows"),
+        ({"pod_annotation": {"mlbench/run": "x"}}, "is set by mlbench"),
+        ({"priority_class": "High"}, "is not a Kubernetes name"),
+        ({"scheduler": "my scheduler"}, "is not a Kubernetes name"),
+    ],
+)
+def test_what_pods_cannot_have_is_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        one(COMMAND, REMOTE, image="me/train:1", **options)

@@ -251,3 +251,12 @@ def test_only_a_tasks_own_preset_runs_its_program(task: str, preset: str, runs: 
 
 def test_repeats_have_a_name_in_common() -> None:
     assert [common_name(name) for name in ("demo-2-r3", "demo-2", "demo-r3")] == ["demo-2", None, None]
+
+
+def test_options_that_came_later_change_no_hash_at_their_defaults() -> None:
+    document = SPEC.to_dict()["kubernetes"]
+    later = {"pod_labels", "pod_annotations", "priority_class", "scheduler", "network_policy"}
+    assert not later & document.keys()
+    changed = replace(SPEC, kubernetes=replace(SPEC.kubernetes, network_policy=False, scheduler="volcano"))
+    assert changed.hash != SPEC.hash
+    assert RunSpec.from_dict(changed.to_dict()) == changed

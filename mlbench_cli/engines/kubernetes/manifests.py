@@ -47,6 +47,9 @@ INSTALLED_CODE_ONLY = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
 # In the order in which they are created. The Job comes first because the others are owned by it.
 TEMPLATES = ("job", "configmap", "service", "networkpolicy", "keeper")
 
+# Nodes that a run measures on are not taken away to save money.
+SAFE_TO_EVICT = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi|e[0-9]+)?")
 _TOLERATION = re.compile(
     r"(?P<key>[^=:\s]+)(=(?P<value>[^=:\s]*))?(:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?"
@@ -63,7 +66,7 @@ def manifests(spec: RunSpec, namespace: str) -> tuple[dict[str, Any], ...]:
         return tuple(
             document
             for kind in TEMPLATES
-            if kind != "keeper" or has_keeper(spec)
+            if (kind != "keeper" or has_keeper(spec)) and (kind != "networkpolicy" or spec.kubernetes.network_policy)
             for document in templates.documents(f"kubernetes/{kind}.yaml.j2", values, folder)
         )
     except templates.TemplateError as error:
@@ -124,7 +127,10 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
         "labels": labels,
         "job_labels": {**labels, HASH_LABEL: spec.hash, **queue},
         "selector": selector,
-        "worker_labels": {**labels, ROLE_LABEL: WORKER},
+        "worker_labels": {**options.pod_labels, **labels, ROLE_LABEL: WORKER},
+        "worker_annotations": {**SAFE_TO_EVICT, **options.pod_annotations},
+        "priority_class": options.priority_class,
+        "scheduler": options.scheduler,
         "worker_selector": {**selector, ROLE_LABEL: WORKER},
         "annotations": {SPEC_ANNOTATION: canonical_json(spec.to_dict()).decode()},
         "workers": spec.workers,

@@ -2,8 +2,10 @@
 
 import os
 import re
+import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,13 +23,18 @@ AT_ONCE = 4
 made_for: list[str] = []  # the double that this process has clients for
 PATIENCE = 3.0  # seconds after which a case that waits for the end of patience has it
 LONG_PATIENCE = 60.0  # for trouble that passes, on a machine that is busy
-OPTIONS = EksOptions(machine_type="g4dn.xlarge", placement_group=True, admin=("arn:aws:iam::123456789012:role/ci",))
+# With all that can be left behind: an end in the cloud (`make` adds it) and an image repository among them.
+OPTIONS = EksOptions(
+    machine_type="g4dn.xlarge", placement_group=True, admin=("arn:aws:iam::123456789012:role/ci",), registry="auto"
+)
 
 
 def make(name: str, home: Path, options: EksOptions = OPTIONS, nodes: int = 2, patience: float = PATIENCE) -> Cluster:
     home.mkdir(parents=True, exist_ok=True)
     provider = EksProvider()
     cluster = provider.new_cluster(name, nodes, options)
+    if options is OPTIONS:
+        cluster = replace(cluster, details={**cluster.details, "expires": int(time.time()) + 7200})
     return up(cluster, provider.resources(cluster), Store(home), patience=patience)
 
 

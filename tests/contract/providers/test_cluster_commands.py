@@ -241,6 +241,8 @@ class Server:
         self.denied: set[str] = set()
         self.asked: list[dict[str, str]] = []
         self.provider_id: str | None = None
+        self.version: str | None = None  # MAJOR.MINOR
+        self.allocatable: dict[str, str] = {}
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -256,12 +258,17 @@ class Server:
                 self._answer(201, {**body, "status": {"allowed": right not in server.denied}})
 
             def do_GET(self) -> None:
-                if self.path.partition("?")[0] != "/api/v1/nodes":
+                if self.path == "/version" and server.version:
+                    major, _, minor = server.version.partition(".")
+                    self._answer(200, {"major": major, "minor": minor, "gitVersion": f"v{server.version}.1"})
+                elif self.path.partition("?")[0] != "/api/v1/nodes":
                     self._answer(404, {"kind": "Status", "message": "no such path", "reason": "NotFound"})
                 elif server.provider_id is None:
                     self._answer(403, {"kind": "Status", "message": "nodes is forbidden", "reason": "Forbidden"})
                 else:
-                    node = {"metadata": {"name": "n"}, "spec": {"providerID": server.provider_id}}
+                    labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+                    node = {"metadata": {"name": "n", "labels": labels}, "spec": {"providerID": server.provider_id}}
+                    node["status"] = {"allocatable": server.allocatable}
                     self._answer(200, {"kind": "NodeList", "items": [node]})
 
             def _answer(self, code: int, document: dict[str, object]) -> None:
@@ -337,6 +344,37 @@ def test_an_attached_kind_cluster_is_known_by_its_nodes(
     shown = mlbench("run", "r", "1", "--image", "i:1", "--command", "true", "--dry-run", "--yes", "-o", "json").json
     annotation = shown["submissions"][0]["documents"][0]["metadata"]["annotations"]["mlbench/spec"]
     assert (json.loads(annotation)["functional_only"] is not None) == labelled
+
+
+def test_what_the_nodes_offer_is_discovered(mlbench: Any, api: Server) -> None:
+    api.provider_id, api.version = "aws:///a/i-1", "1.34+"
+    api.allocatable = {"cpu": "190", "nvidia.com/gpu": "8", "rdma/hca": "4", "hugepages-2Mi": "0"}
+    result = mlbench("attach-cluster", "fleet", "--kubeconfig", str(api.kubeconfig))
+    assert result.code == 0, result.err
+    assert "up to 8 GPUs each" in result.err
+    assert "rdma/hca: a run asks for them with --device" in result.err
+    details = Store().cluster("fleet").details
+    assert (details["gpus_per_node"], details["gpu"]) == (8, "NVIDIA-H100-80GB-HBM3")
+    assert details["version"] == "v1.34+.1"
+
+
+def test_a_server_that_is_too_old_is_refused_with_its_version(mlbench: Any, api: Server) -> None:
+    api.version = "1.28+"
+    result = mlbench("attach-cluster", "old", "--kubeconfig", str(api.kubeconfig))
+    assert result.code == 2
+    assert "is Kubernetes 1.28; runs need 1.31 or later" in result.err
+    assert [cluster.name for cluster in Store().clusters()] == ["local"]
+
+
+def test_without_the_right_to_network_policies_runs_do_without(mlbench: Any, api: Server) -> None:
+    api.denied = {f"{verb} networkpolicies" for verb in ("create", "get", "list", "patch", "delete")}
+    result = mlbench("attach-cluster", "mine", "--kubeconfig", str(api.kubeconfig))
+    assert result.code == 0, result.err
+    words = ("run", "r", "2", "--image", "i:1", "--command", "true", "--dry-run", "--yes", "-o", "json")
+    kinds = [item["kind"] for item in mlbench(*words).json["submissions"][0]["documents"]]
+    assert "NetworkPolicy" not in kinds
+    kinds = [item["kind"] for item in mlbench(*words, "--network-policy").json["submissions"][0]["documents"]]
+    assert "NetworkPolicy" in kinds
 
 
 def test_missing_rights_are_named_and_the_role_is_offered(mlbench: Any, api: Server) -> None:

@@ -68,7 +68,7 @@ def test_a_cluster_without_an_end_cannot_be_extended(command: Command, aws: AwsS
 def test_extend_sets_the_label_on_gke(command: Command, gke_world: World) -> None:
     result = command("create-cluster", "gke", "1", "rel", "--ttl", "1h", "--yes")
     assert result.code == 0, result.err
-    assert "Google ends nothing of it by itself" in result.err
+    assert "A clock inside of the cluster deletes it as a whole" in result.err
     before = int(gke_world.find_cluster("rel-1").resource_labels["mlbench-expires"])
     assert command("extend", "rel-1", "30m").code == 0
     assert int(gke_world.find_cluster("rel-1").resource_labels["mlbench-expires"]) == before + 1800

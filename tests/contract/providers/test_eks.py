@@ -67,12 +67,23 @@ def test_what_is_asked_for(aws: AwsServer, home: Path, tmp_path: Path) -> None:
     assert workers["scalingConfig"] == {"minSize": 0, "maxSize": 2, "desiredSize": 2}
     assert (system["amiType"], workers["amiType"]) == ("AL2023_x86_64_STANDARD", "AL2023_x86_64_NVIDIA")
     assert (workers["capacityType"], workers["instanceTypes"]) == ("ON_DEMAND", ["g4dn.xlarge"])
-    assert [item["addonName"] for item in requests(aws, "CreateAddon")] == ["vpc-cni", "kube-proxy", "coredns"]
+    addons = {item["addonName"]: item for item in requests(aws, "CreateAddon")}
+    assert list(addons)[:2] == ["vpc-cni", "kube-proxy"]
+    assert set(addons) == {"vpc-cni", "kube-proxy", "coredns", "eks-pod-identity-agent", "aws-ebs-csi-driver"}
+    # Versions that are known to work together, else EKS' default.
+    assert addons["vpc-cni"]["addonVersion"] == "v1.21.1-eksbuild.3"
+    assert addons["aws-ebs-csi-driver"]["addonVersion"] == "v1.55.0-eksbuild.1"
+    assert made.details["addons"]["coredns"] == "v1.13.2-eksbuild.1"
+    (association,) = addons["aws-ebs-csi-driver"]["podIdentityAssociations"]
+    assert association["serviceAccount"] == "ebs-csi-controller-sa"
+    with EksProvider().connect(made).client() as kubernetes:
+        found = kubernetes.get("/apis/storage.k8s.io/v1/storageclasses/mlbench-gp3")
+    assert found["metadata"]["annotations"] == {"storageclass.kubernetes.io/is-default-class": "true"}
     # The network plugin comes before the machines, DNS after them.
     order = [
         entry["target"] for entry in aws.log("me") if entry["action"] in ("eks:CreateAddon", "eks:CreateNodegroup")
     ]
-    assert order == ["vpc-cni", "kube-proxy", "whole-2-system", "whole-2-workers", "coredns"]
+    assert order[:4] == ["vpc-cni", "kube-proxy", "whole-2-system", "whole-2-workers"]
     assert {entry["kind"] for entry in made.details["provisioning"]} >= {
         "EKS cluster",
         "node group",
@@ -93,7 +104,7 @@ def test_every_create_call_says_whose_it_is(aws: AwsServer, home: Path, tmp_path
     up(cluster, provider.resources(cluster), Store(home))
     marks = {CLUSTER_TAG: "marked-2", "mlbench-owner": "ada", "mlbench-expires": "1800000000"}
     created = [entry for entry in aws.log("me") if ":Create" in entry["action"]]
-    assert len(created) == 10
+    assert len(created) == 12
     for entry in created:
         given = entry["parameters"]
         text = given.get("tags") or {value: given[key.replace("Key", "Value")] for key, value in given.items()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from providers.eks import EksOptions
-from providers.eks.doctor import load_policy
+from providers.eks.doctor import load_policy, principal_of
 from tests.contract.providers.eks_world import make, remove
 from tests.fakes.aws_server import AwsServer
 
@@ -54,6 +54,24 @@ def test_calls_of_fast_networks_and_of_what_others_left_are_allowed(aws: AwsServ
         aws.rules(guardduty=False, crossed_groups=False)
     assert refused_calls(aws) == []
     assert aws.list_left("wide-2") == []
+
+
+def test_doctor_asks_iam_for_every_right(command: Callable[..., Any], aws: AwsServer) -> None:
+    aws.rules(denied_actions=["eks:CreateCluster", "ecr:PutImage"])
+    try:
+        checks = {item["what"]: item for item in command("doctor", "eks", "-o", "json").json["checks"]}
+    finally:
+        aws.rules(denied_actions=[])
+    assert checks["eks rights"]["state"] == "missing"
+    assert "IAM would deny ecr:PutImage, eks:CreateCluster" in checks["eks rights"]["found"]
+    assert "doctor eks --policy" in checks["eks rights"]["hint"]
+    assert "IAM allows all" in command("doctor", "eks").out
+
+
+def test_a_session_is_simulated_as_its_role() -> None:
+    session = "arn:aws:sts::123456789012:assumed-role/ci/build-7"
+    assert principal_of(session) == "arn:aws:iam::123456789012:role/ci"
+    assert principal_of("arn:aws:iam::123456789012:user/ada") == "arn:aws:iam::123456789012:user/ada"
 
 
 def test_the_policy_is_printed(command: Callable[..., Any]) -> None:

@@ -67,7 +67,7 @@ def test_from_create_to_delete(mlbench: Any, world: World) -> None:
     details = done.json["cluster"]["details"]
     assert (details["project"], details["location"], details["gpus_per_node"]) == (PROJECT, "europe-west1-b", 1)
     assert [entry["kind"] for entry in details["provisioning"]] == [
-        *("GKE cluster", "node pool", "workers", "GPU probe"),
+        *("GKE cluster", "node pool", "identity of the end", "scheduled end", "workers", "GPU probe"),
     ]
     made = world.find_cluster("rel-2")
     assert made.resource_labels[CLUSTER_TAG] == "rel-2"
@@ -84,7 +84,7 @@ def test_from_create_to_delete(mlbench: Any, world: World) -> None:
     assert [cluster.name for cluster in Store().clusters()] == ["local"]
     kept = mlbench("status", "--cluster", "rel-2", "-o", "json").json["resources"]
     assert {item["state"] for item in kept} == {"gone"}  # also of those that went with the cluster
-    assert [item["kind"] for item in kept if item["removal"]] == ["GKE cluster"]
+    assert [item["kind"] for item in kept if item["removal"]] == ["GKE cluster", "identity of the end"]
 
 
 def test_the_workers_are_made_after_the_cluster_is_ready(world: World, tmp_path: Path) -> None:

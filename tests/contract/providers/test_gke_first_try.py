@@ -149,9 +149,26 @@ def test_charts_find_an_untainted_pool_and_runs_stay_off_it(command: Command, gk
     assert create(command).code == 0
     system = gke_world.find_cluster("rel-2").node_pools[0]
     assert (list(system.config.taints), system.initial_node_count) == ([], 2)
-    request = Request(name="r", workers=(2,), task="digits_resnet", node_selector={"zone": "a"})
+    request = Request(name="r", workers=(2,), task="digits_resnet", node_selector={"zone": "a"}, registry="ghcr.io/me")
     (spec,) = resolve(request, Store().cluster("rel-2"))
     assert spec.kubernetes.node_selector == {"mlbench-role": "worker", "zone": "a"}
+
+
+def test_machines_that_have_come_while_others_are_looked_for_are_named_with_their_price(
+    command: Command, gke_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("providers.gke.resources.PARTIAL_SECONDS", 0.0)
+    gke_world.lacking, gke_world.looks = 1, 8
+    gke_world.failing["CreateNodePool"] = "partial"
+    result = create(command)
+    assert result.code == 5
+    assert "1 of 2 machines have come and cost" in result.err
+    assert "Google looks for the others" in result.err
+    assert "does not have enough resources available" in result.err
+    assert [cluster.name for cluster in GkeProvider().discover({})] == ["rel-2"]
+    gke_world.failing.clear()
+    gke_world.lacking = 0
+    assert create(command).code == 0
 
 
 def test_machines_with_a_fast_network_that_is_not_set_up_are_named(command: Command, gke_world: World) -> None:

@@ -55,3 +55,17 @@ def test_who_may_not_ask_is_refused_with_the_right(command: Command, aws: AwsSer
     result = command("prices", "update", "eks", "--region", "eu-west-1")
     assert result.code == 3
     assert command("prices", "update", "kind").code == 2
+
+
+def test_the_prices_of_the_originals_results_are_kept_and_used_by_no_plan(command: Any) -> None:
+    shown = command("prices", "--archive", "-o", "json").json["prices"]
+    by_item = {(item["table"], item["item"]): (item["on_demand"], item["spot"]) for item in shown}
+    assert by_item == {
+        ("mlbench-2020", "n1-standard-4"): (0.2092, 0.0440),
+        ("mlbench-2020", "nvidia-tesla-t4"): (0.35, 0.11),
+        ("mlbench-2018", "n1-standard-4"): (0.19, 0.04),
+        ("mlbench-2018", "nvidia-tesla-k80"): (None, 0.135),
+    }
+    text = command("prices", "--archive").out
+    assert "unknown" in text
+    assert "mlbench-2020" not in str(command("prices", "-o", "json").json)

@@ -238,6 +238,28 @@ def test_the_job_says_which_run_it_is() -> None:
         spec_of({"metadata": {"name": "x", "annotations": {SPEC_ANNOTATION: "{"}}})
 
 
+def test_what_fleets_ask_of_pods_is_passed_on() -> None:
+    options = KubernetesOptions(
+        devices={"rdma/hca": "1", "hugepages-2Mi": "5Gi"},
+        pod_labels={"team": "a"},
+        pod_annotations={"kueue.x-k8s.io/podset-preferred-topology": "cloud.google.com/gce-topology-block"},
+        priority_class="high",
+        scheduler="volcano",
+        network_policy=False,
+    )
+    documents = manifests(a_spec(kubernetes=options), "default")
+    assert "NetworkPolicy" not in [document["kind"] for document in documents]
+    template = documents[0]["spec"]["template"]
+    assert template["metadata"]["labels"] | {"team": "a"} == template["metadata"]["labels"]
+    assert template["metadata"]["annotations"] == {
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+        "kueue.x-k8s.io/podset-preferred-topology": "cloud.google.com/gce-topology-block",
+    }
+    pod = template["spec"]
+    assert (pod["priorityClassName"], pod["schedulerName"]) == ("high", "volcano")
+    assert pod["containers"][0]["resources"]["limits"] == {"rdma/hca": "1", "hugepages-2Mi": "5Gi"}
+
+
 def test_who_holds() -> None:
     every = KubernetesOptions(collect="all")
     assert holders(a_spec()) == (0,)

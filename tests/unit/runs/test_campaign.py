@@ -26,7 +26,7 @@ from mlbench_cli.runs.launch import Machine
 from mlbench_cli.store import Store
 
 MACHINE = Machine(cores=8, gpus=0)
-REMOTE = Cluster("far", "attached", details={"namespace": "default"})
+REMOTE = Cluster("far", "attached", details={"namespace": "default", "registry": "ghcr.io/me"})
 
 TWO_PARTS = """
 title: Two parts
@@ -140,7 +140,7 @@ def test_the_forecast_adds_what_is_known_and_counts_what_is_not(tmp_path: Path) 
 
 def test_a_priced_cluster_gives_a_price(tmp_path: Path) -> None:
     plan: Mapping[str, Any] = {"price_per_hour": 36.0, "currency": "USD"}
-    cluster = Cluster("far", "gke", details={"plan": plan, "namespace": "default"})
+    cluster = Cluster("far", "gke", details={"plan": plan, "namespace": "default", "registry": "ghcr.io/me"})
     [lot] = lots_of("task: digits_resnet\nworkers: [2]", cluster)
     history = History(Store(tmp_path))
     history.add(lot.candidates[0].spec, 100.0)

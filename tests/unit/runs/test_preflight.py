@@ -12,7 +12,7 @@ from mlbench_cli.runs.preflight import local_memory, parse_memory
 from mlbench_cli.runs.request import Request
 
 LOCAL = Cluster("local", "local")
-REMOTE = Cluster("far", "attached")
+REMOTE = Cluster("far", "attached", details={"registry": "ghcr.io/me"})
 MACHINE = Machine(cores=8, gpus=0)
 
 

@@ -128,7 +128,8 @@ def _pull(facts: Facts, worker: int, pod: Pod, message: str) -> Finding:
         return Finding(
             "image_not_found",
             f'The image "{facts.image}" cannot be pulled: {short(words)}',
-            hint="Check the name and the tag, push or load the image, or give its registry's login with --pull-secret.",
+            hint="Check the name and the tag, push the image (mlbench images push) or load it, or give its registry's "
+            "login with --pull-secret.",
             permanent=True,
             evidence=evidence(worker, pod, words),
         )

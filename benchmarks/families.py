@@ -1,0 +1,93 @@
+"""Every machine of GKE's and EKS' tables through `create-cluster --dry-run`: accepted, or refused with which reason.
+
+Each machine is planned on demand and as spot, without an account. What mlbench accepts for GKE is then held against the
+rules of the double (disks, ways to buy, GPUs): a machine that one accepts and the other refuses is a contradiction, and
+the exit code is 1. The doubles' rules are assumptions: docs/clouds-assumptions.md.
+"""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PLAIN_GKE = ("n1-standard-8", "n2-standard-8", "n4-standard-8", "c2-standard-8", "c4-standard-8", "e2-standard-8")
+
+
+def main() -> int:
+    """Print the table; 1 if mlbench and the double contradict each other."""
+    contradictions = 0
+    began = time.monotonic()
+    print(f"{'cloud':<6}{'machine':<20}{'way':<11}{'price/h':>10}  verdict")
+    count = 0
+    for cloud, machine, way, price, verdict, contradiction in (*plan_gke(), *plan_eks()):
+        shown = "unknown" if price is None else f"{price:.2f}"
+        print(f"{cloud:<6}{machine:<20}{way:<11}{shown:>10}  {verdict}{contradiction}")
+        contradictions += bool(contradiction)
+        count += 1
+    seconds = time.monotonic() - began
+    print(f"{count} plans in {seconds:.1f} s; contradictions {contradictions}, wanted 0")
+    return 1 if contradictions else 0
+
+
+Options = Mapping[str, Any]
+Row = tuple[str, str, str, float | None, str, str]
+
+
+def plan_gke() -> Iterator[Row]:
+    """Each machine of the table, and some without GPUs."""
+    from google.cloud import container_v1
+
+    from providers.gke import GkeProvider
+    from providers.gke.machines import ATTACHED_TO, SHAPED
+    from providers.gke.options import GkeOptions
+    from providers.gke.resources import WorkerPool
+    from tests.fakes.gke import ApiError, World
+
+    provider = GkeProvider()
+    for machine in (*SHAPED, *PLAIN_GKE, ATTACHED_TO[1]):
+        for way, more in (("on demand", {}), ("spot", {"spot": True}), ("flex-start", {"flex_start": True})):
+            gpus: Options = {"gpu_type": "t4", "num_gpus": 1} if machine == ATTACHED_TO[1] else {}
+            options = {"machine_type": machine, "zone": "us-central1-a", "project": "p", **gpus, **more}
+            price, verdict = plan(provider, options)
+            contradiction = ""
+            if verdict == "accepted":
+                cluster = provider.new_cluster("x-2", 2, GkeOptions(**options))
+                (pool,) = [item for item in provider.resources(cluster) if isinstance(item, WorkerPool)]
+                try:
+                    World()._check_machine(container_v1.NodePool(pool.request()))
+                except ApiError as error:
+                    contradiction = f"   BUT THE DOUBLE: {error}"
+            yield "gke", machine, way, price, verdict, contradiction
+
+
+def plan_eks() -> Iterator[Row]:
+    """Each machine of the table, with and without its fast network cards."""
+    from providers.eks import EksProvider
+    from providers.eks.machines import GPU_MACHINES
+
+    for machine, facts in GPU_MACHINES.items():
+        ways: list[tuple[str, Options]] = [("on demand", {}), ("spot", {"spot": True})]
+        ways += [("EFA", {"efa": True})] if facts.efa else []
+        for way, more in ways:
+            options = {"machine_type": machine, "region": "us-east-1", **more}
+            yield ("eks", machine, way, *plan(EksProvider(), options), "")
+
+
+def plan(provider: Any, options: Options) -> tuple[float | None, str]:
+    """The price of a cluster of two, and "accepted" or why it is refused."""
+    from mlbench_cli.clusters import CreationRequest, sketch_cluster
+    from mlbench_cli.errors import MlbenchError
+
+    try:
+        planned = sketch_cluster(CreationRequest(provider, 2, "x", options))
+    except MlbenchError as error:
+        return None, f"refused: {error.message}"
+    assert planned is not None
+    return planned.plan.total, "accepted"
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""What commands check of the tasks' images: before a cluster is paid for, and before a run is submitted."""
+
+from collections.abc import Iterable
+
+from mlbench_cli import __version__, cluster_images, console
+from mlbench_cli.catalog import load_catalog
+from mlbench_cli.errors import UsageError
+from mlbench_cli.images import LOCAL_REGISTRY, name_image, parse_image
+from mlbench_cli.model import Cluster
+from mlbench_cli.registries import Finding, Presence, find_image
+from mlbench_cli.spec import RunSpec
+
+
+def require_images(specs: Iterable[RunSpec], cluster: Cluster) -> None:
+    """Refuse runs of tasks whose images are not in their registry. What cannot be checked is a warning.
+
+    Images of this machine, which were loaded onto the nodes, are in no registry and not looked for.
+    """
+    wanted = {
+        spec.image: spec.task for spec in specs if spec.image and spec.engine == "kubernetes" and spec.runs_task_program
+    }
+    for name, task in wanted.items():
+        image = parse_image(name)
+        if image.host == "localhost" or image.host.startswith(("localhost:", "127.0.0.1:")):
+            continue
+        place = name.partition("@")[0]
+        login = cluster_images.find_registry_login(cluster, place)
+        finding = find_image(image, login)
+        if finding.presence is Presence.ABSENT:
+            raise UsageError(
+                f"The image {name} does not exist: the registry says {finding.words or 'not found'}.",
+                hint=f"mlbench images push {task}{_registry_words(name, cluster)}",
+                details={"image": name},
+            )
+        if finding.presence is not Presence.PRESENT:
+            console.warn(_describe_unchecked(name, finding))
+
+
+def require_registry(registry: str) -> None:
+    """Refuse a registry for a new cluster that has none of the tasks' images of this version."""
+    names = dict.fromkeys(name_image(registry, task.image, __version__) for task in load_catalog().values())
+    for name in names:
+        finding = find_image(parse_image(name))
+        if finding.presence is Presence.PRESENT:
+            return
+        if finding.presence is not Presence.ABSENT:
+            console.warn(_describe_unchecked(name, finding))
+            return
+    raise UsageError(
+        f"{registry} has no image of the tasks for version {__version__}; looked for {next(iter(names))} and others.",
+        hint=f"mlbench images push --registry {registry}   builds them; or --registry auto makes a registry of its own",
+    )
+
+
+def _describe_unchecked(name: str, finding: Finding) -> str:
+    reason = "its registry wants a login" if finding.presence is Presence.HIDDEN else "its registry does not answer"
+    words = f": {finding.words}" if finding.words else ""
+    return f"Whether the image {name} exists is not known: {reason}{words}."
+
+
+def _registry_words(name: str, cluster: Cluster) -> str:
+    """The options of `mlbench images push` that name the registry of the run's image."""
+    own = cluster_images.registry_of(cluster)
+    if own and name.startswith(own):
+        return f" --cluster {cluster.name}"
+    return "" if name.startswith(LOCAL_REGISTRY) else f" --registry {name.partition('@')[0].rpartition('/')[0]}"

@@ -1,0 +1,118 @@
+"""`mlbench images`: which images of tasks a registry has; `mlbench images push` builds them and pushes them to it."""
+
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from mlbench_cli import __version__, cluster_images, console
+from mlbench_cli.catalog import Task, load_catalog, load_task
+from mlbench_cli.cluster_details import ClusterDetails
+from mlbench_cli.commands._common import Format, Output, complete_clusters, complete_tasks
+from mlbench_cli.config import find_default
+from mlbench_cli.errors import UsageError
+from mlbench_cli.images import LOCAL_REGISTRY, name_image, parse_image
+from mlbench_cli.model import Cluster
+from mlbench_cli.registries import find_image
+from mlbench_cli.runs.defaults import default_cluster
+from mlbench_cli.store import Store
+
+HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+ClusterName = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster", help="cluster whose registry is meant; default: the chosen", autocompletion=complete_clusters
+    ),
+]
+Registry = Annotated[
+    str | None,
+    typer.Option("--registry", metavar="PREFIX", help="e.g. ghcr.io/me; default: the cluster's, or mlbench config's"),
+]
+
+images = typer.Typer(rich_markup_mode=None, context_settings=HELP_NAMES, add_completion=False)
+
+
+@images.callback(invoke_without_command=True)
+def show(
+    context: typer.Context, registry: Registry = None, cluster: ClusterName = None, output: Output = Format.text
+) -> None:
+    """Show for each task whether its image of this version is in the registry, with its digest."""
+    if context.invoked_subcommand is not None:
+        return
+    place, known = _find_registry(Store(), registry, cluster)
+    login = cluster_images.find_registry_login(known, place)
+    names = {task.image: name_image(place, task.image, __version__) for task in load_catalog().values()}
+    found = {image: find_image(parse_image(name), login) for image, name in names.items()}
+    if output == Format.json:
+        document = {
+            image: {"image": names[image], "presence": finding.presence.value, "digest": finding.digest or None}
+            for image, finding in found.items()
+        }
+        console.out_json({"registry": place, "images": document})
+        return
+    rows = [[names[image], finding.presence.value, finding.digest or finding.words] for image, finding in found.items()]
+    console.out_table(["IMAGE", "PRESENCE", "DIGEST"], rows)
+
+
+@images.command(context_settings=HELP_NAMES)
+def push(
+    tasks: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TASK]...", help="tasks of mlbench tasks; default: all", autocompletion=complete_tasks),
+    ] = None,
+    registry: Registry = None,
+    cluster: ClusterName = None,
+    platform: Annotated[
+        str | None,
+        typer.Option("--platform", help="platforms of the images, e.g. linux/amd64,linux/arm64; needs Docker's buildx"),
+    ] = None,
+    base: Annotated[str | None, typer.Option("--base", help="image to build on, with Python and pip")] = None,
+    index: Annotated[
+        str | None, typer.Option("--index", metavar="URL", help="package index for torch, e.g. one for another CUDA")
+    ] = None,
+    output: Output = Format.text,
+) -> None:
+    """Build the images of tasks with Docker, push them, and record their digests with the cluster.
+
+    Runs on the cluster then use exactly these images. A registry that create-cluster --registry auto has made is logged
+    in to by itself; for others: docker login.
+    """
+    from mlbench_cli.image_builds import Build, push_images
+
+    store = Store()
+    place, known = _find_registry(store, registry, cluster)
+    chosen: list[Task] = [load_task(name) for name in tasks] if tasks else list(load_catalog().values())
+    build = Build(base, index, tuple(platform.split(",")) if platform else ())
+    digests = push_images(chosen, place, build, cluster_images.find_registry_login(known, place), console.note)
+    if known is not None and _has_registry(known, place):
+        fresh = store.find_cluster(known.identity) or known
+        kept = {**ClusterDetails.of(fresh).images, **digests}
+        store.record_cluster(replace(fresh, details={**fresh.details, "images": kept}))
+    if output == Format.json:
+        console.out_json({"registry": place, "digests": digests})
+        return
+    for name, digest in digests.items():
+        image, _, version = name.partition(":")
+        console.out(f"{name_image(place, image, version)} {digest}")
+
+
+def _find_registry(store: Store, given: str | None, name: str | None) -> tuple[str, Cluster | None]:
+    """The registry that is meant, and the cluster that it belongs to, if it is one's own."""
+    cluster = store.cluster(name) if name else default_cluster(store)
+    own = ClusterDetails.of(cluster).registry
+    if given is not None:
+        place: str | None = given.rstrip("/")
+    else:
+        default = find_default("registry")
+        place = own or (default.value.rstrip("/") if default else None)
+    if not place or place.startswith(f"{LOCAL_REGISTRY}/"):
+        raise UsageError(
+            f'No registry is known for the cluster "{cluster.name}".',
+            hint="Name one of your own: --registry ghcr.io/me, or mlbench config set registry ghcr.io/me; on gke and "
+            "eks create-cluster --registry auto makes one",
+        )
+    return place, cluster
+
+
+def _has_registry(cluster: Cluster, registry: str) -> bool:
+    return ClusterDetails.of(cluster).registry == registry

@@ -1,0 +1,52 @@
+"""Names of the tasks' images: from a registry and a task to the reference that a run pulls.
+
+A registry is a prefix, "ghcr.io/me", whose images are "ghcr.io/me/TASK:VERSION"; or, with ":" at its end, one
+repository whose tags name the task, "123456789012.dkr.ecr.eu-west-1.amazonaws.com/mlbench-test-4:", because ECR wants
+every repository to be made before a push. Nothing defaults to a name on a public registry: whoever owned it could run
+code on other people's clusters.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# Of images that are built here and loaded onto nodes. The name "localhost" is no registry, so that nothing is pulled.
+LOCAL_REGISTRY = "localhost/mlbench"
+
+
+@dataclass(frozen=True)
+class ImageReference:
+    """One image: the registry's host ("" for none), the repository on it, and a tag or a digest."""
+
+    host: str
+    repository: str
+    tag: str
+    digest: str = ""
+
+    @property
+    def name(self) -> str:
+        """The reference as Docker and Kubernetes take it."""
+        base = f"{self.host}/{self.repository}" if self.host else self.repository
+        return f"{base}@{self.digest}" if self.digest else f"{base}:{self.tag}"
+
+
+def name_image(registry: str, image: str, version: str, digests: Mapping[str, str] | None = None) -> str:
+    """The reference of a task's image in a registry: by digest if `digests`, by "IMAGE:VERSION", holds one."""
+    registry = registry.rstrip("/")
+    if registry.endswith(":"):
+        base, tagged = registry.removesuffix(":"), f"{registry}{image}-{version}"
+    else:
+        base, tagged = f"{registry}/{image}", f"{registry}/{image}:{version}"
+    digest = (digests or {}).get(f"{image}:{version}")
+    return f"{base}@{digest}" if digest else tagged
+
+
+def parse_image(name: str) -> ImageReference:
+    """The parts of a reference. A first part with "." or ":", or "localhost", is a host; else it is Docker Hub's."""
+    rest, _, digest = name.partition("@")
+    first, slash, path = rest.partition("/")
+    if not slash or not ("." in first or ":" in first or first == "localhost"):
+        first, path = "", rest
+    repository, colon, tag = path.rpartition(":")
+    if not colon:
+        repository, tag = path, "latest"
+    return ImageReference(first, repository, tag, digest)

@@ -1,0 +1,75 @@
+"""The repository of ECR that `create-cluster eks --registry auto` makes for a cluster's images.
+
+One repository whose tags name the task: ECR wants every repository to be made before a push, and one is one thing to
+delete and to count. Sources: ECR's API reference; eksctl's policies for the nodes' right to pull.
+"""
+
+import base64
+
+from mlbench_cli.cluster_details import ClusterDetails
+from mlbench_cli.errors import MlbenchError, NotFoundError
+from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, ownership_tags
+from providers.eks.aws import Aws, tag_list, tags_of
+from providers.eks.network import Stack
+
+
+class ImageRepository(Resource):
+    """Deleted with its images, before the stack, which is how the cluster is found again."""
+
+    kind = "image repository"
+    create_seconds = delete_seconds = 120.0
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        self.aws = stack.aws
+        self.cluster = stack.cluster
+        self.name = f"mlbench-{stack.cluster.name}"
+        self.needs = (stack,)
+        self.remove_command = (
+            f"aws ecr delete-repository --region {self.aws.region} --repository-name {self.name} --force"
+        )
+
+    def find(self) -> ResourceStatus | None:
+        found = self._describe()
+        if found is None:
+            return None
+        tags = tags_of(self.aws.call("ecr", "list_tags_for_resource", resourceArn=found["repositoryArn"])["tags"])
+        kept = (
+            f"--keep-images; {self.remove_command}   deletes it"
+            if ClusterDetails.of(self.cluster).keeps_images
+            else None
+        )
+        return ResourceStatus("there", ours=tags.get(CLUSTER_TAG) == self.cluster.name, kept=kept)
+
+    def create(self) -> None:
+        self.aws.call("ecr", "create_repository", repositoryName=self.name, tags=tag_list(ownership_tags(self.cluster)))
+
+    def poll(self) -> Readiness:
+        found = self._describe()
+        # The ":" says that tags name the tasks (mlbench_cli.images).
+        return Readiness(
+            found is not None, "AWS does not show it yet", {"registry": f"{found['repositoryUri']}:"} if found else {}
+        )
+
+    def delete(self) -> None:
+        try:
+            self.aws.call("ecr", "delete_repository", repositoryName=self.name, force=True)
+        except NotFoundError:
+            return
+
+    def _describe(self) -> dict[str, str] | None:
+        try:
+            answer = self.aws.call("ecr", "describe_repositories", repositoryNames=[self.name])
+        except NotFoundError:
+            return None
+        repositories: list[dict[str, str]] = answer["repositories"]
+        return repositories[0] if repositories else None
+
+
+def fetch_login(aws: Aws) -> tuple[str, str]:
+    """User and password of the account's registry, for twelve hours."""
+    data = aws.call("ecr", "get_authorization_token")["authorizationData"]
+    user, colon, password = base64.b64decode(data[0]["authorizationToken"]).decode().partition(":")
+    if not colon:
+        raise MlbenchError("ECR gave a login that is not of the form USER:PASSWORD.")
+    return user, password

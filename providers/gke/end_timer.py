@@ -1,0 +1,211 @@
+"""The end of a cluster on GKE, kept by the cluster itself: a CronJob that asks Google to delete it.
+
+GKE has no timer of its own: a machine's longest run time (`max_run_duration`) only has it created again, and changing
+it re-creates every machine. So a CronJob on the system's machines deletes the whole cluster. It acts by a Kubernetes
+service account that is bound to the role container.clusterAdmin (Workload Identity Federation: IAM knows the principal
+without a service account of Google). Who may not change the project's policy gets a cluster without a timer, and a
+warning. Sources: docs/clouds-assumptions.md.
+"""
+
+import os
+from typing import Any
+
+from mlbench_cli.cluster_details import ClusterDetails
+from mlbench_cli.errors import CredentialError, NotFoundError
+from mlbench_cli.kube.access import Access
+from mlbench_cli.kube.tls import explain_connection_failure
+from providers.base import Readiness, Resource, ResourceStatus, TransientError, call_timeout
+from providers.gke import api
+from providers.gke.api import Gke, Message
+from providers.gke.resources import ROLE_LABEL, SYSTEM_POOL, ControlPlane, access_to
+from providers.kubernetes_calls import open_young_cluster
+
+ENDPOINT = "https://cloudresourcemanager.googleapis.com"
+ROLE = "roles/container.clusterAdmin"
+ACCOUNT = NAME = "mlbench-end"
+# Google's mirror of the Python image: machines without an address of their own reach it, too.
+IMAGE = "mirror.gcr.io/library/python:3.12-slim-bookworm"
+POLICY_VERSION = 3  # so that conditional bindings of others are read and written back as they are
+
+
+def namespace_of(cluster: str) -> str:
+    """A namespace of each cluster's own: IAM knows an account by namespace and name, in all clusters of a project."""
+    return f"mlbench-end-{cluster}"
+
+
+class EndIdentity(Resource):
+    """The binding, in the project's policy, of the role that may delete clusters to the CronJob's account."""
+
+    # It needs no cluster, and goes after it: a binding to an account that is gone costs nothing and allows nothing.
+    kind = "identity of the end"
+    create_seconds = delete_seconds = 300.0
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self.plane = plane
+        self.name = f"{plane.name}/{ACCOUNT}"
+        self.refused: str | None = None  # why it cannot be bound
+        self._stays: str | None = None  # why it cannot be removed
+        self._project = Project(plane.gke)
+
+    def find(self) -> ResourceStatus | None:
+        """None also for somebody who may not read the policy: a binding to an account that is gone costs nothing."""
+        try:
+            member = self._member()
+            policy = self._project.read_policy()
+        except (CredentialError, NotFoundError):
+            return None
+        return ResourceStatus("bound", kept=self._stays) if member in _members(policy) else None
+
+    def create(self) -> None:
+        try:
+            member = self._member()
+            policy = self._project.read_policy()
+            policy.setdefault("bindings", []).append({"role": ROLE, "members": [member]})
+            self._project.write_policy(policy)
+        except CredentialError as error:
+            self.refused = error.message
+
+    def poll(self) -> Readiness:
+        if self.refused is not None:
+            return Readiness(True, facts={"end_problem": self.refused})
+        return Readiness(self.find() is not None, "Google's IAM does not show it yet", {"end_problem": None})
+
+    def delete(self) -> None:
+        member = self._member()
+        policy = self._project.read_policy()
+        for binding in policy.get("bindings", []):
+            if binding["role"] == ROLE and not binding.get("condition"):
+                binding["members"] = [item for item in binding["members"] if item != member]
+        policy["bindings"] = [binding for binding in policy.get("bindings", []) if binding["members"]]
+        try:
+            self._project.write_policy(policy)
+        except CredentialError as error:  # the cluster, which costs money, is not to wait for it
+            self._stays = f"{error.message} It costs nothing."
+
+    def _member(self) -> str:
+        pool = f"projects/{self._project.number()}/locations/global/workloadIdentityPools"
+        subject = f"subject/ns/{namespace_of(self.plane.name)}/sa/{ACCOUNT}"
+        return f"principal://iam.googleapis.com/{pool}/{self.plane.gke.project}.svc.id.goog/{subject}"
+
+
+class EndTimer(Resource):
+    """Namespace, account and CronJob. Applied again with another time when the end moves."""
+
+    kind = "scheduled end"
+    create_seconds = 300.0
+
+    def __init__(self, plane: ControlPlane, identity: EndIdentity | None = None) -> None:
+        self.plane = plane
+        self.identity = identity  # None: it was bound before, or was refused
+        self.name = f"{plane.name}/{NAME}"
+        self.needs = (plane, *((identity,) if identity else ()))
+        self.goes_with = plane
+        self.expires = int(ClusterDetails.of(plane.cluster).expires or 0)
+
+    def find(self) -> ResourceStatus | None:
+        if self._is_refused():
+            return ResourceStatus("not armed")
+        try:
+            with open_young_cluster(self._connect) as kubernetes:
+                found = kubernetes.get(f"{_path('batch/v1', self._namespace(), 'cronjobs')}/{NAME}")
+        except NotFoundError:
+            return None
+        expires = (found["metadata"].get("annotations") or {}).get("mlbench/expires")
+        return ResourceStatus("armed") if expires == str(self.expires) else None
+
+    def create(self) -> None:
+        from templates import FOLDER, documents
+
+        values = {
+            "name": NAME,
+            "account": ACCOUNT,
+            "namespace": self._namespace(),
+            "expires": self.expires,
+            "path": self.plane.path,
+            "image": IMAGE,
+            "node_selector": {ROLE_LABEL: SYSTEM_POOL},
+            "script": (FOLDER / "kubernetes" / "gke_end.py").read_text("utf-8"),
+        }
+        with open_young_cluster(self._connect) as kubernetes:
+            for document in documents("kubernetes/gke-end.yaml.j2", values):
+                kinds = {"Namespace": "namespaces", "ServiceAccount": "serviceaccounts", "CronJob": "cronjobs"}
+                namespace = document["metadata"].get("namespace", "")
+                path = _path(document["apiVersion"], namespace, kinds[document["kind"]])
+                kubernetes.request(
+                    "PATCH",
+                    f"{path}/{document['metadata']['name']}",
+                    params={"fieldManager": "mlbench", "force": True},
+                    body=document,
+                    content_type="application/apply-patch+yaml",
+                )
+
+    def poll(self) -> Readiness:
+        return Readiness(self.find() is not None, "the CronJob is not there yet")
+
+    def delete(self) -> None:
+        return
+
+    def _is_refused(self) -> bool:
+        return self.identity is not None and self.identity.refused is not None
+
+    def _namespace(self) -> str:
+        return namespace_of(self.plane.name)
+
+    def _connect(self) -> Access:
+        found = self.plane.find_raw()
+        if found is None:
+            raise NotFoundError(f'There is no GKE cluster "{self.plane.name}".')
+        return access_to(found)
+
+
+class Project:
+    """A Google project, by its REST API: its number, and its policy."""
+
+    def __init__(self, gke: Gke) -> None:
+        self.name = gke.project
+        self._number: str | None = None
+
+    def number(self) -> str:
+        if self._number is None:
+            self._number = str(self._ask("GET", f"/v1/projects/{self.name}")["projectNumber"])
+        return self._number
+
+    def read_policy(self) -> Message:
+        options = {"options": {"requestedPolicyVersion": POLICY_VERSION}}
+        return self._ask("POST", f"/v1/projects/{self.name}:getIamPolicy", options)
+
+    def write_policy(self, policy: Message) -> None:
+        """Raises TransientError if somebody else has changed the policy since it was read: its etag tells."""
+        body = {"policy": {**policy, "version": POLICY_VERSION}}
+        self._ask("POST", f"/v1/projects/{self.name}:setIamPolicy", body)
+
+    def _ask(self, method: str, path: str, body: Message | None = None) -> Message:
+        from google.api_core import exceptions
+        from google.auth.transport.requests import AuthorizedSession
+        from requests import exceptions as http
+
+        session: Any = AuthorizedSession(api.credentials()[0], auth_request=api.sign_in())
+        url = f"{os.environ.get('MLBENCH_RESOURCE_MANAGER_ENDPOINT', ENDPOINT)}{path}"
+        with api.map_cloud_errors(f"read or change the policy of the project {self.name}", self.name):
+            try:
+                answer = session.request(method, url, json=body, timeout=call_timeout())
+            except http.RequestException as error:
+                hint = explain_connection_failure(str(error)) or api.UNREACHED
+                raise TransientError(f"Google's resource manager cannot be reached: {error}", hint=hint) from None
+            if answer.status_code == 409:
+                raise TransientError(f"The policy of {self.name} was changed by somebody else; it is read again.")
+            if answer.status_code >= 400:
+                raise exceptions.from_http_response(answer)
+        document: Message = answer.json()
+        return document
+
+
+def _members(policy: Message) -> set[str]:
+    """Who has the role without a condition."""
+    bindings = [item for item in policy.get("bindings", []) if item["role"] == ROLE and not item.get("condition")]
+    return {member for binding in bindings for member in binding["members"]}
+
+
+def _path(version: str, namespace: str, kind: str) -> str:
+    root = "/api/v1" if version == "v1" else f"/apis/{version}"
+    return f"{root}/namespaces/{namespace}/{kind}" if namespace else f"{root}/{kind}"

@@ -1,0 +1,199 @@
+"""Images of tasks: named, checked, built and pushed, on a registry of 127.0.0.1 and a `docker` that builds nothing."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli import __version__
+from mlbench_cli.app import run
+from mlbench_cli.images import name_image, parse_image
+from mlbench_cli.model import Cluster
+from mlbench_cli.registries import Login, Presence, find_docker_login, find_image
+from mlbench_cli.store import Store
+from tests.fakes.registry import FakeDocker, FakeRegistry
+
+TASK = f"me/allreduce:{__version__}"
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeRegistry]:
+    server = FakeRegistry()
+    monkeypatch.setenv("MLBENCH_REGISTRY_ENDPOINT", server.url)
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker-config"))
+    monkeypatch.delenv("MLBENCH_REGISTRY", raising=False)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def docker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeDocker:
+    program = FakeDocker(tmp_path / "programs")
+    monkeypatch.setenv("PATH", f"{program.folder}{os.pathsep}{os.environ['PATH']}")
+    return program
+
+
+@pytest.fixture
+def mlbench(capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
+    return lambda *words: Answer(run(list(words)), *capsys.readouterr())
+
+
+def record_cluster(folder: Path) -> None:
+    """An attached cluster with a registry, which no request reaches."""
+    kubeconfig = folder / "kubeconfig"
+    kubeconfig.write_text(
+        "clusters: [{name: c, cluster: {server: 'https://127.0.0.1:9'}}]\ncurrent-context: c\n"
+        "contexts: [{name: c, context: {cluster: c, user: u}}]\nusers: [{name: u, user: {token: t}}]\n"
+    )
+    details = {"kubeconfig": str(kubeconfig), "context": "c", "server": "https://127.0.0.1:9", "registry": "ghcr.io/me"}
+    Store().record_cluster(Cluster("far", "attached", details=details))
+
+
+def test_a_registry_is_a_prefix_or_one_repository_with_tags() -> None:
+    assert name_image("ghcr.io/me/", "allreduce", "4.0.0") == "ghcr.io/me/allreduce:4.0.0"
+    one = "1.dkr.ecr.eu-west-1.amazonaws.com/mlbench-x:"
+    assert name_image(one, "allreduce", "4.0.0") == f"{one}allreduce-4.0.0"
+    digests = {"allreduce:4.0.0": "sha256:1"}
+    assert name_image(one, "allreduce", "4.0.0", digests) == f"{one[:-1]}@sha256:1"
+    assert name_image(one, "allreduce", "4.0.1", digests) == f"{one}allreduce-4.0.1"
+    for name in ("ghcr.io/me/a:1", "localhost:5001/a:1", "me/a:1", "ghcr.io/me/a@sha256:1", "a:latest"):
+        assert parse_image(name).name == name
+    assert parse_image("python").repository == "python"
+
+
+@pytest.mark.parametrize("with_token", [False, True])
+def test_what_a_registry_says_of_an_image(registry: FakeRegistry, with_token: bool, tmp_path: Path) -> None:
+    world = registry.world
+    image = parse_image(f"registry.example/{TASK}")
+    assert find_image(image).presence is Presence.ABSENT
+    world.manifests["me/allreduce"] = {__version__: "sha256:ab"}
+    assert find_image(image).digest == "sha256:ab"
+    world.users, world.with_token = {"me": "secret"}, with_token
+    assert find_image(image).presence is Presence.HIDDEN
+    assert find_image(image, Login("me", "secret")).digest == "sha256:ab"
+    # Docker's own login, kept in its file or by a credential helper.
+    folder = tmp_path / "docker-config"
+    folder.mkdir()
+    (folder / "config.json").write_text(
+        json.dumps({"auths": {"registry.example": {"auth": Login("me", "secret").basic}}})
+    )
+    assert find_image(image).presence is Presence.PRESENT
+    (folder / "config.json").write_text(json.dumps({"credsStore": "absent"}))
+    assert find_image(image).presence is Presence.HIDDEN
+    (folder / "config.json").write_text("{")
+    assert find_docker_login("registry.example") is None
+
+
+def test_a_registry_that_does_not_answer_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLBENCH_REGISTRY_ENDPOINT", "http://127.0.0.1:9")
+    assert find_image(parse_image("ghcr.io/me/a:1")).presence is Presence.UNKNOWN
+
+
+def test_images_are_built_from_the_package_pushed_and_recorded_with_the_cluster(
+    registry: FakeRegistry, docker: FakeDocker, mlbench: Callable[..., Answer], tmp_path: Path
+) -> None:
+    record_cluster(tmp_path)
+    dry = ("run", "x", "2", "--task", "allreduce", "--cluster", "far", "--dry-run", "-o", "json")
+    assert f"ghcr.io/{TASK}" in mlbench(*dry).out
+    answer = mlbench("images", "push", "allreduce", "--cluster", "far", "-o", "json")
+    assert answer.code == 0, answer.err
+    digest = registry.world.manifests["me/allreduce"][__version__]
+    assert json.loads(answer.out)["digests"] == {f"allreduce:{__version__}": digest}
+    assert [call["words"][0] for call in docker.calls] == ["build", "build", "push"]  # type: ignore[index]
+    base, built, _ = docker.calls
+    assert f"localhost/mlbench/base:{__version__}" in base["words"]  # type: ignore[operator]
+    assert f"BASE=localhost/mlbench/base:{__version__}" in built["words"]  # type: ignore[operator]
+    assert built["buildkit"] == "0"
+    assert f"ghcr.io/me/allreduce@{digest}" in mlbench(*dry).out
+    shown = mlbench("images", "--cluster", "far")
+    assert f"ghcr.io/{TASK}" in shown.out
+    assert digest in shown.out
+    assert "absent" in shown.out
+
+
+def test_several_platforms_are_built_by_buildx_with_the_base_in_the_registry(
+    registry: FakeRegistry, docker: FakeDocker, mlbench: Callable[..., Answer]
+) -> None:
+    words = ("images", "push", "allreduce", "--registry", "ghcr.io/me", "--platform", "linux/amd64,linux/arm64")
+    answer = mlbench(*words, "--base", "python:3.12", "--index", "https://example.com/cu126")
+    assert answer.code == 0, answer.err
+    assert set(registry.world.manifests) == {"me/base", "me/allreduce"}
+    base, built = [call["words"] for call in docker.calls]
+    assert {"--push", "linux/amd64,linux/arm64", "BASE=python:3.12"} <= set(base)  # type: ignore[call-overload]
+    assert f"BASE=ghcr.io/me/base:{__version__}" in built  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        ({"users": {"me": "secret"}}, 3, "authentication required"),
+        ({"repositories": set()}, 2, "name unknown"),
+        ({"immutable": True, "manifests": {"me/allreduce": {__version__: "sha256:1"}}}, 2, "immutable"),
+    ],
+)
+def test_what_a_registry_refuses_is_quoted_with_the_next_command(
+    registry: FakeRegistry,
+    docker: FakeDocker,
+    mlbench: Callable[..., Answer],
+    change: dict[str, Any],
+    code: int,
+    words: str,
+) -> None:
+    vars(registry.world).update(change)
+    answer = mlbench("images", "push", "allreduce", "--registry", "ghcr.io/me")
+    assert answer.code == code
+    assert words in answer.err
+    assert "Next:" in answer.err
+
+
+def test_bad_input_of_images_ends_with_what_to_do(
+    registry: FakeRegistry, mlbench: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answer = mlbench("images", "push")
+    assert answer.code == 2
+    assert "mlbench config set registry" in answer.err
+    assert mlbench("images", "push", "alreduce", "--registry", "ghcr.io/me").code == 4
+    monkeypatch.setenv("PATH", str(tmp_path))
+    answer = mlbench("images", "push", "allreduce", "--registry", "ghcr.io/me")
+    assert answer.code == 2
+    assert "Docker, which is not installed" in answer.err
+    old = FakeDocker(tmp_path / "old", buildx=False)
+    monkeypatch.setenv("PATH", str(old.folder))
+    answer = mlbench("images", "push", "allreduce", "--registry", "ghcr.io/me", "--platform", "linux/arm64")
+    assert answer.code == 2
+    assert "Install Docker's buildx" in answer.err
+
+
+def test_a_run_whose_image_does_not_exist_is_refused_before_it_is_recorded(
+    registry: FakeRegistry, mlbench: Callable[..., Answer], tmp_path: Path
+) -> None:
+    record_cluster(tmp_path)
+    answer = mlbench("run", "x", "2", "--task", "allreduce", "--cluster", "far", "--yes")
+    assert answer.code == 2, answer.err
+    assert f"The image ghcr.io/{TASK} does not exist" in answer.err
+    assert "mlbench images push allreduce --cluster far" in answer.err
+    assert Store().runs() == []
+
+
+def test_nothing_defaults_to_a_name_that_is_not_ours(registry: FakeRegistry, mlbench: Callable[..., Answer]) -> None:
+    Store().record_cluster(Cluster("far", "attached"))
+    Store().record_cluster(Cluster("here", "kind"))
+    answer = mlbench("run", "x", "2", "--task", "allreduce", "--cluster", "far", "--dry-run")
+    assert answer.code == 2
+    assert "mlbench images push --registry" in answer.err
+    assert f"localhost/mlbench/allreduce:{__version__}" in mlbench(
+        *("run", "x", "2", "--task", "allreduce", "--cluster", "here", "--dry-run")
+    ).out  # fmt: skip
+    assert registry.world.log == []

@@ -1,0 +1,163 @@
+"""A container registry on 127.0.0.1, and a `docker` that builds nothing and pushes to it.
+
+The registry follows the rules of the OCI distribution specification that matter here: repositories that have to exist
+(as ECR's), logins by basic authentication or by a token for a scope, tags of an immutable registry.
+"""
+
+import base64
+import hashlib
+import json
+import stat
+import sys
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+# Pushes by HTTP, with the login of the configuration that it was given, and logs every call with its environment.
+DOCKER = """#!{python}
+import base64, hashlib, json, os, sys, urllib.error, urllib.request
+words = sys.argv[1:]
+def value(flag):
+    return words[words.index(flag) + 1] if flag in words else None
+with open({log!r}, "a") as log:
+    print(json.dumps({{"words": words, "buildkit": os.environ.get("DOCKER_BUILDKIT"),
+                       "config": os.environ.get("DOCKER_CONFIG")}}), file=log)
+if words[:2] == ["buildx", "build"] and not {buildx}:
+    sys.exit("docker: unknown command: docker buildx")
+name = words[1] if words[0] == "push" else value("--tag")
+if "build" in words:
+    assert os.path.isfile(value("--file")), "no Dockerfile"
+    assert os.listdir(words[-1]) == ["task_images"], "the context holds something else"
+if words[0] == "push" or "--push" in words:
+    host, _, path = name.partition("/")
+    repository, _, tag = path.rpartition(":")
+    config = os.path.join(os.environ.get("DOCKER_CONFIG", "/nowhere"), "config.json")
+    auths = json.load(open(config))["auths"] if os.path.exists(config) else {{}}
+    headers = {{"Authorization": "Basic " + auths[host]["auth"]}} if host in auths else {{}}
+    url = os.environ["MLBENCH_REGISTRY_ENDPOINT"] + "/v2/" + repository + "/manifests/" + tag
+    request = urllib.request.Request(url, data=name.encode(), headers=headers, method="PUT")
+    try:
+        urllib.request.urlopen(request).close()
+    except urllib.error.HTTPError as error:
+        sys.exit(error.read().decode())
+"""
+
+
+@dataclass
+class RegistryWorld:
+    """What the registry holds: digests by repository and tag."""
+
+    manifests: dict[str, dict[str, str]] = field(default_factory=dict)
+    users: dict[str, str] = field(default_factory=dict)  # empty: anybody may read and write
+    repositories: set[str] | None = None  # those that were made; None: a push makes them
+    immutable: bool = False
+    with_token: bool = False  # logins by a token of the registry's own server
+    log: list[str] = field(default_factory=list)
+
+
+class FakeRegistry:
+    def __init__(self) -> None:
+        self.world = RegistryWorld()
+        registry = self
+
+        class Handler(_Handler):
+            owner = registry
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    owner: FakeRegistry
+
+    def do_GET(self) -> None:
+        world = self.owner.world
+        world.log.append(f"{self.command} {self.path}")
+        if self.path.startswith("/token"):
+            self._answer(200, json.dumps({"token": "granted"}).encode() if self._is_known() else b"{}")
+            return
+        if not self._is_allowed():
+            kind = f'Bearer realm="{self.owner.url}/token",service="x",scope="pull"' if world.with_token else "Basic"
+            self._refuse(401, "UNAUTHORIZED", "authentication required", {"Www-Authenticate": kind})
+            return
+        _, _, rest = self.path.partition("/v2/")
+        repository, _, tag = rest.partition("/manifests/")
+        if self.command == "PUT":
+            self._put(repository, tag)
+            return
+        found = world.manifests.get(repository, {})
+        digest = tag if tag in found.values() else found.get(tag)
+        if digest is None:
+            code = "MANIFEST_UNKNOWN" if found else "NAME_UNKNOWN"
+            self._refuse(404, code, "manifest unknown" if found else "repository name not known to registry")
+            return
+        self._answer(200, b"{}", {"Docker-Content-Digest": digest})
+
+    do_PUT = do_HEAD = do_GET
+
+    def _put(self, repository: str, tag: str) -> None:
+        world = self.owner.world
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        if world.repositories is not None and repository not in world.repositories:
+            said = f"The repository with name '{repository}' does not exist in the registry with id '123456789012'"
+            self._answer(404, f"name unknown: {said}".encode())
+            return
+        tags = world.manifests.setdefault(repository, {})
+        if world.immutable and tag in tags:
+            said = f"The image tag '{tag}' already exists in the '{repository}' repository"
+            self._answer(
+                400, f"tag invalid: {said} and cannot be overwritten because the repository is immutable.".encode()
+            )
+            return
+        tags[tag] = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        self._answer(201, b"")
+
+    def _is_allowed(self) -> bool:
+        if not self.owner.world.users or self.headers.get("Authorization") == "Bearer granted":
+            return True
+        return not self.owner.world.with_token and self._is_known()
+
+    def _is_known(self) -> bool:
+        given = self.headers.get("Authorization", "")
+        try:
+            user, _, password = base64.b64decode(given.removeprefix("Basic ")).decode().partition(":")
+        except ValueError:
+            return False
+        return not self.owner.world.users or self.owner.world.users.get(user) == password
+
+    def _refuse(self, status: int, code: str, message: str, headers: dict[str, str] | None = None) -> None:
+        self._answer(status, json.dumps({"errors": [{"code": code, "message": message}]}).encode(), headers)
+
+    def _answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for key, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class FakeDocker:
+    """A folder for the PATH with a `docker` in it, and the log of its calls."""
+
+    def __init__(self, folder: Path, *, buildx: bool = True) -> None:
+        folder.mkdir(parents=True)
+        self.folder = folder
+        self._log = folder / "log"
+        program = folder / "docker"
+        program.write_text(DOCKER.format(python=sys.executable, log=str(self._log), buildx=buildx))
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+
+    @property
+    def calls(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self._log.read_text().splitlines()] if self._log.exists() else []
