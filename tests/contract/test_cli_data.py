@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.app import run
-from tests.unit.tasks_image.cifar_files import binary_files, unpack
+from tests.unit.task_images.cifar10_resnet20.cifar_files import binary_files, unpack
 
 Captured = pytest.CaptureFixture[str]
 

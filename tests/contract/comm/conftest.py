@@ -1,3 +1,3 @@
-from tests.contract.tasks.conftest import ranks
+from tests.contract.task_images.conftest import ranks
 
 __all__ = ["ranks"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.comm import checks
-from tests.contract.tasks.ranks import RankServer
+from tests.contract.task_images.ranks import RankServer
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 from task_images.comm.methods import Method
 from task_images.comm.presets import resolve
 from task_images.comm.wire import assign
-from tests.contract.tasks.ranks import ROOT, environments
+from tests.contract.task_images.ranks import ROOT, environments
 
 SECONDS = 240.0
 

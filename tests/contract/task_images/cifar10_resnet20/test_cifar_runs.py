@@ -1,0 +1,219 @@
+"""The image classification on two ranks: to the goal, however reduced, interrupted, in a budget, with bad input."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.catalog import load_task
+from tests.contract.task_images.ranks import Ended, Parameters, RankServer
+from tests.contract.task_images.test_tiny_runs import check_times
+from tests.unit.task_images.cifar10_resnet20.cifar_files import binary_files, unpack
+
+TASK, DDP = "cifar10_resnet20", "cifar10_resnet20_ddp"
+# Two steps an epoch of the smallest model.
+SMALL: Parameters = {
+    "training_images": 64,
+    "validation_images": 40,
+    "batch_size": 16,
+    "goal_full": 100.0,
+    "goal_light": 100.0,
+}
+
+
+def run(
+    ranks: RankServer,
+    folder: Path,
+    task: str = TASK,
+    size: int = 2,
+    environment: dict[str, str] | None = None,
+    **changes: Any,
+) -> list[Ended]:
+    folder.mkdir(exist_ok=True)
+    parameters = load_task(task).resolve("tiny") | changes
+    return ranks.run(f"task_images.{task}", size, folder, parameters, **(environment or {}))
+
+
+def finished_result(ended: list[Ended]) -> dict[str, Any]:
+    assert [(one.code, one.stderr) for one in ended] == [(0, "")] * len(ended)
+    check_times(ended[0].result)
+    return ended[0].result
+
+
+def losses(result: dict[str, Any]) -> list[float]:
+    return [point["train_loss"] for point in result["details"]["curve"]]
+
+
+def test_tiny_reaches_its_goal(ranks: RankServer, tmp_path: Path) -> None:
+    ended = run(ranks, tmp_path)
+    result = finished_result(ended)
+    assert result["outcome"] == "goal_reached"
+    assert result["goal"]["metric"] == "Prec@1"
+    assert result["goal"]["value"] >= 80.0
+    assert result["synthetic"] is True
+    assert result["samples"] == 600 * result["epochs"]
+    assert result["updates"] == 10 * result["epochs"] == result["details"]["communication"]["messages"]
+    assert result["details"]["options"]["channels_last"] is True
+    point = {"epoch", "update", "seconds", "train_loss", "samples_per_second", "loss", "Prec@1", "Prec@5"}
+    assert set(result["details"]["curve"][0]) == point
+    throughput = result["details"]["throughput"]
+    assert 0 < throughput["least"] <= throughput["samples_per_second"] <= throughput["most"]
+    assert 0 <= throughput["data_wait_share"] < 1
+    assert ended[0].metric("val_global_Prec@5")[-1] >= ended[0].metric("val_global_Prec@1")[-1]
+
+
+def test_ddp_and_mpi_follow_the_same_curve(ranks: RankServer, tmp_path: Path) -> None:
+    """With uneven last batches: the second of two steps has 2 + 1 images."""
+    same = SMALL | {"training_images": 35, "epochs": 4, "rate": 0.02, "nesterov": True, "scale_rate": False}
+    plain = finished_result(run(ranks, tmp_path / "plain", **same, schedule="multistep", warmup_epochs=0))
+    variants: dict[str, Parameters] = {
+        "ddp": {"task": DDP, "bucket_mb": 0.05},
+        "mpi": {"environment": {"MLBENCH_BACKEND": "mpi"}},
+        "plain memory": {"channels_last": False, "loaders": 0},
+    }
+    for name, changes in variants.items():
+        other = finished_result(run(ranks, tmp_path / name, **same | changes))
+        assert losses(other) == pytest.approx(losses(plain), rel=1e-3), name
+        if name == "ddp":
+            assert other["details"]["communication"]["messages"] > other["updates"]
+
+
+def test_curves_do_not_depend_on_the_number_of_ranks(ranks: RankServer, tmp_path: Path) -> None:
+    """The same global batch on 1, 2 or 4 ranks is the same training, rounding apart: the same images in every step, cut
+    and mirrored alike, gradients weighted by images: the last step has 5 of them, unevenly shared.
+
+    With batch normalisation it is not, by definition: every rank takes the statistics of its own part of the batch, as
+    the original and DDP do. So the model has group normalisation here, and the other half of the test sees the
+    difference that batch normalisation makes.
+    """
+    same: Parameters = {
+        "training_images": 69,
+        "validation_images": 41,
+        "epochs": 3,
+        "rate": 0.01,
+        "scale_rate": False,
+    }
+    same |= {"schedule": "multistep", "milestones": [2], "warmup_epochs": 0, "goal_full": 100.0, "goal_light": 100.0}
+    curves: dict[tuple[str, int], list[float]] = {}
+    for norm, size in (("group", 1), ("group", 2), ("group", 4), ("batch", 1), ("batch", 2)):
+        changes = same | {"norm": norm, "batch_size": 32 // size}
+        result = finished_result(run(ranks, tmp_path / f"{norm}-{size}", size=size, **changes))
+        points = result["details"]["curve"]
+        curves[norm, size] = [point[name] for point in points for name in ("train_loss", "loss", "Prec@1", "Prec@5")]
+    for size in (2, 4):
+        assert curves["group", size] == pytest.approx(curves["group", 1], rel=1e-4)
+    assert curves["group", 1][-4] < curves["group", 1][0]
+    assert curves["batch", 2] != pytest.approx(curves["batch", 1], rel=1e-3)
+
+
+def test_a_resumed_training_goes_on_as_if_nothing_had_happened(ranks: RankServer, tmp_path: Path) -> None:
+    whole = finished_result(run(ranks, tmp_path / "whole", **SMALL, epochs=4))
+    first = finished_result(run(ranks, tmp_path / "first", **SMALL, epochs=2, checkpoint=True))
+    written = tmp_path / "first" / "output-0" / "checkpoint.pt"
+    assert not (tmp_path / "first" / "output-1" / "checkpoint.pt").exists()
+    second = finished_result(run(ranks, tmp_path / "second", **SMALL, epochs=4, resume=str(written)))
+    assert losses(second) == losses(whole)[2:]
+    assert second["details"]["resumed"] == {"epoch": 2, "updates": 4}
+    # The clock goes on: what the first run took until its last checkpoint counts.
+    assert second["wall_seconds"] > 0.9 * first["details"]["curve"][-1]["seconds"]
+    assert second["details"]["curve"][0]["seconds"] > first["details"]["curve"][-1]["seconds"]
+    assert second["updates"] == whole["updates"] == 8
+    assert second["samples"] == whole["samples"]
+    assert [point["epoch"] for point in second["details"]["curve"]] == [3, 4]
+
+    for one in run(ranks, tmp_path / "other", **SMALL | {"batch_size": 8}, epochs=4, resume=str(written)):
+        assert one.code == 64
+        assert "global_batch = 32, this run has 16" in one.stderr
+    written.write_bytes(written.read_bytes()[:5000])
+    for one in run(ranks, tmp_path / "damaged", **SMALL, epochs=4, resume=str(written)):
+        assert one.code == 78
+        assert "checkpoint.pt cannot be read" in one.stderr
+
+
+def test_an_empty_share_of_the_validation_set_hangs_nobody(ranks: RankServer, tmp_path: Path) -> None:
+    """One image, two ranks: the second one has nothing to validate. Buffers used to be broadcast in its absence."""
+    changes = SMALL | {"validation_images": 1, "epochs": 2}
+    results = [
+        finished_result(run(ranks, tmp_path / task, task=task, **changes))
+        for task in ("cifar10_resnet20", "cifar10_resnet20_ddp")
+    ]
+    assert [result["epochs"] for result in results] == [2, 2]
+
+
+def test_ddp_validates_the_same_model_as_the_flat_reduction(ranks: RankServer, tmp_path: Path) -> None:
+    """Running statistics of BatchNorm are averaged over ranks with both, so that validation is equal, too."""
+    same = {"rate": 0.05, "scale_rate": False, "warmup_epochs": 0, "nesterov": False, "schedule": "multistep"}
+    curves = []
+    for task in ("cifar10_resnet20", "cifar10_resnet20_ddp"):
+        result = finished_result(run(ranks, tmp_path / task, task=task, **SMALL | same | {"epochs": 2}))
+        curves.append([point["loss"] for point in result["details"]["curve"]])
+    assert curves[0] == pytest.approx(curves[1], rel=1e-5)
+
+
+def test_a_budget_ends_the_training_with_the_accuracy_at_that_time(ranks: RankServer, tmp_path: Path) -> None:
+    result = finished_result(run(ranks, tmp_path, **SMALL, epochs=100_000, budget_seconds=1.0))
+    assert result["outcome"] == "budget_spent"
+    assert result["budget_seconds"] == 1.0
+    assert result["wall_seconds"] >= 1.0
+    curve = [point["Prec@1"] for point in result["details"]["curve"]]
+    assert (result["goal"]["value"], result["goal"]["last"]) == (max(curve), curve[-1])
+
+
+def test_a_budget_is_spent_beyond_the_goal(ranks: RankServer, tmp_path: Path) -> None:
+    result = finished_result(
+        run(ranks, tmp_path, **SMALL | {"goal_full": 0.0, "goal_light": 0.0}, epochs=3, budget_seconds=60.0)
+    )
+    assert result["outcome"] == "goal_reached"  # for the epochs ended before the budget did
+    assert result["epochs"] == 1
+    assert len(result["details"]["curve"]) == 3
+
+
+def test_mixed_precision_learns_and_is_listed(ranks: RankServer, tmp_path: Path) -> None:
+    result = finished_result(run(ranks, tmp_path, **SMALL, epochs=2, precision="bf16"))
+    assert result["details"]["options"]["precision"] == "bf16"
+    assert losses(result)[0] < 3.0
+
+
+def test_files_in_the_official_format_are_trained_on(ranks: RankServer, tmp_path: Path) -> None:
+    unpack(binary_files(), tmp_path / "data")
+    changes = SMALL | {"data": "cifar10", "epochs": 1}
+    result = finished_result(
+        run(ranks, tmp_path / "run", environment={"MLBENCH_DATA_DIR": str(tmp_path / "data")}, **changes)
+    )
+    assert result["synthetic"] is False
+    assert result["data"] == "CIFAR-10"
+    assert result["details"]["images"] == [35, 7]
+    identity = result["data_identity"]
+    assert identity["counts"] == {"training images": 35, "validation images": 7}
+    assert identity["official"] is False
+    assert identity["reason"].startswith("a part of the official data: 35 training images instead of 50000")
+    assert identity["digest"].startswith("sha256:")
+
+
+def test_a_diverging_training_fails(ranks: RankServer, tmp_path: Path) -> None:
+    for one in run(ranks, tmp_path, **SMALL | {"rate": 1e30, "goal_full": 0.0}):
+        assert one.code == 1
+        assert "training has diverged" in one.stderr
+        assert "Traceback" not in one.stderr
+        assert not one.events("result")
+
+
+def test_a_model_spoilt_by_its_last_update_reaches_no_goal(ranks: RankServer, tmp_path: Path) -> None:
+    """The loss of the only step was finite, and any accuracy would do."""
+    for one in run(ranks, tmp_path, **SMALL | {"rate": 1e30, "goal_full": 0.0, "batch_size": 32, "epochs": 1}):
+        assert one.code == 1
+        assert "the validation loss is nan in epoch 1: the training has diverged" in one.stderr
+        assert not one.events("result")
+
+
+def test_nesterov_without_momentum_is_refused(ranks: RankServer, tmp_path: Path) -> None:
+    for one in run(ranks, tmp_path, **SMALL, momentum=0.0):
+        assert (one.code, one.stderr.count("\n")) == (64, 2)
+        assert "nesterov" in one.stderr
+
+
+def test_more_ranks_than_images_fail_in_a_line(ranks: RankServer, tmp_path: Path) -> None:
+    for one in run(ranks, tmp_path, **SMALL | {"training_images": 1}):
+        assert one.code == 64
+        assert "1 samples cannot be shared among 2 ranks" in one.stderr
+        assert "Traceback" not in one.stderr

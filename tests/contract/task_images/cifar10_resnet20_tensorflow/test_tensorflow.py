@@ -1,0 +1,103 @@
+"""The TensorFlow task in real processes. Skipped if TensorFlow is not installed: pip install -e '.[tensorflow]'."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.catalog import load_task
+from task_images.contract import CATEGORIES
+from tests.contract.task_images.ranks import ROOT, Ended, environments, launch
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow, 1.2 GB, is not installed (extra: tensorflow)"
+)
+MODULE = "task_images.cifar10_resnet20_tensorflow"
+SMALL = {"training_images": 64, "validation_images": 32, "batch_size": 16, "goal_full": 100.0}
+
+
+def tiny(**changes: Any) -> dict[str, Any]:
+    return load_task("cifar10_resnet20_tensorflow").resolve("tiny", changes)
+
+
+def run(folder: Path, size: int, **changes: Any) -> list[Ended]:
+    ended = launch(MODULE, size, folder, tiny(**changes), MLBENCH_BACKEND="grpc")
+    assert [one.code for one in ended] == [0] * size, ended[0].stderr
+    return ended
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_tiny_reaches_its_goal(tmp_path: Path, size: int) -> None:
+    ended = run(tmp_path, size)
+    result = ended[0].result
+    assert (result["outcome"], result["synthetic"]) == ("goal_reached", True)
+    assert result["goal"]["value"] >= 80.0
+    assert set(result["timings"]) == set(CATEGORIES)
+    assert sum(times["rank0"] for times in result["timings"].values()) == pytest.approx(
+        result["wall_seconds"], rel=0.01
+    )
+    # The data set once per epoch, whatever the number of ranks.
+    assert result["samples"] == 600 * result["epochs"]
+    assert result["details"]["global_batch"] == 32 * size
+    steps = -(-600 // (32 * size))
+    assert result["updates"] == steps * result["epochs"]
+    sent = result["details"]["communication"]
+    parameters = result["details"]["parameters"]
+    assert parameters == 78106  # as the same model in torch has
+    assert sent == {
+        "messages": result["updates"] * (size > 1),
+        "bytes": 4 * parameters * result["updates"] * (size > 1),
+    }
+    assert (result["timings"]["communication"]["rank0"] > 0) == (size > 1)
+    assert ended[0].events("environment")[0]["framework"] == "tensorflow"
+    assert ended[0].metric("val_global_Prec@1") == [point["Prec@1"] for point in result["details"]["curve"]]
+    assert all(not one.events("result") and not one.events("metric") for one in ended[1:])
+    assert {"loading", "training", "validation", "finished"} == {event["phase"] for event in ended[0].events("phase")}
+
+
+def test_resnet_20_has_its_parameters() -> None:
+    code = (
+        f"from {MODULE}.model import ResNet; import tensorflow as tf\n"
+        "print([sum(int(tf.size(item)) for item in ResNet(depth, 1).parameters) for depth in (20, 32, 56)])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[272538, 466970, 855834]\n"
+
+
+def test_a_budget_ends_the_training(tmp_path: Path) -> None:
+    result = run(tmp_path, 1, **SMALL, epochs=100_000, budget_seconds=1.0)[0].result
+    assert (result["outcome"], result["budget_seconds"]) == ("budget_spent", 1.0)
+    assert result["wall_seconds"] >= 1.0
+
+
+def test_a_training_that_diverges_is_no_result(tmp_path: Path) -> None:
+    (ended,) = launch(
+        MODULE, 1, tmp_path, tiny(**SMALL, rate=100.0, weight_decay=1.0, epochs=9), MLBENCH_BACKEND="grpc"
+    )
+    assert ended.code == 1
+    assert "has diverged" in ended.stderr
+    assert not ended.events("result")
+
+
+def test_a_rank_that_dies_takes_the_others_with_it(tmp_path: Path) -> None:
+    processes = []
+    for rank, given in enumerate(environments(2, tmp_path, tiny(**SMALL, epochs=100_000), {"MLBENCH_BACKEND": "grpc"})):
+        with open(tmp_path / f"out-{rank}", "wb") as out, open(tmp_path / f"err-{rank}", "wb") as err:
+            processes.append(
+                subprocess.Popen([sys.executable, "-m", MODULE], cwd=ROOT, env=given, stdout=out, stderr=err)
+            )
+    try:
+        while "epoch 2/" not in (tmp_path / "out-0").read_text():
+            assert processes[0].poll() is None
+        os.kill(processes[1].pid, signal.SIGKILL)
+        assert processes[0].wait(60) == 75
+        assert "another rank is gone" in (tmp_path / "err-0").read_text()
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()

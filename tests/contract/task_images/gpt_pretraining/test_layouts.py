@@ -1,0 +1,160 @@
+"""Every layout of ranks trains the same model: real processes, real gloo groups, against one process."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.catalog import load_task
+from task_images.comm.presets import resolve
+from tests.contract.task_images.ranks import Ended, RankServer
+
+TASK = "task_images.gpt_pretraining"
+SHORT = {
+    "steps": 8,
+    "warmup_steps": 2,
+    "evaluate_every": 2,
+    "goal_full": 0.1,
+    "goal_light": 0.2,
+    "global_batch": 8,
+    "validation_sequences": 30,
+}
+# Losses after 8 AdamW updates in fp32, which differ by the order of sums.
+EQUAL = 5e-6
+
+
+def train(ranks: RankServer, size: int, folder: Path, preset: str = "tiny", **changes: Any) -> list[Ended]:
+    parameters = load_task("gpt_pretraining").resolve(preset, {**SHORT, **changes})
+    folder.mkdir(exist_ok=True)
+    ended = ranks.run(TASK, size, folder, parameters)
+    assert [one.code for one in ended] == [0] * size, ended[0].stderr[-2000:]
+    return ended
+
+
+@pytest.fixture(scope="module")
+def alone(ranks: RankServer, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
+    """The curve of one process."""
+    [ended] = train(ranks, 1, tmp_path_factory.mktemp("alone"))
+    return curve_of(ended)
+
+
+def curve_of(ended: Ended) -> list[dict[str, float]]:
+    curve: list[dict[str, float]] = ended.result["details"]["curve"]
+    assert len(curve) == 4
+    return curve
+
+
+def check_equal(ended: Ended, expected: list[dict[str, float]], tolerance: float = EQUAL) -> None:
+    for found, wanted in zip(curve_of(ended), expected, strict=True):
+        for name in ("train_loss", "loss"):
+            assert found[name] == pytest.approx(wanted[name], abs=tolerance)
+
+
+def test_one_process_learns(alone: list[dict[str, float]]) -> None:
+    assert alone[0]["train_loss"] == pytest.approx(math.log(256), abs=0.2)
+    assert alone[-1]["loss"] < alone[0]["loss"] - 0.5
+
+
+@pytest.mark.parametrize(
+    ("size", "changes"),
+    [
+        (1, {"micro_batch": 2}),
+        (1, {"parallel": "fsdp2"}),
+        (2, {"parallel": "ddp"}),
+        (2, {"parallel": "ddp", "micro_batch": 1}),
+        (2, {"parallel": "fsdp2"}),
+        (2, {"parallel": "fsdp2", "micro_batch": 2, "reshard": False}),
+        (2, {"parallel": "fsdp2", "activation_checkpointing": "full"}),
+        (2, {"parallel": "fsdp2", "activation_checkpointing": "selective"}),
+        (2, {"parallel": "tp"}),
+        (2, {"parallel": "tp", "micro_batch": 4, "activation_checkpointing": "full"}),
+        (4, {"parallel": "hsdp"}),
+        (4, {"parallel": "tp+fsdp2"}),
+        (4, {"parallel": "tp+fsdp2", "micro_batch": 2}),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else str(value),
+)
+def test_every_layout_has_the_curve_of_one_process(
+    ranks: RankServer, tmp_path: Path, alone: list[dict[str, float]], size: int, changes: Mapping[str, Any]
+) -> None:
+    check_equal(train(ranks, size, tmp_path, **changes)[0], alone)
+
+
+def test_bf16_follows_the_curve_of_fp32(ranks: RankServer, tmp_path: Path, alone: list[dict[str, float]]) -> None:
+    check_equal(train(ranks, 2, tmp_path, parallel="fsdp2", precision="bf16")[0], alone, tolerance=5e-3)
+
+
+def test_a_checkpoint_of_two_ranks_goes_on_on_one_and_with_another_layout(
+    ranks: RankServer, tmp_path: Path, alone: list[dict[str, float]]
+) -> None:
+    folder = tmp_path / "checkpoints"
+    kept: Mapping[str, Any] = {"checkpoint_every": 4, "checkpoint_dir": str(folder)}
+    [interrupted, _] = train(ranks, 2, tmp_path / "first", parallel="fsdp2", **kept)
+    check_equal(interrupted, alone)
+    assert sorted(path.name for path in folder.iterdir()) == ["step-4", "step-8"]
+    resume = str(folder / "step-4")
+    for size, parallel in ((1, "ddp"), (2, "tp")):
+        [first, *_] = train(ranks, size, tmp_path / parallel, parallel=parallel, resume=resume)
+        rest = first.result["details"]["curve"]
+        assert [point["update"] for point in rest] == [6, 8]
+        assert [point["loss"] for point in rest] == pytest.approx([point["loss"] for point in alone[2:]], abs=EQUAL)
+        # The clock goes on from the one of the checkpoint.
+        assert rest[0]["seconds"] > curve_of(interrupted)[1]["seconds"]
+        assert first.result["updates"] == 8
+    refused = load_task("gpt_pretraining").resolve("tiny", {**SHORT, "resume": resume, "global_batch": 4})
+    [other] = ranks.run(TASK, 1, tmp_path, refused)
+    assert other.code == 64
+    assert "was made with global_batch = 8" in other.stderr
+
+
+def test_documents_that_are_kept_apart_train_the_same_on_every_layout(ranks: RankServer, tmp_path: Path) -> None:
+    [one] = train(ranks, 1, tmp_path / "1", documents="separate")
+    two = train(ranks, 2, tmp_path / "2", documents="separate", parallel="fsdp2", micro_batch=2)
+    check_equal(two[0], curve_of(one))
+
+
+def test_the_throughput_protocol_reports_tokens_and_utilisation(ranks: RankServer, tmp_path: Path) -> None:
+    changes: Mapping[str, Any] = {"data": "synthetic", "blocks": 3, "block_updates": 2, "warmup_updates": 1}
+    [first, _] = train(ranks, 2, tmp_path, **changes)
+    result = first.result
+    assert result["outcome"] == "completed"
+    assert result["synthetic"]
+    assert result["updates"] == 6
+    details = result["details"]
+    measured = details["throughput_protocol"]
+    assert [len(times) for times in measured["seconds"]] == [2, 2, 2]
+    assert measured["rates"] == [8 * 64 * 2 / max(times) for times in measured["seconds"]]
+    assert details["tokens_per_second"] == pytest.approx(measured["summary"]["mean"])
+    assert 0 < details["mfu_of_measured_peak"] < 1
+    assert "mfu" not in details  # nobody knows this CPU's peak
+    assert details["communication"]["kinds"] == {"all_reduce": 4 * 125_248}
+
+
+@pytest.mark.parametrize("name", ["wfbp", "bsp"])
+def test_methods_of_communication_have_the_same_curve(
+    ranks: RankServer, tmp_path: Path, alone: list[dict[str, float]], name: str
+) -> None:
+    method = json.dumps(resolve(name).to_dict())
+    parameters = load_task("gpt_pretraining").resolve("tiny", {**SHORT, "micro_batch": 2})
+    ended = ranks.run(TASK, 2, tmp_path, parameters, MLBENCH_METHOD=method)
+    assert [one.code for one in ended] == [0, 0], ended[0].stderr[-2000:]
+    check_equal(ended[0], alone)
+
+
+def test_a_method_for_a_model_in_shards_is_refused(ranks: RankServer, tmp_path: Path) -> None:
+    method = json.dumps(resolve("wfbp").to_dict())
+    parameters = load_task("gpt_pretraining").resolve("tiny", {**SHORT, "parallel": "fsdp2"})
+    ended = ranks.run(TASK, 2, tmp_path, parameters, MLBENCH_METHOD=method)
+    assert [one.code for one in ended] == [64, 64]
+    assert "--method has no meaning" in ended[0].stderr
+
+
+def test_one_worker_trains_with_a_method_too(ranks: RankServer, tmp_path: Path, alone: list[dict[str, float]]) -> None:
+    """The baseline of a campaign over methods."""
+    parameters = load_task("gpt_pretraining").resolve("tiny", dict(SHORT))
+    ended = ranks.run(TASK, 1, tmp_path, parameters, MLBENCH_METHOD=json.dumps(resolve("bsp").to_dict()))
+    assert [one.code for one in ended] == [0], ended[0].stderr[-2000:]
+    check_equal(ended[0], alone)

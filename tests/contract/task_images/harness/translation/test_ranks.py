@@ -1,0 +1,137 @@
+"""The same training on one rank, with accumulation, and on two: step by step, through a checkpoint, to the end."""
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from task_images.contract import parse_event
+
+ROOT = Path(__file__).parents[5]
+TASKS = ("awd_lstm", "gnmt", "transformer")
+
+
+@dataclass
+class Trained:
+    losses: dict[int, float] = field(default_factory=dict)  # by update
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    result: dict[str, Any] = field(default_factory=dict)
+    parameters: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def start(ranks: int, *arguments: str) -> list[subprocess.Popen[str]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tests.contract.task_images.harness.translation.ranks", *arguments]
+    shared = {**os.environ, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_PORT": str(port)}
+    return [
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+
+
+def finish(processes: list[subprocess.Popen[str]], folder: Path) -> dict[str, Trained]:
+    outputs = [process.communicate(timeout=100)[0] for process in processes]
+    for process, output in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, output[-3000:]
+    found: dict[str, Trained] = {}
+    name = ""
+    for line in outputs[0].splitlines():
+        if line.startswith("# "):
+            name = line[2:]
+            found[name] = Trained(parameters=torch.load(folder / f"{name}.pt"))
+        elif name and (event := parse_event(line)):  # the network is measured before the first training
+            take(found[name], event)
+    return found
+
+
+def take(trained: Trained, event: dict[str, Any]) -> None:
+    if event["event"] == "result":
+        trained.result = event
+    elif event["event"] == "metric" and event["name"] == "train_loss":
+        trained.losses[event["step"]] = event["value"]
+    elif event["event"] == "metric":
+        trained.metrics.setdefault(event["name"], []).append(event["value"])
+
+
+@dataclass
+class Runs:
+    alone: dict[str, Trained]
+    together: dict[str, Trained]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
+    alone = finish(start(1, str(one)), one)
+    return Runs(alone, finish(start(2, str(two), str(one)), two))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_two_ranks_train_as_one_with_accumulation_does_dropout_included(runs: Runs, task: str) -> None:
+    alone, together = runs.alone[task], runs.together[task]
+    assert len(alone.losses) >= 10
+    assert list(alone.losses) == list(together.losses)
+    assert list(together.losses.values()) == pytest.approx(list(alone.losses.values()), rel=2e-4)
+    for name, parameter in alone.parameters.items():
+        torch.testing.assert_close(together.parameters[name], parameter, rtol=1e-2, atol=2e-3, msg=name)
+    assert together.metrics["val_global_loss"] == pytest.approx(alone.metrics["val_global_loss"], rel=2e-4)
+    assert together.result["samples"] == alone.result["samples"]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_training_changes_the_model(runs: Runs, task: str) -> None:
+    losses = list(runs.alone[task].losses.values())
+    assert len(set(losses)) == len(losses)
+    if task != "awd_lstm":  # whose text is random numbers
+        assert sum(losses[-3:]) < sum(losses[:3]) - 0.05
+        assert runs.alone[task].result["details"]["updates_skipped"] == 0
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_resumed_training_goes_on_as_if_it_had_not_stopped(runs: Runs, task: str) -> None:
+    """The checkpoint is one rank's, from the middle of an epoch; those that go on are two."""
+    whole, resumed = runs.together[task], runs.together[f"{task} resumed"]
+    at = resumed.result["details"]["resumed"]["updates"]
+    steps = len(whole.losses) // len(whole.metrics["val_global_loss"])
+    assert at % steps != 0, "the checkpoint is from the end of an epoch"
+    expected = {step: loss for step, loss in whole.losses.items() if step > at}
+    assert list(resumed.losses) == list(expected)
+    assert list(resumed.losses.values()) == pytest.approx(list(expected.values()), rel=2e-4)
+    # The clock goes on, and so do the counts: a resumed run takes no less than what it resumes had taken.
+    assert resumed.result["updates"] == whole.result["updates"]
+    assert resumed.result["samples"] == whole.result["samples"]
+
+
+def test_averaged_sgd_survives_a_checkpoint(runs: Runs) -> None:
+    whole, resumed = runs.together["awd_lstm"], runs.together["awd_lstm resumed"]
+    assert whole.result["details"]["averaged_from_epoch"] == resumed.result["details"]["averaged_from_epoch"] <= 3
+    assert resumed.metrics["val_global_loss"][-1] == pytest.approx(whole.metrics["val_global_loss"][-1], rel=1e-4)
+
+
+@pytest.mark.parametrize("task", ["gnmt", "transformer"])
+def test_bleu_is_of_the_whole_test_set(runs: Runs, task: str) -> None:
+    for trained in (runs.alone[task], runs.together[task]):
+        details = trained.result["details"]
+        assert details["bleu_signature"].startswith("nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:2")
+        assert details["bleu_cased"] <= details["bleu_lowercased"]
+        assert details["test_pairs"] == 6
+        assert details["reference"].endswith(".de")
+        assert len(details["samples"]) == 5
+    assert runs.together[task].metrics["val_global_BLEU-Score"] == pytest.approx(
+        runs.alone[task].metrics["val_global_BLEU-Score"], abs=5.0
+    )

@@ -1,0 +1,159 @@
+"""Start a module as the ranks of a run, with the variables of the contract, and read back what it says."""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from task_images.contract import parse_event
+
+ROOT = Path(__file__).parents[3]
+SECONDS = 90.0
+
+
+Record = dict[str, Any]  # one event of a task, or its result
+Parameters = Record
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one rank ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    def events(self, kind: str) -> list[Record]:
+        found = (parse_event(line) for line in self.stdout.splitlines())
+        return [event for event in found if event and event["event"] == kind]
+
+    @property
+    def result(self) -> Record:
+        [only] = self.events("result")
+        return only
+
+    def metric(self, name: str) -> list[float]:
+        return [event["value"] for event in self.events("metric") if event["name"] == name]
+
+
+@dataclass(frozen=True)
+class Started:
+    """Ranks on their way."""
+
+    pids: list[int]
+    folder: Path
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
+
+
+def environments(
+    world_size: int, folder: Path, parameters: Mapping[str, Any], changes: Mapping[str, str]
+) -> list[dict[str, str]]:
+    """The variables of every rank. Each has its own output folder, `folder`/output-RANK."""
+    shared = {
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1",
+        "MLBENCH_RUN_ID": f"test-{world_size}",
+        "MLBENCH_BACKEND": "gloo",
+        "MLBENCH_DEVICE": "cpu",
+        "MLBENCH_GOAL": "full",
+        "MLBENCH_SEED": "42",
+        "MLBENCH_PARAMETERS": json.dumps(dict(parameters)),
+        **changes,
+    }
+    every = []
+    for rank in range(world_size):
+        output = folder / f"output-{rank}"
+        output.mkdir(parents=True, exist_ok=True)
+        own = {"RANK": str(rank), "NODE_RANK": str(rank), "MLBENCH_OUTPUT_DIR": str(output)}
+        every.append({**os.environ, **shared, **own})
+    return every
+
+
+def read_ended(codes: Sequence[int], folder: Path) -> list[Ended]:
+    return [
+        Ended(code, (folder / f"out-{rank}").read_text(), (folder / f"err-{rank}").read_text())
+        for rank, code in enumerate(codes)
+    ]
+
+
+def launch(module: str, world_size: int, folder: Path, parameters: Mapping[str, Any], **changes: str) -> list[Ended]:
+    """Run `python -m MODULE` as every rank, as an engine would, and wait."""
+    processes = []
+    for rank, environment in enumerate(environments(world_size, folder, parameters, changes)):
+        with open(folder / f"out-{rank}", "wb") as out, open(folder / f"err-{rank}", "wb") as err:
+            command = [sys.executable, "-m", module]
+            processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=err))
+    try:
+        codes = [process.wait(SECONDS) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return read_ended(codes, folder)
+
+
+class RankServer:
+    """Ranks forked from a process that has torch loaded (forks.py): seconds less for each."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "tests.contract.task_images.forks"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        assert self._answer() == "ready"
+
+    def run(
+        self, module: str, world_size: int, folder: Path, parameters: Mapping[str, Any], **changes: str
+    ) -> list[Ended]:
+        """`module` as all ranks; how they ended."""
+        return self.wait(self.start(module, world_size, folder, parameters, changes))
+
+    def start(
+        self,
+        module: str,
+        world_size: int,
+        folder: Path,
+        parameters: Mapping[str, Any],
+        changes: Mapping[str, str] | None = None,
+        missing: int = 0,
+    ) -> Started:
+        """The same without waiting; the last `missing` ranks are not started. One group of ranks at a time."""
+        every = environments(world_size, folder, parameters, changes or {})[: world_size - missing]
+        outputs = [[str(folder / f"out-{rank}"), str(folder / f"err-{rank}")] for rank in range(len(every))]
+        for path in (path for pair in outputs for path in pair):
+            Path(path).touch()
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"module": module, "environments": every, "outputs": outputs}) + "\n")
+        return Started(self._answer(), folder)
+
+    def wait(self, started: Started, seconds: float = SECONDS) -> list[Ended]:
+        """How the ranks ended. After `seconds` they are killed, and their codes tell."""
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], seconds)[0]:
+            for pid in started.pids:
+                os.kill(pid, signal.SIGKILL)
+        return read_ended(self._answer(), started.folder)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())

@@ -1,0 +1,46 @@
+"""Parameters that all training tasks share mean the same in each: one test for the whole catalogue."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli.catalog import BUDGET, load_catalog
+from tests.contract.task_images.ranks import Parameters, RankServer
+
+# Tasks that have a goal are trained to it. TensorFlow's is tested if TensorFlow is installed.
+TRAINED = [name for name, task in load_catalog().items() if task.goal and "tensorflow" not in name]
+SMALL: dict[str, Parameters] = {
+    "digits_resnet": {"depth": 8},
+    "imagenet_resnet": {"training_images": 64, "validation_images": 16},
+    "wmt16_gnmt": {"width": 8, "layers": 2, "longest_translation": 5, "beam": 1},
+    "wmt17_transformer": {"width": 8, "inner": 8, "layers": 1, "heads": 1, "longest_translation": 5, "beam": 1},
+    "wikitext2_awd_lstm": {"embedding": 8, "hidden": 8},
+    "gpt_pretraining": {"validation_sequences": 8, "global_batch": 8},
+    "bert_pretraining": {"validation_sequences": 8, "global_batch": 8},
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_budget_ends_every_training_soon_after_it(ranks: RankServer, tmp_path: Path, name: str) -> None:
+    """Without end otherwise: there are epochs enough for hours, and the goal is met at once but ends nothing."""
+    task = load_catalog()[name]
+    assert BUDGET in task.parameters, "a task with a goal takes --budget"
+    assert task.goal is not None
+    easy = 1e3 if task.goal.comparison == "<=" else 0.0
+    endless = {name: 100_000 for name in ("epochs", "steps") if name in task.parameters}
+    changes: Parameters = {**endless, BUDGET: 1.0, "goal_full": easy, "goal_light": easy, **SMALL.get(name, {})}
+    parameters = task.resolve("tiny", changes)
+    environment = {"MLBENCH_DATA_DIR": str(tmp_path / "data")}
+    first, second = ranks.run(f"task_images.{name}", 2, tmp_path, parameters, **environment)
+    assert [(one.code, one.stderr) for one in (first, second)] == [(0, "")] * 2
+    result = first.result
+    assert result["outcome"] == "budget_spent"
+    assert result["budget_seconds"] == 1.0
+    measured = result["details"]["measured_at_seconds"]
+    assert measured == result["details"]["curve"][-1]["seconds"] >= 1.0
+    assert result["goal"]["last"] == first.metric(f"val_global_{task.goal.metric}")[-1]
+    # What counts up to the end is the budget, the update under way, and the last validation.
+    longest = result["timings"]["validation"]["rank0"] + 10 * result["training_seconds"] / result["updates"]
+    assert measured <= 1.0 + longest + 0.5
+    assert math.isfinite(result["goal"]["last"])

@@ -1,3 +1,0 @@
-from tests.contract.tasks.conftest import ranks
-
-__all__ = ["ranks"]

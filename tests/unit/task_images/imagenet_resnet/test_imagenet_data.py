@@ -1,0 +1,388 @@
+"""ImageNet's files: in folders, in the official archives, whole and damaged; what is cut out of them; who gets what."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from task_images.harness.errors import EnvironmentUnfitError
+from task_images.harness.seeds import numpy_generator
+from task_images.imagenet_resnet.archives import OFFICIAL
+from task_images.imagenet_resnet.data import DEVIATION, MEAN, FakeData, FileData, generate
+from task_images.imagenet_resnet.folders import ImageFolders, load
+from task_images.imagenet_resnet.jpeg import random_box, training_crop, validation_crop
+from tests.contract.task_images.ranks import ROOT
+from tests.unit.task_images.harness.test_images import one_of
+from tests.unit.task_images.imagenet_resnet.imagenet_files import (
+    CLASSES,
+    PER_CLASS,
+    TRUTH,
+    archives,
+    as_official,
+    jpeg,
+    kit,
+    pack,
+    ramp,
+    training_images,
+    write,
+    write_folders,
+)
+
+
+def check(images: ImageFolders) -> None:
+    """Every image is there once, under the label that its blue tells."""
+    assert images.training.classes == images.validation.classes == CLASSES
+    assert len(images.training) == PER_CLASS * len(CLASSES)
+    assert len(images.validation) == len(TRUTH)
+    for part in (images.training, images.validation):
+        for index, label in enumerate(part.labels):
+            with Image.open(part.path(index)) as image:
+                assert abs(int(np.asarray(image)[5, 5, 2]) - 80 * label) < 20
+    assert len({images.training.path(index) for index in range(len(images.training))}) == len(images.training)
+    assert images.identity.official is False
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+@pytest.mark.parametrize("below", ["", "imagenet"])
+def test_folders_are_listed_and_remembered(tmp_path: Path, below: str) -> None:
+    write_folders(tmp_path / below)
+    said: list[str] = []
+    check(load(tmp_path, 3, said.append))
+    check(load(tmp_path, 3, said.append))
+    assert len(said) == 1
+    # Another image in a folder is seen; hidden files and notes are none.
+    write(tmp_path / below / "train" / CLASSES[0], {"one.PNG": b"", ".x.jpg": b"", "readme.txt": b""})
+    assert len(load(tmp_path, 3, said.append).training) == PER_CLASS * len(CLASSES) + 1
+    assert len(said) == 2
+
+
+def test_the_official_archives_are_unpacked_once(tmp_path: Path) -> None:
+    contents = archives()
+    write(tmp_path, contents)
+    said: list[str] = []
+    for _ in range(2):
+        check(load(tmp_path, 3, said.append, as_official(contents)))
+    assert sum("unpacked" in line for line in said) == 2
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *contents, "train", "val", "imagenet.cache", "imagenet.lock",
+    }  # fmt: skip
+
+
+def test_only_the_missing_part_is_unpacked(tmp_path: Path) -> None:
+    contents = archives()
+    write_folders(tmp_path)
+    for path in sorted((tmp_path / "val").rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    (tmp_path / "val").rmdir()
+    write(tmp_path, {name: contents[name] for name in (OFFICIAL.validation.name, OFFICIAL.kit.name)})
+    check(load(tmp_path, 3, quiet, as_official(contents)))
+
+
+def test_who_was_killed_while_unpacking_goes_on(tmp_path: Path) -> None:
+    contents = archives()
+    write(tmp_path, contents)
+    images = training_images()[CLASSES[0]]
+    write(tmp_path / "train.partial" / CLASSES[0], images)
+    write(tmp_path / "train.partial" / f".{CLASSES[1]}", {"half.JPEG": b"x", f"{CLASSES[1]}_0.JPEG": b"half"})
+    kept = (tmp_path / "train.partial" / CLASSES[0] / next(iter(images))).stat()
+    check(load(tmp_path, 3, quiet, as_official(contents)))
+    now = (tmp_path / "train" / CLASSES[0] / next(iter(images))).stat()
+    assert (now.st_ino, now.st_mtime_ns) == (kept.st_ino, kept.st_mtime_ns)
+
+
+def refusal_of(folder: Path, contents: dict[str, bytes] | None = None, classes: int = 3) -> EnvironmentUnfitError:
+    with pytest.raises(EnvironmentUnfitError) as caught:
+        load(folder, classes, quiet, as_official(contents) if contents else OFFICIAL)
+    return caught.value
+
+
+def test_a_wrong_archive_is_not_unpacked(tmp_path: Path) -> None:
+    contents = archives()
+    write(tmp_path, contents)
+    (tmp_path / OFFICIAL.training.name).write_bytes(contents[OFFICIAL.training.name][:-512])
+    error = refusal_of(tmp_path, contents)
+    assert "md5" in str(error)
+    assert "image-net.org" in str(error.hint)
+    assert not (tmp_path / "train.partial").exists()
+
+
+def broken(name: str) -> dict[str, bytes]:
+    good = archives()
+    training, validation, devkit = (item.name for item in (OFFICIAL.training, OFFICIAL.validation, OFFICIAL.kit))
+    inner = {f"{name}.tar": pack(files) for name, files in training_images().items()}
+    changes = {
+        "cut outside": {training: good[training][:9000]},
+        "cut inside": {training: pack(inner | {f"{CLASSES[1]}.tar": inner[f"{CLASSES[1]}.tar"][:3000]})},
+        "no tar": {training: b"<html>log in first</html>"},
+        "a way out": {training: pack({f"{CLASSES[0]}.tar": pack({"../../n01_1.JPEG": b"x"})})},
+        "a link": {training: pack({"/etc/n01440764.tar": b""})},
+        "an image too few": {validation: pack({"ILSVRC2012_val_00000001.JPEG": b"x"})},
+        "an image too many": {validation: pack({"ILSVRC2012_val_00000007.JPEG": b"x"})},
+        "a label without class": {devkit: kit([9] * 6)},
+        "no kit": {devkit: pack({"readme.txt": b""}, "w:gz")},
+        "no table": {
+            devkit: pack({"data/meta.mat": b"MATLAB", "ILSVRC2012_validation_ground_truth.txt": b"1"}, "w:gz")
+        },
+        "kit cut": {devkit: good[devkit][:300]},
+    }
+    return good | changes[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("cut outside", "ILSVRC2012_img_train.tar cannot be read"),
+        ("cut inside", "ILSVRC2012_img_train.tar cannot be read"),
+        ("no tar", "ILSVRC2012_img_train.tar cannot be read"),
+        ("a way out", "'../../n01_1.JPEG', which is none of its images"),
+        ("a link", "'/etc/n01440764.tar', which is none of its images"),
+        ("an image too few", "has 1 images, ILSVRC2012_validation_ground_truth.txt 6"),
+        ("an image too many", "ILSVRC2012_val_00000007.JPEG in"),
+        ("a label without class", "a line that is no class: 9"),
+        ("no kit", "has no ILSVRC2012_validation_ground_truth.txt"),
+        ("no table", "meta.mat in"),
+        ("kit cut", "ILSVRC2012_devkit_t12.tar.gz cannot be read"),
+    ],
+)
+def test_damage_is_named(tmp_path: Path, name: str, words: str) -> None:
+    contents = broken(name)
+    write(tmp_path, contents)
+    error = refusal_of(tmp_path, contents)
+    assert words in str(error)
+    assert error.hint
+    assert not (tmp_path / "imagenet.cache").exists()
+    assert not (tmp_path / "val").exists()
+
+
+def test_a_full_disk_while_unpacking_is_named(tmp_path: Path) -> None:
+    """A limit on the size of files takes the part of the disk."""
+    contents = archives()
+    contents[OFFICIAL.training.name] = pack({f"{CLASSES[0]}.tar": pack({f"{CLASSES[0]}_1.JPEG": bytes(200_000)})})
+    write(tmp_path, contents)
+    program = """
+import resource, sys
+from pathlib import Path
+from task_images.harness.errors import TaskError
+from task_images.imagenet_resnet.folders import load
+from tests.unit.task_images.imagenet_resnet.imagenet_files import as_official
+folder = Path(sys.argv[1])
+official = as_official({path.name: path.read_bytes() for path in folder.iterdir() if path.name.startswith("ILSVRC")})
+resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))
+try:
+    load(folder, 3, print, official)
+except TaskError as error:
+    sys.exit((sys.stderr.write(f"{error} {error.hint}"), error.exit_code)[1])
+"""
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 78
+    assert "File too large" in ended.stderr
+    assert "--data-dir" in ended.stderr
+
+
+def test_folders_that_cannot_be_right_are_refused(tmp_path: Path) -> None:
+    assert "train/ (or ILSVRC2012_img_train.tar) and val/ (or" in str(refusal_of(tmp_path))
+    hint = str(refusal_of(tmp_path).hint)
+    for words in ("image-net.org", "--data-dir", "--set data=generated", "--set data=fake"):
+        assert words in hint
+    write_folders(tmp_path)
+    error = refusal_of(tmp_path, classes=1000)
+    assert "has 3 classes, the run expects 1000" in str(error)
+    assert error.hint == "Complete it, or train on what there is: --set classes=3."
+    (tmp_path / "val" / CLASSES[2]).rename(tmp_path / "val" / "other")
+    assert f"val has no {CLASSES[2]}" in str(refusal_of(tmp_path))
+    (tmp_path / "val" / "other").rename(tmp_path / "val" / CLASSES[2])
+    (tmp_path / "train" / CLASSES[1]).rename(tmp_path / "aside")
+    (tmp_path / "train" / CLASSES[1]).mkdir()
+    assert f"{CLASSES[1]} has no images" in str(refusal_of(tmp_path))
+
+
+def test_images_beside_each_other_are_no_classes(tmp_path: Path) -> None:
+    write_folders(tmp_path)
+    for path in list((tmp_path / "val").rglob("*.JPEG")):
+        path.rename(tmp_path / "val" / path.name)
+    for name in CLASSES:
+        (tmp_path / "val" / name).rmdir()
+    error = refusal_of(tmp_path)
+    assert "val has no folders, one per class" in str(error)
+    assert "put the archives beside it" in str(error.hint)
+
+
+def test_a_list_of_folders_that_are_gone_is_not_believed(tmp_path: Path) -> None:
+    write_folders(tmp_path)
+    load(tmp_path, 3, quiet)
+    (tmp_path / "train").rename(tmp_path / "elsewhere")
+    assert "has no train/" in str(refusal_of(tmp_path))
+
+
+def test_a_training_crop_is_a_part_of_the_image_scaled(tmp_path: Path) -> None:
+    path = tmp_path / "ramp.png"
+    ramp(400, 300).save(path)
+    mirrored = set()
+    for number in range(20):
+        box = random_box(400, 300, 0.25, numpy_generator(number))
+        left, upper, right, lower = box
+        assert 0 <= left < right <= 400
+        assert 0 <= upper < lower <= 300
+        assert 0.24 < (right - left) * (lower - upper) / 120_000 <= 1
+        assert 0.74 < (right - left) / (lower - upper) < 1.35
+        crop = training_crop(path, 32, 0.25, numpy_generator(number), draft=False)
+        assert crop.shape == (32, 32, 3)
+        middle = crop[:, ::-1] if crop[0, 0, 0] > crop[0, -1, 0] else crop
+        mirrored.add(middle is not crop)
+        # The value in the middle of every pixel: what a ramp has there.
+        across = (left + (np.arange(32) + 0.5) * (right - left) / 32 - 0.5) / 399 * 255
+        down = (upper + (np.arange(32) + 0.5) * (lower - upper) / 32 - 0.5) / 299 * 255
+        np.testing.assert_allclose(middle[16, 2:-2, 0], across[2:-2], atol=1.5)
+        np.testing.assert_allclose(middle[2:-2, 16, 1], down[2:-2], atol=1.5)
+    assert mirrored == {True, False}
+
+
+def test_a_long_image_is_cut_in_the_middle_when_nothing_fits() -> None:
+    assert random_box(1000, 10, 1.0, numpy_generator(1)) == (493, 0, 506, 10)
+    assert random_box(10, 1000, 1.0, numpy_generator(1)) == (0, 493, 10, 506)
+
+
+def test_a_validation_crop_is_the_middle_of_the_scaled_image(tmp_path: Path) -> None:
+    path = tmp_path / "x.png"
+    noise = np.random.default_rng(0).integers(0, 256, (90, 130, 3), np.uint8)
+    Image.fromarray(noise).save(path)
+    scaled = Image.fromarray(noise).resize((57, 40), Image.Resampling.BILINEAR)
+    expected = np.asarray(scaled)[4:36, 12:44]
+    np.testing.assert_array_equal(validation_crop(path, 32, 40, draft=True), expected)
+
+
+@pytest.mark.parametrize("factor", [1, 2, 5, 9])
+def test_draft_changes_little_and_sees_the_same_part(tmp_path: Path, factor: int) -> None:
+    path = tmp_path / "x.jpeg"
+    path.write_bytes(jpeg(ramp(40 * factor + 3, 36 * factor + 1)))
+    for number in range(5):
+        full, draft = (training_crop(path, 32, 0.5, numpy_generator(number), draft) for draft in (False, True))
+        assert np.abs(full.astype(int) - draft).max() <= 6
+    full, draft = (validation_crop(path, 32, 36, draft) for draft in (False, True))
+    assert np.abs(full.astype(int) - draft).max() <= 6
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK", "P", "RGBA", "1"])
+def test_every_kind_of_image_becomes_three_colours(tmp_path: Path, mode: str) -> None:
+    """The official data set has grey images, some with four inks, and a PNG under another name."""
+    path = tmp_path / "x.JPEG"
+    ramp(50, 40).convert(mode).save(path, "JPEG" if mode in ("L", "CMYK") else "PNG")
+    assert validation_crop(path, 32, 36, draft=True).shape == (32, 32, 3)
+
+
+@pytest.mark.parametrize("content", [b"", b"no image", jpeg(ramp(300, 300))[:2000], None])
+def test_a_damaged_image_is_named(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "n1_7.JPEG"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(EnvironmentUnfitError, match=r"n1_7\.JPEG"):
+        training_crop(path, 32, 0.08, numpy_generator(1), draft=True)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> ImageFolders:
+    folder = tmp_path_factory.mktemp("generated")
+    return load(generate(folder, 3, {"train": 41, "val": 13}, 36, 5), 3, quiet)
+
+
+def data(images: ImageFolders, rank: int = 0, size: int = 1, batch_size: int = 12, loaders: int = 0) -> FileData:
+    return FileData(
+        one_of(rank, size), images, batch_size, 7,
+        side=32, shorter=36, least_crop=0.3, loaders=loaders, draft=True, channels_last=True, validation_batch=5,
+    )  # fmt: skip
+
+
+def receive_batches(source: FileData, epoch: int) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
+    """Inputs, labels and total of every batch, as they are when it arrives."""
+    return [(batch.inputs.clone(), batch.targets, batch.total) for batch in source.training(epoch)]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_ranks_share_one_epoch_whatever_their_number_and_threads(images: ImageFolders, size: int) -> None:
+    """Every global batch holds the same images, cut in the same way."""
+    alone = receive_batches(data(images, batch_size=8 * size), 3)
+    shared = [receive_batches(data(images, rank, size, batch_size=8, loaders=rank), 3) for rank in range(size)]
+    assert len(alone) == data(images, batch_size=8 * size).steps > 1
+    for (inputs, targets, total), *parts in zip(alone, *shared, strict=True):
+        assert torch.equal(torch.cat([part[0] for part in parts]), inputs)
+        assert torch.equal(torch.cat([part[1] for part in parts]), targets)
+        assert {part[2] for part in parts} == {total} == {len(targets)}
+
+
+def test_an_image_is_cut_in_another_way_in_every_epoch(images: ImageFolders) -> None:
+    epochs = []
+    for epoch in (1, 2):
+        order = np.argsort(data(images)._partition.permutation(epoch))
+        epochs.append(torch.cat([inputs for inputs, _, _ in receive_batches(data(images), epoch)])[order])
+    assert sum(torch.equal(first, second) for first, second in zip(*epochs, strict=True)) == 0
+
+
+def test_validation_covers_every_image_once(images: ImageFolders) -> None:
+    batches = [batch for rank in range(3) for batch in data(images, rank, 3, loaders=2).validation()]
+    assert torch.cat([batch.targets for batch in batches]).tolist() == images.validation.labels.tolist()
+    expected = np.stack([validation_crop(images.validation.path(index), 32, 36, True) for index in range(13)])
+    np.testing.assert_array_equal(torch.cat([batch.inputs for batch in batches]).permute(0, 2, 3, 1).numpy(), expected)
+
+
+def test_batches_are_normalised_with_channels_last(images: ImageFolders) -> None:
+    source = data(images)
+    batch = next(iter(source.training(1)))
+    values, targets = source.prepare(batch, training=True)
+    expected = (batch.inputs / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(DEVIATION).view(3, 1, 1)
+    torch.testing.assert_close(values, expected, rtol=1e-5, atol=1e-5)
+    assert values.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(targets, batch.targets)
+
+
+def test_a_damaged_file_reaches_the_reader_through_the_threads(images: ImageFolders) -> None:
+    path = images.training.path(7)
+    content = path.read_bytes()
+    path.write_bytes(content[:100])
+    with pytest.raises(EnvironmentUnfitError, match=path.name):
+        list(data(images, loaders=2).training(1))
+    path.write_bytes(content)
+
+
+def test_generated_files_are_the_seeds_and_made_once(tmp_path: Path) -> None:
+    sizes = {"train": 6, "val": 3}
+    first = generate(tmp_path / "a", 3, sizes, 32, 1)
+    files = sorted(path.relative_to(first) for path in first.rglob("*.jpeg"))
+    assert len(files) == 9
+    before = {path: (first / path).stat().st_mtime_ns for path in files}
+    assert generate(tmp_path / "a", 3, sizes, 32, 1) == first
+    assert {path: (first / path).stat().st_mtime_ns for path in files} == before
+    again, other = generate(tmp_path / "b", 3, sizes, 32, 1), generate(tmp_path / "b", 3, sizes, 32, 2)
+    assert [(again / path).read_bytes() for path in files] == [(first / path).read_bytes() for path in files]
+    assert {path.name: path.read_bytes() for path in other.rglob("*.jpeg")} != {
+        path.name: (first / path).read_bytes() for path in files
+    }
+
+
+def test_fake_data_are_one_batch_again_and_again() -> None:
+    source = FakeData(one_of(1, 4), 5, 3, 10, 32, 1, channels_last=True)
+    batches = list(source.training(1))
+    assert len(batches) == source.steps == 3
+    assert {(batch.size, batch.total) for batch in batches} == {(5, 20)}
+    inputs, targets = source.prepare(batches[0], training=True)
+    assert inputs is source.prepare(batches[2], training=True)[0]
+    assert inputs.shape == (5, 3, 32, 32)
+    assert not torch.equal(inputs, next(FakeData(one_of(0, 4), 5, 3, 10, 32, 1, True).training(1)).inputs)
+    assert int(targets.max()) < 10
+    assert list(source.validation()) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_archives_in_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+    contents = archives()
+    write(tmp_path, contents)
+    tmp_path.chmod(0o555)
+    assert "train.partial" in str(refusal_of(tmp_path, contents))
