@@ -23,18 +23,16 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlbench_cli.archives import compare, judge, metrics_of, open_archive, report, resources_of, series
 from mlbench_cli.errors import DeadlineError, NotFoundError, UsageError
 from mlbench_cli.model import Cluster, Experiment, ExperimentState, JsonObject, Outcome, Run, RunRow, RunState
 from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceTable
-from mlbench_cli.run_folder import METRICS, RESOURCES, RunFolder
+from mlbench_cli.run_folder import METRICS, RESOURCES, RUN, RunFolder
 from mlbench_cli.store import Store
 
 if TYPE_CHECKING:
     from mlbench_cli.engines.base import Engine
     from mlbench_cli.goals import Goal
-    from mlbench_cli.results.analysis.compare import Comparison
-    from mlbench_cli.results.analysis.series import Series
-    from mlbench_cli.results.archive.judge import Judgement
     from mlbench_cli.results.archive.reader import Archive
     from mlbench_cli.runs.experiment import Plan
     from mlbench_cli.runs.finished import FinishedRun
@@ -51,7 +49,10 @@ __all__ = [
     "RunHandle",
     "compare",
     "judge",
+    "metrics_of",
     "open_archive",
+    "report",
+    "resources_of",
     "series",
 ]
 
@@ -160,11 +161,8 @@ class Client:
 
         keep = Filter(tuple(states), tuple(tasks))
         moment = time.time()
-        rows = (
-            row
-            for row in self.store.iterate_runs()
-            if contains in row.run.name and (not keep or keep.keeps(row, moment))
-        )
+        found = self.store.iterate_runs(contains=contains, words=keep.words)
+        rows = (row for row in found if not keep or keep.keeps(row, moment))
         return [RunHandle(self, row) for row in islice(rows, offset, None if limit is None else offset + limit)]
 
     def find_run(self, name: str) -> "RunHandle":
@@ -178,9 +176,10 @@ class Client:
             raise NotFoundError(f'There is no run with the id "{run_id[:60]}".', hint="mlbench status")
         return RunHandle(self, row)
 
-    def experiments(self) -> "list[ExperimentHandle]":
-        """All experiments, newest first."""
-        return [ExperimentHandle(self, item) for item in reversed(self.store.experiments())]
+    def experiments(self, *, limit: int | None = None) -> "list[ExperimentHandle]":
+        """All experiments, or the newest `limit`, newest first."""
+        found = self.store.experiments() if limit is None else self.store.newest_experiments(limit)
+        return [ExperimentHandle(self, item) for item in reversed(found)]
 
     def find_experiment(self, name: str) -> "ExperimentHandle":
         """The experiment of that name. Raises NotFoundError."""
@@ -188,6 +187,20 @@ class Client:
         if found is None:
             raise NotFoundError(f'There is no experiment "{name[:60]}".', hint="mlbench status")
         return ExperimentHandle(self, found)
+
+    def clusters_of(self, archives: "Iterable[Archive]") -> list[Cluster]:
+        """The records of the clusters that runs were on, also of removed ones; this machine and what is not known here
+        are left out."""
+        from mlbench_cli.clusters import find_record
+
+        found = []
+        for name in dict.fromkeys(str(archive.run["spec"]["cluster"]) for archive in archives):
+            try:
+                cluster = find_record(self.store, name)
+            except (NotFoundError, UsageError):
+                continue
+            found += [] if cluster.provider == "local" else [cluster]
+        return found
 
     def status(self, runs: "Sequence[RunHandle]") -> JsonObject:
         """The runs as they are now: the document of `mlbench status -o json`."""
@@ -223,6 +236,16 @@ class ExperimentHandle:
         client = self.client
         states: list[RunStatus] = list(read_states([run.row for run in self.runs()], client.engine_of))
         return experiment_status(self.experiment, states, client.store, client.engine_of).to_dict()
+
+    @property
+    def campaign(self) -> str | None:
+        """Name of the campaign file whose command started its first run; None for an experiment of its own."""
+        from mlbench_cli.runs.campaign import campaign_of
+
+        for run in self.runs()[:1]:
+            document = RunFolder(run.folder).read_json(RUN) or {}
+            return campaign_of((document.get("provenance") or {}).get("command_line") or ())
+        return None
 
     @property
     def state(self) -> ExperimentState:
@@ -317,6 +340,20 @@ class RunHandle:
         """Whether the store has the run as running now and it has no documents yet."""
         row = self.client.store.find_run(self.run.id)
         return row is not None and row.state is RunState.RUNNING and not self.is_finished
+
+    def describe(self) -> JsonObject:
+        """What the store knew when the handle was made, without a look at the run's folder or cluster."""
+        from mlbench_cli.runs.snapshot import describe_run
+
+        return describe_run(self.row)
+
+    def _repr_html_(self) -> str:
+        """Name, state and outcome, for notebooks."""
+        from mlbench_cli.results.report.display import display_table
+
+        known = self.describe()
+        names = ("name", "task", "workers", "backend", "cluster", "state", "outcome", "created")
+        return display_table(names, [[known[name] for name in names]])
 
     def status(self) -> JsonObject:
         """The document of `mlbench status NAME -o json`."""
@@ -449,49 +486,3 @@ class RunHandle:
             raise UsageError(f'The run "{self.name}" has no results yet.', hint=f"mlbench wait {self.name}")
         pack(self.run.folder, target)
         return target
-
-
-# --- archives -------------------------------------------------------------------------------------------------------
-
-
-def open_archive(path: Path | str, *, verify: bool = True) -> "Archive":
-    """The archive in a folder or zip. Raises NotFoundError, or DamagedArchive with the first problem."""
-    from mlbench_cli.results.archive.reader import Archive
-    from mlbench_cli.results.archive.verify import open_verified
-
-    return open_verified(Path(path)) if verify else Archive.open(Path(path))
-
-
-def metrics_of(archive: "Archive") -> MetricTable:
-    """All metrics in an archive."""
-    name, workers = str(archive.run["name"]), int(archive.result["workers"])
-    points = (MetricPoint.parse(name, workers, row) for row in archive.metrics())
-    return MetricTable(point for point in points if point is not None)
-
-
-def resources_of(archive: "Archive") -> ResourceTable:
-    """All resource samples in an archive."""
-    return ResourceTable.parse(str(archive.run["name"]), archive.resources())
-
-
-def series(archives: "Iterable[Archive]") -> "Series":
-    """Archives grouped by what makes them comparable, repeats put together, with speed-ups."""
-    from mlbench_cli.results.analysis.series import collect
-
-    return collect(archives)
-
-
-def compare(a: "Sequence[Archive]", b: "Sequence[Archive]", *, across: Collection[str] = ()) -> "Comparison":
-    """Two sides of archives: what differs, whether they may be compared, and how their figures relate."""
-    from mlbench_cli.results.analysis.compare import compare as compare_archives
-
-    return compare_archives(a, b, across=across)
-
-
-def judge(folder: Path) -> "Judgement":
-    """Judge the evidence in an archive's folder once more: the documents that follow from it."""
-    from mlbench_cli.results.archive.evidence import load_evidence
-    from mlbench_cli.results.archive.judge import judge as judge_evidence
-
-    with open_archive(folder, verify=False) as archive:
-        return judge_evidence(load_evidence(archive))

@@ -7,7 +7,7 @@ is how it is found. Every writing method is one transaction: after a kill it has
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -73,6 +73,11 @@ def _identify_clusters(db: sqlite3.Connection) -> None:
         db.execute("UPDATE choices SET value = ? WHERE key = 'cluster'", (_dump(identity),))
 
 
+def _index_runs_by_time(db: sqlite3.Connection) -> None:
+    """The newest runs come first everywhere; without an index every page would sort all runs."""
+    db.execute("CREATE INDEX runs_by_time ON runs (created)")
+
+
 def _place_in_details(provider: str, details: Mapping[str, Any]) -> tuple[str, str]:
     """Account and location of a cluster whose record names them only among its details."""
     if provider == "eks":
@@ -84,8 +89,12 @@ def _place_in_details(provider: str, details: Mapping[str, Any]) -> tuple[str, s
 
 # Step N brings a store from schema N to schema N + 1. A new store takes all steps, so every store of a version has the
 # same schema. A step is never changed once it has been released: append another one.
-_MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_create_tables, _add_experiments, _identify_clusters)
+_MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
+    *(_create_tables, _add_experiments, _identify_clusters),
+    _index_runs_by_time,
+)
 SCHEMA_VERSION = len(_MIGRATIONS)
+MAX_NAMED = 100  # experiments whose members are asked for by id; of more, all members are read
 _STATES: dict[str, RunState] = {str(state): state for state in RunState}
 _OUTCOMES: dict[str | None, Outcome] = {str(outcome): outcome for outcome in Outcome}
 
@@ -172,12 +181,16 @@ class Store:
         """All experiments, oldest first."""
         return self._experiments("ORDER BY created, rowid")
 
-    def _experiments(self, clause: str, *values: str) -> list[Experiment]:
+    def newest_experiments(self, count: int) -> list[Experiment]:
+        """The newest `count` experiments, oldest first."""
+        return self._experiments("ORDER BY created DESC, rowid DESC LIMIT ?", count)[::-1]
+
+    def _experiments(self, clause: str, *values: str | int) -> list[Experiment]:
         rows = self._query(f"SELECT * FROM experiments {clause}", *values)
         members: dict[str, list[Member]] = {}
-        where = "WHERE experiment = ?" if len(rows) == 1 else ""
-        ids = [row["id"] for row in rows] if len(rows) == 1 else []
-        for row in self._query(f"SELECT * FROM members {where} ORDER BY number", *ids) if rows else []:
+        few = [row["id"] for row in rows] if len(rows) <= MAX_NAMED else []
+        selected = f"WHERE experiment IN ({','.join('?' * len(few))})" if few else ""
+        for row in self._query(f"SELECT * FROM members {selected} ORDER BY number", *few) if rows else []:
             member = Member(row["number"], row["run"], row["content_hash"], json.loads(row["point"]))
             members.setdefault(row["experiment"], []).append(member)
         return [
@@ -213,21 +226,34 @@ class Store:
         """All runs, oldest first."""
         return [self._run_row(row) for row in self._query("SELECT * FROM runs ORDER BY created, rowid")]
 
-    def iterate_runs(self) -> Iterator[RunRow]:
-        """All runs, newest first, read in pages as they are asked for: the first ones of many cost little."""
+    def iterate_runs(self, *, contains: str = "", words: Collection[str] = ()) -> Iterator[RunRow]:
+        """Runs, newest first, read in pages as they are asked for: the first ones of many cost little.
+
+        `contains` is a part of the name; `words` are states or outcomes as they are recorded, any of them.
+        """
+        if not contains.isascii():
+            return  # names are DNS labels
         before: tuple[str, int] | None = None
         page = 64
-        while rows := self._query_page(before, page):
+        while rows := self._query_page(before, page, contains, words):
             yield from map(self._run_row, rows)
             before = rows[-1]["created"], rows[-1]["number"]
             page = 1024
 
-    def _query_page(self, before: tuple[str, int] | None, size: int) -> list[sqlite3.Row]:
+    def _query_page(
+        self, before: tuple[str, int] | None, size: int, contains: str, words: Collection[str]
+    ) -> list[sqlite3.Row]:
         """The newest `size` runs, or those older than `before` (time of creation and row number)."""
-        older, values = ("WHERE (created, rowid) < (?, ?)", before) if before else ("", ())
-        newest = f"SELECT rowid FROM runs {older} ORDER BY created DESC, rowid DESC LIMIT {size}"
+        marks = ",".join("?" * len(words))
+        conditions: list[tuple[str, tuple[str | int, ...]]] = [
+            *([("(created, rowid) < (?, ?)", before)] if before else []),
+            *([("instr(name, ?) > 0", (contains,))] if contains else []),
+            *([(f"(state IN ({marks}) OR outcome IN ({marks}))", (*words, *words))] if words else []),
+        ]
+        selected = "WHERE " + " AND ".join(text for text, _ in conditions) if conditions else ""
+        newest = f"SELECT rowid FROM runs {selected} ORDER BY created DESC, rowid DESC LIMIT {size}"
         statement = "SELECT rowid AS number, * FROM runs WHERE rowid IN ({}) ORDER BY created DESC, rowid DESC"
-        return self._query(statement.format(newest), *values)
+        return self._query(statement.format(newest), *(value for _, values in conditions for value in values))
 
     def count_runs(self) -> int:
         """How many runs are recorded."""

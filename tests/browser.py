@@ -112,11 +112,9 @@ def open_browser(width: int = 1280, height: int = 900) -> Iterator[Browser]:
         pytest.skip(MISSING)
     binary, driver = tools
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        process = subprocess.Popen([driver, "--port=0", "--log-level=SEVERE"], stdout=subprocess.PIPE, text=True)
+        process, port = _start_driver(driver)
         try:
-            assert process.stdout is not None
-            line = next(line for line in process.stdout if "successfully on port" in line)
-            browser = Browser(int(line.strip().rstrip(".").rsplit(" ", 1)[1]), binary, profile, width, height)
+            browser = Browser(port, binary, profile, width, height)
             try:
                 yield browser
             finally:
@@ -124,3 +122,15 @@ def open_browser(width: int = 1280, height: int = 900) -> Iterator[Browser]:
         finally:
             process.terminate()
             process.wait(PATIENCE)
+
+
+def _start_driver(driver: str) -> tuple[subprocess.Popen[str], int]:
+    """A driver and its port. It takes one port for IPv4 and for IPv6, and gives up if another program has it there."""
+    for _ in range(5):
+        process = subprocess.Popen([driver, "--port=0", "--log-level=SEVERE"], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        line = next((line for line in process.stdout if "successfully on port" in line), None)
+        if line is not None:
+            return process, int(line.strip().rstrip(".").rsplit(" ", 1)[1])
+        process.wait(PATIENCE)
+    raise AssertionError("chromedriver found no free port")

@@ -68,6 +68,15 @@ class Lot:
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
+def campaign_of(command_line: Sequence[str]) -> str | None:
+    """The name of the campaign's file in the command line that started a run; None for another command."""
+    words = [str(word) for word in command_line]
+    if "campaign" not in words[1:4]:
+        return None
+    files = [word for word in words[words.index("campaign") + 1 :] if not word.startswith("-")]
+    return Path(files[0]).stem[:80] if files else None
+
+
 def list_shipped() -> list[str]:
     """Names of the campaign files that come with mlbench."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))

@@ -36,7 +36,7 @@ class Filter:
 
     def keeps(self, row: RunRow, moment: float) -> bool:
         """Whether a run is meant, at `moment` in seconds since 1970."""
-        if self.states and not {str(row.state), str(row.outcome)} & self._words():
+        if self.states and not {str(row.state), str(row.outcome)} & self.words:
             return False
         if self.tasks and row.run.spec.task not in self.tasks:
             return False
@@ -46,7 +46,9 @@ class Filter:
         is_old = self.older_than is None or age >= self.older_than
         return is_old and (self.newer_than is None or age <= self.newer_than)
 
-    def _words(self) -> set[str]:
+    @property
+    def words(self) -> set[str]:
+        """The states as the store has them."""
         return {str(RunState.CREATED) if state == PENDING else state for state in self.states}
 
 

@@ -21,7 +21,6 @@ from starlette.routing import BaseRoute, Route
 from mlbench_cli.api import RunHandle
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model import JsonObject, Outcome, RunState
-from mlbench_cli.results.archive.mlbench_v3 import export_v3, machine_series, original_names, task_series
 from mlbench_cli.run_folder import STATE_FOLDER, RunFolder
 from mlbench_cli.server.access import client_of, find_run, list_runs
 from mlbench_cli.server.config import ServerConfig
@@ -129,6 +128,8 @@ class _Original:
         )
 
     def _zip(self, number: str) -> Response:
+        from mlbench_cli.results.archive.mlbench_v3 import export_v3
+
         handle = find_by_number(self._config, number)
         with tempfile.NamedTemporaryFile(suffix=".zip", delete=False) as file:
             target = Path(file.name)
@@ -304,6 +305,8 @@ def request_of_form(form: Mapping[str, str]) -> JsonObject:
 
 def run_series(handle: RunHandle) -> Samples:
     """A run's metrics by the original's names: "<metric> @ <rank>", in the order of time."""
+    from mlbench_cli.results.archive.mlbench_v3 import task_series
+
     if handle.is_sealed:
         with handle.archive(verify=False) as archive:
             found: Samples = {
@@ -320,6 +323,8 @@ def run_series(handle: RunHandle) -> Samples:
 
 
 def _live_series(handle: RunHandle) -> Samples:
+    from mlbench_cli.results.archive.mlbench_v3 import original_names
+
     goal = handle.goal
     found: Samples = {}
     for point in handle.metrics():
@@ -341,6 +346,8 @@ def pod_series(config: ServerConfig, pod: str) -> Samples:
 
 def _machines(handle: RunHandle) -> dict[str, Samples]:
     """By pod and metric; only of runs whose archive is complete."""
+    from mlbench_cli.results.archive.mlbench_v3 import machine_series
+
     if not handle.is_sealed:
         return {}
     found: dict[str, Samples] = {}

@@ -1,8 +1,10 @@
 """The pages of the dashboard: server-rendered tables, with live parts by server-sent events."""
 
 import hashlib
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -13,17 +15,20 @@ from mlbench_cli import __version__
 from mlbench_cli.api import RunHandle
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model import JsonObject
-from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.results.report.collect import collect
-from mlbench_cli.results.report.html import FOLDER, make_environment, render_html
-from mlbench_cli.results.report.model import Report
+from mlbench_cli.results.report.environment import FOLDER, make_environment
 from mlbench_cli.server.access import client_of, find_run, list_runs
 from mlbench_cli.server.config import ServerConfig
 from mlbench_cli.server.rest import compare_runs, whole_number
 
+if TYPE_CHECKING:
+    from mlbench_cli.results.archive.reader import Archive
+    from mlbench_cli.results.report.model import Report
+
 PAGES = Path(__file__).parent / "pages"
 PAGE_SIZE = 50
 MAX_EXPERIMENTS = 20
+MAX_LISTED = 100  # experiments on their own page
+OPEN_STATES = ("pending", "running")
 MAX_REPORT_RUNS = 100
 # Name in the address -> file, and its kind.
 ASSETS = {
@@ -42,7 +47,10 @@ def make_routes(config: ServerConfig) -> list[BaseRoute]:
     pages = _Pages(config)
     return [
         Route("/", pages.overview),
+        Route("/listing", pages.listing),
         Route("/runs/{name}", pages.run),
+        Route("/experiments", pages.experiments),
+        Route("/experiment-list", pages.experiment_list),
         Route("/experiments/{name}", pages.experiment),
         Route("/new", pages.new),
         Route("/compare", pages.compare),
@@ -52,40 +60,74 @@ def make_routes(config: ServerConfig) -> list[BaseRoute]:
     ]
 
 
+@dataclass(frozen=True)
+class _Listing:
+    """Which page of which runs a request is about."""
+
+    offset: int
+    contains: str
+    states: tuple[str, ...]
+    tasks: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, request: Request) -> "_Listing":
+        query = request.query_params
+        states, tasks = (tuple(word for word in query.getlist(name) if word) for name in ("state", "task"))
+        return cls(whole_number(query.get("offset"), "offset"), query.get("contains", "")[:100], states, tasks)
+
+    def read(self, config: ServerConfig) -> list[RunHandle]:
+        """One more than a page, if there are more."""
+        return list_runs(
+            config,
+            states=self.states,
+            tasks=self.tasks,
+            contains=self.contains,
+            limit=PAGE_SIZE + 1,
+            offset=self.offset,
+        )
+
+
 class _Pages:
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
 
     async def overview(self, request: Request) -> Response:
-        query = request.query_params
-        offset = whole_number(query.get("offset"), "offset")
-        contains = query.get("contains", "")[:100]
-        states = tuple(state for state in query.getlist("state") if state)
-        tasks = tuple(task for task in query.getlist("task") if task)
+        """The page at once, from the store alone; what has to be read from folders and clusters comes by `listing`."""
+        asked = _Listing.parse(request)
+
+        def read() -> JsonObject:
+            handles = asked.read(self._config)
+            rows = [{**handle.describe(), "goal": None, "seconds": None, "problem": None} for handle in handles]
+            total = client_of(self._config).store.count_runs()
+            return {"runs": rows[:PAGE_SIZE], "has_more": len(rows) > PAGE_SIZE, "total": total, "experiments": []}
+
+        document = await run_in_threadpool(read)
+        more: JsonObject = {"offset": asked.offset, "size": PAGE_SIZE, "contains": asked.contains}
+        values = document | more | {"state": "".join(asked.states[:1]), "is_whole": False, "is_open": True}
+        return render(request, self._config, "overview.html.j2", "Runs", **values)
+
+    async def listing(self, request: Request) -> Response:
+        """The part of the overview that takes time: experiments, and runs with results as they are now."""
+        asked = _Listing.parse(request)
 
         def read() -> JsonObject:
             client = client_of(self._config)
-            handles = list_runs(
-                self._config, states=states, tasks=tasks, contains=contains, limit=PAGE_SIZE + 1, offset=offset
-            )
-            status = client.status(handles[:PAGE_SIZE])
-            experiments = [] if offset else [item.status() for item in client.experiments()[:MAX_EXPERIMENTS]]
-            open_ones = [item for item in experiments if item["state"] not in ("completed", "failed")]
-            return {
-                "runs": status["runs"],
-                "has_more": len(handles) > PAGE_SIZE,
-                "total": client.store.count_runs(),
-                "experiments": open_ones or experiments[:3],
-            }
+            status = client.status(asked.read(self._config)[:PAGE_SIZE])
+            newest = [] if asked.offset else client.experiments(limit=MAX_EXPERIMENTS)
+            experiments = [item.status() for item in newest]
+            under_way = [item for item in experiments if item["state"] not in ("completed", "failed")]
+            is_open = bool(under_way) or any(run["state"] != "finished" for run in status["runs"])
+            return {"runs": status["runs"], "experiments": under_way or experiments[:3], "is_open": is_open}
 
         document = await run_in_threadpool(read)
-        more: JsonObject = {"offset": offset, "size": PAGE_SIZE, "contains": contains, "state": "".join(states[:1])}
-        return render(request, self._config, "overview.html.j2", "Runs", **(document | more))
+        return render(request, self._config, "listing.html.j2", "Runs", is_whole=True, **document)
 
     async def run(self, request: Request) -> Response:
         name = request.path_params["name"]
 
         def read() -> JsonObject:
+            from mlbench_cli.results.report.collect import collect
+
             handle = find_run(self._config, name)
             status = handle.status()
             report = collect([handle.archive(verify=False)]) if handle.is_sealed else None
@@ -101,6 +143,23 @@ class _Pages:
 
         document = await run_in_threadpool(read)
         return render(request, self._config, "run.html.j2", str(document["run"]["name"]), **document)
+
+    async def experiments(self, request: Request) -> Response:
+        return render(request, self._config, "experiments.html.j2", "Experiments and campaigns")
+
+    async def experiment_list(self, request: Request) -> Response:
+        """The newest experiments with their progress; those of one campaign file together."""
+
+        def read() -> JsonObject:
+            groups: dict[str, list[JsonObject]] = {}
+            for handle in client_of(self._config).experiments(limit=MAX_LISTED):
+                groups.setdefault(handle.campaign or "", []).append(handle.status())
+            found = [_sum_progress(name, items) for name, items in groups.items()]
+            under_way = any(item["state"] in OPEN_STATES for group in found for item in group["experiments"])
+            return {"groups": sorted(found, key=lambda group: group["name"] == ""), "is_open": under_way}
+
+        document = await run_in_threadpool(read)
+        return render(request, self._config, "experiment_list.html.j2", "Experiments", **document)
 
     async def experiment(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -134,6 +193,10 @@ class _Pages:
 
     async def report(self, request: Request) -> Response:
         """The same page that `mlbench report` writes; its own policy holds the digests of what is inside."""
+        from mlbench_cli.results.report.collect import collect
+        from mlbench_cli.results.report.html import render_html
+        from mlbench_cli.results.report.provisioning import provisioning_figures
+
         names = request.query_params.getlist("run")
         if not names:
             return RedirectResponse("/", 303)
@@ -143,7 +206,8 @@ class _Pages:
         def make() -> str:
             archives = [archive for name in names for archive in self._archives(name)]
             try:
-                return render_html(collect(archives))
+                made = list(provisioning_figures(client_of(self._config).clusters_of(archives)))
+                return render_html(collect(archives, more=made))
             finally:
                 for archive in archives:
                     archive.close()
@@ -164,9 +228,10 @@ class _Pages:
 
 
 def warm_up(config: ServerConfig) -> None:
-    """Load what the first page needs, so that its reader does not wait for it."""
+    """Load what the first page needs, so that its reader does not wait for it; then what the next pages do."""
     environment = make_environment(PAGES)
-    for path in PAGES.glob("*.html.j2"):
+    first = [PAGES / name for name in ("overview.html.j2", "listing.html.j2", "run.html.j2")]
+    for path in dict.fromkeys([*first, *PAGES.glob("*.html.j2")]):
         environment.get_template(path.name)
     client_of(config).status(list_runs(config, limit=1))
 
@@ -220,7 +285,14 @@ async def _no_icon(request: Request) -> Response:
     return Response(status_code=204)
 
 
-def _pictures(report: Report | None) -> dict[str, object]:
+def _sum_progress(name: str, items: list[JsonObject]) -> JsonObject:
+    """Experiments with the sum of their progress."""
+    keys = ("finished", "failed", "total")
+    progress = {key: sum(item["progress"][key] for item in items) for key in keys}
+    return {"name": name, "experiments": items, "progress": progress, "eta_seconds": None}
+
+
+def _pictures(report: "Report | None") -> dict[str, object]:
     from markupsafe import Markup
 
     from mlbench_cli.results.report.svg import render_svg

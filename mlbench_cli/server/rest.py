@@ -149,7 +149,7 @@ class _Rest:
 
     async def experiments(self, request: Request) -> Response:
         def read() -> JsonObject:
-            found = client_of(self._config).experiments()[:MAX_PAGE]
+            found = client_of(self._config).experiments(limit=MAX_PAGE)
             return {"experiments": [{"name": item.name, "created": item.experiment.created} for item in found]}
 
         return JSONResponse(await run_in_threadpool(read))

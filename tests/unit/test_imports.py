@@ -115,9 +115,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.engines.hosts": (*BASE, "mlbench_cli.engines", "mlbench_cli.masking"),
     "mlbench_cli.results": (*BASE, "mlbench_cli.provenance", "mlbench_cli.engines.base", "mlbench_cli.__init__"),
     "mlbench_cli.runs.start": (*BASE, "mlbench_cli.runs", "mlbench_cli.results", "mlbench_cli.provenance"),
+    "mlbench_cli.runs.hooks": (*BASE, "mlbench_cli.config", "mlbench_cli.runs.finished"),
     "mlbench_cli.runs.defaults": (*BASE, "mlbench_cli.config", "mlbench_cli.runs.request"),
     "mlbench_cli.runs": (*BASE, "mlbench_cli.engines", "mlbench_cli.results", "mlbench_cli.__init__"),
+    "mlbench_cli.archives": (*BASE, "mlbench_cli.results"),
     "mlbench_cli.api": (
+        "mlbench_cli.archives",
         *(*BASE, "mlbench_cli.runs", "mlbench_cli.results", "mlbench_cli.engines.base", "mlbench_cli.clusters"),
         *("mlbench_cli.durations", "mlbench_cli.__init__"),
     ),

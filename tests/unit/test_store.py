@@ -371,3 +371,20 @@ def test_all_runs_are_listed_newest_first_page_by_page(store: Store) -> None:
     store.forget_run(store.run("r-149").run)  # listed already: the rest stays as it is
     listed += [row.run.name for row in listing]
     assert listed == names[::-1]
+
+
+def test_a_listing_can_be_limited_to_names_and_states(store: Store) -> None:
+    for number in range(80):
+        run = store.record_run(spec(f"r-{number}"))
+        if number % 40 == 0:
+            store.update_run(run, RunState.FINISHED, Outcome.FAILED)
+    assert [row.run.name for row in store.iterate_runs(contains="-7")][:2] == ["r-79", "r-78"]
+    assert [row.run.name for row in store.iterate_runs(words=["failed"])] == ["r-40", "r-0"]
+    assert [row.run.name for row in store.iterate_runs(contains="4", words=["finished"])] == ["r-40"]
+    assert list(store.iterate_runs(contains="%")) == list(store.iterate_runs(contains="\udcff")) == []
+
+
+def test_listing_the_newest_runs_sorts_nothing(store: Store) -> None:
+    """With 10 000 runs sorting all of them for each page took 40 ms."""
+    plan = store._query("EXPLAIN QUERY PLAN SELECT rowid FROM runs ORDER BY created DESC, rowid DESC LIMIT 64")
+    assert not [row["detail"] for row in plan if "TEMP B-TREE" in row["detail"]]

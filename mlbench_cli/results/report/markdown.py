@@ -6,7 +6,7 @@ Foreign text cannot become markup: what has a meaning in Markdown or HTML is esc
 import re
 from collections.abc import Iterator, Sequence
 
-from mlbench_cli.results.report.html import format_number
+from mlbench_cli.results.report.environment import format_number
 from mlbench_cli.results.report.model import Figure, Report, Scale, Section, Table
 
 MAX_BYTES = 60_000  # a comment holds 65 536

@@ -245,8 +245,32 @@
     source.onopen = function () { curves = new Curves(root); byId("curves").replaceChildren(); first = true; };
   }
 
+  // --- the overview -----------------------------------------------------------------------------------------------
+
+  // What has to be read from folders and clusters comes after the page, and again as long as something is under way.
+  function listing() {
+    var box = byId("listing"), delay = 3000;
+    if (!box) return;
+    function load() {
+      if (document.hidden) { setTimeout(load, delay); return; }
+      fetch(box.dataset.part, { credentials: "same-origin", headers: { "Accept": "text/html" } }).then(function (answer) {
+        if (!answer.ok) throw new Error("Error " + answer.status);
+        return answer.text();
+      }).then(function (text) {
+        var made = new DOMParser().parseFromString(text, "text/html").body; // rendered and escaped by our own server
+        var focused = document.activeElement && box.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+        box.replaceChildren.apply(box, Array.from(made.childNodes));
+        box.dataset.loaded = "yes";
+        if (focused) Array.from(box.querySelectorAll("a")).filter(function (link) { return link.getAttribute("href") === focused; }).slice(0, 1).forEach(function (link) { link.focus(); });
+        if (box.querySelector("[data-open=yes]")) setTimeout(load, delay);
+      }, function () { delay = Math.min(60000, 2 * delay); setTimeout(load, delay); });
+    }
+    load();
+  }
+
   function start() {
     actions();
+    listing();
     form();
     var root = byId("run");
     if (root) follow(root);

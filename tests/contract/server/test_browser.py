@@ -54,6 +54,9 @@ def test_a_run_from_the_form_to_its_report(acting: Dashboard, program: str, tmp_
         shoot(browser, "finished")
         assert browser.console() == []
         assert browser.foreign_requests() == []
+        browser.open(f"http://127.0.0.1:{acting.port}/experiments")
+        browser.wait_for("return document.body.innerText.includes('1 of 1 runs finished')")
+        shoot(browser, "experiments")
         browser.open(f"http://127.0.0.1:{acting.port}/report?run=form-1")
         browser.run("document.querySelectorAll('figure').forEach(f => mlbenchFigures.enliven(f))")
         browser.wait_for("return document.querySelectorAll('figure canvas').length > 2")
@@ -64,8 +67,10 @@ def test_a_run_from_the_form_to_its_report(acting: Dashboard, program: str, tmp_
 def test_a_finished_run_has_figures_and_a_paged_log(dashboard: Dashboard) -> None:
     with open_browser() as browser:
         browser.open(dashboard.url)
+        browser.wait_for("return document.getElementById('listing').dataset.loaded === 'yes'")
         shoot(browser, "overview")
         assert "alpha-2" in browser.text()
+        assert "Prec@1 80.5" in browser.text()
         browser.open(f"http://127.0.0.1:{dashboard.port}/runs/alpha-2")
         browser.wait_for("return document.querySelectorAll('figure canvas').length > 0")
         browser.wait_for("return document.getElementById('log').textContent.includes('epoch 2 of 3')")
@@ -81,7 +86,7 @@ def test_a_finished_run_has_figures_and_a_paged_log(dashboard: Dashboard) -> Non
 def test_pages_work_on_a_narrow_screen_and_by_keyboard(dashboard: Dashboard) -> None:
     with open_browser(500, 900) as browser:
         browser.open(dashboard.url)
-        for path in ("/", "/runs/alpha-2", "/compare?a=alpha-1&b=alpha-2"):
+        for path in ("/", "/experiments", "/runs/alpha-2", "/compare?a=alpha-1&b=alpha-2"):
             browser.open(f"http://127.0.0.1:{dashboard.port}{path}")
             assert browser.run("return document.documentElement.scrollWidth <= window.innerWidth") is True, path
         shoot(browser, "narrow")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import zipfile
 from io import BytesIO
 from pathlib import Path
@@ -152,3 +153,28 @@ def test_a_broken_archive_is_a_clear_answer(acting: Dashboard, program: str) -> 
         assert answer.status in (200, 400, 500), path
         assert b"Traceback" not in answer.body
     assert b"result.json" in acting.ask("/report?run=mine-1").body
+
+
+def test_the_overview_comes_at_once_and_its_results_after_it(dashboard: Dashboard) -> None:
+    """The page is answered from the store alone: it must not wait for folders and clusters."""
+    page = dashboard.ask("/?contains=alpha&state=finished", headers={"Accept": "text/html"}).body.decode()
+    assert 'data-part="/listing?offset=0&amp;contains=alpha&amp;state=finished"' in page
+    assert "alpha-4" in page
+    assert "60" not in re.sub(r"<time.*?</time>", "", page)
+    part = dashboard.ask("/listing?contains=alpha-2", headers={"Accept": "text/html"}).body.decode()
+    assert "Prec@1 80.5 (&gt;= 80.0)" in part
+    assert '<td class="number">60</td>' in part
+    assert 'data-open="no"' in part
+    assert "alpha-4" not in part
+
+
+def test_the_overview_shows_runs_whose_folders_are_gone(acting: Dashboard) -> None:
+    acting.post("/api/v1/runs", {"name": "mine", "workers": [1], "command": "true"})
+    from tests.contract.local_runs import until
+
+    until(lambda: acting.ask("/api/v1/runs/mine-1").document.get("state") == "finished")
+    (folder,) = (acting.home / "runs").iterdir()
+    shutil.rmtree(folder)
+    for path in ("/", "/listing", "/api/v1/runs"):
+        answer = acting.ask(path)
+        assert (answer.status, b"mine-1" in answer.body) == (200, True), path

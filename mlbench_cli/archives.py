@@ -1,0 +1,64 @@
+"""Archives as Python objects: what `mlbench_cli.api` offers without a store. Import it from there."""
+
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceTable
+
+if TYPE_CHECKING:
+    from mlbench_cli.results.analysis.compare import Comparison
+    from mlbench_cli.results.analysis.series import Series
+    from mlbench_cli.results.archive.judge import Judgement
+    from mlbench_cli.results.archive.reader import Archive
+    from mlbench_cli.results.report.model import Report
+
+
+def open_archive(path: Path | str, *, verify: bool = True) -> "Archive":
+    """The archive in a folder or zip. Raises NotFoundError, or DamagedArchive with the first problem."""
+    from mlbench_cli.results.archive.reader import Archive
+    from mlbench_cli.results.archive.verify import open_verified
+
+    return open_verified(Path(path)) if verify else Archive.open(Path(path))
+
+
+def metrics_of(archive: "Archive") -> MetricTable:
+    """All metrics in an archive."""
+    name, workers = str(archive.run["name"]), int(archive.result["workers"])
+    points = (MetricPoint.parse(name, workers, row) for row in archive.metrics())
+    return MetricTable(point for point in points if point is not None)
+
+
+def resources_of(archive: "Archive") -> ResourceTable:
+    """All resource samples in an archive."""
+    return ResourceTable.parse(str(archive.run["name"]), archive.resources())
+
+
+def series(archives: "Iterable[Archive]") -> "Series":
+    """Archives grouped by what makes them comparable, repeats put together, with speed-ups."""
+    from mlbench_cli.results.analysis.series import collect
+
+    return collect(archives)
+
+
+def compare(a: "Sequence[Archive]", b: "Sequence[Archive]", *, across: Collection[str] = ()) -> "Comparison":
+    """Two sides of archives: what differs, whether they may be compared, and how their figures relate."""
+    from mlbench_cli.results.analysis.compare import compare as compare_archives
+
+    return compare_archives(a, b, across=across)
+
+
+def judge(folder: Path) -> "Judgement":
+    """Judge the evidence in an archive's folder once more: the documents that follow from it."""
+    from mlbench_cli.results.archive.evidence import load_evidence
+    from mlbench_cli.results.archive.judge import judge as judge_evidence
+
+    with open_archive(folder, verify=False) as archive:
+        return judge_evidence(load_evidence(archive))
+
+
+def report(archives: "Sequence[Archive]", *, title: str | None = None) -> "Report":
+    """Everything that `mlbench report` writes about verified archives; its figures show themselves in notebooks."""
+    from mlbench_cli.results.report.collect import collect
+
+    return collect(archives, title=title)

@@ -1,0 +1,118 @@
+"""Campaigns and large or broken stores in the dashboard."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli.app import run
+from mlbench_cli.runs.campaign import campaign_of
+from mlbench_cli.server.log_pages import MAX_LINE_BYTES, PAGE_BYTES, read_page
+from tests.contract.server.dashboards import Dashboard, serve
+
+FILE = """
+title: Demo
+num-cpus: 1
+share-machine: true
+workers: [1]
+runs:
+  - {name: good, command: "true"}
+  - {name: bad, command: "false"}
+"""
+
+
+def test_experiments_of_a_campaign_stand_together_with_their_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    Path("study.yaml").write_text(FILE)
+    assert run(["campaign", "study.yaml"]) == 7
+    assert run(["run", "alone", "1", "--command", "true"]) == 0
+    with serve(tmp_path / "home") as dashboard:
+        page = dashboard.ask("/experiments", headers={"Accept": "text/html"})
+        assert (page.status, b"/experiment-list" in page.body) == (200, True)
+        text = dashboard.ask("/experiment-list").body.decode()
+    own, _, other = text.partition("Other experiments")
+    assert "Campaign study" in own
+    assert "2 of 2 runs finished, 1 failed" in own
+    assert ("study-good" in own, "study-bad" in own, "alone" in own, "alone" in other) == (True, True, False, True)
+
+
+def test_a_campaign_is_known_by_its_command_line() -> None:
+    assert campaign_of(["mlbench", "campaign", "--yes", "folder/ddl.yaml"]) == "ddl"
+    assert campaign_of(["mlbench", "run", "campaign", "1"]) is None
+    assert campaign_of([]) is None
+
+
+@pytest.mark.parametrize("damage", ["newer", "locked", "broken"])
+def test_a_store_that_cannot_be_used_is_a_clear_answer(tmp_path: Path, damage: str) -> None:
+    """The dashboard was started with a good store; nothing of it is lost."""
+    home = tmp_path / "home"
+    home.mkdir()
+    with serve(home) as dashboard:
+        assert dashboard.ask("/api/v1/runs").status == 200
+        path = home / "mlbench.sqlite"
+        before = path.read_bytes()
+        if damage == "newer":
+            with sqlite3.connect(path) as database:
+                database.execute("PRAGMA user_version=99")
+        elif damage == "locked":
+            path.chmod(0)
+        else:
+            path.write_bytes(b"no database" * 100)
+            (home / "mlbench.sqlite-wal").unlink(missing_ok=True)
+        for page in ("/", "/listing", "/api/v1/runs", "/api/runs/", "/metrics"):
+            answer = dashboard.ask(page, headers={"Accept": "text/html"})
+            assert answer.status in (200, 400), page
+            assert b"Traceback" not in answer.body
+        path.chmod(0o600)
+        if damage == "broken":
+            path.write_bytes(before)
+        assert _is_up(dashboard)
+
+
+def _is_up(dashboard: Dashboard) -> bool:
+    return dashboard.ask("/static/x/page.css").status == 200
+
+
+# --- large logs -----------------------------------------------------------------------------------------------------
+
+
+def test_a_log_of_a_million_lines_is_read_page_by_page_without_loss(tmp_path: Path) -> None:
+    """A page costs a page of memory, whatever its log's size."""
+    import tracemalloc
+
+    path = tmp_path / "rank-0.log"
+    with open(path, "w") as file:
+        for start in range(0, 1_000_000, 10_000):
+            file.write("".join(f"line {number}\n" for number in range(start, start + 10_000)))
+    count, offset, pages = 0, 0, 0
+    tracemalloc.start()
+    while True:
+        page = read_page(path, offset)
+        if pages % 50 == 0:
+            assert page.lines[0] == f"line {count}"
+        count, offset, pages = count + len(page.lines), page.end, pages + 1
+        if page.end >= page.size:
+            break
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (count, page.lines[-1]) == (1_000_000, "line 999999")
+    assert pages > 200
+    assert peak < 40 * PAGE_BYTES
+
+
+def test_a_log_without_line_ends_is_cut_and_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.log"
+    path.write_bytes(b"x" * (3 * MAX_LINE_BYTES) + b"\nend\n")
+    offset = 0
+    seen: list[str] = []
+    for _ in range(20):
+        page = read_page(path, offset)
+        seen += page.lines
+        offset = page.end
+        if offset >= page.size:
+            break
+    assert seen[-1] == "end"
+    assert all(len(line) < 5000 for line in seen)
