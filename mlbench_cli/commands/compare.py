@@ -18,8 +18,9 @@ from mlbench_cli.results.analysis.cells import Values, describe_cell, pair_cells
 from mlbench_cli.results.analysis.comparability import WORDS, check_words
 from mlbench_cli.results.analysis.compare import Comparison
 from mlbench_cli.results.analysis.compare import compare as compare_archives
-from mlbench_cli.results.analysis.gate import Direction, GateResult, check_gate, worst_verdict
+from mlbench_cli.results.analysis.gate import Direction, GateResult, check_gate
 from mlbench_cli.results.analysis.statistics import Estimate
+from mlbench_cli.results.analysis.verdict import find_worst
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.runs.repeats import runs_named
@@ -86,7 +87,7 @@ def compare(
     for values, gate in gates.items():
         about = f"{describe_cell(values)}: " if values else ""
         console.note(f"{about}{gate.verdict.replace('_', ' ').capitalize()}. {gate.reason}")
-    return worst_verdict(gates.values()).exit_code
+    return find_worst(gate.verdict for gate in gates.values()).exit_code
 
 
 def _document(
@@ -100,7 +101,7 @@ def _document(
     if list(each) == [()]:
         return each[()]
     comparisons = [{"cell": dict(values), **document} for values, document in each.items()]
-    verdict = str(worst_verdict(gates.values())) if gates else None
+    verdict = str(find_worst(gate.verdict for gate in gates.values())) if gates else None
     return {"schema_version": 1, "comparisons": comparisons, "left_out": list(alone), "verdict": verdict}
 
 

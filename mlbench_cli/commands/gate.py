@@ -12,9 +12,9 @@ from mlbench_cli import api, console
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.commands._sources import find_archives, find_archives_below
-from mlbench_cli.errors import CannotTellError, NotFoundError, TaskFailedError, UsageError
+from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.files import write_atomically
-from mlbench_cli.results.analysis.history import Decision
+from mlbench_cli.results.analysis.verdict import Verdict
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.store import Store
 
@@ -37,11 +37,12 @@ def gate(
         typer.Option(
             "--check",
             metavar="METRIC=FACTOR",
-            help="figure to check and the factor by which it may be worse; repeatable; default: seconds=1.1",
+            help="figure to check and the factor by which it may be worse, or convergence; repeatable; default: "
+            "seconds=1.1",
         ),
     ] = None,
-    require_verdict: Annotated[
-        bool, typer.Option("--require-verdict", help="exit with 9 if a check cannot be decided, instead of 0")
+    allows_undecided: Annotated[
+        bool, typer.Option("--allow-undecided", help="exit with 0 instead of 9 if a check cannot be decided")
     ] = False,
     junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="also write JUnit XML")] = None,
     benchmark: Annotated[
@@ -58,8 +59,8 @@ def gate(
     """Fail if results are worse than a baseline by more than is allowed and more than noise explains.
 
     Results are compared with runs of equal task, goal, data, parameters, machine and workers. With repeats on both
-    sides Welch's interval decides, with one result the spread of at least 5 earlier runs. Exit code 7: failed; 0:
-    passed, or cannot tell (a warning says why). On GitHub the verdict is also an annotation and a step summary.
+    sides Welch's interval decides, with one result the spread of at least 5 earlier runs. Exit code 0: passed; 7:
+    failed; 9: cannot tell. On GitHub the verdict is also an annotation and a step summary.
     """
     from mlbench_cli.results.analysis import baseline as gates
 
@@ -73,7 +74,7 @@ def gate(
         new = open_all(find_archives(results, store))
         old = open_all(_baseline_archives(baseline, store))
         found = gates.check_results(new, old, wanted)
-    decision = gates.overall(found)
+    verdict = gates.overall(found)
     if junit is not None:
         _write(junit, gates.format_junit(found))
     if benchmark is not None:
@@ -83,24 +84,22 @@ def gate(
         _write(bencher, gates.format_bencher(found).encode())
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with open(summary, "a", encoding="utf-8") as file:
-            file.write(f"## mlbench gate: {decision}\n\n{gates.format_summary(found)}")
+            file.write(f"## mlbench gate: {verdict.phrase}\n\n{gates.format_summary(found)}")
     if output is Format.json:
-        console.out_json({"decision": str(decision), "checks": [check.to_dict() for check in found]})
+        console.out_json({"verdict": str(verdict), "checks": [check.to_dict() for check in found]})
     else:
-        rows = [[check.name, check.judged.decision, check.judged.reason] for check in found]
-        console.out_table(["CHECK", "DECISION", "REASON"], rows, wrap=True)
+        rows = [[check.name, check.judged.verdict.phrase, check.judged.reason] for check in found]
+        console.out_table(["CHECK", "VERDICT", "REASON"], rows, wrap=True)
         if os.environ.get("GITHUB_ACTIONS") == "true":
-            console.out(gates.format_annotation(decision, found))
-    return _exit_code(decision, require_verdict)
+            console.out(gates.format_annotation(verdict, found))
+    return _exit_code(verdict, allows_undecided)
 
 
-def _exit_code(decision: Decision, require_verdict: bool) -> int:
-    if decision is Decision.FAILED:
-        return TaskFailedError.exit_code
-    if decision is Decision.CANNOT_TELL:
-        console.warn("Not every check could be decided; more repeats, or a longer history, decide.")
-        return CannotTellError.exit_code if require_verdict else 0
-    return 0
+def _exit_code(verdict: Verdict, allows_undecided: bool) -> int:
+    if verdict is not Verdict.CANNOT_TELL:
+        return verdict.exit_code
+    console.warn("Not every check could be decided; more repeats, or a longer history, decide.")
+    return 0 if allows_undecided else verdict.exit_code
 
 
 def _baseline_archives(word: str, store: Store) -> list[Path]:

@@ -34,21 +34,21 @@ def verify(
     """
     if signers is not None:
         require_signers(signers)
-    verdicts = [_judge(path, signers) for path in archives]
+    found = [_judge(path, signers) for path in archives]
     if output == Format.json:
-        console.out_json({"archives": [_document(verdict) for verdict in verdicts]})
+        console.out_json({"archives": [_document(each) for each in found]})
     else:
-        for verdict in verdicts:
-            _show(verdict)
-    if any(verdict.checked.problems for verdict in verdicts):
+        for each in found:
+            _show(each)
+    if any(each.checked.problems for each in found):
         return UsageError.exit_code
-    if any(verdict.origin_error for verdict in verdicts):
+    if any(each.origin_error for each in found):
         return CredentialError.exit_code
-    return 0 if all(verdict.checked.ok for verdict in verdicts) else CannotTellError.exit_code
+    return 0 if all(each.checked.ok for each in found) else CannotTellError.exit_code
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CheckedArchive:
     """What is proven of one archive. `origin_error` says why its origin is not, if that was asked."""
 
     path: Path
@@ -69,41 +69,41 @@ class Verdict:
         return [name for name, holds in proofs.items() if holds]
 
 
-def _judge(path: Path, signers: Path | None) -> Verdict:
+def _judge(path: Path, signers: Path | None) -> CheckedArchive:
     checked = check(path)
     if signers is None or checked.problems:  # a signature of what is damaged proves nothing
-        return Verdict(path, checked)
+        return CheckedArchive(path, checked)
     try:
         with Archive.open(path) as archive:
-            return Verdict(path, checked, check_origin(archive, signers))
+            return CheckedArchive(path, checked, check_origin(archive, signers))
     except OriginError as error:
-        return Verdict(path, checked, origin_error=error)
+        return CheckedArchive(path, checked, origin_error=error)
 
 
-def _document(verdict: Verdict) -> dict[str, object]:
+def _document(found: CheckedArchive) -> dict[str, object]:
     return {
-        "archive": str(verdict.path),
-        "ok": verdict.ok,
-        "proven": verdict.proven,
-        "problems": [problem.to_dict() for problem in verdict.checked.problems],
-        "not_derived": list(verdict.checked.not_derived),
-        "signer": verdict.signer.to_dict() if verdict.signer else None,
-        "origin_problem": verdict.origin_error.details["problem"] if verdict.origin_error else None,
+        "archive": str(found.path),
+        "ok": found.ok,
+        "proven": found.proven,
+        "problems": [problem.to_dict() for problem in found.checked.problems],
+        "not_derived": list(found.checked.not_derived),
+        "signer": found.signer.to_dict() if found.signer else None,
+        "origin_problem": found.origin_error.details["problem"] if found.origin_error else None,
     }
 
 
-def _show(verdict: Verdict) -> None:
-    checked, error, signer = verdict.checked, verdict.origin_error, verdict.signer
-    proven = ", ".join(verdict.proven)
+def _show(found: CheckedArchive) -> None:
+    checked, error, signer = found.checked, found.origin_error, found.signer
+    proven = ", ".join(found.proven)
     by = f": {console.clean(signer.principal)}, {signer.key_type} {signer.fingerprint}" if signer else ""
     proofs = f" ({proven}{by})" if proven else ""
     count = len(checked.problems)
     if count:
-        console.out(f"{verdict.path}: {'1 problem' if count == 1 else f'{count} problems'}{proofs}")
+        console.out(f"{found.path}: {'1 problem' if count == 1 else f'{count} problems'}{proofs}")
     elif error is not None:
-        console.out(f"{verdict.path}: origin not proven{proofs}")
+        console.out(f"{found.path}: origin not proven{proofs}")
     else:
-        console.out(f"{verdict.path}: {'ok' if checked.ok else 'not everything follows from the evidence'}{proofs}")
+        console.out(f"{found.path}: {'ok' if checked.ok else 'not everything follows from the evidence'}{proofs}")
     for line in (*map(str, checked.problems), *checked.not_derived):
         console.out(f"  {console.clean(line)}")
     if error is not None:

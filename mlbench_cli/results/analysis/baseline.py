@@ -8,11 +8,12 @@ from xml.etree import ElementTree
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model import JsonObject
-from mlbench_cli.results.analysis import collectives
+from mlbench_cli.results.analysis import collectives, convergence
 from mlbench_cli.results.analysis.comparability import conditions_of, key_of
 from mlbench_cli.results.analysis.compare import THROUGHPUT
-from mlbench_cli.results.analysis.history import Decision, Judged, decide
+from mlbench_cli.results.analysis.history import Judged, decide
 from mlbench_cli.results.analysis.series import drop_duplicates, measure
+from mlbench_cli.results.analysis.verdict import Verdict, find_worst
 from mlbench_cli.results.archive.reader import Archive
 
 SECONDS = "seconds"
@@ -66,7 +67,7 @@ class Check:
             "limit": self.limit,
             "values": list(self.values),
             "baseline": list(self.baseline),
-            "decision": str(judged.decision),
+            "verdict": str(judged.verdict),
             "reason": judged.reason,
             "worse": judged.worse,
             "low": judged.low,
@@ -85,10 +86,25 @@ def check_results(results: Sequence[Archive], baseline: Sequence[Archive], wante
     cells = _cells(results)
     known = {name for archives in cells.values() for archive in archives for name in figures_of(archive)}
     for each in wanted:
-        if each.metric not in known:
+        if each.metric not in (*known, convergence.METRIC):
             raise UsageError(f'No result has "{each.metric[:60]}".', hint=f"One of: {', '.join(sorted(known))}")
     count = len(cells) * len(wanted)
-    return [_check(name, archives, earlier, each, count) for name, archives in cells.items() for each in wanted]
+    figures = [each for each in wanted if each.metric != convergence.METRIC]
+    found = [_check(name, archives, earlier, each, count) for name, archives in cells.items() for each in figures]
+    if len(figures) < len(wanted):
+        found += [_check_convergence(name, archives, earlier) for name, archives in cells.items()]
+    return found
+
+
+def _check_convergence(name: str, results: Sequence[Archive], earlier: Sequence[Archive]) -> Check:
+    """Epochs to the goal; reference runs may be on other machines and have other numbers of ranks."""
+    key = convergence.training_key(results[0])
+    alike = [each for each in earlier if key is not None and convergence.training_key(each) == key]
+    values, reference = convergence.epochs_to_goal(results), convergence.epochs_to_goal(alike)
+    judged = convergence.decide_convergence(reference, values)
+    workers = int(results[0].result["workers"])
+    about = (f"{name}: {convergence.METRIC}", convergence.METRIC, workers)
+    return Check(*about, tuple(values), tuple(reference), True, 1.0, judged)
 
 
 def figures_of(archive: Archive) -> dict[str, tuple[float, bool]]:
@@ -140,20 +156,20 @@ def _find_obstacle(results: Sequence[Archive], earlier: Sequence[Archive], alike
     """Why the figures decide nothing: a result that did not succeed fails, one that measures nothing never passes."""
     for archive in results:
         if not measure(archive).good:
-            return Judged(Decision.FAILED, f"{archive.run['name']} ended as {archive.result['outcome']}")
+            return Judged(Verdict.FAILED, f"{archive.run['name']} ended as {archive.result['outcome']}")
     for archive in results:
         if archive.result["label"]["word"] == "functional":
-            return Judged(Decision.CANNOT_TELL, f"{archive.run['name']} is functional, not a performance measurement")
+            return Judged(Verdict.CANNOT_TELL, f"{archive.run['name']} is functional, not a performance measurement")
     if alike:
         return None
     workers = results[0].result["workers"]
     near = [each for each in earlier if each.run["spec"]["task"] == results[0].run["spec"]["task"]]
     differences = [key_of(each).differences(key_of(results[0])) for each in near if each.result["workers"] == workers]
     if not differences:
-        return Judged(Decision.CANNOT_TELL, f"the baseline has no run of this task with {workers} workers")
+        return Judged(Verdict.CANNOT_TELL, f"the baseline has no run of this task with {workers} workers")
     first = min(differences, key=len)
     reason = first[0].phrase if first else "They did not succeed."
-    return Judged(Decision.CANNOT_TELL, f"no run of the baseline has equal conditions. {reason}")
+    return Judged(Verdict.CANNOT_TELL, f"no run of the baseline has equal conditions. {reason}")
 
 
 def _values(archives: Iterable[Archive], metric: str) -> list[float]:
@@ -161,12 +177,9 @@ def _values(archives: Iterable[Archive], metric: str) -> list[float]:
     return [found[metric][0] for found in figures if metric in found]
 
 
-def overall(checks: Sequence[Check]) -> Decision:
-    """Failed if any check failed, else whether all could be decided."""
-    decisions = {check.judged.decision for check in checks}
-    if Decision.FAILED in decisions:
-        return Decision.FAILED
-    return Decision.CANNOT_TELL if Decision.CANNOT_TELL in decisions or not checks else Decision.PASSED
+def overall(checks: Sequence[Check]) -> Verdict:
+    """The worst verdict; without any check nothing can be told."""
+    return find_worst(check.judged.verdict for check in checks) if checks else Verdict.CANNOT_TELL
 
 
 # --- files for CI ---------------------------------------------------------------------------------------------------
@@ -174,12 +187,12 @@ def overall(checks: Sequence[Check]) -> Decision:
 
 def format_junit(checks: Sequence[Check]) -> bytes:
     """JUnit XML: a failed check is a failure, one that cannot be decided is skipped. Names are unique."""
-    counts = {decision: sum(check.judged.decision is decision for check in checks) for decision in Decision}
+    counts = {verdict: sum(check.judged.verdict is verdict for check in checks) for verdict in Verdict}
     totals = {
         "tests": str(len(checks)),
-        "failures": str(counts[Decision.FAILED]),
+        "failures": str(counts[Verdict.FAILED]),
         "errors": "0",
-        "skipped": str(counts[Decision.CANNOT_TELL]),
+        "skipped": str(counts[Verdict.CANNOT_TELL]),
         "time": "0",
     }
     root = ElementTree.Element("testsuites", {"name": "mlbench", **totals})
@@ -187,7 +200,7 @@ def format_junit(checks: Sequence[Check]) -> bytes:
     for check in checks:
         facts = {"name": _xml(check.name), "classname": "mlbench.gate", "time": "0"}
         case = ElementTree.SubElement(suite, "testcase", facts)
-        tag = {Decision.FAILED: "failure", Decision.CANNOT_TELL: "skipped"}.get(check.judged.decision)
+        tag = {Verdict.FAILED: "failure", Verdict.CANNOT_TELL: "skipped"}.get(check.judged.verdict)
         if tag:
             ElementTree.SubElement(case, tag, {"message": _xml(check.judged.reason)})
     ElementTree.indent(root)
@@ -196,23 +209,23 @@ def format_junit(checks: Sequence[Check]) -> bytes:
 
 def format_summary(checks: Sequence[Check]) -> str:
     """A Markdown table for a step summary, cut at a row with a note."""
-    text = "| check | decision | worse by | reason |\n| --- | --- | ---: | --- |\n"
+    text = "| check | verdict | worse by | reason |\n| --- | --- | ---: | --- |\n"
     for number, check in enumerate(checks):
         worse = "–" if check.judged.worse is None else f"{check.judged.worse:.3f}"
-        row = f"| {_cell(check.name)} | {check.judged.decision} | {worse} | {_cell(check.judged.reason)} |\n"
+        row = f"| {_cell(check.name)} | {check.judged.verdict.phrase} | {worse} | {_cell(check.judged.reason)} |\n"
         if len((text + row).encode()) > MAX_SUMMARY_BYTES:
             return f"{text}\n{len(checks) - number} more checks are left out.\n"
         text += row
     return text
 
 
-def format_annotation(decision: Decision, checks: Sequence[Check]) -> str:
+def format_annotation(verdict: Verdict, checks: Sequence[Check]) -> str:
     """One workflow command with the verdict: only ten annotations of a kind are kept."""
-    bad = [check for check in checks if check.judged.decision is decision]
-    kind = {Decision.FAILED: "error", Decision.CANNOT_TELL: "warning"}.get(decision, "notice")
+    bad = [check for check in checks if check.judged.verdict is verdict]
+    kind = {Verdict.FAILED: "error", Verdict.CANNOT_TELL: "warning"}.get(verdict, "notice")
     first = f"{bad[0].name}: {bad[0].judged.reason}" if bad else ""
     more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-    return f"::{kind} title=mlbench gate {decision}::{_command(first + more)}"
+    return f"::{kind} title=mlbench gate {verdict.phrase}::{_command(first + more)}"
 
 
 def format_action_benchmark(checks: Sequence[Check], *, higher_is_better: bool) -> str:

@@ -5,14 +5,15 @@ The measure is "how many times worse B is than A": B / A for what should be low 
 upper end is not, and otherwise nothing can be told. So noise neither fails a build nor hides a regression.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from mlbench_cli.errors import CannotTellError, TaskFailedError, UsageError, did_you_mean
+from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.results.analysis.compare import THROUGHPUT, Comparison, Row
 from mlbench_cli.results.analysis.statistics import CONFIDENCE, Estimate
+from mlbench_cli.results.analysis.verdict import Verdict
 
 TIMES = ("task", "run")  # the seconds of a comparison without --metric: the first that both sides have
 
@@ -22,21 +23,6 @@ class Direction(StrEnum):
 
     LOWER = "lower"
     HIGHER = "higher"
-
-
-class Verdict(StrEnum):
-    """What a gate decided."""
-
-    PASSED = "passed"
-    FAILED = "failed"
-    CANNOT_TELL = "cannot_tell"
-
-    @property
-    def exit_code(self) -> int:
-        """0 for passed, 7 for failed, 9 if nobody can tell."""
-        if self is Verdict.PASSED:
-            return 0
-        return TaskFailedError.exit_code if self is Verdict.FAILED else CannotTellError.exit_code
 
 
 @dataclass(frozen=True)
@@ -77,12 +63,6 @@ def check_gate(
         raise UsageError(f'Whether "{name}" should be low or high is not known.', hint="--direction higher, or lower")
     worse = row.ratio if direction is Direction.LOWER else row.ratio.inverse
     return GateResult(*_decide(found, str(name), worse, limit), name, direction, limit, worse)
-
-
-def worst_verdict(gates: Iterable[GateResult]) -> Verdict:
-    """One failure fails all; then one that cannot be told decides. PASSED for none at all."""
-    verdicts = {gate.verdict for gate in gates}
-    return next((worst for worst in (Verdict.FAILED, Verdict.CANNOT_TELL) if worst in verdicts), Verdict.PASSED)
 
 
 def find_metric(rows: Mapping[str, Row], asked: str | None) -> str | None:

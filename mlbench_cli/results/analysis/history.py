@@ -18,9 +18,9 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from mlbench_cli.results.analysis.statistics import student_quantile, welch_freedom
+from mlbench_cli.results.analysis.verdict import Verdict
 
 MIN_HISTORY = 5
 MIN_REPEATS = 2
@@ -28,19 +28,11 @@ _LEVEL, _HISTORY_LEVEL = 0.05, 0.01
 _MIN_DEVIATION = 0.005
 
 
-class Decision(StrEnum):
-    """What a gate against a baseline decided."""
-
-    PASSED = "passed"
-    FAILED = "failed"
-    CANNOT_TELL = "cannot tell"
-
-
 @dataclass(frozen=True)
 class Judged:
     """`worse` is the factor by which the new values are worse; `low` and `high` its one-sided 95 % ends, if known."""
 
-    decision: Decision
+    verdict: Verdict
     reason: str
     worse: float | None = None
     low: float | None = None
@@ -52,9 +44,9 @@ def decide(
 ) -> Judged:
     """Hold new values against old ones. All values must be above 0; `checks` are made at once."""
     if not old or not new:
-        return Judged(Decision.CANNOT_TELL, "one side has no values")
+        return Judged(Verdict.CANNOT_TELL, "one side has no values")
     if min(*old, *new, math.inf) <= 0:
-        return Judged(Decision.CANNOT_TELL, "a value is not above 0")
+        return Judged(Verdict.CANNOT_TELL, "a value is not above 0")
     sign = -1.0 if higher_is_better else 1.0
     before, after = ([sign * math.log(value) for value in values] for values in (old, new))
     if len(before) >= MIN_REPEATS and len(after) >= MIN_REPEATS:
@@ -63,7 +55,7 @@ def decide(
         return _decide_by_history(before, after, math.log(limit), checks)
     difference = statistics.fmean(after) - statistics.fmean(before)
     need = f"{MIN_REPEATS} repeats on both sides, or {MIN_HISTORY} earlier runs, are needed"
-    return Judged(Decision.CANNOT_TELL, f"{math.exp(difference):.4g} times as bad; {need}", math.exp(difference))
+    return Judged(Verdict.CANNOT_TELL, f"{math.exp(difference):.4g} times as bad; {need}", math.exp(difference))
 
 
 def _decide_by_welch(before: Sequence[float], after: Sequence[float], allowed: float, checks: int) -> Judged:
@@ -78,10 +70,10 @@ def _decide_by_welch(before: Sequence[float], after: Sequence[float], allowed: f
     text = f"{math.exp(difference):.4g} times as bad ({interval}), {_limit_text(allowed)}"
     figures = (math.exp(difference), math.exp(low), math.exp(high))
     if difference - strict > allowed:
-        return Judged(Decision.FAILED, text, *figures)
+        return Judged(Verdict.FAILED, text, *figures)
     if high < allowed or (error == 0 and difference <= allowed):
-        return Judged(Decision.PASSED, text, *figures)
-    return Judged(Decision.CANNOT_TELL, f"{text}; more repeats make the interval narrower", *figures)
+        return Judged(Verdict.PASSED, text, *figures)
+    return Judged(Verdict.CANNOT_TELL, f"{text}; more repeats make the interval narrower", *figures)
 
 
 def _decide_by_history(before: Sequence[float], after: Sequence[float], allowed: float, checks: int) -> Judged:
@@ -95,10 +87,10 @@ def _decide_by_history(before: Sequence[float], after: Sequence[float], allowed:
     score_text = f"T {score:.2f} of {least:.2f}"
     text = f"{worse:.4g} times as bad as {len(before)} earlier runs ({score_text}), {_limit_text(allowed)}"
     if difference <= allowed:
-        return Judged(Decision.PASSED, text, worse)
+        return Judged(Verdict.PASSED, text, worse)
     if score > least:
-        return Judged(Decision.FAILED, text, worse)
-    return Judged(Decision.CANNOT_TELL, f"{text}; as much as the earlier runs differ among themselves", worse)
+        return Judged(Verdict.FAILED, text, worse)
+    return Judged(Verdict.CANNOT_TELL, f"{text}; as much as the earlier runs differ among themselves", worse)
 
 
 def _limit_text(allowed: float) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.results.analysis.cells import pair_cells
-from mlbench_cli.results.analysis.gate import Direction, GateResult, Verdict, worst_verdict
+from mlbench_cli.results.analysis.verdict import Verdict, find_worst
 from mlbench_cli.results.archive.reader import Archive
 from tests.unit.results.runs import sealed_run
 
@@ -43,12 +43,9 @@ def test_nothing_in_common_is_refused_with_what_there_is(tmp_path: Path) -> None
         pair_cells(a, b)
 
 
-def test_the_worst_cell_decides() -> None:
-    def gate(verdict: Verdict) -> GateResult:
-        return GateResult(verdict, "", "task", Direction.LOWER, 1.1)
-
-    passed, unknown, failed = map(gate, (Verdict.PASSED, Verdict.CANNOT_TELL, Verdict.FAILED))
-    assert worst_verdict([passed, unknown, failed]) is Verdict.FAILED
-    assert worst_verdict([passed, unknown]) is Verdict.CANNOT_TELL
-    assert worst_verdict([passed]) is Verdict.PASSED
-    assert worst_verdict([]) is Verdict.PASSED
+def test_the_worst_verdict_decides() -> None:
+    passed, unknown, failed = Verdict.PASSED, Verdict.CANNOT_TELL, Verdict.FAILED
+    assert find_worst([passed, unknown, failed]) is Verdict.FAILED
+    assert find_worst([passed, unknown]) is Verdict.CANNOT_TELL
+    assert find_worst([passed]) is Verdict.PASSED
+    assert find_worst([]) is Verdict.PASSED

@@ -6,8 +6,9 @@ import pytest
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.results.analysis.compare import THROUGHPUT, Comparison, Obstacle, Row, compare
-from mlbench_cli.results.analysis.gate import Direction, Verdict, check_gate, find_metric
+from mlbench_cli.results.analysis.gate import Direction, check_gate, find_metric
 from mlbench_cli.results.analysis.statistics import Estimate
+from mlbench_cli.results.analysis.verdict import Verdict
 from mlbench_cli.results.archive.reader import Archive
 from tests.unit.results.runs import sealed_run
 
