@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from mlbench_cli.errors import UsageError
+from mlbench_cli.extras import install_hint
 from mlbench_cli.goals import is_finite_number
 from mlbench_cli.times import parse_timestamp, timestamp
 
@@ -87,7 +88,9 @@ class ResourceSample:
 
 
 class Table(Sequence[Row], Generic[Row]):
-    """Rows in the order of time."""
+    """Rows in the order of time. `row_type` is their dataclass, so that an empty table has its columns, too."""
+
+    row_type: type[Row]
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self._rows: list[Row] = sorted(rows, key=lambda row: row.time)
@@ -109,30 +112,58 @@ class Table(Sequence[Row], Generic[Row]):
         """One dictionary per row."""
         return [asdict(row) for row in self._rows]
 
+    def _repr_html_(self) -> str:
+        """The first rows, for notebooks."""
+        from mlbench_cli.results.report.display import MAX_ROWS, display_table
+
+        names = [item.name for item in fields(self.row_type)]
+        rows = [
+            [timestamp(row.time) if name == "time" else getattr(row, name) for name in names]
+            for row in self._rows[:MAX_ROWS]
+        ]
+        return display_table(names, rows, len(self))
+
+    def to_columns(self) -> dict[str, list[Any]]:
+        """Name of each field to its values, in the order of the rows."""
+        return {item.name: [getattr(row, item.name) for row in self._rows] for item in fields(self.row_type)}
+
     def to_pandas(self) -> "pandas.DataFrame":
         """One row per value; `time` is a UTC timestamp. Raises UsageError without pandas."""
-        pandas = _load("pandas")
-        frame = pandas.DataFrame(self.to_dicts())
-        if len(frame):
-            frame["time"] = pandas.to_datetime(frame["time"], unit="s", utc=True)
+        pandas = load_library("pandas")
+        kinds = {"text": "object", "whole": "int64", "number": "float64", "time": "float64"}
+        columns = self.to_columns()
+        frame = pandas.DataFrame(
+            {name: pandas.Series(columns[name], dtype=kinds[kind]) for name, kind in _column_kinds(self.row_type)}
+        )
+        frame["time"] = pandas.to_datetime(frame["time"], unit="s", utc=True)
         return frame
 
     def to_polars(self) -> "polars.DataFrame":
         """One row per value; `time` is a UTC timestamp. Raises UsageError without polars."""
-        polars = _load("polars")
-        frame = polars.DataFrame(self.to_dicts())
-        if not len(frame):
-            return frame
-        moments = polars.from_epoch((polars.col("time") * 1e6).cast(polars.Int64), "us").dt.replace_time_zone("UTC")
-        return frame.with_columns(moments.alias("time"))
+        polars = load_library("polars")
+        kinds = {"text": polars.String, "whole": polars.Int64, "number": polars.Float64}
+        kinds["time"] = polars.Datetime("us", "UTC")
+        return polars.DataFrame(
+            self._timed_columns(), schema={name: kinds[kind] for name, kind in _column_kinds(self.row_type)}
+        )
 
     def to_arrow(self) -> "pyarrow.Table":
-        """One row per value; `time` is in seconds since 1970. Raises UsageError without pyarrow."""
-        return _load("pyarrow").Table.from_pylist(self.to_dicts())
+        """One row per value; `time` is a UTC timestamp in microseconds. Raises UsageError without pyarrow."""
+        arrow = load_library("pyarrow")
+        kinds = {"text": arrow.string(), "whole": arrow.int64(), "number": arrow.float64()}
+        kinds["time"] = arrow.timestamp("us", "UTC")
+        schema = arrow.schema([(name, kinds[kind]) for name, kind in _column_kinds(self.row_type)])
+        return arrow.table(self._timed_columns(), schema=schema)
+
+    def _timed_columns(self) -> dict[str, list[Any]]:
+        """As `to_columns`, with whole microseconds since 1970 as the time."""
+        return {**self.to_columns(), "time": [round(row.time * 1e6) for row in self._rows]}
 
 
 class MetricTable(Table[MetricPoint]):
     """Metrics of one or several runs, in the order of time."""
+
+    row_type = MetricPoint
 
     @property
     def names(self) -> list[str]:
@@ -170,10 +201,18 @@ class MetricTable(Table[MetricPoint]):
 class ResourceTable(Table[ResourceSample]):
     """Resource samples of one or several runs, in the order of time."""
 
+    row_type = ResourceSample
+
     @classmethod
     def parse(cls, run: str, rows: Iterable[Mapping[str, Any]]) -> "ResourceTable":
         """Read the rows of a resources.jsonl; rows of other kinds and malformed ones are left out."""
         return cls(sample for row in rows if (sample := ResourceSample.parse(run, row)) is not None)
+
+
+def _column_kinds(row_type: type) -> list[tuple[str, str]]:
+    """(field, "text", "whole", "number" or "time") of a row's dataclass."""
+    kinds: dict[object, str] = {str: "text", int: "whole", str | None: "text"}
+    return [(item.name, "time" if item.name == "time" else kinds.get(item.type, "number")) for item in fields(row_type)]
 
 
 def summarize_points(curve: Sequence[MetricPoint], count: int) -> list[MetricPoint]:
@@ -216,14 +255,15 @@ def _number(value: Any) -> float | None:
     return float(value) if is_finite_number(value) else None
 
 
-def _load(name: str) -> Any:
+def load_library(name: str) -> Any:
+    """A library of the extra `tables`. Raises UsageError without it."""
     from importlib import import_module
 
     try:
         return import_module(name)
     except ImportError:
         raise UsageError(
-            f"This table needs the package {name}, which is not installed.", hint=f"pip install {name}"
+            f"This table needs the package {name}, which is not installed.", hint=install_hint("tables")
         ) from None
 
 

@@ -71,11 +71,48 @@ def test_a_table_without_its_library_says_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(UsageError, match="polars") as caught:
         MetricTable(points(1)).to_polars()
-    assert caught.value.hint == "pip install polars"
+    assert caught.value.hint == "pip install 'mlbench-cli[tables]'"
+
+
+LATE = 150  # more rows than a library looks at when it guesses a type
+MOMENT = 1_760_000_000.25
+
+
+def mixed_table() -> MetricTable:
+    """The first value of `seconds` and a value that is no number come late."""
+    rows = [MetricPoint("demo", 2, 0, MOMENT + index, "loss", 1.0) for index in range(LATE)]
+    return MetricTable([*rows, MetricPoint("demo", 2, 1, MOMENT + LATE, "Prec@1", math.nan, 1.0, 7.0, 2.5, "%")])
 
 
 def test_a_table_becomes_a_frame_of_pandas() -> None:
     pytest.importorskip("pandas")
-    frame = MetricTable(points(3)).to_pandas()
-    assert list(frame["value"]) == [0.0, 1.0, 2.0]
+    frame = mixed_table().to_pandas()
+    assert list(frame["value"][:2]) == [1.0, 1.0]
     assert str(frame["time"].dtype).endswith("UTC]")
+    assert frame["time"][0].isoformat() == "2025-10-09T08:53:20.250000+00:00"
+    assert (frame["seconds"].isna().sum(), frame["unit"].isna().sum()) == (LATE, LATE)
+    assert list(MetricTable([]).to_pandas().columns) == list(frame.columns)
+    assert str(ResourceTable([]).to_pandas()["cpu_seconds"].dtype) == "float64"
+
+
+def test_a_table_becomes_a_frame_of_polars() -> None:
+    polars = pytest.importorskip("polars")
+    frame = mixed_table().to_polars()
+    assert frame.shape == (LATE + 1, 10)
+    assert frame.schema["time"] == polars.Datetime("us", "UTC")
+    assert frame["time"][0].isoformat() == "2025-10-09T08:53:20.250000+00:00"
+    assert math.isnan(frame["value"][-1])  # not a number is a value; null is the lack of one
+    assert (frame["seconds"].null_count(), frame["unit"][-1]) == (LATE, "%")
+    assert MetricTable([]).to_polars().schema == frame.schema
+    assert ResourceTable([]).to_polars().schema["rank"] == polars.Int64
+
+
+def test_a_table_becomes_a_table_of_arrow() -> None:
+    arrow = pytest.importorskip("pyarrow")
+    table = mixed_table().to_arrow()
+    assert table.schema.field("time").type == arrow.timestamp("us", "UTC")
+    assert table.schema.field("unit").type == arrow.string()
+    assert table["time"][0].as_py().isoformat() == "2025-10-09T08:53:20.250000+00:00"
+    assert (table["seconds"].null_count, table["value"].null_count) == (LATE, 0)
+    assert MetricTable([]).to_arrow().schema == table.schema
+    assert ResourceTable([]).to_arrow().num_rows == 0
