@@ -37,6 +37,10 @@ def charts(
     published: Annotated[
         bool, typer.Option("--published", help="add the curves that the original MLBench published for the all-reduce")
     ] = False,
+    foreign: Annotated[
+        list[Path] | None,
+        typer.Option("--import", metavar="FILE", help="collectives of nccl-tests or OSU to draw, too; repeatable"),
+    ] = None,
     filter: Annotated[str | None, typer.Option("--filter", "-f", help="only runs whose name contains this")] = None,
     yes: Yes = False,
     output: Output = Format.text,
@@ -49,8 +53,10 @@ def charts(
     """
     _refuse_results(folder)
     if clusters:
-        if archives or runs or published or filter is not None:
-            raise UsageError("--cluster draws clusters; archives, --run, --published and --filter are about runs.")
+        if archives or runs or published or foreign or filter is not None:
+            raise UsageError(
+                "--cluster draws clusters; archives, --run, --published, --import, --filter are about runs."
+            )
         _print(folder, _draw_clusters(clusters, folder), output)
         return
     chosen: list[Path] = list(archives or [])
@@ -63,7 +69,7 @@ def charts(
         raise UsageError("--filter chooses among the finished runs; with ARCHIVE or --run there is nothing to choose.")
     from mlbench_cli.results.figures.runs import draw
 
-    _print(folder, draw(chosen, folder, published=published), output)
+    _print(folder, draw(chosen, folder, published=published, foreign=foreign or ()), output)
 
 
 def _print(folder: Path, paths: Sequence[Path], output: Format) -> None:

@@ -38,7 +38,7 @@ ABOUT_PUBLISHED = (
     "n1-standard-4 (GPU: one T4), 7.5 Gbit/s, mean of 100 without warm-up or barrier."
 )
 # Facts of a run that tell curves apart, in the order of a label.
-_FACTS = ("backend", "ranks", "device", "processes", "cpus", "cluster", "preset")
+FACTS = ("backend", "ranks", "device", "processes", "cpus", "cluster", "preset")
 # What the key of a run has in common with these.
 _KEY_FACTS_IN_LABEL = frozenset(
     {"task", "backend", "device", "processes_per_worker", "cpus", "cluster", "preset", "label"}
@@ -115,7 +115,7 @@ def find_published(curves: Sequence[Curve]) -> list[Curve]:
     """As `published`; empty if the original published nothing of the kind."""
     own = [curve for curve in curves if curve.collective == "all_reduce"]
     wanted = {(curve.facts["device"], curve.dtype) for curve in own}
-    found = [curve for curve in _load_published() if (curve.facts["device"], curve.dtype) in wanted]
+    found = [curve for curve in load_published() if (curve.facts["device"], curve.dtype) in wanted]
     ranks = {curve.facts["ranks"] for curve in own}
     return [curve for curve in found if curve.facts["ranks"] in ranks] or found
 
@@ -126,11 +126,11 @@ def label_curves(curves: Iterable[Curve]) -> list[Curve]:
     Curves of runs whose times are not comparable stay apart, whatever they differ in.
     """
     curves = list(curves)
-    varying = {name for name in _FACTS if len({curve.facts[name] for curve in curves if not curve.published}) > 1}
+    varying = {name for name in FACTS if len({curve.facts[name] for curve in curves if not curve.published}) > 1}
     differences = _describe_differences([curve.key for curve in curves if curve.key is not None])
     groups: dict[tuple[str, ...], list[Curve]] = {}
     for curve in curves:
-        words = [curve.facts[name] for name in _FACTS if name in varying or name in ("backend", "ranks")]
+        words = [curve.facts[name] for name in FACTS if name in varying or name in ("backend", "ranks")]
         if curve.key is not None:
             words += differences[curve.key]
         label = ", ".join(filter(None, [*([PUBLISHED] if curve.published else []), *words]))
@@ -150,9 +150,9 @@ def to_csv(curves: Iterable[Curve]) -> str:
     """One line per curve and size."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["collective", "dtype", "place", *_FACTS, "published", "bytes", "microseconds", "busbw", "runs"])
+    table.writerow(["collective", "dtype", "place", *FACTS, "published", "bytes", "microseconds", "busbw", "runs"])
     for curve in curves:
-        facts = [curve.facts[name] for name in _FACTS]
+        facts = [curve.facts[name] for name in FACTS]
         for size, time, busbw in curve.points:
             about = [curve.collective, curve.dtype, curve.place, *facts, "yes" if curve.published else "no"]
             table.writerow([*about, size, f"{time:.6g}", f"{busbw:.6g}", curve.run])
@@ -211,7 +211,7 @@ def _machine(archive: Archive) -> str:
 
 
 @cache
-def _load_published() -> tuple[Curve, ...]:
+def load_published() -> tuple[Curve, ...]:
     lines = [line for line in _DATA.read_text("utf-8").splitlines() if not line.startswith("#")]
     groups: dict[tuple[str, str, str, str], list[tuple[int, float, float]]] = {}
     for row in csv.DictReader(lines):
@@ -219,7 +219,7 @@ def _load_published() -> tuple[Curve, ...]:
         time = 1e3 * float(row["mean_ms"])
         point = (size, time, size / time / 1e3 * 2 * (ranks - 1) / ranks)
         groups.setdefault((row["device"], row["dtype"], row["ranks"], row["backend"]), []).append(point)
-    empty = dict.fromkeys(_FACTS, "")
+    empty = dict.fromkeys(FACTS, "")
     return tuple(
         Curve(
             PUBLISHED, "all_reduce", dtype, "in_place", tuple(points), None,

@@ -43,14 +43,19 @@ _PHASES = {
 _BAD = {"goal_missed": "goal missed", "never_started": "never started"}
 
 
-def draw(archives: Iterable[Archive | Run | Path], folder: Path, *, published: bool = False) -> list[Path]:
+def draw(
+    archives: Iterable[Archive | Run | Path], folder: Path, *, published: bool = False, foreign: Iterable[Path] = ()
+) -> list[Path]:
     """Draw the figures of sealed archives (folders, zips or runs) into `folder`; the paths that were written.
 
     Every archive is verified first. Raises UsageError without archives, DamagedArchive (which names it) if one is
     damaged or not sealed. With one number of workers there is no speed-up, and that figure says what to run.
-    `published` puts the original's curves beside those of collectives.
+    `published` puts the original's curves beside those of collectives, `foreign` those in files of nccl-tests or OSU.
     """
     from mlbench_cli.results.analysis import collectives
+    from mlbench_cli.results.analysis.foreign_collectives import read_foreign_curves
+
+    imported = [curve for path in foreign for curve in read_foreign_curves(path)]
 
     opened = [_open_verified(item) for item in archives]
     if not opened:
@@ -59,7 +64,7 @@ def draw(archives: Iterable[Archive | Run | Path], folder: Path, *, published: b
             hint="mlbench run NAME 1 2 4 --task TASK, then: mlbench charts FOLDER",
         )
     series = collect(opened)
-    curves = [curve for archive in opened for curve in collectives.read(archive)]
+    curves = [curve for archive in opened for curve in collectives.read(archive)] + imported
     if published:
         curves += collectives.select_published(curves)
     for archive in opened:

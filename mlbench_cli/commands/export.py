@@ -1,0 +1,182 @@
+"""`mlbench export`: results in the forms of other tools."""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlbench_cli import api, console
+from mlbench_cli.commands._common import Format, Output
+from mlbench_cli.commands._selection import complete_names
+from mlbench_cli.commands._sources import find_archives
+from mlbench_cli.errors import UsageError
+from mlbench_cli.files import write_atomically
+from mlbench_cli.results.archive import layout
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.exports.facts import RunFacts, Sink, read_facts
+from mlbench_cli.store import Store
+
+if TYPE_CHECKING:
+    from mlbench_cli.results.exports.mllog import Submitter
+
+SinkMaker = Callable[[RunFacts], Sink]
+STATUSES = ("cloud", "onprem", "preview", "research")
+
+
+class Form(StrEnum):
+    tensorboard = "tensorboard"
+    wandb = "wandb"
+    mlflow = "mlflow"
+    parquet = "parquet"
+    mllog = "mllog"
+    nccl = "nccl"
+
+
+TRACKERS = (Form.tensorboard, Form.wandb, Form.mlflow)
+
+
+def export(
+    form: Annotated[
+        Form,
+        typer.Argument(
+            metavar="FORM", help="tensorboard, wandb, mlflow, parquet, mllog (MLPerf), or nccl (JSON of nccl-tests)"
+        ),
+    ],
+    target: Annotated[
+        str,
+        typer.Argument(metavar="TARGET", help="folder; FILE.parquet; of mlflow sqlite:///FILE or http://HOST:PORT"),
+    ],
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN|EXPERIMENT|ARCHIVE]...",
+            help="what to export; default: every finished run",
+            autocompletion=complete_names,
+        ),
+    ] = None,
+    follows: Annotated[
+        bool, typer.Option("--follow", "-f", help="of runs that are under way: export metrics as they come (trackers)")
+    ] = False,
+    is_online: Annotated[bool, typer.Option("--online", help="wandb: send to the server instead of a folder")] = False,
+    organisation: Annotated[str, typer.Option("--organisation", help="mllog: who submits")] = "none",
+    platform: Annotated[str, typer.Option("--platform", help="mllog: name of the system; default: the cluster")] = "",
+    status: Annotated[str, typer.Option("--status", help=f"mllog: {', '.join(STATUSES)}")] = "research",
+    output: Output = Format.text,
+) -> None:
+    """Write results for TensorBoard, Weights & Biases, MLflow, Parquet readers, MLPerf's checkers or nccl-tests' tools.
+
+    Archives are verified first; settings, metrics and samples of the machines are exported, and no secrets. mllog
+    names what MLPerf's checker will miss. wandb and mlflow need the extras of these names, parquet needs tables.
+    """
+    if status not in STATUSES:
+        raise UsageError(f'--status "{status[:40]}" is none of {", ".join(STATUSES)}.', hint="--status research")
+    if is_online and form is not Form.wandb:
+        raise UsageError("--online is for wandb alone.", hint="Leave it out.")
+    if follows:
+        if form not in TRACKERS:
+            raise UsageError(
+                f"--follow needs a tracker: {', '.join(TRACKERS)}.", hint="Export when the runs have ended."
+            )
+        from mlbench_cli.commands._export_live import follow_runs
+
+        written = follow_runs(sources or [], _sink_maker(form, target, is_online))
+    else:
+        paths = find_archives(sources or [], Store())
+        with ExitStack() as stack:
+            archives = [stack.enter_context(api.open_archive(path)) for path in paths]
+            if form in TRACKERS:
+                written = _export_runs(archives, _sink_maker(form, target, is_online))
+            else:
+                written = _write_files(form, Path(target), archives, (organisation, platform, status))
+    if output is Format.json:
+        console.out_json({"form": str(form), "target": target, "exported": written})
+        return
+    console.out("\n".join(written))
+
+
+def _sink_maker(form: Form, target: str, is_online: bool) -> SinkMaker:
+    """What makes the place of one run. Raises UsageError for a target that the form cannot use."""
+    if form is Form.mlflow:
+        from mlbench_cli.results.exports.trackers import MlflowSink
+
+        if not target.startswith(("sqlite:///", "http://", "https://")):
+            raise UsageError(f'"{target}" is no address of MLflow.', hint="sqlite:///mlflow.db, or http://HOST:PORT")
+        return lambda facts: MlflowSink(target, facts)
+    folder = _make_folder(Path(target))
+    if form is Form.wandb:
+        from mlbench_cli.results.exports.trackers import WandbSink
+
+        return lambda facts: WandbSink(folder, facts, is_online=is_online)
+    from mlbench_cli.results.exports.tensorboard import TensorBoardSink
+
+    return lambda facts: TensorBoardSink(folder, facts)
+
+
+def _export_runs(archives: Iterable[Archive], make_sink: SinkMaker) -> list[str]:
+    written = []
+    for archive in archives:
+        facts = read_facts(archive)
+        with layout.naming_file_on_os_error(Path(archive.path), "exported"):
+            sink = make_sink(facts)
+            try:
+                sink.add(list(api.metrics_of(archive)), list(api.resources_of(archive)))
+            finally:
+                sink.close(facts.summary, facts.outcome)
+        written.append(facts.name)
+    return written
+
+
+def _write_files(form: Form, target: Path, archives: Sequence[Archive], about: tuple[str, str, str]) -> list[str]:
+    if form is Form.parquet:
+        return _write_parquet(target, archives)
+    folder = _make_folder(target)
+    if form is Form.nccl:
+        from mlbench_cli.results.exports.nccl import format_nccl
+
+        texts = {folder / f"{archive.run['name']}.json": format_nccl(archive) for archive in archives}
+    else:
+        from mlbench_cli.results.exports.mllog import Submitter
+
+        submitter = Submitter(*about)
+        texts = {
+            folder / f"result_{number}.txt": _format_mllog(archive, submitter)
+            for number, archive in enumerate(archives)
+        }
+    for path, text in texts.items():
+        with layout.naming_file_on_os_error(path, "written"):
+            write_atomically(path, text.encode())
+    return [str(path) for path in texts]
+
+
+def _format_mllog(archive: Archive, submitter: "Submitter") -> str:
+    from mlbench_cli.results.exports.mllog import list_missing, make_lines
+
+    lines = make_lines(archive, submitter)
+    if missing := list_missing(lines):
+        console.note(f"{archive.run['name']}: MLPerf's checker will miss {', '.join(missing)}.")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _write_parquet(target: Path, archives: Sequence[Archive]) -> list[str]:
+    from mlbench_cli.results.analysis.tables import MetricTable, ResourceTable
+    from mlbench_cli.results.exports.parquet import write_parquet
+
+    if target.suffix != ".parquet" or target.is_dir():
+        raise UsageError(f'"{target}" is no name of a Parquet file.', hint="mlbench export parquet OUT.parquet")
+    _make_folder(target.parent)
+    metrics = MetricTable(point for archive in archives for point in api.metrics_of(archive))
+    samples = ResourceTable(sample for archive in archives for sample in api.resources_of(archive))
+    tasks = {str(archive.run["name"]): str(archive.result["task"]) for archive in archives}
+    with layout.naming_file_on_os_error(target, "written"):
+        return [str(path) for path in write_parquet(target, metrics, samples, tasks)]
+
+
+def _make_folder(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"The folder {folder} cannot be made: {error.strerror or error}.") from None
+    return folder

@@ -1,0 +1,108 @@
+"""What every export says of a run: plain facts without secrets, and metrics in the order of time."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from mlbench_cli.goals import is_finite_number
+from mlbench_cli.results.analysis.tables import MetricPoint, ResourceSample
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mlbench_cli.results.archive.reader import Archive
+
+Plain = str | int | float | bool
+# Fields of the spec that say what was run. None of them can hold a secret: variables and commands are left out.
+_SPEC = (
+    *("task", "preset", "backend", "device", "workers", "processes_per_worker", "seed", "goal"),
+    *("cluster", "engine", "cpus", "network"),
+)
+MAX_TEXT = 500
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """A run for a tracker. `created` is in seconds since 1970; `config` are settings, `summary` results in figures."""
+
+    name: str
+    id: str
+    task: str
+    workers: int
+    created: float
+    config: Mapping[str, Plain]
+    summary: Mapping[str, float]
+    outcome: str | None
+
+
+class Sink(Protocol):
+    """Where a run's metrics go, while it runs or afterwards."""
+
+    def add(self, points: "Sequence[MetricPoint]", samples: "Sequence[ResourceSample]" = ()) -> None:
+        """Take metrics that are not older than those before."""
+
+    def close(self, summary: Mapping[str, float], outcome: str | None) -> None:
+        """Write what is left, and how the run ended."""
+
+
+def describe_settings(spec: Mapping[str, object]) -> dict[str, Plain]:
+    """The settings in a spec's document, with the task's parameters as "parameters.NAME"."""
+    found: dict[str, Plain] = {}
+    for name in _SPEC:
+        value = spec.get(name)
+        if isinstance(value, str | int | float) and value != "":
+            found[name] = _clip(value)
+    for part in ("method", "parameters"):
+        inner = spec.get(part)
+        for key, value in sorted(inner.items()) if isinstance(inner, Mapping) else ():
+            if isinstance(value, str | int | float):
+                found[f"{part}.{key}"] = _clip(value)
+    return found
+
+
+def read_facts(archive: "Archive") -> RunFacts:
+    """The facts of a verified archive."""
+    from mlbench_cli.times import parse_timestamp
+
+    run, result = archive.run, archive.result
+    return RunFacts(
+        str(run["name"]),
+        str(run["id"]),
+        str(result["task"]),
+        int(result["workers"]),
+        parse_timestamp(str(run["created"])),
+        describe_settings(run["spec"]),
+        summarize_result(result),
+        str(result["outcome"]),
+    )
+
+
+def summarize_result(result: Mapping[str, object]) -> dict[str, float]:
+    """The figures of a result.json by name: seconds, goal, phases, price."""
+    found: dict[str, object] = {}
+    seconds, goal, price, timings = (result.get(name) for name in ("task_seconds", "goal", "price", "timings"))
+    if isinstance(seconds, Mapping):
+        found["task_seconds"] = seconds.get("wall")
+    if isinstance(goal, Mapping):
+        found |= {"goal_value": goal.get("value"), "goal_threshold": goal.get("threshold")}
+        found["goal_reached"] = 1.0 if goal.get("reached") else 0.0
+    if isinstance(price, Mapping):
+        found["price"] = price.get("amount")
+    for phase, spread in timings.items() if isinstance(timings, Mapping) else ():
+        found[f"phase_seconds/{phase}"] = spread.get("rank0") if isinstance(spread, Mapping) else None
+    found["samples"], found["wall_seconds"] = result.get("samples"), result.get("wall_seconds")
+    return {name: float(value) for name, value in found.items() if is_finite_number(value)}
+
+
+def count_steps(point: MetricPoint, counts: dict[tuple[str, int], int]) -> int:
+    """The whole number that a tracker's horizontal axis needs: the step, if the task reports it, else a count."""
+    key = (point.name, point.rank)
+    number = counts.get(key, -1) + 1
+    if point.step is not None and point.step >= 0:
+        number = max(number, round(point.step))
+    counts[key] = number
+    return number
+
+
+def _clip(value: Plain) -> Plain:
+    return value[:MAX_TEXT] if isinstance(value, str) else value
