@@ -25,6 +25,10 @@ def report(
         ),
     ] = None,
     title: Annotated[str | None, typer.Option("--title", help="title of the page")] = None,
+    foreign: Annotated[
+        list[Path] | None,
+        typer.Option("--import", metavar="FILE", help="collectives of nccl-tests or OSU to draw, too; repeatable"),
+    ] = None,
     output: Output = Format.text,
 ) -> None:
     """Write one page with everything about some runs: results with intervals, settings, figures, findings.
@@ -33,13 +37,15 @@ def report(
     each figure is written as CSV into OUT-data/.
     """
     from mlbench_cli.results.report.collect import collect
+    from mlbench_cli.results.report.provisioning import provisioning_figures
     from mlbench_cli.results.report.write import check_target, write_report
 
     check_target(target)
     paths = find_archives(sources or [], Store())
     with ExitStack() as stack:
         archives = [stack.enter_context(api.open_archive(path)) for path in paths]
-        written = write_report(collect(archives, title=title), target)
+        made = list(provisioning_figures(api.Client().clusters_of(archives)))
+        written = write_report(collect(archives, title=title, more=made, foreign=foreign or ()), target)
     if output is Format.json:
         console.out_json({"report": str(target.absolute()), "files": [str(path) for path in written]})
         return

@@ -77,6 +77,19 @@ class Comparison:
         """B's mean over A's for each time; None if a side has none."""
         return {name: row.ratio.mean if row.ratio else None for name, row in self.seconds.items()}
 
+    def _repr_html_(self) -> str:
+        """Figures of both sides and what stands against comparing them, for notebooks."""
+        from html import escape
+
+        from mlbench_cli.results.report.display import display_table
+
+        rows = [
+            [name, *(each.mean if each else None for each in (row.a, row.b, row.ratio))]
+            for name, row in self.rows.items()
+        ]
+        obstacles = "".join(f"<p>⚠ {escape(each.text)}</p>" for each in self.obstacles)
+        return obstacles + display_table(["figure", self.a, self.b, "B / A"], rows)
+
     def to_dict(self) -> dict[str, Any]:
         """`seconds` and `ratios` are means; `estimates` has everything with number of repeats and interval."""
         return {

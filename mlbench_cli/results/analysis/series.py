@@ -161,6 +161,13 @@ class Series:
         """The runs that did not succeed."""
         return [run for group in self.groups for point in group.points for run in point.bad]
 
+    def _repr_html_(self) -> str:
+        """The table of `to_csv`, for notebooks."""
+        from mlbench_cli.results.report.display import display_table
+
+        head, *rows = csv.reader(self.to_csv().splitlines())
+        return display_table(head, rows)
+
     def to_csv(self) -> str:
         """One line per group and number of workers; seconds are means over the runs that count."""
         text = io.StringIO()

@@ -5,9 +5,10 @@ All clusters of a figure share its axis of time, so that providers can be compar
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlbench_cli import files
 from mlbench_cli.cluster_details import ClusterDetails
@@ -26,7 +27,7 @@ NAME = "provisioning"
 ASKING, WAITING, WAS_THERE = "#D55E00", "#56B4E9", "#dddddd"
 ROW, HEAD = 0.24, 0.62  # inches: of a resource, and of what is above and below each cluster's
 _WIDTH, _TOP, _FOOT = 11.0, 0.95, 0.45
-MOST_LETTERS = 38
+MAX_LETTERS = 38
 FIELDS = ("cluster", "provider", "phase", "kind", "resource", "adopted", "began", "accepted", "ended", "waited")
 
 
@@ -36,7 +37,7 @@ def draw(clusters: Sequence[Cluster], folder: Path) -> list[Path]:
     Takes records as the store and the journal have them. Raises UsageError if one tells of no times.
     """
     for cluster in clusters:
-        if not _lines(cluster, "making") and not _lines(cluster, "removal"):
+        if not list_times(cluster, "making") and not list_times(cluster, "removal"):
             raise UsageError(
                 f'Of the cluster "{cluster.name}" no times are known: it was not made from here.',
                 hint="mlbench list-clusters",
@@ -56,25 +57,48 @@ def to_csv(clusters: Sequence[Cluster]) -> str:
     table.writeheader()
     for cluster in clusters:
         for phase in ("making", "removal"):
-            for line in _lines(cluster, phase):
+            for line in list_times(cluster, phase):
                 facts = {"cluster": cluster.name, "provider": cluster.provider, "phase": phase}
-                table.writerow({**facts, **{key: line[key] for key in FIELDS if key not in facts}})
+                times = asdict(line) | {"adopted": line.is_adopted}
+                table.writerow({**facts, **{key: times[key] for key in FIELDS if key not in facts}})
     return text.getvalue()
 
 
-def _lines(cluster: Cluster, phase: str) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class ResourceTimes:
+    """When a resource was asked for, accepted and ready or gone, in seconds since the cluster's making, or removal,
+    began. None: not come to."""
+
+    kind: str
+    resource: str
+    title: str  # without the cluster's name, which stands above
+    is_adopted: bool
+    began: float
+    accepted: float | None
+    ended: float | None
+    waited: float
+
+    @property
+    def end(self) -> float:
+        """When it ended, or how far it is known to have come."""
+        return self.began + self.waited if self.ended is None else self.ended
+
+
+def list_times(cluster: Cluster, phase: str) -> list[ResourceTimes]:
+    """The resources of a cluster's record in the phase "making" or "removal", as far as times are known."""
     details = ClusterDetails.of(cluster)
     entries = details.provisioning if phase == "making" else details.removal
     return [
-        {
-            "kind": entry["kind"],
-            "resource": entry["name"],
-            "adopted": bool(entry.get("adopted")),
-            "began": entry["began"],
-            "accepted": entry.get("accepted"),
-            "ended": entry["ready"] if phase == "making" else entry["gone"],
-            "waited": round(sum(wait["seconds"] for wait in entry["waits"]), 3),
-        }
+        ResourceTimes(
+            entry["kind"],
+            entry["name"],
+            shorten(f"{entry['kind']}  {_short(entry['name'], cluster)}".strip(), MAX_LETTERS),
+            bool(entry.get("adopted")),
+            float(entry["began"]),
+            entry.get("accepted"),
+            entry["ready"] if phase == "making" else entry["gone"],
+            round(sum(wait["seconds"] for wait in entry["waits"]), 3),
+        )
         for entry in entries
         if entry["began"] is not None
     ]
@@ -88,9 +112,9 @@ def _figure(clusters: Sequence[Cluster]) -> "Figure":
     from matplotlib.figure import Figure
     from matplotlib.gridspec import GridSpec
 
-    phases = [phase for phase in ("making", "removal") if any(_lines(cluster, phase) for cluster in clusters)]
-    spans = {phase: max(_end(line) for cluster in clusters for line in _lines(cluster, phase)) for phase in phases}
-    rows = [max(len(_lines(cluster, phase)) for phase in phases) for cluster in clusters]
+    phases = [phase for phase in ("making", "removal") if any(list_times(cluster, phase) for cluster in clusters)]
+    spans = {phase: max(line.end for cluster in clusters for line in list_times(cluster, phase)) for phase in phases}
+    rows = [max(len(list_times(cluster, phase)) for phase in phases) for cluster in clusters]
     height = _TOP + _FOOT + sum(HEAD + ROW * count for count in rows)
     figure = Figure(figsize=(_WIDTH, height))
     # The panels' widths follow the times, so that a second is as long in both.
@@ -117,16 +141,17 @@ def _figure(clusters: Sequence[Cluster]) -> "Figure":
 
 
 def _panel(axes: "Axes", cluster: Cluster, phase: str, span: float, *, named: bool, last: bool) -> None:
-    lines = _lines(cluster, phase)
+    lines = list_times(cluster, phase)
     unit, word = _unit(span)
-    order = _lines(cluster, "making") or lines
-    places = {(line["kind"], line["resource"]): place for place, line in enumerate(order)}
+    order = list_times(cluster, "making") or lines
+    places = {(line.kind, line.resource): place for place, line in enumerate(order)}
+    titles = {(line.kind, line.resource): line.title for line in (*order, *lines)}
     for line in lines:
-        place = places.setdefault((line["kind"], line["resource"]), len(places))
+        place = places.setdefault((line.kind, line.resource), len(places))
         _bar(axes, place, line, unit, span)
     axes.set_ylim(max(len(places), 1) - 0.4, -0.6)
     axes.set_xlim(0, span * 1.16 / unit)
-    names = [shorten(f"{kind}  {_short(name, cluster)}".strip(), MOST_LETTERS) for kind, name in places]
+    names = [titles[key] for key in places]
     axes.set_yticks(range(len(places)), names if named else [""] * len(places), fontsize=8.5)
     axes.tick_params(axis="y", length=0)
     axes.grid(True, axis="x")
@@ -141,32 +166,28 @@ def _panel(axes: "Axes", cluster: Cluster, phase: str, span: float, *, named: bo
         axes.text(0.02, 0.5, "not begun", transform=axes.transAxes, va="center", color="#666666", fontsize=8.5)
 
 
-def _bar(axes: "Axes", place: int, line: Mapping[str, Any], unit: float, span: float) -> None:
+def _bar(axes: "Axes", place: int, line: ResourceTimes, unit: float, span: float) -> None:
     """From the first request over its acceptance to the end; a bar that is open at its end has not come to it."""
-    began, end = line["began"] / unit, _end(line) / unit
-    waited = min(line["waited"] / unit, end - began)
-    if line["adopted"]:
+    began, end = line.began / unit, line.end / unit
+    waited = min(line.waited / unit, end - began)
+    if line.is_adopted:
         axes.barh(place, max(end - began, span / unit / 300), 0.62, began, color=WAS_THERE, hatch="////")
     else:
         axes.barh(place, max(end - began, span / unit / 300), 0.62, began, color=ASKING)
         axes.barh(place, waited, 0.62, end - waited, color=WAITING)
-    if line["ended"] is None:
+    if line.ended is None:
         axes.barh(place, span / unit * 0.05, 0.62, end, color="white", edgecolor=WAITING, hatch="////", linewidth=0)
         text = "not yet"
     else:
         axes.plot([end, end], [place - 0.31, place + 0.31], color="#222222", linewidth=1.4, solid_capstyle="butt")
-        text = "was there" if line["adopted"] else _seconds(line["ended"] - line["began"])
+        text = "was there" if line.is_adopted else _seconds(line.ended - line.began)
     axes.annotate(text, (end, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
 
 
-def _end(line: Mapping[str, Any]) -> float:
-    return float(line["began"] + line["waited"] if line["ended"] is None else line["ended"])
-
-
 def _title(cluster: Cluster, phase: str) -> str:
-    lines = _lines(cluster, phase)
-    moments = [line["ended"] for line in lines]
-    whole = _seconds(max(moments)) if lines and None not in moments else None
+    lines = list_times(cluster, phase)
+    moments = [line.ended for line in lines if line.ended is not None]
+    whole = _seconds(max(moments)) if lines and len(moments) == len(lines) else None
     if phase == "removal":
         return f"Removal: {whole}" if whole else "Removal"
     details = ClusterDetails.of(cluster)

@@ -1,10 +1,12 @@
 """From verified archives to a report."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from mlbench_cli.results.analysis import collectives
 from mlbench_cli.results.analysis.comparability import conditions_of
+from mlbench_cli.results.analysis.foreign_collectives import read_foreign_curves
 from mlbench_cli.results.analysis.series import Group, Point, Series
 from mlbench_cli.results.analysis.series import collect as collect_series
 from mlbench_cli.results.analysis.statistics import Estimate
@@ -18,8 +20,10 @@ MAX_MACHINE_RUNS = 4  # whose samples are drawn: the largest of each group first
 NOT_PUBLISHED = "loss over time and learning rate: the original published no numbers"
 
 
-def collect(archives: Sequence[Archive], *, title: str | None = None, more: Sequence[Figure] = ()) -> Report:
-    """The report of verified archives; `more` are figures of their clusters.
+def collect(
+    archives: Sequence[Archive], *, title: str | None = None, more: Sequence[Figure] = (), foreign: Sequence[Path] = ()
+) -> Report:
+    """The report of verified archives; `more` are figures of their clusters, `foreign` files of nccl-tests or OSU.
 
     Raises UsageError for two archives of one run that differ.
     """
@@ -31,7 +35,7 @@ def collect(archives: Sequence[Archive], *, title: str | None = None, more: Sequ
         _result_section(series, jobs),
         _setting_section(series, jobs, runs),
         *(section for number, job in enumerate(jobs, 1) for section in _job_sections(job, number, runs)),
-        *_collective_sections(archives),
+        *_collective_sections(archives, foreign),
         *_machine_sections(runs, more),
         _finding_section(runs),
         _run_section(runs),
@@ -248,8 +252,9 @@ def _runs_of(job: Job, runs: Sequence[RunData]) -> list[RunData]:
     return [run for run in runs if run.name in names]
 
 
-def _collective_sections(archives: Sequence[Archive]) -> Iterator[Section]:
+def _collective_sections(archives: Sequence[Archive], foreign: Sequence[Path]) -> Iterator[Section]:
     curves = [curve for archive in archives for curve in collectives.read(archive)]
+    curves += [curve for path in foreign for curve in read_foreign_curves(path)]
     if not curves:
         return
     together = collectives.label_curves([*curves, *collectives.find_published(curves)])
@@ -259,7 +264,7 @@ def _collective_sections(archives: Sequence[Archive]) -> Iterator[Section]:
         for kind, place, label in (("latency", 1, "microseconds"), ("bandwidth", 2, "bus bandwidth, GB/s")):
             lines = tuple(
                 Line(
-                    curve.label,
+                    curve.label + ("" if curve.published or curve.place == "in_place" else ", out of place"),
                     tuple(float(point[0]) for point in curve.points),
                     tuple(float(point[place]) for point in curve.points),
                     reference=curve.published,

@@ -152,7 +152,7 @@
       }
     };
     if (bars) {
-      options.fill = index < COLORS.length ? color : color + "73";
+      options.fill = line.blank ? function () { return style("--panel", "#f6f7f8"); } : index < COLORS.length ? color : color + "73";
       options.paths = uPlot.paths.bars({ size: [0.66, 70] });
       options.points = { show: false };
       options.width = 0;

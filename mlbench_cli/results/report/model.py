@@ -40,7 +40,8 @@ class Axis:
 class Line:
     """A named series. `low` and `high` are the ends of 95 % intervals, as long as `ys`, or empty. None: no value.
 
-    `reference` is for lines that nobody measured here: goals, ideals, published figures.
+    `reference` is for lines that nobody measured here: goals, ideals, published figures. `is_blank` is for the lowest
+    part of stacked bars that do not begin at 0: it takes its place and is not drawn.
     """
 
     label: str
@@ -49,6 +50,7 @@ class Line:
     low: tuple[float | None, ...] = ()
     high: tuple[float | None, ...] = ()
     reference: bool = False
+    is_blank: bool = False
 
     def __post_init__(self) -> None:
         if len(self.xs) != len(self.ys) or any(len(ends) not in (0, len(self.ys)) for ends in (self.low, self.high)):
@@ -75,6 +77,12 @@ class Figure:
         more = f" and {len(self.lines) - 8} more" if len(self.lines) > 8 else ""
         return f"{self.title}: {self.y.label} over {self.x.label}, for {names}{more}."
 
+    def _repr_html_(self) -> str:
+        """The picture, for notebooks."""
+        from mlbench_cli.results.report.display import display_figure
+
+        return display_figure(self)
+
     def rows(self) -> Iterator[tuple[str, str, float | None, float | None, float | None]]:
         """(line, x, y, low, high) of every point; x is the category's name on such a scale."""
         for line in self.lines:
@@ -100,6 +108,7 @@ class Figure:
                     "low": list(line.low),
                     "high": list(line.high),
                     "reference": line.reference,
+                    "blank": line.is_blank,
                 }
                 for line in self.lines
             ],
@@ -137,6 +146,12 @@ class Report:
     sections: tuple[Section, ...]
     runs: tuple[str, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
+
+    def _repr_html_(self) -> str:
+        """Everything but interaction, for notebooks."""
+        from mlbench_cli.results.report.display import display_report
+
+        return display_report(self)
 
     @property
     def figures(self) -> tuple[Figure, ...]:

@@ -14,12 +14,15 @@ WIDTH, HEIGHT = 640, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 44
 _LEGEND_LINE, _LETTER = 17, 6.4
 MAX_LETTERS = 70
+MAX_TICKS = 12  # of the x-axis
+TURNED_ROOM = 40  # below the axis, for names that are turned
 
 
 def render_svg(figure: Figure) -> str:
     """The figure with its legend. Hidden from assistive technology: the caller gives it a name and a table."""
     legend = list(_legend_rows(figure))
-    height = HEIGHT + _LEGEND_LINE * len(legend) + 4
+    bottom = HEIGHT + (TURNED_ROOM if is_turned(figure) else 0)
+    height = bottom + _LEGEND_LINE * len(legend) + 4
     to_x, x_ticks = _axis(figure.x, _all_xs(figure), LEFT, WIDTH - RIGHT)
     to_y, y_ticks = _axis(figure.y, _all_ys(figure), HEIGHT - BOTTOM, TOP)
     parts = [
@@ -29,7 +32,7 @@ def render_svg(figure: Figure) -> str:
     parts += _grid(figure, to_x, x_ticks, to_y, y_ticks)
     parts += _bars(figure, to_x, to_y) if figure.kind is Kind.STACK else _lines(figure, to_x, to_y)
     for row, entries in enumerate(legend):
-        y = HEIGHT + _LEGEND_LINE * row + 8
+        y = bottom + _LEGEND_LINE * row + 8
         for x, index, label in entries:
             parts.append(_sample(figure, index, x, y))
             parts.append(f'<text x="{x + 30:g}" y="{y + 4:g}" class="key">{escape(label)}</text>')
@@ -98,6 +101,13 @@ def _stacks(figure: Figure) -> dict[float, list[float]]:
     return found
 
 
+def is_turned(figure: Figure) -> bool:
+    """Whether the names of categories need more room than they have side by side."""
+    every = max(1, -(-len(figure.x.categories) // MAX_TICKS))
+    room = (WIDTH - LEFT - RIGHT) / max(1, len(figure.x.categories[::every]))
+    return any(len(name) * _LETTER > room for name in figure.x.categories)
+
+
 def _grid(
     figure: Figure,
     to_x: Callable[[float], float],
@@ -110,20 +120,20 @@ def _grid(
         y = to_y(tick)
         yield f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" class="grid"/>'
         yield f'<text x="{LEFT - 6}" y="{y + 4:.1f}" class="end">{escape(format_tick(tick))}</text>'
-    every = max(1, -(-len(x_ticks) // 12))
-    room = (WIDTH - LEFT - RIGHT) / max(1, len(x_ticks[::every]))
-    is_turned = any(len(name) * _LETTER > room for name in figure.x.categories)
+    every = max(1, -(-len(x_ticks) // MAX_TICKS))
+    turns = is_turned(figure)
     for tick in x_ticks[::every]:
         x = to_x(tick)
         name = figure.x.categories[int(tick)] if figure.x.scale is Scale.CATEGORIES else format_tick(tick)
         yield f'<path d="M{x:.1f} {bottom}v4" class="axis"/>'
-        if is_turned:
+        if turns:
             place = f'x="{x + 4:.1f}" y="{bottom + 12}" transform="rotate(-24 {x + 4:.1f} {bottom + 12})"'
             yield f'<text {place} class="end">{escape(name[:20])}</text>'
         else:
             yield f'<text x="{x:.1f}" y="{bottom + 17}" class="middle">{escape(name[:24])}</text>'
     yield f'<path d="M{LEFT} {TOP}V{bottom}H{WIDTH - RIGHT}" class="axis"/>'
-    yield f'<text x="{(LEFT + WIDTH - RIGHT) / 2:g}" y="{HEIGHT - 8}" class="middle">{escape(figure.x.label)}</text>'
+    below = HEIGHT - 8 + turns * TURNED_ROOM
+    yield f'<text x="{(LEFT + WIDTH - RIGHT) / 2:g}" y="{below}" class="middle">{escape(figure.x.label)}</text>'
     middle = (TOP + bottom) / 2
     turn = f'transform="rotate(-90 14 {middle:g})"'
     yield f'<text x="14" y="{middle:g}" class="middle" {turn}>{escape(figure.y.label)}</text>'
@@ -172,6 +182,8 @@ def _bars(figure: Figure, to_x: Callable[[float], float], to_y: Callable[[float]
         for x, y in zip(line.xs, line.ys, strict=True):
             base = below.get(x, 0.0)
             below[x] = base + (y or 0.0)
+            if line.is_blank:
+                continue
             top, bottom = to_y(below[x]), to_y(base)
             yield (
                 f'<rect x="{to_x(x) - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" '
@@ -193,6 +205,8 @@ def _legend_rows(figure: Figure) -> Iterator[list[tuple[float, int, str]]]:
     row: list[tuple[float, int, str]] = []
     x = float(LEFT)
     for index, line in enumerate(figure.lines):
+        if line.is_blank:
+            continue
         label = line.label if len(line.label) <= MAX_LETTERS else f"{line.label[: MAX_LETTERS - 1]}…"
         width = 44 + _LETTER * len(label)
         if row and x + width > WIDTH:

@@ -16,7 +16,8 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.model import JsonObject
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.report.collect import collect
-from mlbench_cli.results.report.html import VENDORED, render_html
+from mlbench_cli.results.report.environment import VENDORED
+from mlbench_cli.results.report.html import render_html
 from mlbench_cli.results.report.markdown import render_markdown
 from mlbench_cli.results.report.model import Axis, Figure, Kind, Line, Report, Scale, Section, Table, thin
 from mlbench_cli.results.report.published import published_lines, read_published
@@ -254,3 +255,14 @@ def test_a_variant_of_a_task_has_its_published_lines() -> None:
     lines = list(published_lines("cifar10_resnet20_ddp", "seconds"))
     assert all(line.reference for line in lines)
     assert any(line.label.startswith("published: K80, 2019") for line in lines)
+
+
+def test_turned_names_have_room_above_the_title_of_the_axis() -> None:
+    names = tuple(f"a long name {index}" for index in range(8))
+    xs = tuple(map(float, range(8)))
+    axis, seconds = Axis("phase", Scale.CATEGORIES, categories=names), Axis("seconds")
+    picture = render_svg(Figure("x", "X", axis, seconds, (Line("one", xs, xs),)))
+    lowest = max(float(y) + 20 * 6.4 * 0.4 for y in re.findall(r'y="([0-9.]+)" transform="rotate\(-24', picture))
+    title = float(re.findall(r'y="([0-9.]+)" class="middle">phase', picture)[0])
+    assert title > lowest - 15
+    assert re.findall(r'viewBox="0 0 640 (\d+)"', picture)[0] == "361"

@@ -1,0 +1,48 @@
+"""The notebook in docs, cell by cell, with what each would show."""
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebooks" / "figures.ipynb"
+
+
+def execute(code: str, names: dict[str, object]) -> object:
+    """Run a cell; the value of its last line, if that is an expression."""
+    tree = ast.parse(code)
+    last = tree.body[-1]
+    if not isinstance(last, ast.Expr):
+        exec(compile(tree, str(NOTEBOOK), "exec"), names)
+        return None
+    exec(compile(ast.Module(tree.body[:-1], []), str(NOTEBOOK), "exec"), names)
+    return eval(compile(ast.Expression(last.value), str(NOTEBOOK), "eval"), names)
+
+
+def display(value: object) -> str:
+    """What a notebook shows of a value."""
+    method = getattr(value, "_repr_html_", None)
+    return str(method()) if method else repr(value)
+
+
+@pytest.mark.slow
+def test_every_cell_of_the_notebook_runs_and_shows_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    document = json.loads(NOTEBOOK.read_text("utf-8"))
+    assert document["nbformat"] == 4
+    names: dict[str, object] = {}
+    shown = []
+    for cell in document["cells"]:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == []  # what is shown is made, never kept
+            shown.append(display(execute("".join(cell["source"]), names)))
+    run, groups, metrics, comparison, titles, figure, page, _ = shown
+    assert "notebook-1" in run
+    assert "digits_resnet" in groups
+    assert metrics.count("<tr>") > 2
+    assert "B / A" in comparison
+    assert "Loss over time" in titles
+    assert "<svg" in figure
+    assert page.count("<svg") == titles.count(",") + 1
