@@ -28,7 +28,10 @@ _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]*")
 
 @dataclass(frozen=True)
 class Setting:
-    """One key of the config file. `kind` is name, folder, prefix or duration; `built_in` is what counts without it."""
+    """One key of the config file; `built_in` is what counts without it.
+
+    `kind` is name, folder, prefix, duration or command.
+    """
 
     key: str
     kind: str
@@ -51,6 +54,7 @@ SETTINGS = {
         ),
         Setting("namespace", "name", "Kubernetes namespace, for clusters without one of their own", "default"),
         Setting("timeout", "duration", "longest time of a worker from its start to its end", "24h"),
+        Setting("on-end", "command", "shell command to run at the end of each run", "none"),
     )
 }
 
