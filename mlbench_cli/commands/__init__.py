@@ -38,7 +38,11 @@ PANELS: dict[str, dict[str, Command]] = {
             "mlbench_cli.commands.predict", "predict", "Predict steps with other workers, networks and methods"
         ),
         "gate": Command("mlbench_cli.commands.gate", "gate", "Hold results against a baseline, for CI"),
+        "baselines": Command(
+            "mlbench_cli.commands.baselines", "baselines", "Hold results against what their machines should reach"
+        ),
         "report": Command("mlbench_cli.commands.report", "report", "Write one page about runs, with all figures"),
+        "export": Command("mlbench_cli.commands.export", "export", "Write results for TensorBoard, MLflow, Parquet …"),
         "charts": Command("mlbench_cli.commands.charts", "charts", "Draw time, speedup and phases of finished runs"),
     },
     "Dashboard": {

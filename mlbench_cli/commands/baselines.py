@@ -1,0 +1,131 @@
+"""`mlbench baselines`: what machine types are expected to reach, and which results and links stay behind."""
+
+from contextlib import ExitStack
+from typing import Annotated
+
+import typer
+
+from mlbench_cli import api, console, settings
+from mlbench_cli.commands._common import Format, Output
+from mlbench_cli.commands._selection import complete_names
+from mlbench_cli.commands._sources import find_archives
+from mlbench_cli.errors import UsageError
+from mlbench_cli.results.analysis.expected import (
+    NOTHING_COUNTS,
+    SHARE,
+    CheckedFigure,
+    Expected,
+    check_figures,
+    list_expected,
+    record_expected,
+)
+from mlbench_cli.results.analysis.verdict import find_worst
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.store import Store
+
+HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+Results = Annotated[
+    list[str],
+    typer.Argument(metavar="RESULT...", help="runs, experiments or archives", autocompletion=complete_names),
+]
+
+baselines = typer.Typer(rich_markup_mode=None, context_settings=HELP_NAMES, add_completion=False)
+
+
+@baselines.callback(invoke_without_command=True)
+def show(
+    context: typer.Context,
+    machine: Annotated[
+        str | None, typer.Option("--machine", metavar="TEXT", help="only types that contain this")
+    ] = None,
+    output: Output = Format.text,
+) -> None:
+    """Show the bandwidth and throughput that machine types are expected to reach, with their sources.
+
+    check holds results against them and names slow links; record keeps results of a machine that was found to be good.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    found = [each for each in list_expected(settings.data_dir()) if machine is None or machine in each.machine]
+    if output is Format.json:
+        console.out_json({"figures": [vars(each) for each in found]})
+        return
+    _print_expected(found)
+
+
+@baselines.command(context_settings=HELP_NAMES)
+def check(
+    results: Results,
+    at_least: Annotated[
+        float, typer.Option("--at-least", metavar="PERCENT", help="share of the expected figure that is enough")
+    ] = 100 * SHARE,
+    output: Output = Format.text,
+) -> int:
+    """Hold results against what their machines are expected to reach.
+
+    Of runs that stay behind, the links between neighbouring ranks that were slow when they were measured one by one
+    are named, and the machine that all of them share. Exit code 0: reached; 7: not reached; 9: nothing is expected of
+    these machines.
+    """
+    if not 0 < at_least <= 1000:
+        raise UsageError(f"--at-least {at_least:g}: a percentage above 0 is needed.", hint="--at-least 95")
+    with ExitStack() as stack:
+        found = check_figures(_open(results, stack), list_expected(settings.data_dir()), at_least / 100)
+    if not found:
+        raise UsageError(NOTHING_COUNTS, hint="mlbench run NAME 2 --task allreduce")
+    if output is Format.json:
+        console.out_json({"at_least": at_least / 100, "checks": [each.to_dict() for each in found]})
+    else:
+        _print_checked(found)
+    known = [each.verdict for each in found if each.expected is not None]
+    return find_worst(known or [each.verdict for each in found]).exit_code
+
+
+@baselines.command(context_settings=HELP_NAMES)
+def record(results: Results, output: Output = Format.text) -> None:
+    """Record results as what their machines are expected to reach, on this machine; repeats count by their mean."""
+    with ExitStack() as stack:
+        made = record_expected(settings.data_dir(), _open(results, stack))
+    if output is Format.json:
+        console.out_json({"figures": [vars(each) for each in made]})
+        return
+    _print_expected(made)
+
+
+def _open(words: list[str], stack: ExitStack) -> list[Archive]:
+    return [stack.enter_context(api.open_archive(path)) for path in find_archives(words, Store())]
+
+
+def _print_expected(found: list[Expected]) -> None:
+    rows = [
+        [each.machine, each.workers, each.ranks, each.backend, _title(each), f"{each.value:.4g}", each.source]
+        for each in found
+    ]
+    console.out_table(["MACHINE", "WORKERS", "RANKS", "BACKEND", "FIGURE", "EXPECTED", "SOURCE"], rows, wrap=True)
+
+
+def _print_checked(found: list[CheckedFigure]) -> None:
+    rows = [
+        [
+            ", ".join(each.runs[:3]),
+            each.figure,
+            f"{each.value:.4g}",
+            f"{each.expected.value:.4g}" if each.expected else "–",
+            f"{100 * each.share:.0f} %" if each.share is not None else "–",
+            each.verdict.phrase if each.expected else "nothing is expected of this machine",
+        ]
+        for each in found
+    ]
+    console.out_table(["RUNS", "FIGURE", "MEASURED", "EXPECTED", "SHARE", "VERDICT"], rows, wrap=True)
+    for each in found:
+        for link in each.links:
+            ends = f"rank {link.sender} ({link.nodes[0]}) to rank {link.receiver} ({link.nodes[1]})"
+            console.out(
+                f"Slow link: {ends}: {link.bits_per_second / 1e9:.3g} Gbit/s, {100 * link.share:.0f} % of the median."
+            )
+        if each.suspects:
+            console.out(f"All slow links have an end at {', '.join(each.suspects)}.")
+
+
+def _title(each: Expected) -> str:
+    return f"{each.figure} of {each.task} ({each.preset})" if each.task else each.figure
