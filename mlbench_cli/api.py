@@ -449,6 +449,12 @@ class RunHandle:
 
         return ResourceTable.parse(self.name, read_samples(self.run.folder / RESOURCES))
 
+    def latest_samples(self) -> ResourceTable:
+        """The last samples of the ranks, as far as the end of their file has them: cheap for a run of any length."""
+        from mlbench_cli.results.archive.evidence import read_last_samples
+
+        return ResourceTable.parse(self.name, read_last_samples(self.run.folder / RESOURCES))
+
     def _rows(self, name: str) -> Iterator[JsonObject]:
         """The lines of a file of the complete archive."""
         from mlbench_cli.results.archive.reader import Archive

@@ -40,6 +40,7 @@ class Feed:
     lines: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=MAX_LINES))
     line_count: int = 0
     status: JsonObject = field(default_factory=dict)
+    resources: JsonObject = field(default_factory=dict)  # by rank, what it has used
     version: int = 0
     is_over: bool = False
     problem: str | None = None
@@ -51,6 +52,7 @@ class News:
     """What a look at a run has brought. `lines` are the last of `line_count` new ones."""
 
     status: JsonObject
+    resources: JsonObject
     points: list[MetricPoint]
     lines: deque[tuple[int, str]]
     line_count: int
@@ -82,7 +84,8 @@ class Watcher:
                 elif event["event"] == "metric" and (metric := parse_metric(event)):
                     point = MetricPoint.parse(self._run.name, self._run.run.spec.workers, metric)
                     points += [point] if point else []
-        return News(self._run.status(), points, lines, count, is_over)
+        used = {str(rank): facts for rank, facts in latest_resources(self._run).items()}
+        return News(self._run.status(), used, points, lines, count, is_over)
 
     def close(self) -> None:
         """Drop its connections."""
@@ -98,7 +101,9 @@ class Feeds:
         self._followers: dict[str, int] = {}
 
     async def follow(self, name: str) -> AsyncIterator[str]:
-        """Server-sent events of a run until it is over: "status", "metrics", "log", "over". Raises TooManyFollowers."""
+        """Server-sent events of a run until it is over: "status", "resources", "metrics", "log", "over".
+
+        Raises TooManyFollowers."""
         if sum(self._followers.values()) >= MAX_FOLLOWERS:
             raise TooManyFollowers(f"{MAX_FOLLOWERS} pages follow runs already.", hint="Close some of them.")
         self._followers[name] = self._followers.get(name, 0) + 1
@@ -123,6 +128,7 @@ class Feeds:
             if feed.version != version and feed.status:
                 version = feed.version
                 yield format_event("status", feed.status)
+                yield format_event("resources", feed.resources)
             if point < len(feed.points):
                 new = feed.points[point:]
                 point += len(new)
@@ -174,8 +180,8 @@ class Feeds:
         feed.points += news.points[:room]
         feed.lines.extend(news.lines)
         feed.line_count += news.line_count
-        is_new = news.status != feed.status
-        feed.status, feed.is_over = news.status, news.is_over
+        is_new = (news.status, news.resources) != (feed.status, feed.resources)
+        feed.status, feed.resources, feed.is_over = news.status, news.resources, news.is_over
         feed.version += is_new
         if is_new or news.points or news.lines or news.is_over:
             self._wake(feed)
@@ -184,6 +190,18 @@ class Feeds:
     def _wake(feed: Feed) -> None:
         feed.changed.set()
         feed.changed = asyncio.Event()
+
+
+def latest_resources(handle: RunHandle) -> dict[int, JsonObject]:
+    """What each rank used last: CPU seconds, memory in MiB, traffic in MB. Reads the end of the samples alone."""
+    found: dict[int, JsonObject] = {}
+    for sample in handle.latest_samples():
+        traffic = None
+        if sample.received_bytes is not None or sample.sent_bytes is not None:
+            traffic = ((sample.received_bytes or 0.0) + (sample.sent_bytes or 0.0)) / 1e6
+        memory = None if sample.rss_bytes is None else sample.rss_bytes / 2**20
+        found[sample.rank] = {"cpu": sample.cpu_seconds, "memory": memory, "traffic": traffic}
+    return found
 
 
 def format_event(kind: str, document: JsonObject) -> str:

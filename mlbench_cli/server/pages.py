@@ -18,6 +18,7 @@ from mlbench_cli.model import JsonObject
 from mlbench_cli.results.report.environment import FOLDER, make_environment
 from mlbench_cli.server.access import client_of, find_run, list_runs
 from mlbench_cli.server.config import ServerConfig
+from mlbench_cli.server.live import latest_resources
 from mlbench_cli.server.rest import compare_runs, whole_number
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class _Pages:
                 "run": status,
                 "report": report,
                 "svgs": _pictures(report),
-                "resources": _latest_resources(handle),
+                "resources": latest_resources(handle),
                 "is_over": handle.is_sealed,
                 "command": " ".join(handle.run.spec.argv),
                 "experiment": getattr(client_of(self._config).store.find_experiment_of(handle.run), "name", None),
@@ -298,16 +299,3 @@ def _pictures(report: "Report | None") -> dict[str, object]:
     from mlbench_cli.results.report.svg import render_svg
 
     return {figure.key: Markup(render_svg(figure)) for figure in report.figures} if report else {}
-
-
-def _latest_resources(handle: RunHandle) -> dict[int, JsonObject]:
-    """What each rank used last: CPU seconds, memory in MiB, traffic in MB."""
-    found: dict[int, JsonObject] = {}
-    for sample in handle.resources():
-        before = found.get(sample.rank, {"memory": 0.0})
-        memory = max(before["memory"], (sample.rss_bytes or 0.0) / 2**20)
-        traffic = None
-        if sample.received_bytes is not None or sample.sent_bytes is not None:
-            traffic = ((sample.received_bytes or 0.0) + (sample.sent_bytes or 0.0)) / 1e6
-        found[sample.rank] = {"cpu": sample.cpu_seconds, "memory": memory, "traffic": traffic}
-    return found

@@ -1,5 +1,6 @@
 """The evidence of a run, read from its folder or archive."""
 
+import io
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -91,6 +92,20 @@ def read_samples(path: Path) -> Iterator[dict[str, object]]:
     if path.is_file():
         with open(path, "rb") as samples:
             yield from map(parse_document, resource_lines(samples))
+
+
+def read_last_samples(path: Path, limit: int = 64 * 1024) -> Iterator[dict[str, object]]:
+    """The whole rows in the last `limit` bytes of resources.jsonl; none without the file."""
+    try:
+        with open(path, "rb") as samples:
+            start = max(0, samples.seek(0, 2) - limit)
+            samples.seek(start)
+            data = samples.read(limit)
+    except OSError:
+        return
+    if start:
+        data = data[data.find(b"\n") + 1 :]
+    yield from map(parse_document, resource_lines(io.BytesIO(data)))
 
 
 def _open(path: Path) -> BinaryIO:

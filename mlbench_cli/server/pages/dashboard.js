@@ -222,12 +222,24 @@
     });
   }
 
+  function showResources(used) {
+    var rows = byId("ranks").rows;
+    Object.keys(used).forEach(function (rank) {
+      var row = rows[Number(rank)], facts = used[rank];
+      if (!row || row.cells[0].textContent !== rank) return;
+      [facts.cpu, facts.memory, facts.traffic].forEach(function (value, index) {
+        row.cells[5 + index].textContent = value === null || value === undefined ? "–" : Number(value).toFixed(index === 1 ? 0 : 1);
+      });
+    });
+  }
+
   function follow(root) {
     var curves = new Curves(root), addLines = log(root.dataset.name);
     if (root.dataset.live !== "yes") return;
     var first = true;
     var source = new EventSource("/api/v1/runs/" + encodeURIComponent(root.dataset.name) + "/events");
     source.addEventListener("status", function (event) { showStatus(JSON.parse(event.data)); });
+    source.addEventListener("resources", function (event) { showResources(JSON.parse(event.data)); });
     source.addEventListener("metrics", function (event) { curves.add(JSON.parse(event.data).points); });
     source.addEventListener("log", function (event) {
       var news = JSON.parse(event.data);

@@ -1,0 +1,38 @@
+"""What a follower of a run gets while it runs."""
+
+import http.client
+import json
+from pathlib import Path
+
+from mlbench_cli.results.archive.evidence import read_last_samples
+from tests.contract.server.dashboards import PATIENCE, Dashboard
+
+
+def test_a_follower_gets_status_metrics_resources_and_log_until_the_end(acting: Dashboard, program: str) -> None:
+    assert acting.post("/api/v1/runs", {"name": "mine", "workers": [1], "command": program}).status == 201
+    connection = http.client.HTTPConnection("127.0.0.1", acting.port, timeout=PATIENCE)
+    connection.request("GET", "/api/v1/runs/mine-1/events", headers={"Authorization": f"Bearer {acting.token}"})
+    answer = connection.getresponse()
+    assert answer.fp is not None
+    kind, found = "", {}
+    while kind != "over":
+        line = answer.fp.readline().decode()
+        assert line, "the stream ended early"
+        if line.startswith("event: "):
+            kind = line[7:].strip()
+        elif line.startswith("data: "):
+            found[kind] = json.loads(line[6:])
+    connection.close()
+    assert set(found) == {"status", "resources", "metrics", "log", "over"}
+    assert found["resources"]["0"]["memory"] > 0
+    assert found["status"]["state"] == "finished"
+
+
+def test_only_the_end_of_the_samples_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "resources.jsonl"
+    rows = [f'{{"rank": {number % 2}, "time": {number}, "cpu_seconds": {number}}}\n' for number in range(10_000)]
+    path.write_text("".join(rows) + '{"rank": 0, "ti')  # a line that is being written
+    found = list(read_last_samples(path, 4096))
+    assert 40 < len(found) < 120
+    assert found[-1]["cpu_seconds"] == 9999
+    assert list(read_last_samples(tmp_path / "none")) == []
