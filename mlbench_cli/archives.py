@@ -60,5 +60,6 @@ def judge(folder: Path) -> "Judgement":
 def report(archives: "Sequence[Archive]", *, title: str | None = None) -> "Report":
     """Everything that `mlbench report` writes about verified archives; its figures show themselves in notebooks."""
     from mlbench_cli.results.report.collect import collect
+    from mlbench_cli.results.report.display import make_displayable
 
-    return collect(archives, title=title)
+    return make_displayable(collect(archives, title=title))

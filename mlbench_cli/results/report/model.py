@@ -77,12 +77,6 @@ class Figure:
         more = f" and {len(self.lines) - 8} more" if len(self.lines) > 8 else ""
         return f"{self.title}: {self.y.label} over {self.x.label}, for {names}{more}."
 
-    def _repr_html_(self) -> str:
-        """The picture, for notebooks."""
-        from mlbench_cli.results.report.display import display_figure
-
-        return display_figure(self)
-
     def rows(self) -> Iterator[tuple[str, str, float | None, float | None, float | None]]:
         """(line, x, y, low, high) of every point; x is the category's name on such a scale."""
         for line in self.lines:
@@ -146,12 +140,6 @@ class Report:
     sections: tuple[Section, ...]
     runs: tuple[str, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
-
-    def _repr_html_(self) -> str:
-        """Everything but interaction, for notebooks."""
-        from mlbench_cli.results.report.display import display_report
-
-        return display_report(self)
 
     @property
     def figures(self) -> tuple[Figure, ...]:
