@@ -70,11 +70,8 @@ class Lot:
 
 def campaign_of(command_line: Sequence[str]) -> str | None:
     """The name of the campaign's file in the command line that started a run; None for another command."""
-    words = [str(word) for word in command_line]
-    if "campaign" not in words[1:4]:
-        return None
-    files = [word for word in words[words.index("campaign") + 1 :] if not word.startswith("-")]
-    return Path(files[0]).stem[:80] if files else None
+    words = [str(word) for word in command_line[1:] if not str(word).startswith("-")]
+    return Path(words[1]).stem[:80] if len(words) > 1 and words[0] == "campaign" else None
 
 
 def list_shipped() -> list[str]:
