@@ -41,12 +41,13 @@ def training_key(archive: Archive) -> TrainingKey | None:
     goal, batch = result["goal"], parameters.get("batch_size")
     if not goal or not is_finite_number(batch):
         return None
+    identity = result["data_identity"]
     others = {key: value for key, value in sorted(parameters.items()) if key != "batch_size"}
     return TrainingKey(
         str(result["task"]),
         str(result["preset"]),
         f"{goal['metric']} {goal['comparison']} {goal['threshold']}",
-        str((result["data_identity"] or {}).get("digest") or result["data"]),
+        str(identity["digest"] if identity and identity["digest"] else result["data"]),
         float(batch) * int(result["world_size"]),
         repr(others),
     )
