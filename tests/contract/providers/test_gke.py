@@ -254,7 +254,8 @@ def test_an_error_at_any_request_leaks_nothing(google: Google, world: World, tmp
     for number in range(len(world.log)):
         world = google.reset(trouble={number: trouble})
         error = _error_of(functools.partial(_make, _cluster(), tmp_path / f"home-{number}"))
-        if trouble in PASSING:
+        # Who may not change the project's policy gets a cluster all the same; by REST, 429 is about the rate only.
+        if trouble in PASSING or world.log[number].startswith("Policy"):
             assert error is None
         else:
             assert isinstance(error, LASTING[trouble])
