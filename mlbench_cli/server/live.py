@@ -193,13 +193,17 @@ class Feeds:
 
 
 def latest_resources(handle: RunHandle) -> dict[int, JsonObject]:
-    """What each rank used last: CPU seconds, memory in MiB, traffic in MB. Reads the end of the samples alone."""
+    """CPU seconds and traffic in MB so far, and the most memory in MiB of late. Reads the end of the samples alone.
+
+    A process that ends has no memory any more, so that the last sample alone would say 0.
+    """
     found: dict[int, JsonObject] = {}
     for sample in handle.latest_samples():
         traffic = None
         if sample.received_bytes is not None or sample.sent_bytes is not None:
             traffic = ((sample.received_bytes or 0.0) + (sample.sent_bytes or 0.0)) / 1e6
-        memory = None if sample.rss_bytes is None else sample.rss_bytes / 2**20
+        before = found.get(sample.rank, {}).get("memory")
+        memory = before if sample.rss_bytes is None else max(before or 0.0, sample.rss_bytes / 2**20)
         found[sample.rank] = {"cpu": sample.cpu_seconds, "memory": memory, "traffic": traffic}
     return found
 
