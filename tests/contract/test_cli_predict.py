@@ -118,6 +118,7 @@ def test_advice_is_sorted_by_its_gain(tmp_path: Path, predict: Command) -> None:
     gains = [item["gain"] for item in document["advice"]]
     assert gains == sorted(gains, reverse=True)
     assert gains[0] > 0.01
+    assert "a network of 9.75gbit,5.15ms" in [item["change"] for item in document["advice"]]
 
 
 def test_a_run_is_held_against_its_own_measurement(tmp_path: Path, predict: Command) -> None:

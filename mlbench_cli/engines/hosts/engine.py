@@ -5,6 +5,7 @@ No program stays behind: supervisors end with their run. An attached run has a l
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from mlbench_cli.engines.base import Submission
@@ -49,9 +50,10 @@ class HostsEngine(MachinesEngine):
             self._owned.add(run.id)
         data = json.dumps(plan, sort_keys=True).encode()
         answers = run_in_parallel(lambda place: self._prepare(run, place, data, detach), places)
-        for answer in answers:
-            if isinstance(answer, MlbenchError):
-                raise answer
+        errors = [answer for answer in answers if isinstance(answer, MlbenchError)]
+        if errors:
+            _remove_claims(places, answers)
+            raise errors[0]
         for place, answer in zip(places, run_in_parallel(self._start, places), strict=True):
             if isinstance(answer, MlbenchError):
                 self.cancel(run)
@@ -86,7 +88,7 @@ class HostsEngine(MachinesEngine):
         elif not detach:
             files.append(Request("put", {"path": f"{place.folder}/lease", "durable": False}))
         channel.call_in_sequence(files)
-        return {}
+        return claim
 
     def _start(self, place: Place) -> Document:
         """Start the host's supervisor unless it was started before: its folder is made by one process only."""
@@ -161,3 +163,11 @@ class HostsEngine(MachinesEngine):
                     place.channel.call("end_processes", folder=place.folder)
                 except UnreachableError:
                     continue
+
+
+def _remove_claims(places: Sequence[Place], answers: Sequence[Document | MlbenchError]) -> None:
+    """Remove what a submission that failed on one host has made on the others; what was there before stays."""
+    for place, answer in zip(places, answers, strict=True):
+        if not isinstance(answer, MlbenchError) and answer["written"]:
+            with suppress(MlbenchError):
+                place.channel.call("remove", folder=place.folder)

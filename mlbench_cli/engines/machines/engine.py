@@ -8,7 +8,7 @@ import json
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -63,6 +63,7 @@ class MachinesEngine(ABC):
         self._base_details = details
         self._lock = threading.RLock()
         self._synced: dict[str, tuple[float, Snapshot]] = {}
+        self._silent_since: dict[str, dict[str, float]] = {}  # run -> host that does not answer -> since when
         self._owned: set[str] = set()  # ids of runs that this client keeps alive
 
     # --- what differs ---------------------------------------------------------------------------------------------
@@ -155,7 +156,8 @@ class MachinesEngine(ABC):
             errors = [answer for answer in answers if isinstance(answer, MlbenchError)]
             if errors and len(errors) == len(places):
                 raise errors[0]
-            snapshot = _merge(places, answers)
+            before = known[1].nodes if known is not None else {}
+            snapshot = _merge(places, answers, before, self._silent_since.setdefault(run.id, {}))
             self._synced[run.id] = time.monotonic(), snapshot
             return snapshot
 
@@ -225,7 +227,7 @@ class MachinesEngine(ABC):
         """Output, samples and logs into the run's folder, each checked against the digest of its machine."""
         self._save_manifests(run)
         snapshot = self._sync(run)
-        if snapshot.unreachable:
+        if any(report.is_silent and not report.is_given_up for report in snapshot.nodes.values()):
             host, why = next(iter(snapshot.unreachable.items()))
             raise UnreachableError(
                 f"Results of {run.name} are on {host}, which does not answer: {why}",
@@ -238,11 +240,11 @@ class MachinesEngine(ABC):
                 report = snapshot.nodes.get(node, NodeReport())
                 found = results.fetch_archive(place.channel, f"{place.folder}/nodes/{node}", report, node, run)
                 if found is None:
-                    complete = complete and report.state is None
+                    complete = complete and report.state is None and not report.is_given_up
                 else:
                     files, size = files + found[0], size + found[1]
         results.merge_resources(run, len(snapshot.nodes))
-        findings = self._check_logs(run, snapshot)
+        findings = [*self._check_logs(run, snapshot), *_explain_silence(snapshot)]
         self._save_placement(run, snapshot)
         for place in self._places(run):
             with suppress(MlbenchError):
@@ -425,15 +427,30 @@ def _remove_place(place: Place, force: bool) -> Document:
     return place.channel.call("remove", folder=place.folder, force=force)
 
 
-def _merge(places: Sequence[Place], answers: Sequence[Document | MlbenchError]) -> Snapshot:
+def _merge(
+    places: Sequence[Place],
+    answers: Sequence[Document | MlbenchError],
+    before: Mapping[int, NodeReport],
+    silent_since: dict[str, float],
+) -> Snapshot:
+    """One snapshot of all answers. Of a host that does not answer the report from `before` stays, without results.
+
+    `silent_since` is brought up to date: host -> monotonic time of its first missing answer.
+    """
     nodes: dict[int, NodeReport] = {}
     unreachable: dict[str, str] = {}
     exists = cancelled = False
     for place, answer in zip(places, answers, strict=True):
         if isinstance(answer, MlbenchError):
-            unreachable[place.channel.target.name] = answer.message
-            nodes.update({node: NodeReport(beat_age=0.0) for node in place.nodes})
+            host, now = place.channel.target.name, time.monotonic()
+            unreachable[host] = answer.message
+            is_given_up = now - silent_since.setdefault(host, now) > PATIENCE_SECONDS
+            for node in place.nodes:
+                known = before.get(node, NodeReport())
+                silent = replace(known, results=None, alive=None, beat_age=0.0, is_silent=True)
+                nodes[node] = replace(silent, is_given_up=is_given_up)
             continue
+        silent_since.pop(place.channel.target.name, None)
         exists = exists or answer["exists"]
         cancelled = cancelled or bool(answer.get("cancel"))
         for node in place.nodes:
@@ -454,6 +471,16 @@ def run_in_parallel(work: Callable[[Any], Document], items: Sequence[Any]) -> li
         return [attempt(items[0])]
     with ThreadPoolExecutor(min(MAX_PARALLEL, max(1, len(items)))) as pool:
         return list(pool.map(attempt, items))
+
+
+def _explain_silence(snapshot: Snapshot) -> list[Finding]:
+    """What is missing of hosts that nothing waits for any more."""
+    lost = [number for number, report in snapshot.nodes.items() if report.is_given_up]
+    if not lost:
+        return []
+    hosts = ", ".join(snapshot.unreachable)
+    summary = f"{hosts} has not answered for {PATIENCE_SECONDS / 60:g} minutes: output and ends of logs are missing."
+    return [Finding("results_lost", summary, hint="mlbench gc hosts   ends what may still run there, when it answers.")]
 
 
 def _process_names(spec: RunSpec, shares: Sequence[NodeShare]) -> list[str | None]:

@@ -18,13 +18,16 @@ Tail = Callable[[int], list[str]]
 class NodeReport:
     """What is known of one machine: its supervisor's state (None: nothing yet) and results (None: not packed).
 
-    `alive` is None if its process cannot be seen from here; `beat_age` is in seconds.
+    `alive` is None if its process cannot be seen from here; `beat_age` is in seconds. `is_silent`: its host
+    does not answer now; `is_given_up`: for so long that nothing waits for it any more.
     """
 
     state: Facts | None = None
     results: Facts | None = None
     alive: bool | None = None
     beat_age: float | None = None
+    is_silent: bool = False
+    is_given_up: bool = False
 
     @property
     def has_ended(self) -> bool:
@@ -42,8 +45,8 @@ class NodeReport:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it began, has not ended, and shows no sign of life."""
-        return self.state is not None and not self.state["ended"] and not self.may_live
+        """Whether it began, has not ended, and shows no sign of life; or was given up."""
+        return self.is_given_up or (self.state is not None and not self.state["ended"] and not self.may_live)
 
     @property
     def is_over(self) -> bool:
@@ -139,9 +142,9 @@ def merge_states(spec: RunSpec, snapshot: Snapshot, ended: Ending | None, first:
 
 def _node_findings(snapshot: Snapshot, first: Facts | None, ended: Ending | None) -> list[Finding]:
     found = []
-    for host, why in snapshot.unreachable.items():
+    for why in snapshot.unreachable.values():
         found.append(
-            Finding("host_unreachable", f"{host} does not answer: {why}", hint="The run goes on there.", retryable=True)
+            Finding("host_unreachable", why, hint="The run goes on there, as far as can be known.", retryable=True)
         )
     if waits := find_wait(snapshot):
         hint = "It waits for its --timeout at most; with --share-machine it starts at once, and its result says so."
@@ -151,6 +154,8 @@ def _node_findings(snapshot: Snapshot, first: Facts | None, ended: Ending | None
         lost.add(first["node"])
     for number in sorted(lost):
         report = snapshot.nodes.get(number, NodeReport())
+        if report.is_given_up:
+            continue  # its finding says more
         name = (report.state or {}).get("node_name") or f"node {number}"
         found.append(
             Finding(
@@ -190,7 +195,7 @@ def _worker(spec: RunSpec, rank: int, names: Sequence[str | None], snapshot: Sna
     report = snapshot.nodes[node] if node is not None else NodeReport()
     phase, reason = Phase(own["phase"]), None
     if report.is_lost and not phase.is_final:
-        phase, reason = Phase.LOST, "the supervisor is gone"
+        phase, reason = Phase.LOST, "its machine does not answer" if report.is_given_up else "the supervisor is gone"
     elif own["stopped"]:
         failed = facts["first_failed"]
         reason = f"stopped: rank {failed} failed" if failed is not None else f"stopped: {facts['stopping'] or 'ended'}"

@@ -115,6 +115,22 @@ def test_a_run_goes_on_while_sshd_is_away(hosts: Client, fleet: Fleet) -> None:
     assert (hosts.folder("cut-3") / "logs/rank-1.log").read_text() == "begun\nend 1\n"
 
 
+def test_a_host_that_is_away_keeps_the_run_from_starting_anywhere(hosts: Client, fleet: Fleet, tmp_path: Path) -> None:
+    folder = fleet.ssh_config.parent
+    daemon = int((folder / "m3.pid").read_text())
+    kill([daemon])
+    words = ["run", "partly", "3", "--command", "echo hello", "--yes"]
+    try:
+        done = hosts.run(*words)
+        assert done.returncode == 10
+        assert "m3 does not answer" in done.stderr
+        assert not list(tmp_path.glob("disk-*/runs/partly-3"))
+    finally:
+        subprocess.run(["/usr/sbin/sshd", "-f", str(folder / "m3.conf"), "-E", str(folder / "m3.log")], check=True)
+    hosts.ok(*words)
+    assert hosts.result("partly-3")["outcome"] == "completed"
+
+
 def test_a_run_waits_until_its_hosts_are_free(hosts: Client, tmp_path: Path) -> None:
     hosts.ok("run", "first", "2", "--command", "sleep 600", "--detach", "--yes")
     until(lambda: len(ranks("first-2")) >= 2)

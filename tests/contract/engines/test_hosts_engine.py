@@ -1,0 +1,83 @@
+"""The engine of hosts against supervisors' files here, and a host that does not answer."""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli.engines.hosts.engine import HostsEngine
+from mlbench_cli.engines.local.rank_facts import pending_facts
+from mlbench_cli.engines.machines import engine as machines_engine
+from mlbench_cli.engines.machines.channel import Channel, Target
+from mlbench_cli.engines.machines.details import HostRecord, HostsDetails
+from mlbench_cli.errors import UnreachableError
+from mlbench_cli.model import Ending, Phase, Run
+from mlbench_cli.spec import RunSpec
+
+SPEC = RunSpec(
+    name="away-2",
+    cluster="c",
+    engine="hosts",
+    task="custom",
+    preset="custom",
+    argv=("true",),
+    backend="gloo",
+    workers=2,
+)
+LOST = {"why": "lost", "node": 1, "rank": None, "time": 2.0}
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> HostsEngine:
+    """Two hosts: "here" is this machine, and "away" is one that nobody reaches."""
+    hosts = [
+        HostRecord(name=name, login=name, slots=1, address="127.0.0.1", interface=None) for name in ("here", "away")
+    ]
+    engine = HostsEngine(HostsDetails(folder=str(tmp_path / "far"), python=sys.executable, hosts=hosts))
+    engine._by_host["here"] = Channel(Target(None, sys.executable))
+    engine._by_host["away"] = Channel(Target("away.invalid", sys.executable))
+    return engine
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A run whose first node has ended because the second one went away."""
+    place = tmp_path / "far" / "runs" / "away-2" / "nodes" / "0"
+    (place / ".state").mkdir(parents=True)
+    (place / "logs").mkdir()
+    (place / "logs" / "rank-0.log").write_text("a line\n")
+    rank = {**pending_facts(0), "phase": "failed", "exit_code": 143, "signal": 15, "stopped": True, "started": 1.0}
+    state = {
+        "ranks": [rank], "first": LOST, "first_failed": None, "disk_full": False, "start_problem": None, "started": 1.0,
+        "ended": "failed", "node_name": "here", "boot_id": None, "host": "elsewhere", "pid": 1, "start_time": 0,
+    }  # fmt: skip
+    results = {"archive": None, "logs": {"0": {"size": 7, "sha256": SHA}}, "problem": None}
+    (place / ".state" / "state.json").write_text(json.dumps(state))
+    (place / ".state" / "results.json").write_text(json.dumps(results))
+    folder = tmp_path / "home" / "runs" / "1"
+    (folder / ".state").mkdir(parents=True)
+    return Run("1", SPEC, folder, "2026-01-01T00:00:00Z")
+
+
+SHA = hashlib.sha256(b"a line\n").hexdigest()
+
+
+def test_a_host_that_never_answers_again_ends_the_run_as_lost_and_the_rest_is_kept(
+    engine: HostsEngine, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observation = engine.look(run)
+    assert observation.ended is None
+    assert observation.findings[0].code == "host_unreachable"
+    with pytest.raises(UnreachableError, match="away"):
+        engine.fetch(run)
+    monkeypatch.setattr(machines_engine, "PATIENCE_SECONDS", 0.0)
+    last = list(engine.watch(run))[-1]
+    assert last.ended is Ending.LOST
+    assert [worker.phase for worker in last.workers] == [Phase.FAILED, Phase.LOST]
+    assert last.workers[1].reason == "its machine does not answer"
+    fetched = engine.fetch(run)
+    assert not fetched.complete
+    assert "results_lost" in [finding.code for finding in fetched.findings]
+    assert (run.folder / "logs" / "rank-0.log").read_text() == "a line\n"
