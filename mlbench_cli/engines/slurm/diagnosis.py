@@ -133,7 +133,7 @@ def find_memory_kill(log: str, number: str) -> Finding | None:
         "out_of_memory",
         f"Slurm killed the job {number} for its memory: {found[1].strip()[:200]}.",
         hint="Use smaller batches, or more nodes.",
-        evidence={"job": number, "log": found[0][:300]},
+        evidence={"job": number, "log": [found[0][:300]]},
     )
 
 
