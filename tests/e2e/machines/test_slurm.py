@@ -186,6 +186,23 @@ def write_only_ssh(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
+def test_a_client_killed_at_any_step_of_a_submission_gets_one_job_and_its_results(slurm: Client, fleet: Fleet) -> None:
+    for number, file in enumerate(("run.json", "job.sh", "plan.json", "job.json", "started/job")):
+        name = f"step{number}-2"
+        words = ["--command", "sh -c 'sleep 1; echo once'", "--detach", "--yes"]
+        process = slurm.start("run", f"step{number}", "2", *words)
+        until((fleet.shared / "runs" / name / file).exists, every=0.002)
+        kill([process.pid])
+        process.wait()
+        slurm.ok("wait", name)
+        assert slurm.result(name)["outcome"] == "completed", file
+        assert [(slurm.folder(name) / f"logs/rank-{rank}.log").read_text() for rank in range(2)] == ["once\n"] * 2
+        own = slurm_command("squeue", "-h", "-t", "all", "-n", f"mlbench-{name}", "-o", "%i %k").splitlines()
+        assert len([line for line in own if slurm.folder(name).name in line]) == 1, file
+        assert not (fleet.shared / "runs" / name / "refused").exists()
+
+
 def test_a_node_daemon_that_is_killed_and_started_again_changes_nothing(slurm: Client, fleet: Fleet) -> None:
     start(slurm, "daemon", 3, "sleep 6; echo end")
     until(lambda: len(ranks("daemon-3")) >= 3)
