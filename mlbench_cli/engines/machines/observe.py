@@ -182,6 +182,12 @@ def _node_findings(snapshot: Snapshot, first: Facts | None, ended: Ending | None
     return found
 
 
+def _report_without_state(snapshot: Snapshot) -> NodeReport:
+    """The report that stands for the node of a rank of which nothing is known: given up if all such nodes are."""
+    unknown = [report for report in snapshot.nodes.values() if report.state is None]
+    return NodeReport(is_given_up=bool(unknown) and all(report.is_given_up for report in unknown))
+
+
 def _worker(spec: RunSpec, rank: int, names: Sequence[str | None], snapshot: Snapshot, facts: Facts) -> WorkerState:
     own = facts["ranks"][rank]
     node = next(
@@ -192,7 +198,7 @@ def _worker(spec: RunSpec, rank: int, names: Sequence[str | None], snapshot: Sna
         ),
         None,
     )
-    report = snapshot.nodes[node] if node is not None else NodeReport()
+    report = snapshot.nodes[node] if node is not None else _report_without_state(snapshot)
     phase, reason = Phase(own["phase"]), None
     if report.is_lost and not phase.is_final:
         phase, reason = Phase.LOST, "its machine does not answer" if report.is_given_up else "the supervisor is gone"
