@@ -46,7 +46,7 @@ def test_one_experiment_spans_this_machine_and_the_cluster(machines: Client) -> 
         "lab": "goal_reached",
     }
     assert status["experiments"][0]["state"] == "completed"
-    assert "lab" in machines.ok("compare", "span")
+    assert "lab" in machines.run("compare", "span-local-1", "span-lab-1").stdout
 
 
 def test_a_task_trains_to_an_archive_that_verifies(machines: Client) -> None:
