@@ -46,7 +46,7 @@ def charts(
     output: Output = Format.text,
 ) -> None:
     """Draw total time, speedup and time per phase of finished runs, as PNG and SVG, with a CSV of the figures; of
-    collectives also latency and bandwidth over the size.
+    collectives also latency and bandwidth over the size, of methods that send beside the training what that hides.
 
     Without ARCHIVE and --run, asks on a terminal which of the finished runs to draw; with --yes, or without a
     terminal, it is all of them. With --cluster it draws how long the clusters, also removed ones, took to be made.

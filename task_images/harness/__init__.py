@@ -13,6 +13,7 @@ training     `Trainer`, that loop in torch; updates: what it asks of a task's ba
 classification  what image classifications share on the way from model and data to the result; speed: faster ways to
              compute the same
 tracker      where the time goes: sections whose categories add up to the wall time, on all ranks
+timeline     the spans of a few updates, and of the communication beside them
 goals        full and light threshold, figures up to each; metrics: sums over the whole data set, and the NaN guard
 schedules    learning rates; replicas: broadcast, averaged buffers, the check that all ranks hold the same model
 report       events for the tool and lines for people; environment: by which code and on what machine a rank runs

@@ -90,6 +90,8 @@ class Reporter:
         details = dict(details or {})
         if facts := self._world.backend_facts():
             details["backend"] = facts
+        if (timeline := tracker.timeline.to_dict()) is not None:
+            details["timeline"] = timeline
         if goal:
             details["goals"] = {
                 kind: _passage(goal.thresholds[kind], passage.value, passage.epoch, passage.snapshot)

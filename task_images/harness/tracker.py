@@ -13,6 +13,9 @@ the device once per RESOLVE_EVERY borders and at every snapshot.
 
 Time outside any section is `other`. A section inside another pauses the outer one; only `validation` keeps everything
 inside it for itself, since a forward pass there is no training.
+
+`timeline` has the spans of a few updates, and a second lane with those of a communication thread. It is for CPUs only:
+marks on a device's queue are read later, and those of another stream not at all.
 """
 
 import threading
@@ -23,6 +26,7 @@ from typing import Protocol, TypeVar
 
 from task_images.contract import CATEGORIES
 from task_images.harness.ranks import Ranks
+from task_images.harness.timeline import Timeline
 
 _OUTSIDE_TRAINING = frozenset({"data_wait", "validation"})
 
@@ -88,6 +92,7 @@ class Tracker:
         self._sections = {name: _Section(self, name) for name in CATEGORIES}
         self._step = _Step(self)
         self._stack: list[tuple[str, str]] = []  # (asked for, booked under)
+        self.timeline = Timeline()
         self.restart()
 
     def restart(self, earlier: Snapshot | None = None) -> None:
@@ -106,6 +111,7 @@ class Tracker:
         self.epoch = earlier.epoch if earlier else 0
         self._wall = earlier.wall if earlier else 0.0
         self._pending.clear()
+        self.timeline.clear()
         self._last_mark = self._marks.record() if self._marks else None
         self._mark = self._now()
 
@@ -168,6 +174,8 @@ class Tracker:
         is_training = self._step.open and self._current not in _OUTSIDE_TRAINING
         if self._marks is None:
             now = self._now()
+            if self.timeline.is_recording:
+                self.timeline.add_section(self._current, self._mark, now)
             self._add(self._current, now - self._mark, is_training)
             self._mark = now
             return
@@ -221,6 +229,8 @@ class _Step:
         if self.open:
             raise RuntimeError("a step began inside a step")
         self._tracker._book()
+        if self._tracker._marks is None:
+            self._tracker.timeline.begin_update(self._tracker._mark)
         self.open = True
 
     def __exit__(self, kind: object, *error: object) -> None:

@@ -1,5 +1,6 @@
 """The figures of a set of runs: total_time, speedup and time_for_all_phases, each as PNG and SVG, and a CSV. Where runs
-had a time to spend, accuracy_after_time, too; if they measured collectives, those of results/collectives.py.
+had a time to spend, accuracy_after_time, too; if they measured collectives, those of results/collectives.py; if their
+method sends beside the training, overlap.
 
 Figures are drawn without pyplot, so nothing global is touched, and hold neither dates nor versions: the same archives
 give the same bytes with the same matplotlib.
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 _STYLES = ("-", "--", "-.", ":")
 # One hue for what belongs together: computation blue, communication vermilion, data green, checking purple.
-_PHASES = {
+PHASES = {
     "forward": "#9ecae1",
     "loss": "#deebf7",
     "backward": "#4292c6",
@@ -54,6 +55,7 @@ def draw(
     """
     from mlbench_cli.results.analysis import collectives
     from mlbench_cli.results.analysis.foreign_collectives import read_foreign_curves
+    from mlbench_cli.results.figures import overlap
 
     imported = [curve for path in foreign for curve in read_foreign_curves(path)]
 
@@ -67,11 +69,14 @@ def draw(
     curves = [curve for archive in opened for curve in collectives.read(archive)] + imported
     if published:
         curves += collectives.select_published(curves)
+    overlaps = [found for archive in opened if (found := overlap.read_overlap(archive)) is not None]
     for archive in opened:
         archive.close()
     with layout.naming_file_on_os_error(folder, "written"):
         folder.mkdir(parents=True, exist_ok=True)
         written = [path for name, figure in figures(series) for path in write(figure, folder / name)]
+        if overlaps:
+            written += overlap.draw(overlaps, folder)
         if curves:
             written += collectives.draw(curves, folder)
         files.write_atomically(folder / "summary.csv", series.to_csv().encode())
@@ -153,18 +158,18 @@ def _speedup(series: Series) -> "Figure":
 
 def _phases(series: Series) -> "Figure":
     """Stacked bars that add up to the total, one panel per group."""
-    used = [name for name in _PHASES if any(point.parts[name] > 0 for group in series.groups for point in group.points)]
+    used = [name for name in PHASES if any(point.parts[name] > 0 for group in series.groups for point in group.points)]
     names = {"data_wait": "data wait", "optimizer": "optimiser"}
     titles = [_group_title(series, group) for group in series.groups]
     figure, panels = _panels(
-        series, "Time for all phases", titles, 3.2, [(names.get(name, name), _PHASES[name]) for name in used]
+        series, "Time for all phases", titles, 3.2, [(names.get(name, name), PHASES[name]) for name in used]
     )
     for group, axes in zip(series.groups, panels, strict=True):
         counts = [point.workers for point in group.points]
         for x, point in enumerate(group.points):
             bottom = 0.0
             for name in used:
-                axes.bar(x, point.parts[name], 0.68, bottom, color=_PHASES[name], edgecolor="white", linewidth=0.4)
+                axes.bar(x, point.parts[name], 0.68, bottom, color=PHASES[name], edgecolor="white", linewidth=0.4)
                 bottom += point.parts[name]
             if not point.good:
                 axes.bar(x, bottom, 0.68, fill=False, hatch="////", edgecolor="#555555", linewidth=0.8)
