@@ -174,6 +174,23 @@ class RunSpec:
         return self.world_size + self.servers
 
     @property
+    def unit_count(self) -> int:
+        """Workers and parameter servers: what an engine places. A server is a unit of one process after the workers."""
+        return self.workers + self.servers
+
+    def ranks_of(self, unit: int) -> range:
+        """The ranks of a worker, or the number of a server, which goes on from the ranks."""
+        if unit < self.workers:
+            return range(unit * self.processes_per_worker, (unit + 1) * self.processes_per_worker)
+        number = self.world_size + unit - self.workers
+        return range(number, number + 1)
+
+    def unit_of(self, rank: int) -> int:
+        """The inverse of `ranks_of`."""
+        beyond = rank - self.world_size
+        return self.workers + beyond if beyond >= 0 else rank // self.processes_per_worker
+
+    @property
     def runs_task_program(self) -> bool:
         """Whether the ranks run a catalogue task's own program, and not a command of the user."""
         return CUSTOM not in (self.task, self.preset) and self.preset != OPEN

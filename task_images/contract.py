@@ -60,7 +60,8 @@ and further, by kind of event,
                  details: object with whatever else the task found
 
 A rank that reports nothing is still a valid rank. Exit codes pass through unchanged; by convention 64 is a usage
-error, 75 a trouble that may pass, 78 an environment in which the task cannot run.
+error, 70 a check of the task's own that found wrong results, 75 a trouble that may pass, 78 an environment in which the
+task cannot run.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ OUTCOMES = ("goal_reached", "goal_missed", "completed", "budget_spent")
 HIGHEST = 2**53  # ranks and times beyond it are no figures
 
 EXIT_USAGE = 64
+EXIT_WRONG = 70
 EXIT_RETRYABLE = 75
 EXIT_ENVIRONMENT = 78
 

@@ -76,10 +76,11 @@ def check_method(spec: RunSpec) -> None:
         check(Method.from_dict(spec.method), spec.world_size)
     except MethodError as error:
         raise _usage_error(spec.method["name"], error) from None
-    if spec.servers and spec.engine == "kubernetes":
+    if spec.servers and spec.gpus_per_worker and spec.engine == "kubernetes":
         raise UsageError(
-            "Parameter servers are not started on Kubernetes, only on this machine, on Slurm and on hosts.",
-            hint="Choose a method without servers (mlbench methods), or leave out --cluster.",
+            "A parameter server on Kubernetes gets what a worker gets, so it would keep "
+            f"{spec.gpus_per_worker} GPUs that it does not use.",
+            hint="Leave out --gpu, or choose a method without servers: mlbench methods",
         )
 
 

@@ -11,7 +11,7 @@ import torch
 
 from task_images.allreduce.operations import COLLECTIVES, DTYPES, IN_PLACE, Call, Ground
 from task_images.harness.distributed import World
-from task_images.harness.errors import TaskError
+from task_images.harness.errors import WrongResultError
 from task_images.harness.tracker import Tracker
 
 ISOLATED, PIPELINED = "isolated", "pipelined"
@@ -92,8 +92,8 @@ def measure(
     """Time `samples` calls on buffers of `elements` numbers.
 
     Fewer samples (LEAST_SAMPLES at least) and warm-ups (one at least) if they would take longer than `seconds` (0: no
-    limit). The results of one call before and of the last call are checked: TaskError if one is wrong. MemoryError on
-    every rank if one has no room.
+    limit). The results of one call before and of the last call are checked: WrongResultError if one is wrong.
+    MemoryError on every rank if one has no room.
     """
     call = make(world, ground, series, elements)
     first = world.max([_wall(world, tracker, call, 1)])[0]
@@ -187,12 +187,12 @@ def _time_round(world: World, call: Callable[[], object], calls: int) -> float:
 
 
 def check(world: World, series: Series, elements: int, call: Call) -> None:
-    """Raises TaskError on every rank if the last result is wrong on one."""
+    """Raises WrongResultError on every rank if the last result is wrong on one."""
     wrong = world.gather([call.wrong()])
     bad = {rank: int(count) for rank, [count] in enumerate(wrong) if count}
     if bad:
         ranks = ", ".join(f"{count} on rank {rank}" for rank, count in list(bad.items())[:8])
-        raise TaskError(
+        raise WrongResultError(
             f"{series} of {elements} numbers gave a wrong result: wrong elements: {ranks}",
             "The figures of this backend mean nothing until that is understood.",
         )
@@ -217,10 +217,10 @@ def measure_as_original(world: World, tracker: Tracker, elements: int, dtype: st
 
 
 def check_sum(world: World) -> None:
-    """The original's only check: the sum of one 1 per rank is the number of ranks. Raises TaskError."""
+    """The original's only check: the sum of one 1 per rank is the number of ranks. Raises WrongResultError."""
     one = torch.ones(1, dtype=torch.int64, device=world.device)
     if int(world.all_reduce(one)) != world.size:
-        raise TaskError(f"an all-reduce of ones over {world.size} ranks gives {int(one)}")
+        raise WrongResultError(f"an all-reduce of ones over {world.size} ranks gives {int(one)}")
 
 
 def _wall(world: World, tracker: Tracker, call: Call, samples: int) -> float:

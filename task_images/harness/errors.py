@@ -1,6 +1,6 @@
 """What can go wrong inside a task, by exit code. Raise these on a rank; `entry.run` prints them and leaves."""
 
-from task_images.contract import EXIT_ENVIRONMENT, EXIT_RETRYABLE, EXIT_USAGE
+from task_images.contract import EXIT_ENVIRONMENT, EXIT_RETRYABLE, EXIT_USAGE, EXIT_WRONG
 
 
 def install_hint(extra: str) -> str:
@@ -34,6 +34,12 @@ class EnvironmentUnfitError(TaskError):
     """The task cannot run here: no such backend, device or data (exit 78)."""
 
     exit_code = EXIT_ENVIRONMENT
+
+
+class WrongResultError(TaskError):
+    """What was communicated is not what it must be (exit 70). No figure of such a run can be trusted."""
+
+    exit_code = EXIT_WRONG
 
 
 class DivergedError(TaskError):

@@ -63,6 +63,9 @@ if [ -d "$driver/lib64" ]; then
   export PATH="$PATH:$driver/bin"
 fi
 export NODE_RANK="$index" LOCAL_RANK=0 RANK=$((index * LOCAL_WORLD_SIZE)) MLBENCH_OUTPUT_DIR="$work/output"
+if [ "$index" -ge "${MLBENCH_WORKERS:-1}" ]; then # pods after those of the workers are parameter servers
+  export MLBENCH_ROLE=server RANK=$((WORLD_SIZE + index - MLBENCH_WORKERS))
+fi
 mkdir -p "$MLBENCH_OUTPUT_DIR"
 
 signal_command() { # NAME; to the whole group if there is one
@@ -369,7 +372,7 @@ hold() { # until the results are fetched, or the keeper can be reached after all
   done
 }
 
-if [ "$LOCAL_WORLD_SIZE" -gt 1 ]; then
+if [ "$LOCAL_WORLD_SIZE" -gt 1 ] && [ "${MLBENCH_ROLE:-}" != server ]; then
   export MLBENCH_ENTRY=rank
   set -- torchrun --nnodes "$MLBENCH_WORKERS" --node-rank "$NODE_RANK" --nproc-per-node "$LOCAL_WORLD_SIZE" \
     --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" --no-python sh "$0" "$@"
@@ -399,7 +402,7 @@ reason=exited
 [ -n "$terminated" ] && reason=terminated
 [ -e "$work/deadline" ] && reason=deadline code=124
 held=false archive=null
-if [ "$MLBENCH_COLLECT" = all ] || [ "$index" = 0 ]; then
+if [ "$index" = 0 ] || { [ "$MLBENCH_COLLECT" = all ] && [ "${MLBENCH_ROLE:-}" != server ]; }; then
   pack
   [ "$archive" != null ] && held=true
 fi

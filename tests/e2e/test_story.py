@@ -39,6 +39,17 @@ def test_two_workers_on_two_nodes_reach_the_goal(mlbench: Mlbench, tmp_path: Pat
     mlbench("status", "digits-2", exit_code=4)
 
 
+def test_a_parameter_server_is_a_pod_of_its_own(mlbench: Mlbench) -> None:
+    words = ["--task", "digits_resnet", "--preset", "tiny", "--method", "wfbp-ps", "--servers", "1", "--no-spread"]
+    mlbench("run", "served", "2", *words, "--yes")
+    status = mlbench.json("status", "served-2")
+    assert status["outcome"] == "goal_reached"
+    assert [rank["rank"] for rank in status["ranks"]] == [0, 1, 2]
+    assert "its self-check passed" in mlbench("logs", "served-2", "--rank", "0")
+    assert "all 2 trainers are done" in mlbench("logs", "served-2", "--rank", "2")
+    mlbench("delete", "served-2", "--yes")
+
+
 def test_all_reduce_detached_then_waited_for(mlbench: Mlbench, tmp_path: Path) -> None:
     mlbench("run", "reduce", "2", "--task", "allreduce", "--preset", "tiny", "--detach", "--yes")
     mlbench("wait", "reduce-2", "--timeout", "5m")

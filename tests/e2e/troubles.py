@@ -285,6 +285,7 @@ TROUBLES: dict[str, Trouble] = {
     ),
     "deadline": Trouble("deadline", SLEEP, has_crashed, {"timeout": 2.0}),
     "exit-64": Trouble("usage", ("sh", "-c", "exit 64"), has_crashed),
+    "exit-70": Trouble("wrong_result", ("sh", "-c", "exit 70"), has_crashed),
     "exit-75": Trouble("retryable", ("sh", "-c", "exit 75"), has_crashed),
     "exit-78": Trouble("bad_environment", ("sh", "-c", "exit 78"), has_crashed),
     "crash": Trouble("rank_crashed", ("sh", "-c", '[ "$RANK" = 0 ] || exit 3; sleep 100'), has_crashed),

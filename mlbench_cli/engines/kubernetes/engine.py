@@ -153,13 +153,13 @@ class KubernetesEngine:
 
     def logs(self, run: Run, rank: int, since: Cursor | None = None, follow: bool = False) -> Iterator[LogLine]:
         """As the protocol says. The processes of one worker share a log, which is that of the first of them."""
-        if not 0 <= rank < run.spec.world_size:
+        if not 0 <= rank < run.spec.process_count:
             raise NotFoundError(
-                f'The run "{run.name}" has no rank {rank}, only 0 to {run.spec.world_size - 1}.',
+                f'The run "{run.name}" has no rank {rank}, only 0 to {run.spec.process_count - 1}.',
                 hint=f"mlbench logs {run.name} --rank 0",
             )
-        worker, other = divmod(rank, run.spec.processes_per_worker)
-        if other:
+        worker = run.spec.unit_of(rank)
+        if rank != run.spec.ranks_of(worker)[0]:
             return
         path = run.folder / "logs" / f"rank-{rank}.log"
         begin = since.offset if since else 0
@@ -344,12 +344,12 @@ def save_manifests(run: Run, submission: Submission) -> None:
 
 
 def _ranks(run: Run) -> list[int]:
-    """The first rank of each worker, which names its log and its output."""
-    return [worker * run.spec.processes_per_worker for worker in range(run.spec.workers)]
+    """The first rank of each worker, which names its log and its output; then the parameter servers."""
+    return [run.spec.ranks_of(unit)[0] for unit in range(run.spec.unit_count)]
 
 
 def _all_run(run: Run, pods: Mapping[int, Pod]) -> bool:
-    return len(pods) == run.spec.workers and all(pod["status"].get("phase") == "Running" for pod in pods.values())
+    return len(pods) == run.spec.unit_count and all(pod["status"].get("phase") == "Running" for pod in pods.values())
 
 
 def _without_job(run: Run, seen: Observation) -> Observation:

@@ -133,7 +133,7 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
         "scheduler": options.scheduler,
         "worker_selector": {**selector, ROLE_LABEL: WORKER},
         "annotations": {SPEC_ANNOTATION: canonical_json(spec.to_dict()).decode()},
-        "workers": spec.workers,
+        "pods": spec.unit_count,
         "run_on_all": spec.run_on_all,
         "active_deadline_seconds": deadline,
         "ttl_seconds": max(TTL_SECONDS, keep + 86400),

@@ -67,7 +67,7 @@ class RunObserver:
         except ObjectNotFound:
             self.job = None
             return
-        waiting = len(pods) < self._run.spec.workers or not all(has_started(pod) for pod in pods.values())
+        waiting = len(pods) < self._run.spec.unit_count or not all(has_started(pod) for pod in pods.values())
         without_node = any(not pod.get("spec", {}).get("nodeName") for pod in pods.values())
         failed = any(pod.get("status", {}).get("phase") == "Failed" for pod in pods.values())
         self._events = self._ask_events(without_node) if waiting else []
@@ -98,7 +98,7 @@ class RunObserver:
     def _kept_summaries(self, pods: Mapping[int, Pod], summaries: Mapping[int, Summary]) -> dict[int, Summary]:
         gone = [
             worker
-            for worker in range(self._run.spec.workers)
+            for worker in range(self._run.spec.unit_count)
             if worker not in summaries and (worker not in pods or pods[worker].get(GONE))
         ]
         if not gone or not self._keeper or not self.job or not (is_over(self.job) or is_stopped(self.job)):
@@ -118,7 +118,7 @@ class RunObserver:
         """
         now, spec, job = time.time() + self._api.server_ahead, self._run.spec, self.job or {}
         summaries = last_words(pods, summaries)
-        states = worker_states(spec.workers, pods, summaries, spec.run_on_all, self._state_of)
+        states = worker_states(spec.unit_count, pods, summaries, spec.run_on_all, self._state_of)
         first = first_failed(job, states, pods, summaries)
         if first is not None:
             self._failing_since = min(self._failing_since or now, states[first].finished or now)

@@ -72,7 +72,7 @@ class Results:
         self._stop = stop
         self._stopping = False
         self._findings: list[Finding] = []
-        self._ranks = [worker * run.spec.processes_per_worker for worker in range(run.spec.workers)]
+        self._ranks = [run.spec.ranks_of(unit)[0] for unit in range(run.spec.unit_count)]
         self._state = run.folder / ".state"
 
     def fetch(self) -> Fetched:
@@ -124,8 +124,7 @@ class Results:
         return self._missing(worker)
 
     def _unpack(self, worker: int, part: Path) -> tuple[int, int]:
-        processes = self._run.spec.processes_per_worker
-        ranks = range(worker * processes, (worker + 1) * processes)
+        ranks = self._run.spec.ranks_of(worker)
         files, size = unpack(part, self._run.folder / "output", ranks, self._resources_file(worker))
         write_atomically(self._fetched_file(worker), json.dumps({"files": files, "bytes": size}).encode())
         part.unlink()
@@ -270,7 +269,7 @@ class Results:
         """Wait until these logs are copied to their ends; all if None. Returns the workers whose logs are not."""
         end = time.monotonic() + seconds
         collector = self._following.collector
-        workers = range(self._run.spec.workers) if workers is None else workers
+        workers = range(self._run.spec.unit_count) if workers is None else workers
         while True:
             if collector.failure:
                 raise collector.failure
@@ -283,7 +282,7 @@ class Results:
         """resources.jsonl: what the fetched workers sampled each second, and of the others what their logs say; and
         the sizes of the logs over time, by the nodes' time stamps of their lines."""
         lines = []
-        for worker in range(self._run.spec.workers):
+        for worker in range(self._run.spec.unit_count):
             told = samples_file(self._run.folder, self._ranks[worker])
             sampled = _lines(self._resources_file(worker)) or _lines(told)
             last = (self._following.collector.summary(worker) or {}).get("resources")

@@ -110,6 +110,13 @@ def _failure_finding(name: str, facts: Facts, lines: list[str]) -> Finding:
         )
     if code == contract.EXIT_USAGE:
         return Finding("usage", f"Rank {rank} refused its arguments (exit code {code}).", hint=logs, evidence=evidence)
+    if code == contract.EXIT_WRONG:
+        return Finding(
+            "wrong_result",
+            f"A check on rank {rank} found that the ranks' communication gives wrong results (exit code {code}).",
+            hint=f"Trust no figure of this run. What was found: {logs}",
+            evidence=evidence,
+        )
     if code == contract.EXIT_ENVIRONMENT:
         return Finding(
             "bad_environment",

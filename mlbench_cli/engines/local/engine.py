@@ -98,7 +98,7 @@ class LocalEngine:
             "ranks": [_rank_plan(spec, rank) for rank in range(spec.process_count)],
         }
         if is_shaped:
-            plan.update(network=spec.network, workers=spec.workers + spec.servers)
+            plan.update(network=spec.network, workers=spec.unit_count)
         return Submission(spec, (plan,))
 
     # --- start --------------------------------------------------------------------------------------------------
@@ -341,13 +341,12 @@ def _rank_plan(spec: RunSpec, rank: int) -> dict[str, object]:
     argv = [_PLACEHOLDER.sub(lambda match: words[match[1]], element) for element in spec.argv]
     environment = {
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank % spec.processes_per_worker),
-        "NODE_RANK": str(rank // spec.processes_per_worker),
+        "LOCAL_RANK": str(rank - spec.ranks_of(spec.unit_of(rank))[0]),
+        "NODE_RANK": str(spec.unit_of(rank)),
         "MLBENCH_OUTPUT_DIR": f"output/rank-{rank}",
     }
-    if rank >= spec.world_size:  # parameter servers are workers of one process each, after the others
-        node = spec.workers + rank - spec.world_size
-        environment |= {"LOCAL_RANK": "0", "NODE_RANK": str(node), "MLBENCH_ROLE": "server"}
+    if rank >= spec.world_size:
+        environment["MLBENCH_ROLE"] = "server"
     return {"rank": rank, "argv": argv if spec.run_on_all or rank == 0 else None, "environment": environment}
 
 

@@ -23,6 +23,7 @@ from mlbench_cli.kube.api import ApiError
 from mlbench_cli.model import Run
 from mlbench_cli.run_folder import RunFolder
 from mlbench_cli.spec import KubernetesOptions, RunSpec
+from task_images.comm.presets import resolve
 from tests.fakes.kube_api import Fault, KubeApi
 
 KINDS = ("jobs", "configmaps", "services", "networkpolicies", "jobs")
@@ -368,3 +369,17 @@ def test_processes_of_one_worker_share_a_log(server: KubeApi, tmp_path: Path) ->
         [b"worker 1\n"],
         [],
     ]
+
+
+def test_a_run_ends_when_its_parameter_servers_have_ended_too(server: KubeApi, tmp_path: Path) -> None:
+    run = a_run(tmp_path, method=resolve("bsp-ps").to_dict())
+    submit(server, run)
+    engine = KubernetesEngine(server.access)
+    put_pod(server, 0, **terminated_pod(0))
+    put_pod(server, 1, **terminated_pod(0))
+    put_pod(server, 2, phase="Running", containerStatuses=[{"name": "main", "state": {"running": {}}}])
+    assert engine.look(run).ended is None
+    put_pod(server, 2, **terminated_pod(0))
+    found = engine.look(run)
+    assert [(worker.rank, worker.exit_code) for worker in found.workers] == [(0, 0), (1, 0), (2, 0)]
+    assert found.ended == "exited"

@@ -264,3 +264,12 @@ def test_of_many_samples_it_tells_some(shell: list[str], tmp_path: Path) -> None
     times = [sample["time"] for sample in worker.samples[3:-1] if sample["time"] <= 1000]
     # Evenly spread, every fourth line; the worker's own samples are among the lines, and may be the fourth.
     assert max(later - earlier for earlier, later in pairwise(times)) <= 8
+
+
+def test_a_pod_after_those_of_the_workers_is_a_parameter_server(shell: list[str], tmp_path: Path) -> None:
+    """It is one process, also if workers are several, and has no output that is worth a hold."""
+    words = ("sh", "-c", 'echo "$RANK of $WORLD_SIZE, $MLBENCH_ROLE, node $NODE_RANK"')
+    changes = {"LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4", "MLBENCH_COLLECT": "all", "MLBENCH_HOLD": "60"}
+    code, output, summary = run(shell, tmp_path, *words, **changes, JOB_COMPLETION_INDEX="3")
+    assert (code, output) == (0, "5 of 4, server, node 3\n")
+    assert (summary["held"], summary["archive"]) == (False, None)

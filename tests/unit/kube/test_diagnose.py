@@ -247,6 +247,7 @@ BUILT = {
     "GPU fault": from_log("gpu_fault", "NVRM: Xid (PCI:0000): 79, GPU has fallen off the bus"),
     "disk": from_log("disk_full", "OSError: [Errno 28] No space left on device"),
     "usage": case("usage", a_pod(state=terminated_container(64))),
+    "wrong results": case("wrong_result", a_pod(state=terminated_container(70))),
     "may pass": case("retryable", a_pod(state=terminated_container(75))),
     "environment": case("bad_environment", a_pod(state=terminated_container(78))),
     "not found in a shell": case("command_not_found", a_pod(state=terminated_container(127))),

@@ -12,6 +12,7 @@ from mlbench_cli.engines.kubernetes.manifests import SPEC_ANNOTATION, holders, m
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.spec import KubernetesOptions, RunSpec
+from task_images.comm.presets import resolve
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -307,3 +308,14 @@ def test_every_value_survives_the_way_through_yaml() -> None:
     job = manifests(spec, "default")[0]
     assert job["spec"]["template"]["spec"]["containers"][0]["args"] == [nasty]
     assert spec_of(job) == spec
+
+
+def test_parameter_servers_are_pods_after_those_of_the_workers() -> None:
+    spec = a_spec(method={**resolve("bsp-ps").to_dict(), "servers": "2"}, processes_per_worker=2)
+    job = manifests(spec, "default")[0]
+    assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (4, 4)
+    variables = {item["name"]: item.get("value") for item in job["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert variables["MLBENCH_WORKERS"] == "2"
+    assert (variables["WORLD_SIZE"], variables["MLBENCH_SERVERS"]) == ("4", "2")
+    assert variables["MLBENCH_HOSTS"] == "demo-2-0.demo-2,demo-2-1.demo-2"
+    assert holders(dataclasses.replace(spec, kubernetes=KubernetesOptions(collect="all"))) == (0, 1)

@@ -92,9 +92,16 @@ def test_what_cannot_be_is_refused_with_what_can(options: Mapping[str, Any], mes
     assert hint is None or hint in (error.value.hint or "")
 
 
-def test_servers_are_refused_on_kubernetes() -> None:
-    with pytest.raises(UsageError, match="not started on Kubernetes"):
-        spec(cluster=Cluster("far", "kind"), method="wfbp-ps")
+def test_servers_on_a_cluster_are_units_after_the_workers() -> None:
+    found = spec(cluster=Cluster("far", "kind"), method="wfbp-ps", servers=2, processes_per_worker=2)
+    assert (found.world_size, found.unit_count, found.process_count) == (4, 4, 6)
+    assert [list(found.ranks_of(unit)) for unit in range(4)] == [[0, 1], [2, 3], [4], [5]]
+    assert [found.unit_of(rank) for rank in range(6)] == [0, 0, 1, 1, 2, 3]
+
+
+def test_servers_that_would_keep_gpus_are_refused() -> None:
+    with pytest.raises(UsageError, match="1 GPUs that it does not use"):
+        spec(cluster=Cluster("far", "kind"), method="wfbp-ps", gpu=True, gpus_per_worker=1)
 
 
 def test_every_tasks_own_method_and_limits_are_in_the_table() -> None:

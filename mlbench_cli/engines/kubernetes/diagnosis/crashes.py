@@ -70,6 +70,12 @@ def crash(name: str, worker: int, code: int, reason: str, message: str, log: str
         return finding("disk_full", f"Worker {worker} ran out of disk.", f"Write less to the output folder. {logs}")
     if code == contract.EXIT_USAGE:
         return finding("usage", f"Worker {worker} refused its arguments (exit code {code}).", logs)
+    if code == contract.EXIT_WRONG:
+        return finding(
+            "wrong_result",
+            f"A check on worker {worker} found that the ranks' communication gives wrong results (exit code {code}).",
+            f"Trust no figure of this run. What was found: {logs}",
+        )
     if code == contract.EXIT_ENVIRONMENT:
         return finding("bad_environment", f"Worker {worker} cannot run in this environment (exit code {code}).", logs)
     if code == contract.EXIT_RETRYABLE:
