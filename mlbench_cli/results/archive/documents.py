@@ -119,6 +119,7 @@ class ResultDocument(TypedDict):
     label: dict[str, str | None]
     division: dict[str, str | None]
     conditions: dict[str, Any]  # Conditions.to_dict
+    method: NotRequired[str]  # name of the method of communication, if it was not the task's own
     network: NotRequired[SummaryDocument]  # if it was measured or asked for
     first_failed: int | None
     ended: str | None

@@ -103,6 +103,8 @@ def judge(evidence: Evidence, write_metric: Callable[[bytes], object] = lambda l
     nodes = [worker.node for worker in evidence.observation.workers]
     is_alone = not spec.functional_only and len(set(nodes)) == len(nodes)
     result["conditions"] = assess_conditions(spec, evidence.provenance, evidence.samples(), is_alone).to_dict()
+    if spec.method:
+        result["method"] = str(spec.method.get("name"))
     network = network_document(spec.network if spec.workers > 1 else None, collector.probes, evidence.shaping)
     if network is not None:
         result["network"] = network["summary"]

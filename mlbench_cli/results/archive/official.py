@@ -80,6 +80,8 @@ def _with_notes(line: str | None, result: Mapping[str, Any]) -> str:
         line += f"\nDivision: none ({division['reason']}), not comparable with official results."
     if result["label"]["word"] == "functional":
         line += f"\nThe result is functional, not a performance measurement: {result['label']['reason']}."
+    if method := result.get("method"):
+        line += f"\nMethod of communication: {method}, not the task's own."
     network = result.get("network")
     if network and (phrase := network_phrase(network)):
         line += f"\nNetwork between the ranks: {phrase}."

@@ -136,6 +136,7 @@ SCHEMAS: Mapping[str, Schema] = {
             "progress": _ANY_OBJECT,
             "conditions": _CONDITIONS,
             "data_identity": _optional(_DATA_IDENTITY),
+            "method": _TEXT,
             "network": _NETWORK,
         },
         **dict.fromkeys(("run", "id", "task", "preset", "engine", "cluster", "backend", "device"), _TEXT),
