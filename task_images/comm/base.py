@@ -83,12 +83,26 @@ class Profile(NamedTuple):
     beta: float
 
 
+class MethodState(TypedDict, total=False):
+    """What methods keep besides model and optimiser.
+
+    update       updates made, which random choices depend on
+    ranks        by rank, what only that one has: residuals, momenta, factors, weights, ... by parameter name
+    count        updates of a method that changes after some; optimizers: by rank, its optimiser's state
+    """
+
+    update: int
+    ranks: list[Any]
+    count: int
+    optimizers: list[Any]
+
+
 class StrategyState(TypedDict):
     """What a checkpoint holds of a strategy. `method`: residuals and the like, by parameter name."""
 
     model: Mapping[str, Any]
     optimizer: Mapping[str, Any]
-    method: Mapping[str, Any]
+    method: MethodState
 
 
 class Strategy:
@@ -157,6 +171,11 @@ class Strategy:
         """The context of validation and checkpoints: nothing is under way, and all ranks have the same model."""
         return contextlib.nullcontext()
 
+    @property
+    def keeps_optimizer_state(self) -> bool:
+        """Whether `optimizer` has the whole state on every rank. If not, it is in `method_state`."""
+        return True
+
     def check_replicas(self) -> float | None:
         """Within `consensus`, after training: raise DivergedError if models that must be equal are not. Returns the
         distance that drifting replicas had, relative to their norm; None if they do not drift. Collective."""
@@ -165,12 +184,25 @@ class Strategy:
 
     def state_dict(self) -> StrategyState:
         """What training needs to go on. Collective, within `consensus`; rank 0's is the one to keep."""
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "method": {}}
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "method": self.method_state(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave, which every rank has read."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.load_method_state(state.get("method") or MethodState())
+
+    def method_state(self) -> MethodState:
+        """The part of `state_dict` besides model and optimiser: residuals, momenta and the like of all ranks, by
+        parameter name. Empty if there is none. Collective."""
+        return {}
+
+    def load_method_state(self, state: MethodState) -> None:
+        """Go on from what `method_state` gave, after model and optimiser were loaded. Collective."""
 
     def stats(self) -> dict[str, float]:
         """What this rank sent since `attach`, for the result's details: updates, messages, bytes, ..."""

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from task_images.comm.base import MakeOptimizer, Placement, Profile, Strategy, StrategyState
+from task_images.comm.base import MakeOptimizer, MethodState, Placement, Profile, Strategy, StrategyState
 from task_images.comm.ddp import DdpAllReduce
 from task_images.comm.methods import Method, parse_size
 from task_images.harness.tracker import Tracker
@@ -64,13 +64,31 @@ class ShardedOptimizer(DdpAllReduce):
 
         return super().attach(place, model, make_sharded, profile, tracker)
 
+    @property
+    def keeps_optimizer_state(self) -> bool:
+        return not isinstance(self.optimizer, ZeroRedundancyOptimizer)
+
     def state_dict(self) -> StrategyState:
-        """The whole state, the optimizer's collected on rank 0; a collective call."""
-        if not isinstance(self.optimizer, ZeroRedundancyOptimizer):
+        if self.keeps_optimizer_state:
             return super().state_dict()
+        return {"model": self.model.state_dict(), "optimizer": {}, "method": self.method_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self.keeps_optimizer_state:
+            super().load_state_dict(state)
+            return
+        self.model.load_state_dict(state["model"])
+        self.load_method_state(state["method"])
+
+    def method_state(self) -> MethodState:
+        if not isinstance(self.optimizer, ZeroRedundancyOptimizer):
+            return {}
         self.optimizer.consolidate_state_dict(0)
-        state = self.optimizer.state_dict() if self.place.rank == 0 else {}
-        return {"model": self.model.state_dict(), "optimizer": state, "method": {}}
+        return {"optimizers": [self.optimizer.state_dict()] if self.place.rank == 0 else []}
+
+    def load_method_state(self, state: MethodState) -> None:
+        if state:
+            self.optimizer.load_state_dict(state["optimizers"][0])
 
 
 class ShardedModel(Strategy):
@@ -90,11 +108,18 @@ class ShardedModel(Strategy):
             mesh = init_device_mesh(kind, (self.place.size,))
         else:
             mesh = init_device_mesh(kind, (count, self.place.size // count), mesh_dim_names=("replicate", "shard"))
+        for parameter in model.parameters():  # fully_shard takes no other memory format, such as channels last
+            parameter.data = parameter.data.contiguous()
         for block in _list_blocks(model):
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
         model.register_full_backward_pre_hook(self._weigh)
         return model
+
+    def _connect(self) -> None:
+        if self.place.size > 1 and isinstance(self.optimizer, torch.optim.SGD):
+            for group in self.optimizer.param_groups:  # torch has no fused SGD for parameters in shards
+                group["fused"] = False
 
     def _weigh(self, module: nn.Module, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         factor = self.place.size * self._weight / self._total

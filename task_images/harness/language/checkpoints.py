@@ -15,49 +15,88 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from task_images.comm.base import MethodState
 from task_images.harness.distributed import World
 from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
 
 FACTS = "mlbench.json"
+METHOD = "method.pt"
 FORM = 2  # 2: position and clock of the training, too
 
 
 def save_step(
-    world: World, target: Path, model: nn.Module, optimizer: torch.optim.Optimizer, facts: Mapping[str, Any]
+    world: World,
+    target: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    facts: Mapping[str, Any],
+    method_state: MethodState | None = None,
 ) -> None:
     """Write the folder `target`: parts of model and optimizer, and `facts` (what JSON can hold). Every rank must call
-    it."""
+    it.
+
+    `method_state` is what `comm.base.Strategy.method_state` gave, for `load_method_state` to read. `optimizer` is None
+    if its state is in there.
+    """
     partial = target.with_name(f"{target.name}.partial")
     if world.is_first:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     world.barrier()
-    own, moments = get_state_dict(model, optimizer)
     with _without_single_process_warning():
-        save({"model": own, "optimizer": moments}, checkpoint_id=str(partial))
+        save(_collect(model, optimizer), checkpoint_id=str(partial))
     world.barrier()
     if world.is_first:
-        (partial / FACTS).write_text(json.dumps({"form": FORM, **facts}) + "\n")
+        if method_state:
+            torch.save({**method_state}, partial / METHOD)
+        place = {} if optimizer is not None else {"optimizer": METHOD}
+        (partial / FACTS).write_text(json.dumps({"form": FORM, **place, **facts}) + "\n")
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
     world.barrier()
 
 
-def load_step(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Set model and optimizer to the checkpoint in `path`. Raises EnvironmentUnfitError if a part is damaged."""
-    own, moments = get_state_dict(model, optimizer)
-    state: dict[str, Any] = {"model": own, "optimizer": moments}  # words: ok
+def load_step(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    """Set model and optimizer to the checkpoint in `path`. `optimizer` is None if the method has its state. Raises
+    EnvironmentUnfitError if a part is damaged, TaskUsageError if the optimizer's state is in the other place."""
+    if (read_facts(path, {}).get("optimizer") == METHOD) != (optimizer is None):
+        raise TaskUsageError(
+            f"{path} has its optimizer's state in another form than this method, which keeps it in parts or whole",
+            "Resume with the method that made it.",
+        )
+    state = _collect(model, optimizer)
     try:
         with _without_single_process_warning():
             load(state, checkpoint_id=str(path))
     except Exception as error:  # damaged parts raise what their readers raise
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise EnvironmentUnfitError(f"{path} cannot be read as a checkpoint: {why}", "Take an earlier one.") from None
-    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    optimizers = () if optimizer is None else (optimizer,)
+    set_state_dict(model, optimizers, model_state_dict=state["model"], optim_state_dict=state.get("optimizer") or {})
+
+
+def _collect(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:  # words: ok
+    """What a checkpoint has of this rank: the model, and the optimizer's state unless the method has it."""
+    if optimizer is None:
+        return {"model": get_model_state_dict(model)}
+    own, moments = get_state_dict(model, optimizer)
+    return {"model": own, "optimizer": moments}
+
+
+def load_method_state(path: Path) -> MethodState:
+    """The method's state in the checkpoint; empty if it has none. Raises EnvironmentUnfitError if it is damaged."""
+    if not (path / METHOD).exists():
+        return {}
+    try:
+        found: MethodState = torch.load(path / METHOD, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file raises what its reader raises
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        raise EnvironmentUnfitError(f"{path / METHOD} cannot be read: {why}", "Take an earlier checkpoint.") from None
+    return found
 
 
 def read_facts(path: Path, expected: Mapping[str, Any]) -> Mapping[str, Any]:

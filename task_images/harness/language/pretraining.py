@@ -21,7 +21,7 @@ from task_images.comm.prepare import prepare_strategy
 from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.goals import GoalWatch
-from task_images.harness.language.checkpoints import load_step, read_facts, save_step
+from task_images.harness.language.checkpoints import load_method_state, load_step, read_facts, save_step
 from task_images.harness.language.layout import CHECKPOINTING, PARALLEL, Layout, LayoutError, Memory, check_memory
 from task_images.harness.language.parallel import check_optimizer, split_decay
 from task_images.harness.language.sharded import ShardedUpdate
@@ -235,6 +235,7 @@ class Pretraining(Generic[B]):
                     f"parallel={self.layout.name} exchanges gradients in its own way, so {option} has no meaning",
                     f"Leave out {option}, or --set parallel=ddp.",
                 )
+            self.report.say(f"method: that of parallel={self.layout.name}")
             return ShardedUpdate(self.layout)
         strategy = prepare_strategy(self.world, DdpAllReduce)
         if self.settings.clip and not strategy.traits.barrier:
@@ -299,13 +300,20 @@ class PretrainingTrainer(Trainer[B]):
         return {}
 
     def _write(self, path: Path, state: Mapping[str, Any]) -> None:
-        save_step(self.world, path, self.strategy.model, self.strategy.optimizer, {"task": self.name, **state})
+        facts = {"task": self.name, **state}
+        save_step(self.world, path, self.strategy.model, self._optimizer, facts, self.strategy.method_state())
 
     def _read(self, path: Path) -> Mapping[str, Any]:
         return read_facts(path, {"task": self.name, **self.identity})
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
-        load_step(Path(self.plan.resume), self.strategy.model, self.strategy.optimizer)
+        load_step(Path(self.plan.resume), self.strategy.model, self._optimizer)
+        self.strategy.load_method_state(load_method_state(Path(self.plan.resume)))
+
+    @property
+    def _optimizer(self) -> torch.optim.Optimizer | None:
+        """What checkpoints have of the optimizer; None if the method has its state."""
+        return self.strategy.optimizer if self.strategy.keeps_optimizer_state else None
 
 
 @dataclass(frozen=True)
