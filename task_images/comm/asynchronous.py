@@ -1,12 +1,12 @@
 """Asynchronous parameter servers: weights that every trainer adds to by its own steps."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from task_images.comm.base import MethodState
 from task_images.comm.client import connect_servers
 from task_images.comm.drifting import Drifting
 from task_images.comm.methods import parse_size
@@ -78,9 +78,8 @@ class AsynchronousServers(Drifting):
         """Put the servers' weights into the model for as long as the block lasts."""
         return self._on_servers_weights() if self.place.size > 1 else nullcontext()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the common state, then take the servers' weights as the new base."""
-        super().load_state_dict(state)
+    def load_method_state(self, state: MethodState) -> None:
+        super().load_method_state(state)
         if self.place.size > 1:
             self._base = self._collect()
             self._set()

@@ -218,12 +218,14 @@ def split_payload(message: Tensor, like: Payload) -> Payload:
         size = part.numel() * part.element_size()
         piece = message[start : start + size]
         # A view as another type needs an address that is a multiple of its size.
-        parts.append((piece.clone() if start % part.element_size() else piece).view(part.dtype))
+        parts.append((piece.clone() if piece.storage_offset() % part.element_size() else piece).view(part.dtype))
         start += size
     return parts
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
     """matrix (n, r) with columns made orthonormal; columns of zeros get other directions, so no NaN comes of them."""
-    basis: Tensor = torch.linalg.qr(matrix)[0]
-    return basis
+    # The decomposition exists for 32 and 64 bits only.
+    wide = torch.promote_types(matrix.dtype, torch.float32)
+    basis: Tensor = torch.linalg.qr(matrix.to(wide))[0]
+    return basis.to(matrix.dtype)

@@ -13,6 +13,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from task_images.comm.base import Strategy
+from task_images.harness.errors import TaskUsageError
 
 # Buffers are averaged before validation, as with every strategy: no broadcast in the forward pass. torch 2.14 and older
 # know the option by another name.
@@ -57,6 +58,11 @@ class DdpAllReduce(Strategy):
         """Begin an update of `passes` passes; only the last one exchanges gradients."""
         super().begin(weight, total, passes)
         if self._wrapped is not None:
+            if self._static and passes > 1:  # torch counts the hooks of a static graph in its first backward pass
+                raise TaskUsageError(
+                    f"an update has {passes} passes, and DistributedDataParallel with a static graph takes one only",
+                    "--method ddp, or a batch that fits into one pass.",
+                )
             self._wrapped.require_backward_grad_sync = passes == 1
 
     def last_pass(self) -> AbstractContextManager[object]:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from task_images.comm.base import Strategy, StrategyState, Traits
+from task_images.comm.base import MethodState, Strategy, Traits
 from task_images.comm.codecs import join_payload, make_codec, split_payload
 from task_images.comm.link import Link
 from task_images.comm.methods import Method
@@ -85,24 +85,19 @@ class Drifting(Strategy):
         """Put the mean of all replicas into the model for as long as the block lasts."""
         return self._on_average() if self.place.size > 1 else nullcontext()
 
-    def state_dict(self) -> StrategyState:
-        """The common state, and each rank's own; a collective call."""
-        state = super().state_dict()
-        if self.place.size > 1:
-            ranks: list[Any] = [None] * self.place.size
-            dist.all_gather_object(ranks, self._own_state())
-            state["method"] = {"update": self._update, "ranks": ranks}
-        return state
+    def method_state(self) -> MethodState:
+        if self.place.size == 1:
+            return {}
+        ranks: list[Any] = [None] * self.place.size
+        dist.all_gather_object(ranks, self._own_state())
+        return {"update": self._update, "ranks": ranks}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the common state and, if the number of ranks is the same, this rank's own."""
-        super().load_state_dict(state)
-        method = state.get("method") or {}
-        if self.place.size == 1 or not method:
+    def load_method_state(self, state: MethodState) -> None:
+        if self.place.size == 1 or not state:
             return
-        self._update = int(method["update"])
-        if len(method["ranks"]) == self.place.size:  # else all go on from the mean
-            self._load_own_state(method["ranks"][self.place.rank])
+        self._update = int(state["update"])
+        if len(state["ranks"]) == self.place.size:  # else all go on from the mean
+            self._load_own_state(state["ranks"][self.place.rank])
 
     def _own_state(self) -> dict[str, Any]:  # words: ok
         """What only this rank has."""
@@ -119,17 +114,29 @@ class LocalSteps(Drifting):
         super().__init__(method)
         self._steps = int(method.sync.partition(":")[2].split(",")[-1])
 
+    def _connect(self) -> None:
+        super()._connect()
+        self._averaged_at = 0
+
     def _exchange(self, updated: bool) -> None:
         self._update += 1
         if self.place.size > 1 and self._update % self._steps == 0:
             self._average()
+            self._averaged_at = self._update
 
     def consensus(self) -> AbstractContextManager[object]:
         """Measure the distance, then replace all weights by their mean, for good."""
         if self.place.size > 1:
             self._distance = measure_distance(self.place.world, self._parameters)
-            self._average()
+            # A mean of equal numbers is not always the number: what is averaged already stays as it is.
+            if self._averaged_at != self._update:
+                self._average()
+                self._averaged_at = self._update
         return nullcontext()
+
+    def load_method_state(self, state: MethodState) -> None:
+        super().load_method_state(state)
+        self._averaged_at = self._update
 
 
 class PostLocalSteps(Reducer):
@@ -141,6 +148,7 @@ class PostLocalSteps(Reducer):
         self._begins_at, self._steps = int(start), int(steps)
         self.traits = Traits(identical=False, gradients_agree=False)
         self._count_updates = 0
+        self._averaged_at = 0
         self._distance: float | None = None
 
     @property
@@ -163,41 +171,40 @@ class PostLocalSteps(Reducer):
         self._count_updates += 1
         if local and (self._count_updates - self._begins_at) % self._steps == 0:
             self._average()
+        elif not local:
+            self._averaged_at = self._count_updates  # the same gradients on all ranks
 
     @torch.no_grad()
     def _average(self) -> None:
         for parameter in self._parameters:
             self._link.all_reduce(parameter.detach().div_(self.place.size))
+        self._averaged_at = self._count_updates
 
     def consensus(self) -> AbstractContextManager[object]:
         """Measure the distance, then replace all weights by their mean, for good."""
         if self.place.size > 1:
             self._distance = measure_distance(self.place.world, self._parameters)
-            self._average()
+            if self._averaged_at != self._count_updates:
+                self._average()
         return nullcontext()
 
     def check_replicas(self) -> float | None:
         """The distance of the replicas from their mean, as last measured; None before that."""
         return self._distance
 
-    def state_dict(self) -> StrategyState:
-        """The common state, the count of updates, and each rank's optimizer; a collective call."""
-        state = super().state_dict()
+    def method_state(self) -> MethodState:
         ranks: list[Any] = [None] * self.place.size
         if self.place.size > 1:
             dist.all_gather_object(ranks, self.optimizer.state_dict())
-        state["method"] = {"update": self._update, "ranks": [], "count": self._count_updates, "optimizers": ranks}
-        return state
+        return {**super().method_state(), "count": self._count_updates, "optimizers": ranks}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the common state and, if the number of ranks is the same, this rank's optimizer."""
-        super().load_state_dict(state)
-        method = state.get("method") or {}
-        if not method:
+    def load_method_state(self, state: MethodState) -> None:
+        if not state:
             return
-        self._count_updates = int(method["count"])
-        if self.place.size > 1 and len(method["optimizers"]) == self.place.size:
-            self.optimizer.load_state_dict(method["optimizers"][self.place.rank])
+        super().load_method_state(state)
+        self._count_updates = self._averaged_at = int(state["count"])
+        if self.place.size > 1 and len(state["optimizers"]) == self.place.size:
+            self.optimizer.load_state_dict(state["optimizers"][self.place.rank])
 
 
 class Gossip(Drifting):

@@ -57,6 +57,11 @@ class Message:
     factors: dict[str, Tensor] = field(default_factory=dict)
     shard: Tensor | None = None
 
+    @property
+    def size(self) -> int:
+        """Bytes of its gradients."""
+        return self.flat.numel() * self.flat.element_size()
+
     def encode(self, seed: int, factor: float) -> Payload:
         """The payload of what is in `flat`, with feedback of what is left out."""
         if self.residual is None:

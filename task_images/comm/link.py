@@ -100,6 +100,22 @@ class Link:
             time.sleep(self._delay[0] + self._delay[1] * size)
 
 
+class Leader:
+    """Rank 0 names the next message, on a control group of its own (gloo: it is a number in host memory)."""
+
+    def __init__(self, world: World) -> None:
+        self.is_here = world.rank == 0
+        group = dist.new_group(list(range(world.size)), backend="gloo", group_desc="order of messages")
+        assert isinstance(group, dist.ProcessGroup)
+        self._group = group
+
+    def announce(self, number: int = -1) -> int:
+        """Rank 0's `number`. Collective; every rank waits until rank 0 has chosen."""
+        chosen = torch.tensor([number])
+        dist.broadcast(chosen, 0, group=self._group)
+        return int(chosen)
+
+
 def measure_cost(link: Link, sizes: Sequence[int] = (1024, 16384, 65536, 262144), repeats: int = 5) -> list[float]:
     """Mean seconds of an all-reduce of each of `sizes` numbers, after two that do not count. Collective."""
     seconds = []

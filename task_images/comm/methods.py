@@ -38,6 +38,8 @@ AXES = {
         Axis("plan", "which tensors share a message", ("tensor", "all", "threshold:SIZE", "mgwfbp", "optimal")),
         Axis("partition", "messages are cut into parts of at most this size", ("none", "SIZE")),
         Axis("order", "which message goes first among those that are ready", ("fifo", "priority", "deferred")),
+        Axis("agreement", "how ranks agree on that order: once, by rank 0's profile, or rank 0 names each next one",
+             ("static", "leader")),
         Axis("credit", "bytes that may be under way at the same time", ("SIZE",)),
         Axis("barrier", "wait for all gradients in each step, or for those of a layer before its forward pass",
              ("step", "none")),
@@ -78,6 +80,7 @@ class Method:
     delay: str = "none"
     sync: str = "every"
     engine: str = "reducer"
+    agreement: str = "static"
 
     @property
     def codec_name(self) -> str:
@@ -94,8 +97,8 @@ class Method:
         return {name: value for name, value in asdict(self).items() if name != "name"}
 
     def to_dict(self) -> dict[str, str]:
-        """Axis to value."""
-        return asdict(self)
+        """Its name and axes. One that came later is left out if it has its default: old documents stay the same."""
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("agreement", "static")}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, str]) -> "Method":
@@ -190,7 +193,7 @@ TRANSPORTS = {
     "bf16": ("allreduce", "rsag", "ps", "noop"),
     "sign": ("allgather", "a2a"),
     "topk": ("allgather", "gtopk", "gossip"),
-    "randomk": ("allreduce",),
+    "randomk": ("allreduce", "ps"),
     "qsgd": ("allgather",),
     "powersgd": ("allreduce",),
 }
@@ -276,6 +279,13 @@ RULES = (
     Rule(
         lambda m: m.barrier == "none", lambda m: m.codec_name in ("none", "fp16", "bf16"),
         "without the barrier only the codecs none, fp16 and bf16 are built", {"barrier": "step"},
+    ),
+    Rule(
+        lambda m: m.agreement == "leader",
+        lambda m: m.engine == "reducer" and m.order != "deferred" and m.sync == "every"
+        and m.transport not in ("ps", "gossip", "noop"),
+        "a leader names the next message of collectives that start within the backward pass",
+        {"agreement": "static"},
     ),
     Rule(lambda m: m.barrier == "none", lambda m: m.order != "deferred",
          "messages that wait for the backward pass leave no layer to wait for", {"order": "fifo"}),

@@ -12,17 +12,20 @@ from task_images.harness.distributed import World
 def prepare_strategy(world: World, own: Callable[[], Strategy]) -> Strategy:
     """The strategy of the run's method after its self-check, or the task's `own`. Collective.
 
-    Raises TaskUsageError for a method that cannot be, and MethodWrongError for one that computes something else.
+    Rank 0's log has a line with the method. Raises TaskUsageError for a method that cannot be, and MethodWrongError for
+    one that computes something else.
     """
     contract = world.contract
     if not contract.method:
+        if world.is_first:
+            print("method: the task's own", flush=True)
         return own()
     method = read_method(contract)
     begin = time.perf_counter()
     found = check_method(Placement(world), method)
     if world.is_first:
         print(
-            f"method {method.name}: self-check passed in {time.perf_counter() - begin:.2f} s"
+            f"method: {method.name}; its self-check passed in {time.perf_counter() - begin:.2f} s"
             f" ({found['steps']:.0f} updates, largest error {found['error']:g})",
             flush=True,
         )

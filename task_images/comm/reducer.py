@@ -18,14 +18,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from task_images.comm import plans
-from task_images.comm.base import Applied, Strategy, StrategyState, Traits, set_rate
+from task_images.comm.base import Applied, MethodState, Strategy, Traits, set_rate
 from task_images.comm.client import ServerSum, make_server_transport
 from task_images.comm.exchange import Matrix, Transport, make_message, make_transport
-from task_images.comm.link import Link, measure_cost
+from task_images.comm.link import Leader, Link, measure_cost
 from task_images.comm.methods import Method, parse_size
 from task_images.comm.plans import Cost
 from task_images.comm.sender import Group, Sender, Slot
 from task_images.harness.precision import LossScale
+from task_images.harness.replicas import measure_distance
 
 MEASURED_UPDATES = 3  # whose backward passes the plans mgwfbp and optimal and the order priority are made from
 COST_SIZES = (1024, 16384, 65536, 262144)  # numbers of 4 bytes
@@ -60,7 +61,9 @@ class Reducer(Strategy):
         self._cost = Cost(self.profile.alpha, self.profile.beta) if self.profile else Cost(0.0, 0.0)
         self._link = self._make_link()
         self._transport = self._make_transport()
-        self._sender = Sender(self._transport, parse_size(self.method.credit))
+        timeline = self._tracker.timeline if self._tracker else None
+        leader = Leader(self.place.world) if self.method.agreement == "leader" else None
+        self._sender = Sender(self._transport, parse_size(self.method.credit), timeline, leader)
         self._measuring = self._needs_profile and self.profile is None
         if self._measuring:
             self._cost = self._measure_cost()
@@ -75,7 +78,8 @@ class Reducer(Strategy):
 
     @property
     def _needs_profile(self) -> bool:
-        return self.method.plan in ("mgwfbp", "optimal") or self.method.order == "priority"
+        by_profile = self.method.order == "priority" and self.method.agreement == "static"
+        return self.method.plan in ("mgwfbp", "optimal") or by_profile
 
     def _make_link(self) -> Link:
         delay = self.method.delay.split(",")
@@ -139,10 +143,12 @@ class Reducer(Strategy):
         order = entries
         if isinstance(self._transport, ServerSum):
             self._transport.arrange([message for _, message in entries])
-        if self.method.order == "priority" and measured:
+        if self.method.order == "priority" and self.method.agreement == "leader":
+            order = sorted(entries, key=lambda entry: -self._depth(entry[0]))
+        elif self.method.order == "priority" and measured:
             times = {id(group): time for group, time in zip(self._groups, ready, strict=True)}
             numbers = plans.simulate_order(
-                [message.flat.numel() * message.flat.element_size() for _, message in entries],
+                [message.size for _, message in entries],
                 [times[id(group)] for group, _ in entries],
                 [-self._depth(group) for group, _ in entries],
                 self._cost,
@@ -336,29 +342,29 @@ class Reducer(Strategy):
             self._drain()
         return nullcontext()
 
+    def check_replicas(self) -> float | None:
+        """Equal models if the method keeps them so; their distance without communication."""
+        if self.traits.identical or self.place.size == 1:
+            return super().check_replicas()
+        return measure_distance(self.place.world, self._parameters)
+
     # --- state and figures ---------------------------------------------------------------------------------------
 
-    def state_dict(self) -> StrategyState:
-        """The common state, and each rank's residuals and factors if the method has any; a collective call."""
-        state = super().state_dict()
+    def method_state(self) -> MethodState:
         if self.place.size == 1:
-            return state
+            return {}
         own = self._own_state()
         ranks: list[Any] = [None] * self.place.size
         if any(own.values()):
             dist.all_gather_object(ranks, own)
-        state["method"] = {"update": self._update, "ranks": [item for item in ranks if item]}
-        return state
+        return {"update": self._update, "ranks": [item for item in ranks if item]}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the common state and this rank's residuals; of another number of ranks, shares of all of them."""
-        super().load_state_dict(state)
-        method = state.get("method") or {}
-        if self.place.size == 1 or not method:
+    def load_method_state(self, state: MethodState) -> None:
+        if self.place.size == 1 or not state:
             return
-        self._update = int(method["update"])
-        if method["ranks"]:
-            self._load_own_state(pick_state(method["ranks"], self.place.rank, self.place.size))
+        self._update = int(state.get("update", 0))
+        if state.get("ranks"):
+            self._load_own_state(pick_state(state["ranks"], self.place.rank, self.place.size))
 
     def _own_state(self) -> dict[str, dict[str, Tensor]]:
         """Residuals, velocities and factors of this rank by parameter name."""

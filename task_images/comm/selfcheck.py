@@ -4,6 +4,8 @@ Dense methods are held to the exact sum of integer gradients, bit by bit. Lossy 
 model got plus what the residuals keep is what all ranks put in. All of them to agreement of the ranks.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -12,16 +14,17 @@ from task_images.comm.base import Placement, Strategy
 from task_images.comm.choose import make_strategy
 from task_images.comm.methods import Method
 from task_images.comm.reducer import Reducer
-from task_images.harness.errors import TaskError
+from task_images.harness.errors import DivergedError, WrongResultError
 
 STEPS = 4
 SHAPES = {"first": (48, 32), "second": (48,), "third": (7, 5, 3), "fourth": (1,), "last": (96, 40)}
 TOLERANCE = 1e-4
+HINT = "Do not trust results of this method here. Choose another one with --method, or report this."
 LOSSY = ("sign", "topk", "randomk", "qsgd")
 
 
-class MethodWrongError(TaskError):
-    """The method does not compute what it should (exit 1)."""
+class MethodWrongError(WrongResultError):
+    """The method does not compute what it should."""
 
 
 class Probe(nn.Module):
@@ -48,11 +51,13 @@ class Layer(nn.Module):
         return (self.weight * gradient).sum()
 
 
-def check_method(place: Placement, method: Method, fault: bool = False) -> dict[str, float]:
+def check_method(
+    place: Placement, method: Method, prepare: Callable[[Strategy], None] | None = None
+) -> dict[str, float]:
     """Run `STEPS` updates of `method` on `Probe`. Returns what was found: largest error, and steps.
 
-    Collective. Raises MethodWrongError, on every rank, saying what is wrong. `fault`: falsify one number on the last
-    rank, for tests of this check.
+    Collective. Raises MethodWrongError, on every rank, saying what is wrong. `prepare` gets the attached strategy
+    before its first update, for tests that break it.
     """
     if place.size == 1 or method.transport == "noop":
         return {"steps": 0.0, "error": 0.0}
@@ -60,10 +65,11 @@ def check_method(place: Placement, method: Method, fault: bool = False) -> dict[
     strategy = make_strategy(method)
     model = Probe().to(device)
     module = strategy.attach(place, model, lambda probe: torch.optim.SGD(probe.parameters(), 1.0))
+    if prepare is not None:
+        prepare(strategy)
     # Ranks count alike, and their sum is what arrives: of integers, so that every order of summing is exact.
     share = 1.0 if strategy.traits.gradients_agree else float(place.size)
     sums = {name: torch.zeros(shape, device=device) for name, shape in SHAPES.items()}
-    wrong = torch.zeros(())
     for step in range(STEPS):
         strategy.begin(1.0, share)
         with strategy.last_pass():
@@ -73,17 +79,18 @@ def check_method(place: Placement, method: Method, fault: bool = False) -> dict[
             for name, gradient in _gradients(rank, step, device).items():
                 sums[name] += gradient
     with strategy.consensus():
-        strategy.check_replicas()
-        if fault and place.rank == place.size - 1:
-            wrong += 1
-        error = _measure_error(place, strategy, method, model, sums) + float(wrong)
+        try:
+            strategy.check_replicas()
+        except DivergedError as found:
+            raise MethodWrongError(f"the self-check of the method {method.name} failed: {found}", HINT) from None
+        error = _measure_error(place, strategy, method, model, sums)
     strategy.close()
     worst = world.max([error])[0]
     if not worst <= _tolerance(method):
         raise MethodWrongError(
             f"the self-check of the method {method.name} failed: after {STEPS} updates parameters differ by {worst:g} "
             f"from the sum of what {place.size} ranks put in",
-            "Do not trust results of this method here. Choose another one with --method, or report this.",
+            HINT,
         )
     return {"steps": float(STEPS), "error": worst}
 

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from task_images.comm.exchange import Message, ScatterGather, Transport
+from task_images.comm.link import Leader
+from task_images.harness.timeline import MessageSpan, Timeline
 
 
 @dataclass
@@ -69,7 +71,13 @@ class Sender:
     exposed_seconds         the training thread waited for this one
     """
 
-    def __init__(self, transport: Transport, credit: int) -> None:
+    def __init__(
+        self, transport: Transport, credit: int, timeline: Timeline | None = None, leader: Leader | None = None
+    ) -> None:
+        """`timeline` gets every message's span. With a `leader` the order is not fixed: rank 0 names each next message,
+        the first in the arranged order that is ready there."""
+        self._timeline = timeline
+        self._leader = leader
         self._transport = transport
         self._credit = credit
         self._order: list[tuple[Group, Message]] = []
@@ -144,26 +152,34 @@ class Sender:
         return torch.cuda.stream(self._stream)
 
     def _send_all(self, update: int) -> None:
-        under_way: deque[tuple[Group, Callable[[], None], int]] = deque()
+        under_way: deque[tuple[Group, Message, Callable[[], None], float]] = deque()
         flying = 0
 
         def land() -> int:
-            group, finish, size = under_way.popleft()
+            group, message, finish, started = under_way.popleft()
             begin = time.perf_counter()
             finish()
             self.communication_seconds += time.perf_counter() - begin
-            self._mark_done(group)
-            return size
+            self._mark_done(group, message, started)
+            return message.size
 
-        for group, message in list(self._order):
+        def choose(left: list[tuple[Group, Message]]) -> int:
+            nonlocal flying
+            assert self._leader is not None
+            while under_way and not (self._leader.is_here and self._find_ready(left) is not None):
+                flying -= land()
+            return self._leader.announce(self._await_ready(left) if self._leader.is_here else -1)
+
+        left = list(self._order)
+        while left:
+            group, message = left.pop(choose(left) if self._leader else 0)
             while under_way and not group.ready:
                 flying -= land()
             with self._changed:
                 self._changed.wait_for(lambda group=group: group.ready or self._stopping)  # type: ignore[misc]
                 if self._stopping:
                     return
-            size = message.flat.numel() * message.flat.element_size()
-            while under_way and flying + size > self._credit:
+            while under_way and flying + message.size > self._credit:
                 flying -= land()
             wait_for_event(group.written, group.flat)
             begin = time.perf_counter()
@@ -171,14 +187,24 @@ class Sender:
             finish = self._transport.start(message, self._message_seed(update, message))
             self.communication_seconds += time.perf_counter() - begin
             if finish is not None:
-                under_way.append((group, finish, size))
-                flying += size
+                under_way.append((group, message, finish, begin))
+                flying += message.size
             elif message.shard is None:
-                self._mark_done(group)
+                self._mark_done(group, message, begin)
         while under_way:
             land()
         if isinstance(self._transport, ScatterGather):
             self._gather_all(self._transport)
+
+    @staticmethod
+    def _find_ready(left: list[tuple[Group, Message]]) -> int | None:
+        """The first message that is ready; None if none is."""
+        return next((number for number, (group, _) in enumerate(left) if group.ready), None)
+
+    def _await_ready(self, left: list[tuple[Group, Message]]) -> int:
+        with self._changed:
+            self._changed.wait_for(lambda: self._find_ready(left) is not None or self._stopping)
+        return self._find_ready(left) or 0
 
     def _gather_all(self, transport: ScatterGather) -> None:
         """The second halves, those of the first layers first, since these are needed first."""
@@ -187,9 +213,13 @@ class Sender:
                 begin = time.perf_counter()
                 transport.gather(message)
                 self.communication_seconds += time.perf_counter() - begin
-                self._mark_done(group)
+                self._mark_done(group, message, begin)
 
-    def _mark_done(self, group: Group) -> None:
+    def _mark_done(self, group: Group, message: Message, begin: float) -> None:
+        if self._timeline is not None:
+            self._timeline.add_message(
+                MessageSpan(message.number, message.size, group.ready_at, begin, time.perf_counter())
+            )
         summed = mark_stream(group.flat)
         with self._changed:
             group.summed = summed

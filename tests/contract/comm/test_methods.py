@@ -9,7 +9,7 @@ from tests.contract.task_images.ranks import RankServer
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
 def test_all_checks_hold(ranks: RankServer, tmp_path: Path, size: int) -> None:
     started = ranks.start("tests.contract.comm.checks", size, tmp_path, {})
     for one in ranks.wait(started, 400):

@@ -22,13 +22,9 @@ SECONDS = 240.0
 @contextmanager
 def start(method: Method, trainers: int, folder: Path, **parameters: bool) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Trainers, then servers, with their outputs in `folder`/out-N."""
-    changes = {"MLBENCH_METHOD": json.dumps(method.to_dict()), "MLBENCH_SERVERS": method.servers}
-    total = trainers + method.server_count
+    changes = {"MLBENCH_METHOD": json.dumps(method.to_dict())}
     processes = []
-    for number, environment in enumerate(environments(total, folder, parameters, changes)):
-        environment["WORLD_SIZE"] = str(trainers)
-        if number >= trainers:
-            environment["MLBENCH_ROLE"] = "server"
+    for number, environment in enumerate(environments(trainers, folder, parameters, changes, method.server_count)):
         with open(folder / f"out-{number}", "wb") as out:
             command = [sys.executable, "-m", "tests.contract.comm.server_checks"]
             processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out))

@@ -58,9 +58,9 @@ def free_port() -> int:
 
 
 def environments(
-    world_size: int, folder: Path, parameters: Mapping[str, Any], changes: Mapping[str, str]
+    world_size: int, folder: Path, parameters: Mapping[str, Any], changes: Mapping[str, str], servers: int = 0
 ) -> list[dict[str, str]]:
-    """The variables of every rank. Each has its own output folder, `folder`/output-RANK."""
+    """The variables of every rank, then of parameter servers. Each has its own output folder, `folder`/output-RANK."""
     shared = {
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": "1",
@@ -76,10 +76,12 @@ def environments(
         **changes,
     }
     every = []
-    for rank in range(world_size):
+    for rank in range(world_size + servers):
         output = folder / f"output-{rank}"
         output.mkdir(parents=True, exist_ok=True)
         own = {"RANK": str(rank), "NODE_RANK": str(rank), "MLBENCH_OUTPUT_DIR": str(output)}
+        if servers:
+            own |= {"MLBENCH_SERVERS": str(servers), "MLBENCH_ROLE": "trainer" if rank < world_size else "server"}
         every.append({**os.environ, **shared, **own})
     return every
 
@@ -131,9 +133,11 @@ class RankServer:
         parameters: Mapping[str, Any],
         changes: Mapping[str, str] | None = None,
         missing: int = 0,
+        servers: int = 0,
     ) -> Started:
         """The same without waiting; the last `missing` ranks are not started. One group of ranks at a time."""
-        every = environments(world_size, folder, parameters, changes or {})[: world_size - missing]
+        every = environments(world_size, folder, parameters, changes or {}, servers)
+        every = every[: len(every) - missing]
         outputs = [[str(folder / f"out-{rank}"), str(folder / f"err-{rank}")] for rank in range(len(every))]
         for path in (path for pair in outputs for path in pair):
             Path(path).touch()

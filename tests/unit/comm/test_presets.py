@@ -13,6 +13,7 @@ SAMPLES = {
     "plan": ("tensor", "all", "threshold:1MiB", "optimal"),
     "partition": ("none", "1MB"),
     "order": ("fifo", "priority", "deferred"),
+    "agreement": ("static", "leader"),
     "barrier": ("step", "none"),
     "codec": ("none", "fp16", "sign", "topk:0.1", "randomk:0.1", "qsgd:7", "powersgd:2"),
     "feedback": ("none", "ef"),

@@ -91,7 +91,7 @@ def test_hosts_of_servers_are_part_of_the_spec_and_its_hash() -> None:
         ({"method": None}, HOSTS_CLUSTER, "no parameter servers"),
         ({}, Cluster("c", "slurm"), "names hosts"),
         ({}, Cluster("local", "local"), "names hosts"),
-        ({"servers_on": None}, Cluster("k", "kind"), "not started on Kubernetes"),
+        ({}, Cluster("k", "kind"), "names hosts"),
         ({"method": None, "task": None, "command": "true"}, HOSTS_CLUSTER, "task's own program"),
     ],
 )

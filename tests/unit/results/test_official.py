@@ -15,6 +15,7 @@ from mlbench_cli.results.archive.official import (
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.archive.verify import find_problems
+from task_images.comm.presets import resolve
 from tests.unit.results.runs import event, new_run, observation_of, result_event, sealed_run, spec
 
 
@@ -99,6 +100,15 @@ def test_the_open_division_is_told() -> None:
         "Division: open (rate 0.5 instead of 0.02), comparable with results of the open division only."
     )
     assert len(official_text(result(division={"word": "closed", "reason": None})).splitlines()) == 1
+
+
+def test_another_method_than_the_tasks_own_is_named(tmp_path: Path) -> None:
+    folder = sealed_run(tmp_path / "run", method=resolve("eftopk").to_dict())
+    assert Archive.open(folder).result["method"] == "eftopk"
+    assert find_problems(folder) == []
+    text = (folder / "official_result.txt").read_text("utf-8")
+    assert "\nMethod of communication: eftopk, not the task's own.\n" in text
+    assert "method" not in Archive.open(sealed_run(tmp_path / "own")).result
 
 
 def test_parts_that_took_no_time_are_left_out() -> None:

@@ -118,7 +118,7 @@ def test_a_wrong_sum_fails_the_run(ranks: RankServer, tmp_path: Path) -> None:
     faults = json.dumps({"allreduce": "flip"})
     ended = ranks.run(CHECKS, 2, tmp_path, parameters, MLBENCH_BACKEND="faulty", FAULTS=faults)
     for rank, one in enumerate(ended):
-        assert one.code == 1
+        assert one.code == 70
         assert f"rank {rank}: all_reduce, fp32, in place of 8 numbers gave a wrong result" in one.stderr
         assert "1 on rank 1" in one.stderr
         assert "Traceback" not in one.stderr

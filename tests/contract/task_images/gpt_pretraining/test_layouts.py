@@ -158,3 +158,27 @@ def test_one_worker_trains_with_a_method_too(ranks: RankServer, tmp_path: Path, 
     ended = ranks.run(TASK, 1, tmp_path, parameters, MLBENCH_METHOD=json.dumps(resolve("bsp").to_dict()))
     assert [one.code for one in ended] == [0], ended[0].stderr[-2000:]
     check_equal(ended[0], alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["eftopk", "localsgd", "zero1"])
+def test_a_method_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
+    ranks: RankServer, tmp_path: Path, method: str
+) -> None:
+    """Residuals, each rank's own optimiser, and an optimiser in parts."""
+    variables = {"MLBENCH_METHOD": json.dumps(resolve(method).to_dict())}
+    kept: Mapping[str, Any] = {"checkpoint_every": 4, "checkpoint_dir": str(tmp_path / "checkpoints")}
+    whole = run_method(ranks, tmp_path / "whole", variables, **kept)
+    rest = run_method(ranks, tmp_path / "rest", variables, resume=str(tmp_path / "checkpoints" / "step-4"))
+    assert [point["update"] for point in rest] == [6, 8]
+    assert [point["loss"] for point in rest] == [point["loss"] for point in whole[2:]]
+
+
+def run_method(ranks: RankServer, folder: Path, variables: Mapping[str, str], **changes: Any) -> list[dict[str, float]]:
+    """The curve of a training on two ranks with a method."""
+    folder.mkdir()
+    parameters = load_task("gpt_pretraining").resolve("tiny", {**SHORT, **changes})
+    ended = ranks.run(TASK, 2, folder, parameters, **variables)
+    assert [one.code for one in ended] == [0, 0], ended[0].stderr[-2000:]
+    curve: list[dict[str, float]] = ended[0].result["details"]["curve"]
+    return curve

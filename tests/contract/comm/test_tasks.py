@@ -1,0 +1,96 @@
+"""Every task in torch with methods of every kind: what is legal trains on two ranks, the rest is refused with why."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.catalog import Task, load_catalog, load_task
+from mlbench_cli.errors import UsageError
+from mlbench_cli.model import LOCAL
+from mlbench_cli.runs.launch import Machine, resolve
+from mlbench_cli.runs.request import Request
+from mlbench_cli.spec import RunSpec
+from tests.contract.task_images.ranks import RankServer
+
+# One method of each kind: forward gates, a codec with feedback, local steps, torch's own.
+METHODS = ("dear", "eftopk", "localsgd", "zero1", "fsdp2")
+# Parameters for a training of a few updates and one validation, on top of the preset `tiny`.
+IMAGES = {"training_images": 64, "validation_images": 32, "epochs": 1, "batch_size": 16}
+STEPS = {"steps": 3, "evaluate_every": 3, "warmup_steps": 1, "validation_sequences": 16}
+SHORT: Mapping[str, Mapping[str, Any]] = {
+    "cifar10_resnet20": IMAGES,
+    "cifar10_resnet20_ddp": IMAGES,
+    "digits_resnet": {"epochs": 1, "batch_size": 256},
+    "epsilon_logistic_regression": {"training_rows": 400, "epochs": 1},
+    "imagenet_resnet": {"training_images": 64, "validation_images": 32, "steps": 2, "epochs": 1},
+    "mnist": IMAGES,
+    "gpt_pretraining": STEPS,
+    "bert_pretraining": STEPS,
+    "wikitext2_awd_lstm": {"epochs": 1, "budget_seconds": 1.0},
+    "wmt16_gnmt": {"epochs": 1, "budget_seconds": 1.0, "beam": 1},
+    "wmt17_transformer": {"epochs": 1, "budget_seconds": 1.0, "beam": 1},
+}
+# The reason, by the task and the method that it cannot take.
+CLIPS = "that needs the barrier"
+REDUCER_ONLY = "cannot take comm.engine="
+BARRIER_ONLY = "cannot take comm.barrier=none"
+REFUSED = {
+    **{(task, "dear"): CLIPS for task in ("gpt_pretraining", "bert_pretraining")},
+    **{(task, "fsdp2"): REDUCER_ONLY for task in ("gpt_pretraining", "bert_pretraining")},
+    **{
+        (task, method): reason
+        for task in ("wikitext2_awd_lstm", "wmt16_gnmt", "wmt17_transformer")
+        for method, reason in (("dear", BARRIER_ONLY), ("zero1", REDUCER_ONLY), ("fsdp2", REDUCER_ONLY))
+    },
+}
+
+
+def list_tasks() -> list[Task]:
+    return [task for task in load_catalog().values() if task.method is not None]
+
+
+def make_spec(task: str, method: str) -> RunSpec:
+    request = Request(name="x", workers=(2,), task=task, preset="tiny", method=method, set=dict(SHORT[task]))
+    [spec] = resolve(request, LOCAL, Machine(cores=16, gpus=0))
+    return spec
+
+
+def test_the_table_names_every_task() -> None:
+    assert set(SHORT) == {task.name for task in list_tasks()}
+
+
+@pytest.mark.parametrize(("task", "method"), REFUSED, ids=lambda value: str(value))
+def test_what_a_task_cannot_take_is_refused_before_anything_starts(task: str, method: str) -> None:
+    with pytest.raises(UsageError, match=REFUSED[task, method]) as error:
+        make_spec(task, method)
+    assert error.value.exit_code == 2
+    assert "--set comm." in (error.value.hint or "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHORT)
+def test_every_task_trains_with_every_kind_of_method(ranks: RankServer, tmp_path: Path, name: str) -> None:
+    task = load_task(name)
+    for method in METHODS:
+        if (name, method) in REFUSED:
+            continue
+        spec = make_spec(name, method)
+        folder = tmp_path / method
+        folder.mkdir()
+        environment = {"MLBENCH_METHOD": json.dumps(dict(spec.method))}
+        ended = ranks.run(task.command[-1], 2, folder, spec.parameters, **environment)
+        assert [one.code for one in ended] == [0, 0], (method, ended[0].stderr[-2000:], ended[1].stderr[-2000:])
+        assert f"method: {method}; its self-check passed" in ended[0].stdout
+        result = ended[0].result
+        assert result["updates"] >= 2, method
+        assert result["details"]["communication"]["updates"] >= 2, method
+
+
+def test_the_tasks_own_method_has_its_line_too(ranks: RankServer, tmp_path: Path) -> None:
+    spec = make_spec("mnist", "bsp")
+    ended = ranks.run("task_images.mnist", 2, tmp_path, spec.parameters)
+    assert "method: the task's own\n" in ended[0].stdout
+    assert "method:" not in ended[1].stdout
