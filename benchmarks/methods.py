@@ -1,110 +1,238 @@
 """mlbench's own reducer against torch's DistributedDataParallel, and every method's step, side by side.
 
-    .venv/bin/python -m benchmarks.methods [--ranks 2] [--rounds 12] [--all]
+    .venv/bin/python -m benchmarks.methods [--ranks 2] [--rounds 12] [--model resnet20] [--all] [--delay ALPHA,BETA ...]
 
 All ranks are processes of this machine (gloo, one thread each). The methods take turns, a block of steps each, on their
-own copies of ResNet-20 for CIFAR-10 and the same batches, so that what else the machine does meets them alike.
-Printed: the median of a round's ratio of step times to DDP's, with the quartiles; below 1 is faster than DDP.
+own copies of the model and the same batches, so that what else the machine does meets them alike.
+Printed: the median of a round's ratio of step times to DDP's, with the quartiles, and a 95 % interval of the median (by
+order statistics); below 1 is faster than DDP. With --delay (seconds per message and per byte that every message takes
+longer) there is no DDP, which knows no delay: ratios are then to bsp. `--model mlp25m` has 25 million parameters.
+Also printed: the seconds of each method's self-check.
+
+    .venv/bin/python -m benchmarks.methods --plans --delay 0.01,2e-9 [--ranks 2] [--rounds 12]
+
+What BSP, WFBP, fusion, MG-WFBP and the optimal plan take under a delay, against the model that plans them. Predicted:
+the step without communication, and what the plan's last message exposes after the backward pass, from the measured
+moments at which gradients were ready and the measured cost of a message, which is that of the delay almost alone.
 """
 
 import argparse
+import math
 import os
 import socket
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from task_images.comm import plans
 from task_images.comm.base import Placement, Strategy
 from task_images.comm.choose import make_strategy
-from task_images.comm.methods import MethodError, check
+from task_images.comm.methods import NATIVE, Method, MethodError, check
+from task_images.comm.plans import Cost
 from task_images.comm.presets import PRESETS, resolve
+from task_images.comm.reducer import MEASURED_UPDATES, Reducer
+from task_images.comm.selfcheck import check_method
 from task_images.contract import Contract
 from task_images.harness.distributed import World, open_world
 from task_images.harness.models.resnet import resnet
 
 BATCH = 16
 STEPS = 3
+PLAN_OF = {"bsp": "all", "wfbp": "tensor", "fusion": "threshold:256KiB", "mgwfbp": "mgwfbp", "optfusion": "optimal"}
+MEASURED = "optfusion"  # a method whose reducer measures backward passes and the cost of messages
+WARM_UP = 5  # plans, buckets and buffers are made in the first updates
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--model", choices=MODELS, default="resnet20")
     parser.add_argument("--all", action="store_true", help="every method without servers, not only fusion")
+    parser.add_argument("--method", action="append", default=[], help="only these, besides what ratios are to")
+    parser.add_argument("--delay", action="append", default=[], help="ALPHA,BETA; several are measured in turn")
+    parser.add_argument("--plans", action="store_true", help="plans under a delay, against their model")
     options = parser.parse_args()
     if "RANK" in os.environ:
-        measure(options.rounds, options.all)
+        world = open_world(Contract())
+        for delay in options.delay or ["none"]:
+            if options.plans:
+                measure_plans(world, options.rounds, delay)
+                continue
+            measure(world, options.rounds, options.model, choose(world.size, options, delay), delay)
+        world.close()
         return
+    sys.exit(start_ranks(options.ranks, "benchmarks.methods", sys.argv[1:]))
+
+
+def start_ranks(ranks: int, module: str, arguments: Sequence[str]) -> int:
+    """Run a module as so many ranks here; the highest exit code."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    shared = {"WORLD_SIZE": str(options.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "benchmarks.methods", *sys.argv[1:]]
-    ranks = [
-        subprocess.Popen(command, env={**os.environ, **shared, "RANK": str(rank)}) for rank in range(options.ranks)
-    ]
-    sys.exit(max(process.wait() for process in ranks))
+    shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", module, *arguments]
+    started = [subprocess.Popen(command, env={**os.environ, **shared, "RANK": str(rank)}) for rank in range(ranks)]
+    return max(process.wait() for process in started)
 
 
-def measure(rounds: int, everything: bool) -> None:
-    world = open_world(Contract())
-    names = ["ddp", "fusion", "noop"] if not everything else list_measurable(world.size)
-    steps = {name: make_step(world, make_strategy(resolve(name))) for name in names}
-    for step in steps.values():  # plans, buckets and buffers are made in the first updates
-        for _ in range(5):
-            step()
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(rounds):
-        for name in names if number % 2 else reversed(names):
-            world.barrier()
-            begin = time.perf_counter()
-            for _ in range(STEPS):
-                steps[name]()
-            times[name].append(world.max([time.perf_counter() - begin])[0] / STEPS)
-    if world.is_first:
-        print(f"{world.size} ranks, ResNet-20, batch {BATCH} each, {rounds} rounds of {STEPS} steps")
-        for name in names:
-            ratios = [one / other for one, other in zip(times[name], times["ddp"], strict=True)]
-            low, middle, high = statistics.quantiles(ratios, n=4)
-            print(
-                f"{name:<14} {1e3 * statistics.median(times[name]):8.1f} ms a step"
-                f"   {middle:.3f} of ddp's ({low:.3f} to {high:.3f})"
-            )
-    world.close()
-
-
-def list_measurable(size: int) -> list[str]:
-    """Methods that need no servers and are possible on `size` ranks."""
+def choose(size: int, options: argparse.Namespace, delay: str) -> list[Method]:
+    """What is measured, the method that ratios are to first."""
+    first = "ddp" if delay == "none" else "bsp"
+    names = options.method or (list(PRESETS) if options.all else ["fusion", "wfbp", "bsp", "noop"])
     found = []
-    for name in PRESETS:
-        method = resolve(name)
+    for name in dict.fromkeys([first, *names]):
+        if delay != "none" and PRESETS[name].changes.get("engine") in NATIVE:
+            continue
+        method = resolve(name, {"delay": delay})
         try:
             check(method, size)
         except MethodError:
             continue
         if not method.server_count:
-            found.append(name)
+            found.append(method)
     return found
 
 
-def make_step(world: World, strategy: Strategy) -> Callable[[], None]:
+def measure(world: World, rounds: int, model: str, methods: Sequence[Method], delay: str) -> None:
+    checks, steps = {}, {}
+    for method in methods:
+        begin = time.perf_counter()
+        check_method(Placement(world), method)
+        checks[method.name] = world.max([time.perf_counter() - begin])[0]
+        steps[method.name] = make_step(world, make_strategy(method), model)
+    for step in steps.values():
+        for _ in range(WARM_UP):
+            step()
+    times = interleave(world, steps, rounds)
+    if not world.is_first:
+        return
+    print(f"{world.size} ranks, {model}, batch {BATCH} each, {rounds} rounds of {STEPS} steps, delay {delay}")
+    first = methods[0].name
+    for name in steps:
+        ratios = sorted(one / other for one, other in zip(times[name], times[first], strict=True))
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        least, most = find_median_interval(ratios)
+        print(
+            f"{name:<14} {1e3 * statistics.median(times[name]):8.1f} ms a step   {middle:.3f} of {first}'s"
+            f" (quartiles {low:.3f} to {high:.3f}, median within {least:.3f} to {most:.3f})"
+            f"   self-check {checks[name]:.2f} s",
+            flush=True,
+        )
+
+
+def measure_plans(world: World, rounds: int, delay: str) -> None:
+    reducers = {}
+    steps: dict[str, Callable[[], None]] = {"noop": make_step(world, make_strategy(resolve("noop")))}
+    for name in PLAN_OF:
+        changes = {"delay": delay, **({"plan": PLAN_OF[name]} if name == "fusion" else {})}
+        reducers[name] = make_strategy(resolve(name, changes))
+        steps[name] = make_step(world, reducers[name])
+    for step in steps.values():
+        for _ in range(WARM_UP):
+            step()
+    sizes, ready, cost = read_profile(reducers[MEASURED])
+    times = interleave(world, steps, rounds)
+    if not world.is_first:
+        return
+    print(
+        f"{world.size} ranks, ResNet-20, delay {delay} (a message takes {1e3 * cost.alpha:.2f} ms +"
+        f" {1e9 * cost.beta:.2f} ns/B), backward {1e3 * ready[-1]:.1f} ms, {rounds} rounds"
+    )
+    for name in PLAN_OF:
+        exposed = predict_exposed(PLAN_OF[name], sizes, ready, cost)
+        # Round by round, so that what else the machine does meets both.
+        found = sorted(one / (other + exposed) for one, other in zip(times[name], times["noop"], strict=True))
+        low, high = find_median_interval(found)
+        print(
+            f"{name:<10} predicted {1e3 * (statistics.median(times['noop']) + exposed):7.1f} ms"
+            f"   measured {1e3 * statistics.median(times[name]):7.1f} ms"
+            f"   ratio {statistics.median(found):.3f} ({low:.3f} to {high:.3f})"
+            f"   {len(plans.build(PLAN_OF[name], sizes, ready, cost)):3d} messages",
+            flush=True,
+        )
+
+
+def read_profile(strategy: object) -> tuple[list[int], list[float], Cost]:
+    """Bytes of gradients in the order in which they are ready, the moments in seconds, and the cost of a message."""
+    assert isinstance(strategy, Reducer)
+    moments = [strategy._times.get(name, 0.0) / MEASURED_UPDATES for name, _ in strategy._named]
+    found = sorted(zip(moments, (item.numel() * item.element_size() for _, item in strategy._named), strict=True))
+    return [size for _, size in found], [moment for moment, _ in found], strategy._cost
+
+
+def predict_exposed(plan: str, sizes: Sequence[int], ready: Sequence[float], cost: Cost) -> float:
+    """Seconds after the backward pass until the last message is over."""
+    return plans.predict_end(plans.build(plan, sizes, ready, cost), sizes, ready, cost) - ready[-1]
+
+
+def interleave(world: World, steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of a step by method and round, of the slowest rank: blocks of STEPS in turns, every other round back."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for number in range(rounds):
+        for name in steps if number % 2 else reversed(steps):
+            world.barrier()
+            begin = time.perf_counter()
+            for _ in range(STEPS):
+                steps[name]()
+            times[name].append(world.max([time.perf_counter() - begin])[0] / STEPS)
+    return times
+
+
+def find_median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the median of ascending values, by their order (binomial): it assumes no distribution."""
+    count = len(values)
+    total, below = 0.0, 0
+    while below < count // 2 and total + math.comb(count, below) / 2**count <= 0.025:
+        total += math.comb(count, below) / 2**count
+        below += 1
+    first = max(0, below - 1)
+    return values[first], values[count - 1 - first]
+
+
+class DeepNet(nn.Module):
+    """Six layers of 2048 x 2048, 25 178 112 parameters: little to compute, much to send."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [layer for _ in range(6) for layer in (nn.Linear(2048, 2048), nn.ReLU())]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.layers(inputs)
+        return found
+
+
+def make_resnet() -> tuple[nn.Module, Tensor]:
+    return resnet(20), torch.randn(BATCH, 3, 32, 32)
+
+
+def make_mlp() -> tuple[nn.Module, Tensor]:
+    return DeepNet(), torch.randn(BATCH, 2048)
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {"resnet20": make_resnet, "mlp25m": make_mlp}
+
+
+def make_step(world: World, strategy: Strategy, model_name: str = "resnet20") -> Callable[[], None]:
     """One update with a strategy of its own model."""
     torch.manual_seed(1)
-    model = resnet(20)
+    model, inputs = MODELS[model_name]()
     module = strategy.attach(
         Placement(world), model, lambda net: torch.optim.SGD(net.parameters(), 0.01, momentum=0.9, fused=True)
     )
-    images, targets = torch.randn(BATCH, 3, 32, 32), torch.randint(10, (BATCH,))
+    targets = torch.randint(10, (BATCH,))
 
     def step() -> None:
         strategy.begin(BATCH, BATCH * world.size)
         with strategy.last_pass():
-            cross_entropy(module(images), targets).backward()  # type: ignore[no-untyped-call]
+            cross_entropy(module(inputs), targets).backward()  # type: ignore[no-untyped-call]
         strategy.step(0.01)
 
     return step

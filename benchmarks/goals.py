@@ -1,0 +1,130 @@
+"""Every method on the digits' preset `tiny`: updates and seconds to the goal, and images per second, under delays.
+
+    .venv/bin/python -m benchmarks.goals --record FILE [--ranks 4] [--delay ALPHA,BETA ...] [--seconds 240]
+
+All ranks and parameter servers are processes of this machine. Delays are what every message takes longer: none, that of
+10 Gbit/s, that of 1 Gbit/s. Each training is one run; FILE has one JSON line of each, and what is in there is not run
+again, so that a campaign can be done in pieces of --seconds. The table of all lines is printed at the end.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import TypedDict
+
+from mlbench_cli.catalog import load_task
+from task_images.comm.methods import Method, MethodError, check
+from task_images.comm.presets import PRESETS, resolve
+from tests.contract.task_images.ranks import RankServer
+
+DELAYS = ("none", "0.0005,8e-10", "0.005,8e-9")
+TASK = "task_images.digits_resnet"
+
+
+class Row(TypedDict, total=False):
+    """One training: what it was, and what became of it. `why` if it failed, the others if not."""
+
+    method: str
+    delay: str
+    ranks: int
+    outcome: str
+    why: str
+    value: float
+    updates: float
+    seconds: float
+    images_per_second: float
+    bytes_per_update: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", type=Path, required=True)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--delay", action="append", default=[])
+    parser.add_argument("--seconds", type=float, default=240.0)
+    options = parser.parse_args()
+    known = read(options.record)
+    end = time.monotonic() + options.seconds
+    server = RankServer()
+    for delay in options.delay or DELAYS:
+        for method in list_methods(options.ranks, delay):
+            if (method.name, delay, options.ranks) in known or time.monotonic() > end:
+                continue
+            row = train(server, method, delay, options.ranks)
+            with options.record.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+    server.close()
+    print_table(list(read(options.record).values()))
+
+
+def list_methods(ranks: int, delay: str) -> list[Method]:
+    found = []
+    for name in PRESETS:
+        method = resolve(name, {"delay": delay})
+        try:
+            check(method, ranks)
+        except MethodError:
+            continue  # torch's own engines know no delay
+        found.append(method)
+    return found
+
+
+def train(server: RankServer, method: Method, delay: str, ranks: int) -> Row:
+    """What became of one training."""
+    row = Row(method=method.name, delay=delay, ranks=ranks)
+    variables = {"MLBENCH_METHOD": json.dumps(method.to_dict())}
+    with tempfile.TemporaryDirectory() as folder:
+        parameters = load_task("digits_resnet").resolve("tiny")
+        started = server.start(TASK, ranks, Path(folder), parameters, variables, servers=method.server_count)
+        ended = server.wait(started)
+    if any(one.code for one in ended):
+        return {**row, "outcome": "failed", "why": ended[0].stderr[-300:]}
+    result = ended[0].result
+    communication = result["details"]["communication"]
+    return {
+        **row,
+        "outcome": result["outcome"],
+        "value": result["goal"]["value"],
+        "updates": result["updates"],
+        "seconds": result["wall_seconds"],
+        "images_per_second": result["samples"] / result["training_seconds"],
+        "bytes_per_update": communication.get("bytes", 0.0) / max(1.0, communication.get("updates", 1.0)),
+    }
+
+
+def read(path: Path) -> dict[tuple[str, str, int], Row]:
+    """The rows of a file, by method, delay and ranks."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    rows = [json.loads(line) for line in lines]
+    return {(row["method"], row["delay"], row["ranks"]): row for row in rows}
+
+
+def print_table(rows: list[Row]) -> None:
+    delays = list(dict.fromkeys(row["delay"] for row in rows))
+    heads = ["method", "updates", "bytes per update", *(f"{delay}: s to goal, images/s" for delay in delays)]
+    print_row(heads)
+    print_row(["---"] * len(heads))
+    for name in dict.fromkeys(row["method"] for row in rows):
+        own = {row["delay"]: row for row in rows if row["method"] == name}
+        first = next(iter(own.values()))
+        cells = [name, f"{first.get('updates', 0):.0f}", f"{first.get('bytes_per_update', 0):,.0f}"]
+        print_row([*cells, *(describe(own.get(delay)) for delay in delays)])
+
+
+def print_row(cells: list[str]) -> None:
+    print(f"| {' | '.join(cells)} |")
+
+
+def describe(row: Row | None) -> str:
+    if row is None:
+        return ""
+    if row["outcome"] == "failed":
+        return "failed"
+    reached = f"{row['seconds']:.1f}" if row["outcome"] == "goal_reached" else f"missed ({row['value']:.0f} %)"
+    return f"{reached}, {row['images_per_second']:,.0f}"
+
+
+if __name__ == "__main__":
+    main()
