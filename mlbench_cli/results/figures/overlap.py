@@ -90,8 +90,7 @@ def draw(overlaps: Sequence[Overlap], folder: Path) -> list[Path]:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    from mlbench_cli.results.figures.runs import PHASES
-    from mlbench_cli.results.figures.style import style, write
+    from mlbench_cli.results.figures.style import PHASES, style, write
 
     shown = overlaps[:MAX_PANELS]
     with style():

@@ -21,26 +21,13 @@ from mlbench_cli.results.analysis.statistics import Estimate
 from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import open_verified
-from mlbench_cli.results.figures.style import COLORS, MARKERS, style, write
+from mlbench_cli.results.figures.style import COLORS, MARKERS, PHASES, style, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _STYLES = ("-", "--", "-.", ":")
-# One hue for what belongs together: computation blue, communication vermilion, data green, checking purple.
-PHASES = {
-    "forward": "#9ecae1",
-    "loss": "#deebf7",
-    "backward": "#4292c6",
-    "optimizer": "#08519c",
-    "communication": "#D55E00",
-    "preprocessing": "#a1d99b",
-    "data_wait": "#238b45",
-    "metrics": "#cbc9e2",
-    "validation": "#8c6bb1",
-    "other": "#bdbdbd",
-}
 _BAD = {"goal_missed": "goal missed", "never_started": "never started"}
 
 

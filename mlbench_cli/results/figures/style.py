@@ -15,6 +15,19 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette (2008), which differ for any colour vision; yellow is left out for its contrast on white.
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
 MARKERS = "osD^vPX"
+# One hue for what belongs together: computation blue, communication vermilion, data green, checking purple.
+PHASES = {
+    "forward": "#9ecae1",
+    "loss": "#deebf7",
+    "backward": "#4292c6",
+    "optimizer": "#08519c",
+    "communication": "#D55E00",
+    "preprocessing": "#a1d99b",
+    "data_wait": "#238b45",
+    "metrics": "#cbc9e2",
+    "validation": "#8c6bb1",
+    "other": "#bdbdbd",
+}
 _STYLE: dict[str, object] = {
     "axes.axisbelow": True,
     "axes.edgecolor": "#666666",
