@@ -41,6 +41,15 @@ def charts(
         list[Path] | None,
         typer.Option("--import", metavar="FILE", help="collectives of nccl-tests or OSU to draw, too; repeatable"),
     ] = None,
+    min_runs: Annotated[
+        int,
+        typer.Option(
+            "--min-runs",
+            min=1,
+            metavar="N",
+            help="speed-up only for sizes of which N runs reached their goal; default: 1",
+        ),
+    ] = 1,
     filter: Annotated[str | None, typer.Option("--filter", "-f", help="only runs whose name contains this")] = None,
     yes: Yes = False,
     output: Output = Format.text,
@@ -69,7 +78,7 @@ def charts(
         raise UsageError("--filter chooses among the finished runs; with ARCHIVE or --run there is nothing to choose.")
     from mlbench_cli.results.figures.runs import draw
 
-    _print(folder, draw(chosen, folder, published=published, foreign=foreign or ()), output)
+    _print(folder, draw(chosen, folder, published=published, foreign=foreign or (), min_runs=min_runs), output)
 
 
 def _print(folder: Path, paths: Sequence[Path], output: Format) -> None:

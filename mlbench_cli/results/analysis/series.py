@@ -65,6 +65,14 @@ class Point:
     bad: tuple[Measurement, ...]
 
     @property
+    def share(self) -> str:
+        """ "2 of 5 reached it" (the goal), or "2 of 5 ended", if some did not, whose times do not count; else empty."""
+        if not self.good or not self.bad:
+            return ""
+        what = "reached it" if self.good[0].outcome == "goal_reached" else "ended"
+        return f"{len(self.good)} of {len(self.good) + len(self.bad)} {what}"
+
+    @property
     def shown(self) -> tuple[Measurement, ...]:
         """The runs that stand for the point: the successful ones, or all others if there are none."""
         return self.good or self.bad
@@ -107,6 +115,7 @@ class Group:
     label: str
     key: ComparisonKey
     points: tuple[Point, ...]
+    min_runs: int = 1  # fewest runs of a size that reached what they were to reach, for a speed-up
 
     @cached_property
     def facts(self) -> dict[str, str]:
@@ -128,11 +137,15 @@ class Group:
         """The successful point with the fewest workers; None without one, and if the runs measure throughput."""
         if self.after_time:
             return None
-        return next((point for point in self.points if point.good and point.seconds.mean > 0), None)
+        return next((point for point in self.points if self.has_enough(point) and point.seconds.mean > 0), None)
+
+    def has_enough(self, point: Point) -> bool:
+        """Whether so many runs of this size succeeded that a mean of their times may stand for all."""
+        return len(point.good) >= self.min_runs
 
     def speedup(self, point: Point) -> Estimate | None:
-        """How many times faster than the baseline; None for a point without a good run."""
-        if self.baseline is None or not point.good:
+        """How many times faster than the baseline; None for a point without enough good runs."""
+        if self.baseline is None or not self.has_enough(point):
             return None
         if point is self.baseline:
             return Estimate(len(point.good), 1.0)
@@ -177,8 +190,8 @@ class Series:
         return text.getvalue()
 
 
-def collect(archives: Iterable[Archive]) -> Series:
-    """The series of verified archives; an archive that is given twice counts once.
+def collect(archives: Iterable[Archive], min_runs: int = 1) -> Series:
+    """The series of verified archives; an archive that is given twice counts once. `min_runs`: see Group.
 
     Raises UsageError for two archives of one run that differ.
     """
@@ -191,7 +204,7 @@ def collect(archives: Iterable[Archive]) -> Series:
     facts = [key.facts() for key in cells]
     tasks = {fact["task"] for fact in facts}
     varying = {name for task in tasks for name in _varying([fact for fact in facts if fact["task"] == task])}
-    groups = [_group(key, varying, runs) for key, runs in cells.items()]
+    groups = [_group(key, varying, runs, min_runs) for key, runs in cells.items()]
     common = {name: facts[0][name] for name in facts[0] if name not in _varying(facts)} if facts else {}
     return Series(tuple(sorted(groups, key=lambda group: (group.task, group.label))), common)
 
@@ -245,7 +258,7 @@ def _varying(facts: Sequence[Mapping[str, str]]) -> list[str]:
     return [name for name in names if len({fact.get(name, "") for fact in facts}) > 1]
 
 
-def _group(key: ComparisonKey, varying: Container[str], runs: Sequence[Measurement]) -> Group:
+def _group(key: ComparisonKey, varying: Container[str], runs: Sequence[Measurement], min_runs: int) -> Group:
     facts = key.facts()
     shown = [name for name in facts if name != "task" and (name in varying or name == "backend")]
     points = []
@@ -255,7 +268,7 @@ def _group(key: ComparisonKey, varying: Container[str], runs: Sequence[Measureme
             Point(workers, tuple(run for run in here if run.good), tuple(run for run in here if not run.good))
         )
     label = ", ".join(filter(None, (describe(name, facts[name]) for name in shown)))
-    return Group(key.task, label, key, tuple(points))
+    return Group(key.task, label, key, tuple(points), min_runs)
 
 
 def describe(name: str, value: str) -> str:

@@ -32,13 +32,19 @@ _BAD = {"goal_missed": "goal missed", "never_started": "never started"}
 
 
 def draw(
-    archives: Iterable[Archive | Run | Path], folder: Path, *, published: bool = False, foreign: Iterable[Path] = ()
+    archives: Iterable[Archive | Run | Path],
+    folder: Path,
+    *,
+    published: bool = False,
+    foreign: Iterable[Path] = (),
+    min_runs: int = 1,
 ) -> list[Path]:
     """Draw the figures of sealed archives (folders, zips or runs) into `folder`; the paths that were written.
 
     Every archive is verified first. Raises UsageError without archives, DamagedArchive (which names it) if one is
     damaged or not sealed. With one number of workers there is no speed-up, and that figure says what to run.
     `published` puts the original's curves beside those of collectives, `foreign` those in files of nccl-tests or OSU.
+    `min_runs`: fewest successful runs of a size for a speed-up.
     """
     from mlbench_cli.results.analysis import collectives
     from mlbench_cli.results.analysis.foreign_collectives import read_foreign_curves
@@ -52,7 +58,7 @@ def draw(
             "There are no finished runs to draw.",
             hint="mlbench run NAME 1 2 4 --task TASK, then: mlbench charts FOLDER",
         )
-    series = collect(opened)
+    series = collect(opened, min_runs)
     curves = [curve for archive in opened for curve in collectives.read(archive)] + imported
     if published:
         curves += collectives.select_published(curves)
@@ -339,8 +345,8 @@ def _interval(axes: "Axes", x: float, found: Estimate, color: str, floor: float 
 def _note(axes: "Axes", x: float, point: Point, figure: str, *, narrow: bool) -> None:
     """Above a bar: its figure, and what became of runs that do not count."""
     trouble = ""
-    if point.bad and point.good:
-        trouble = f"{len(point.good)} of {len(point.good) + len(point.bad)} ok"
+    if point.share:
+        trouble = point.share
     elif point.bad:
         outcomes = sorted({_BAD.get(run.outcome, run.outcome) for run in point.bad})
         trouble = "/".join(outcomes)

@@ -91,7 +91,20 @@ def test_runs_that_failed_or_missed_do_not_count(tmp_path: Path) -> None:
     assert {run.name for run in found.bad} == {"run-2", "run-3"}
     (text,) = [text for text in texts(found)["total_time"] if "Not counted" in text]
     assert "run-2 (goal missed)" in " ".join(text.split())
+    [labelled] = [point.share for group in found.groups for point in group.points if point.share]
+    assert labelled == "1 of 2 reached it"
     assert "run-3 (failed)" in " ".join(text.split())
+
+
+def test_a_speedup_can_ask_for_several_runs_of_each_size(tmp_path: Path) -> None:
+    facts = ((1, 100.0), (1, 102.0), (2, 50.0))
+    folders = [
+        sealed_run(tmp_path / str(n), name=f"run-{n}", workers=workers, seconds=seconds)
+        for n, (workers, seconds) in enumerate(facts)
+    ]
+    (group,) = collect((Archive.open(path) for path in folders), min_runs=2).groups
+    assert [speedup and speedup.mean for speedup in map(group.speedup, group.points)] == [1.0, None]
+    assert not group.has_speedup
 
 
 def test_the_baseline_is_the_fewest_workers_that_succeeded(tmp_path: Path) -> None:
