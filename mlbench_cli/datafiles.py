@@ -5,6 +5,7 @@ files:                              # key of task.yaml; a task without it needs 
   folders: [., imagenet]            # looked into, relative to the data folder
   wanted: [[train, train.tar], [val]]   # of each list one file or folder
   download: 170 MB                  # what the task downloads itself if they are missing; default: nothing
+  imports: [train.txt]              # what else --import takes, for the preparation to convert
   default_folder: true              # without --data-dir they are looked for in mlbench's cache
   instead: --set data=fake          # how the task runs without them
 """
@@ -17,7 +18,7 @@ from typing import Any
 
 from mlbench_cli.errors import UsageError, did_you_mean
 
-_KEYS = ("when", "folders", "wanted", "download", "default_folder", "instead")
+_KEYS = ("when", "folders", "wanted", "imports", "download", "default_folder", "instead")
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class DataFiles:
     instead: str
     download: str | None = None
     default_folder: bool = False
+    imports: tuple[str, ...] = ()
 
     def are_read(self, parameters: Mapping[str, Any]) -> bool:
         """Whether a run with these parameters reads the files."""
@@ -69,6 +71,9 @@ def parse_data_files(where: str, entry: Any) -> DataFiles:
     folders = entry.get("folders", ["."])
     if not _are_texts(folders):
         raise UsageError(f'{where}: "files.folders" is not a list of folders.')
+    imports = entry.get("imports", [])
+    if imports and not _are_texts(imports):
+        raise UsageError(f'{where}: "files.imports" is not a list of file names.')
     instead, download = entry.get("instead"), entry.get("download")
     if not isinstance(instead, str) or not isinstance(download, str | None):
         raise UsageError(f'{where}: "files.instead" and "files.download" are texts; "instead" is required.')
@@ -79,6 +84,7 @@ def parse_data_files(where: str, entry: Any) -> DataFiles:
         instead=instead,
         download=download,
         default_folder=entry.get("default_folder") is True,
+        imports=tuple(imports),
     )
 
 
