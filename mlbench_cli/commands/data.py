@@ -13,9 +13,10 @@ import typer
 
 from mlbench_cli import console, isolation
 from mlbench_cli.catalog import Task, load_task
-from mlbench_cli.commands._common import Format, Output, complete_tasks
+from mlbench_cli.commands._common import Format, Output, complete_clusters, complete_tasks
 from mlbench_cli.errors import TaskFailedError, UsageError
 from mlbench_cli.results.archive.events import DataIdentityDocument
+from mlbench_cli.spec import NAME_LENGTH
 from task_images.contract import EXIT_ENVIRONMENT, EXIT_USAGE
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -38,6 +39,7 @@ def about() -> None:
 
 @data.command(context_settings=HELP_NAMES)
 def prepare(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="TASK", help="task of the catalogue", autocompletion=complete_tasks)],
     data_dir: Annotated[
         Path | None,
@@ -48,16 +50,31 @@ def prepare(
         typer.Option("--import", metavar="FILE", help="put this file or folder into the data folder first; repeatable"),
     ] = None,
     preset: Annotated[str, typer.Option("--preset", help="preset whose parameters decide what is converted")] = "spec",
+    claim: Annotated[
+        str | None,
+        typer.Option("--claim", metavar="PVC", help="prepare in this persistent volume claim, by a run on the cluster"),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", help="with --claim: cluster to run on", autocompletion=complete_clusters),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="with --claim: print what would be submitted")] = False,
     output: Output = Format.text,
-) -> None:
+) -> int:
     """Fetch, check and convert the data of a task once, so that no run has to wait for it.
 
     Official archives are downloaded if their licence allows it; others must be in the folder, or named with --import.
     After an interruption the same command continues the work. Prints what the data are: number of samples, a
-    digest, and whether they are the official ones.
+    digest, and whether they are the official ones. With --claim a run of one worker from the task's image does it.
     """
     task = load_task(name)
     parameters = task.resolve(preset)
+    if claim is not None:
+        if import_files:
+            raise UsageError("--import copies files of this machine; a claim is filled on the cluster.")
+        return _fill_claim(context, task, parameters, claim, cluster, dry_run, str(data_dir or "/data"), output)
+    if cluster is not None or dry_run:
+        raise UsageError("--cluster and --dry-run belong to --claim: without it data are prepared on this machine.")
     if data_dir is not None:
         data_dir = data_dir.expanduser().absolute()
         _make_folder(data_dir)
@@ -66,7 +83,7 @@ def prepare(
     result = _run_program(task, data_dir, parameters)
     if output == Format.json:
         console.out_json(result)
-        return
+        return 0
     identity = result["data_identity"]
     console.out(f"{name}: ready in {result['folder']}")
     console.out("\n".join(f"  {count:>12,}  {part}" for part, count in identity["counts"].items()).replace(",", " "))
@@ -74,6 +91,49 @@ def prepare(
     words = {True: "official data", False: "not the official data", None: "not known to be the official data"}
     reason = f" ({identity['reason']})" if identity["reason"] else ""
     console.out(f"  {words[identity['official']]}{reason}")
+    return 0
+
+
+def _fill_claim(
+    context: typer.Context,
+    task: Task,
+    parameters: Mapping[str, Any],
+    claim: str,
+    cluster: str | None,
+    dry_run: bool,
+    folder: str,
+    output: Format,
+) -> int:
+    """Run the preparation as one worker on the cluster, with the claim mounted at `folder`; the exit code."""
+    from mlbench_cli.commands.run import run
+    from mlbench_cli.runs.defaults import default_cluster
+    from mlbench_cli.runs.launch import engine_name, task_image
+    from mlbench_cli.store import Store
+
+    store = Store()
+    found = store.cluster(cluster) if cluster else default_cluster(store)
+    if engine_name(found) != "kubernetes":
+        raise UsageError(
+            f'The cluster "{found.name}" has no persistent volume claims.',
+            hint=f"--cluster NAME; on this machine: mlbench data prepare {task.name} --data-dir DIR",
+        )
+    words = f"python -m task_images.harness.prepare {task.name} {_module_of(task)}"
+    return run(
+        context,
+        name=f"prepare-{task.name.replace('_', '-')}"[:NAME_LENGTH].rstrip("-"),
+        workers=[1],
+        retry_failed=True,
+        dry_run=dry_run,
+        logs=True,
+        yes=True,
+        output=output,
+        command=words,
+        image=task_image(task, found),
+        cluster=found.name,
+        data_claim=claim,
+        data_dir=folder,
+        set=[f"{key}={json.dumps(value)}" for key, value in parameters.items()],
+    )
 
 
 def _make_folder(folder: Path) -> None:
@@ -87,7 +147,7 @@ def _import_file(path: Path, data_dir: Path | None, task: Task) -> None:
     """Link `path` into the data folder, or copy it to another file system; a file of that name stays as it is."""
     if data_dir is None:
         raise UsageError("--import needs --data-dir, the folder that the files are put into.")
-    known = [name for names in task.files.wanted for name in names] if task.files else []
+    known = [*(name for names in task.files.wanted for name in names), *task.files.imports] if task.files else []
     if path.name not in known:
         raise UsageError(
             f'The task "{task.name}" does not read a file called "{path.name}".',
@@ -112,9 +172,17 @@ def _import_file(path: Path, data_dir: Path | None, task: Task) -> None:
         raise UsageError(f"{path} cannot be put into {data_dir}: {error.strerror or error}.") from None
 
 
+def _module_of(task: Task) -> str:
+    """The package that the task's command runs."""
+    words = [*task.command, ""]
+    return words[words.index("-m") + 1] if "-m" in words else f"task_images.{task.name}"
+
+
 def _run_program(task: Task, data_dir: Path | None, parameters: Mapping[str, Any]) -> PreparedData:
     """Run the task's preparation, whose progress goes to standard error; returns its result."""
-    command = isolation.rank_command(["python", "-m", "task_images.harness.prepare", task.name], os.environ)
+    command = isolation.rank_command(
+        ["python", "-m", "task_images.harness.prepare", task.name, _module_of(task)], os.environ, task.search_path
+    )
     command[0] = sys.executable
     environment = isolation.rank_environment(os.environ)
     environment |= {

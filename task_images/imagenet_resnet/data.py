@@ -1,6 +1,9 @@
 """The batches of one rank: image files decoded ahead in threads, generated files of the same form, or no files."""
 
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -17,8 +20,9 @@ from task_images.harness.identity import DataIdentity
 from task_images.harness.images import Normalise
 from task_images.harness.partition import Partition, shard
 from task_images.harness.seeds import generator, numpy_generator
-from task_images.imagenet_resnet.folders import ImageFolders, Part, load
+from task_images.imagenet_resnet.folders import ImageFolders, Part, pack_images
 from task_images.imagenet_resnet.jpeg import training_crop, validation_crop
+from task_images.imagenet_resnet.packed import PackedPart
 
 # Per channel, of the training images, as everybody has them.
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -28,6 +32,23 @@ _BATCHES_AHEAD = 2
 _BLOCK = 256
 _QUALITY = 90
 _GENERATED = 1  # version of what `generate` makes
+
+
+class Decoding:
+    """Images decoded, and the seconds of all threads together that it took."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._images, self._seconds = 0, 0.0
+
+    def add(self, images: int, seconds: float) -> None:
+        with self._lock:
+            self._images += images
+            self._seconds += seconds
+
+    def facts(self) -> dict[str, float]:
+        rate = self._images / self._seconds if self._seconds else 0.0
+        return {"images": self._images, "thread_seconds": self._seconds, "images_per_second_and_thread": rate}
 
 
 class FileData:
@@ -67,6 +88,8 @@ class FileData:
         self._draft = draft
         self._validation_batch = validation_batch
         self._batch_size = batch_size
+        self._next: tuple[int, Generator[Batch, None, None] | None] = (0, None)
+        self._decoding = Decoding()
         self._normalise = Normalise(world.device, MEAN, DEVIATION, channels_last)
         self._partition = Partition(len(images.training), batch_size, world.size, seed)
         self.steps = self._partition.steps
@@ -74,50 +97,78 @@ class FileData:
         self.least = min(batch_size, last // world.size)
 
     def training(self, epoch: int) -> Iterator[Batch]:
-        """The batches of an epoch (from 0) for this rank, decoded ahead."""
+        """The epoch's batches. The next epoch's first ones are decoded while the last ones are in use, and during
+        validation: the pipeline goes on from epoch to epoch, unless one is left early."""
+        expected, stream = self._next
+        if expected != epoch or stream is None:
+            stream = self._decode_epochs(epoch)
+        self._next = (0, None)
+        try:
+            for _ in range(self.steps):
+                yield next(stream)
+            self._next = (epoch + 1, stream)
+        finally:
+            if self._next[1] is not stream:
+                stream.close()
+
+    def _decode_epochs(self, first: int) -> Generator[Batch, None, None]:
+        """Batches of epoch after epoch, without end."""
         part = self._images.training
 
-        def decode(index: int) -> Bytes:
+        def decode(place: tuple[int, int]) -> Bytes:
+            epoch, index = place
             stream = numpy_generator(self._seed, "crop", epoch, index)
-            return training_crop(part.path(index), self._side, self._least_crop, stream, self._draft)
+            return training_crop(part.open(index), self._side, self._least_crop, stream, self._draft)
 
-        shares = self._partition.shares(epoch, self._world.rank)
-        return self._ahead(part, decode, ((share.indices, share.total) for share in shares), self._batch_size)
+        wanted = (
+            ([(epoch, int(index)) for index in share.indices], share.indices, share.total)
+            for epoch in itertools.count(first)
+            for share in self._partition.shares(epoch, self._world.rank)
+        )
+        return self._ahead(part, decode, wanted, self._batch_size)
 
     def validation(self) -> Iterator[Batch]:
         """This rank's part of the validation images, decoded ahead."""
         part = self._images.validation
 
-        def decode(index: int) -> Bytes:
-            return validation_crop(part.path(index), self._side, self._shorter, self._draft)
+        def decode(place: tuple[int, int]) -> Bytes:
+            index = place[1]
+            return validation_crop(part.open(index), self._side, self._shorter, self._draft)
 
         own = shard(len(part), self._world.size, self._world.rank)
         starts = range(own.start, own.stop, self._validation_batch)
         ends = ((start, min(start + self._validation_batch, own.stop)) for start in starts)
-        wanted = ((np.arange(start, stop), len(part)) for start, stop in ends)
+        wanted = (([(0, at) for at in range(start, stop)], np.arange(start, stop), len(part)) for start, stop in ends)
         return self._ahead(part, decode, wanted, self._validation_batch)
 
     def prepare(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor]:
         """Normalised images [n, 3, side, side] and labels [n], on the device."""
         return self._normalise(batch.inputs), batch.targets.to(self._world.device, non_blocking=True)
 
+    def facts(self) -> dict[str, object]:
+        """For the result: what decoding took on this rank, and how images are stored."""
+        is_packed = isinstance(self._images.training, PackedPart)
+        return {"storage": "packed" if is_packed else "files", "decoded": self._decoding.facts()}
+
     def _ahead(
         self,
-        part: Part,
-        decode: Callable[[int], Bytes],
-        wanted: Iterator[tuple[npt.NDArray[np.int64], int]],
+        part: Part | PackedPart,
+        decode: Callable[[tuple[int, int]], Bytes],
+        wanted: Iterator[tuple[list[tuple[int, int]], npt.NDArray[np.int64], int]],
         size: int,
-    ) -> Iterator[Batch]:
-        """Batches of the images wanted, of `size` images usually. Every few images are decoded by another thread
-        into their place in the batch."""
+    ) -> Generator[Batch, None, None]:
+        """Batches of the images wanted (epoch and number of each, numbers, total), of `size` images usually. Every few
+        images are decoded by another thread into their place in the batch."""
 
-        def fill(place: Bytes, rows: npt.NDArray[np.int64], whole: Batch | None) -> Batch | None:
-            for image, index in zip(place, rows, strict=True):
-                image[:] = decode(int(index))
+        def fill(place: Bytes, some: list[tuple[int, int]], whole: Batch | None) -> Batch | None:
+            begin = time.perf_counter()
+            for image, index in zip(place, some, strict=True):
+                image[:] = decode(index)
+            self._decoding.add(len(some), time.perf_counter() - begin)
             return whole
 
         def calls() -> Iterator[Callable[[], Batch | None]]:
-            for rows, total in wanted:
+            for places, rows, total in wanted:
                 images = torch.empty(
                     (len(rows), self._side, self._side, 3),
                     dtype=torch.uint8,
@@ -127,7 +178,7 @@ class FileData:
                 for start in range(0, len(rows), _CHUNK):
                     some = slice(start, start + _CHUNK)
                     is_last = start + _CHUNK >= len(rows)
-                    yield partial(fill, images.numpy()[some], rows[some], batch if is_last else None)
+                    yield partial(fill, images.numpy()[some], places[some], batch if is_last else None)
 
         # In order, so that a batch is whole when its last part is. Two batches are decoded beforehand, however large.
         window = _BATCHES_AHEAD * -(-size // _CHUNK)
@@ -164,6 +215,9 @@ class FakeData:
         """The batch, which is on the device already."""
         return batch.inputs, batch.targets
 
+    def facts(self) -> dict[str, object]:
+        return {"storage": "none"}
+
 
 def generate(folder: Path, classes: int, sizes: dict[str, int], side: int, seed: int) -> Path:
     """JPEG files of images that a network can tell apart, in the folders that ImageNet has: `sizes` of `train` and
@@ -188,5 +242,5 @@ def generate(folder: Path, classes: int, sizes: dict[str, int], side: int, seed:
 
 
 def prepare_data(folder: Path, parameters: Mapping[str, object]) -> DataIdentity:
-    """Unpack the archives if there are any, and list the images, once for all runs."""
-    return load(folder, int(str(parameters["classes"])), print).identity
+    """Unpack the archives if there are any, list the images, and pack them into large files, once for all runs."""
+    return pack_images(folder, int(str(parameters["classes"])), print).identity

@@ -8,6 +8,7 @@ where that still has every pixel of the result (a scaled cosine transform in pla
 
 import math
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +20,11 @@ from task_images.harness.errors import EnvironmentUnfitError
 RATIOS = (3 / 4, 4 / 3)
 TRIES = 10
 
+ImageFile = Path | BytesIO
 Box = tuple[float, float, float, float]  # left, upper, right, lower
 
 
-def training_crop(path: Path, side: int, least: float, stream: np.random.Generator, draft: bool) -> Bytes:
+def training_crop(path: ImageFile, side: int, least: float, stream: np.random.Generator, draft: bool) -> Bytes:
     """A random part of `least` to all of the image's area, 3:4 to 4:3, scaled to `side` x `side`, every other mirrored.
 
     Returns [side, side, 3]. All that is random comes from `stream`. Raises EnvironmentUnfitError for a damaged file.
@@ -37,7 +39,7 @@ def training_crop(path: Path, side: int, least: float, stream: np.random.Generat
     return _read(path, cut)
 
 
-def validation_crop(path: Path, side: int, shorter: int, draft: bool) -> Bytes:
+def validation_crop(path: ImageFile, side: int, shorter: int, draft: bool) -> Bytes:
     """The middle `side` x `side` of the image, its shorter side scaled to `shorter`. Returns [side, side, 3]."""
 
     def cut(image: Image.Image) -> Bytes:
@@ -80,7 +82,7 @@ def _scale(image: Image.Image, box: Box, size: tuple[int, int], draft: bool) -> 
     return np.asarray(colours.resize(size, Image.Resampling.BILINEAR, inside))
 
 
-def _read(path: Path, cut: Callable[[Image.Image], Bytes]) -> Bytes:
+def _read(path: ImageFile, cut: Callable[[Image.Image], Bytes]) -> Bytes:
     try:
         with Image.open(path) as image:
             return cut(image)

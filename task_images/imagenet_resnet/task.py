@@ -29,9 +29,6 @@ from task_images.imagenet_resnet.folders import load
 # The rate is per so many images of a step, all ranks together (Goyal et al. 2017).
 REFERENCE_BATCH = 256
 
-# A machine that has to unpack the archives first keeps the others waiting.
-UNPACK_SECONDS = 12 * 3600.0
-
 # From this size on even a single image has more than one pixel at the end of every network.
 SIDE_FOR_ONE = 64
 
@@ -89,7 +86,7 @@ def main(contract: Contract) -> None:
     _check(settings, contract.world_size)
     ddp = DdpAllReduce(settings.bucket_mb) if settings.reduction == "ddp" else None
     synthetic = settings.data != "imagenet"
-    with opening(contract, NAMES[settings.data], synthetic, UNPACK_SECONDS) as (world, report):
+    with opening(contract, NAMES[settings.data], synthetic) as (world, report):
         data, images = make_data(world, settings, report)
         _check_batches(settings, data.least)
         seed_all(contract.seed)
@@ -114,6 +111,7 @@ def main(contract: Contract) -> None:
                 **images,
             },
             details={"model": settings.model, **images},
+            closing=data.facts,
         )
 
 

@@ -77,7 +77,9 @@ def test_fake_data_measure_throughput_and_nothing_else(ranks: RankServer, tmp_pa
         "classes": 10,
         "batch_size": 2,
         "steps": 2,
-        "epochs": 3,
+        "blocks_after": 1,
+        "blocks": 3,
+        "block_updates": 2,
     }
     ended = run(ranks, tmp_path / "run", preset="throughput", **small)
     result = finished_result(ended)
@@ -85,9 +87,12 @@ def test_fake_data_measure_throughput_and_nothing_else(ranks: RankServer, tmp_pa
     assert result["synthetic"] is True
     assert "no files and no decoding" in result["data"]
     assert (result["updates"], result["samples"]) == (6, 24)
-    rates = [point["samples_per_second"] for point in result["details"]["curve"]]
-    assert result["details"]["throughput"]["least"] == min(rates[1:])
-    assert ended[0].metric("samples_per_second") == rates
+    details = result["details"]
+    measured = details["throughput_protocol"]
+    assert (measured["unit"], measured["per_update"], len(measured["rates"])) == ("images", 4, 3)
+    assert ended[0].metric("images_per_second") == [measured["summary"]["mean"]]
+    assert details["flops_per_update"] > 1e6
+    assert 0 < details["mfu_of_measured_peak"] < 1
     assert not ended[0].metric("val_global_Prec@1")
     assert not (tmp_path / "data").exists()
 

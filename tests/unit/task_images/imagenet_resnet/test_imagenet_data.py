@@ -1,6 +1,7 @@
 """ImageNet's files: in folders, in the official archives, whole and damaged; what is cut out of them; who gets what."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,11 @@ from PIL import Image
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.seeds import numpy_generator
 from task_images.imagenet_resnet.archives import OFFICIAL
-from task_images.imagenet_resnet.data import DEVIATION, MEAN, FakeData, FileData, generate
-from task_images.imagenet_resnet.folders import ImageFolders, load
+from task_images.imagenet_resnet.data import DEVIATION, MEAN, FakeData, FileData, generate, prepare_data
+from task_images.imagenet_resnet.folders import ImageFolders, Part, load
 from task_images.imagenet_resnet.jpeg import random_box, training_crop, validation_crop
+from task_images.imagenet_resnet.packed import PackedPart, Source, read_packed
+from task_images.imagenet_resnet.packed import pack as pack_files
 from tests.contract.task_images.ranks import ROOT
 from tests.unit.task_images.harness.test_images import one_of
 from tests.unit.task_images.imagenet_resnet.imagenet_files import (
@@ -41,9 +44,9 @@ def check(images: ImageFolders) -> None:
     assert len(images.validation) == len(TRUTH)
     for part in (images.training, images.validation):
         for index, label in enumerate(part.labels):
-            with Image.open(part.path(index)) as image:
+            with Image.open(part.open(index)) as image:
                 assert abs(int(np.asarray(image)[5, 5, 2]) - 80 * label) < 20
-    assert len({images.training.path(index) for index in range(len(images.training))}) == len(images.training)
+    assert len({images.training.open(index) for index in range(len(images.training))}) == len(images.training)
     assert images.identity.official is False
 
 
@@ -329,7 +332,7 @@ def test_an_image_is_cut_in_another_way_in_every_epoch(images: ImageFolders) -> 
 def test_validation_covers_every_image_once(images: ImageFolders) -> None:
     batches = [batch for rank in range(3) for batch in data(images, rank, 3, loaders=2).validation()]
     assert torch.cat([batch.targets for batch in batches]).tolist() == images.validation.labels.tolist()
-    expected = np.stack([validation_crop(images.validation.path(index), 32, 36, True) for index in range(13)])
+    expected = np.stack([validation_crop(images.validation.open(index), 32, 36, True) for index in range(13)])
     np.testing.assert_array_equal(torch.cat([batch.inputs for batch in batches]).permute(0, 2, 3, 1).numpy(), expected)
 
 
@@ -344,12 +347,68 @@ def test_batches_are_normalised_with_channels_last(images: ImageFolders) -> None
 
 
 def test_a_damaged_file_reaches_the_reader_through_the_threads(images: ImageFolders) -> None:
-    path = images.training.path(7)
+    path = images.training.open(7)
+    assert isinstance(path, Path)
     content = path.read_bytes()
     path.write_bytes(content[:100])
     with pytest.raises(EnvironmentUnfitError, match=path.name):
         list(data(images, loaders=2).training(1))
     path.write_bytes(content)
+
+
+def test_packed_images_are_the_same_as_files(tmp_path: Path) -> None:
+    generate(tmp_path, 3, {"train": 20, "val": 7}, 32, 1)
+    [root] = [path for path in tmp_path.iterdir() if path.name.endswith(".cache")]
+    files = load(root, 3, lambda line: None)
+    identity = prepare_data(root, {"classes": 3})
+    for part in ("train", "val"):  # nothing else is needed any more
+        shutil.rmtree(root / part)
+    packed = load(root, 3, lambda line: None)
+    assert isinstance(packed.training, PackedPart)
+    assert packed.identity == identity == files.identity
+    names = [files.training.open(index) for index in range(20)]
+    assert len(set(map(str, names))) == 20
+    assert packed.training.labels.tolist() == files.training.labels.tolist()
+
+
+def test_packing_goes_on_where_it_stopped_and_finds_damage(images: ImageFolders, tmp_path: Path) -> None:
+    assert isinstance(images.training, Part)
+    paths = [images.training.path(index) for index in range(len(images.training))]
+    source = Source("train", images.training.labels, paths)
+    other = Source("val", images.training.labels[:2], paths[:2])
+    limit = 3 * paths[0].stat().st_size
+    place = pack_files(tmp_path, [source, other], images.training.classes, "sha256:x", print, limit)
+    made = sorted(place.glob("*.pack"))
+    assert len(made) > 3
+    training, validation, digest = read_packed(place)
+    assert digest == "sha256:x"
+    assert [training.open(index).read() for index in range(len(training))] == [path.read_bytes() for path in paths]
+    assert [validation.open(index).read() for index in range(2)] == [path.read_bytes() for path in paths[:2]]
+    # A second attempt writes only what is missing.
+    before = {path.name: path.stat().st_ino for path in made[1:]}
+    (place / "index.npz").unlink()
+    made[0].write_bytes(b"cut")
+    pack_files(tmp_path, [source, other], images.training.classes, "sha256:x", print, limit)
+    assert {path.name: path.stat().st_ino for path in made[1:]} == before
+    assert read_packed(place)[0].open(0).read() == paths[0].read_bytes()
+    made[0].write_bytes(b"cut")
+    with pytest.raises(EnvironmentUnfitError, match="has no packed images that can be read"):
+        read_packed(place)
+
+
+def test_the_pipeline_goes_on_from_epoch_to_epoch(images: ImageFolders) -> None:
+    whole = data(images, loaders=2)
+    going_on = [batch.inputs for epoch in (1, 2, 3) for batch in whole.training(epoch)]
+    fresh = [batch.inputs for epoch in (1, 2, 3) for batch in data(images).training(epoch)]
+    assert all(torch.equal(one, other) for one, other in zip(going_on, fresh, strict=True))
+    # An epoch that is left early begins again from its first batch.
+    next(iter(whole.training(4)))
+    again = [batch.inputs for batch in whole.training(4)]
+    assert all(torch.equal(one, other.inputs) for one, other in zip(again, data(images).training(4), strict=True))
+    decoded = whole.facts()["decoded"]
+    assert isinstance(decoded, dict)
+    assert decoded["images"] >= 3 * len(images.training)
+    assert whole.facts()["storage"] == "files"
 
 
 def test_generated_files_are_the_seeds_and_made_once(tmp_path: Path) -> None:
