@@ -83,7 +83,7 @@ def compare(rounds: int) -> None:
 def run_task(name: str) -> list[float]:
     """Seconds of an update in each block of a run of the task."""
     protocol = PROTOCOLS[name]
-    changes = {**PARAMETERS[name], "warmup_updates": protocol.warmup, "blocks": protocol.blocks}
+    changes = {**PARAMETERS[name], "blocks_after": protocol.warmup, "blocks": protocol.blocks}
     changes["block_updates"] = protocol.updates
     task = load_task(f"{name}_pretraining")
     parameters = task.resolve(str(changes.pop("preset")), changes)

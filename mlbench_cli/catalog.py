@@ -1,8 +1,11 @@
-"""The catalogue of tasks: every folder under task_images/ with a `task.yaml` is one. Parsed into Task, checked, typed.
+"""The catalogue of tasks: every folder under task_images/ with a `task.yaml`, and those of other people
+(task_sources.py). Parsed into Task, checked, typed.
 
 A task.yaml looks like this (`legacy_name`, `goal`, `method`, `files`, `preflight`, `notes` and `free` are optional):
 
     name: digits_resnet                  # the folder's name
+    extends: cifar10_resnet20            # a task whose keys this one takes over; optional (task_files.py)
+    groups: [training, sgd]              # parameters of task_images/parameters.yaml; optional (task_files.py)
     number: 1a                           # the benchmark's number in the specification
     title: ResNet-20 on handwritten digits
     legacy_name: PyTorch Cifar-10 ResNet-20
@@ -30,7 +33,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,7 +42,8 @@ from mlbench_cli.datafiles import DataFiles, parse_data_files
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError, did_you_mean
 from mlbench_cli.goals import COMPARISONS
 from mlbench_cli.sizes import parse_sizes
-from mlbench_cli.yaml_text import read_yaml
+from mlbench_cli.task_files import Entries, compose_task
+from mlbench_cli.task_sources import TaskSource, list_sources, use_task_path
 
 TYPES = ("int", "float", "str", "bool", "list", "sizes")
 TORCH_BACKENDS = ("gloo", "nccl", "mpi")
@@ -134,6 +138,8 @@ class Task:
     preflight: str | None = None
     legacy_name: str | None = None
     folder: Path = field(default=Path(), compare=False)
+    origin: str | None = None  # who brought it; None: it is mlbench's own
+    search_path: str | None = None  # folder from which its ranks import it; None: it is installed
 
     def resolve(self, preset: str = "spec", changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Every parameter's value under `preset` with `changes` on top. Raises UsageError naming what is wrong."""
@@ -169,16 +175,22 @@ class TaskRules:
     free: tuple[str, ...]
     spec: Mapping[str, Any]
     preset: Mapping[str, Any]
+    origin: str | None = None  # as Task.origin
 
     @classmethod
     def of(cls, task: Task, preset: str) -> "TaskRules":
         """The rules of a task for a run of that preset."""
         known = preset if preset in task.presets else "spec"
-        return cls(task.name, task.image, task.command, task.goal, task.free, task.presets["spec"], task.resolve(known))
+        own = task.resolve(known)
+        spec = task.presets["spec"]
+        return cls(task.name, task.image, task.command, task.goal, task.free, spec, own, task.origin)
 
     def to_dict(self) -> dict[str, Any]:
         """The rules as plain JSON values, for run.json."""
-        return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
+        document: Entries = json.loads(json.dumps(asdict(self)))
+        if self.origin is None:
+            del document["origin"]
+        return document
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> "TaskRules":
@@ -211,20 +223,44 @@ def load_task(name: str, tasks: Mapping[str, Task] | None = None) -> Task:
 
 @cache
 def load_catalog(root: Path | None = None) -> dict[str, Task]:
-    """All tasks by name, ordered by number and name. `root` is the folder that holds the tasks' folders."""
+    """All tasks by name, ordered by number and name. `root` is the folder that holds the tasks' folders; None: all that
+    mlbench knows. Raises UsageError for a file that is wrong, and if two tasks have one name."""
     folder = root or _tasks_folder()
     tasks = [parse_task(path.read_text("utf-8"), path) for path in sorted(folder.glob("*/task.yaml"))]
-    return {task.name: task for task in sorted(tasks, key=lambda task: (task.number, task.name))}
+    if root is None:
+        tasks += [_parse_source(source) for source in list_sources()]
+    found: dict[str, Task] = {}
+    for task in sorted(tasks, key=lambda task: (task.number, task.name)):
+        if task.name in found:
+            places = " and ".join(str(one.origin or "mlbench") for one in (found[task.name], task))
+            raise UsageError(f'Two tasks are called "{task.name}": of {places}.', hint="Rename one of them.")
+        found[task.name] = task
+    return found
+
+
+def use_task_folder(path: str | None) -> None:
+    """Add the tasks in the folder `path` to the catalogue of this process and of those that it starts."""
+    if use_task_path(path):
+        load_catalog.cache_clear()
+        _load_one.cache_clear()
+
+
+def _parse_source(source: TaskSource) -> Task:
+    text = source.file.read_text("utf-8")
+    return replace(parse_task(text, source.file), origin=source.origin, search_path=source.search_path)
 
 
 @cache
 def _load_one(name: str) -> Task | None:
     """One task of this catalogue, without parsing all others; None if it has none of that name, or a damaged one."""
     path = _tasks_folder() / name / "task.yaml"
-    if not _TASK_NAME.fullmatch(name) or not path.is_file():
+    if not _TASK_NAME.fullmatch(name):
         return None
     try:
-        return parse_task(path.read_text("utf-8"), path)
+        if path.is_file():
+            return parse_task(path.read_text("utf-8"), path)
+        sources = (source for source in list_sources() if source.file.parent.name == name)
+        return next((_parse_source(source) for source in sources), None)
     except (MlbenchError, OSError, ValueError):
         return None
 
@@ -237,11 +273,9 @@ def _tasks_folder() -> Path:
 
 def parse_task(text: str, path: Path) -> Task:
     """The task that a task.yaml describes. Raises UsageError that names file and key."""
-    data = read_yaml(text)
     file = f"{path.parent.name}/{path.name}"
-    if not isinstance(data, dict):
-        raise UsageError(f"{file} is not a mapping.")
-    known = {*Task.__dataclass_fields__} - {"folder"}
+    data = compose_task(text, path, _tasks_folder())
+    known = {*Task.__dataclass_fields__} - {"folder", "origin", "search_path"}
     for key in data:
         if key not in known:
             raise UsageError(f"{file}: unknown key {key!r}.{did_you_mean(str(key), sorted(known))}")
@@ -299,7 +333,7 @@ def _parameter(file: str, name: str, entry: Any) -> Parameter:
     return Parameter(name, kind, str(entry["help"]), choices=tuple(str(choice) for choice in choices), **bounds)
 
 
-def _preset(file: str, name: str, entry: Any, parameters: Mapping[str, Parameter]) -> dict[str, object]:
+def _preset(file: str, name: str, entry: Any, parameters: Mapping[str, Parameter]) -> Entries:
     if not isinstance(entry, dict):
         raise UsageError(f'{file}: the preset "{name}" is not a mapping.')
     for key in entry:
@@ -329,7 +363,7 @@ def _method(file: str, entry: Any) -> MethodRule:
     return MethodRule(entry["own"], {axis: _texts(file, entry, axis) for axis in entry if axis != "own"})
 
 
-def _mapping(file: str, data: Mapping[str, Any], key: str) -> dict[str, Any]:
+def _mapping(file: str, data: Mapping[str, Any], key: str) -> Entries:
     value = data[key]
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise UsageError(f'{file}: "{key}" is not a mapping with texts as keys.')

@@ -83,11 +83,13 @@ def rank_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "PYTHONSAFEPATH": "1"}
 
 
-def rank_command(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """How `python -m MODULE ...` is started, if MODULE is to come from where this tool was loaded."""
+def rank_command(argv: Sequence[str], environ: Mapping[str, str], task_path: str | None = None) -> list[str]:
+    """How `python -m MODULE ...` is started, if MODULE is to come from where this tool was loaded, from an installed
+    package, or from the folder `task_path`."""
     if list(argv[:2]) != ["python", "-m"] or len(argv) < 3:
         return list(argv)
-    return ["python", os.path.abspath(__file__), os.pathsep.join(package_folders(environ)), *argv[2:]]
+    folders = [*package_folders(environ), *([task_path] if task_path else [])]
+    return ["python", os.path.abspath(__file__), os.pathsep.join(folders), *argv[2:]]
 
 
 def run_module(packages: str, module: str, arguments: Sequence[str]) -> None:

@@ -15,8 +15,12 @@ from mlbench_cli import console, isolation
 from mlbench_cli.catalog import Task, load_task
 from mlbench_cli.commands._common import Format, Output, complete_clusters, complete_tasks
 from mlbench_cli.errors import TaskFailedError, UsageError
+from mlbench_cli.model import Cluster
 from mlbench_cli.results.archive.events import DataIdentityDocument
+from mlbench_cli.runs.defaults import default_cluster
+from mlbench_cli.runs.request import Request
 from mlbench_cli.spec import NAME_LENGTH
+from mlbench_cli.store import Store
 from task_images.contract import EXIT_ENVIRONMENT, EXIT_USAGE
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -39,7 +43,6 @@ def about() -> None:
 
 @data.command(context_settings=HELP_NAMES)
 def prepare(
-    context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="TASK", help="task of the catalogue", autocompletion=complete_tasks)],
     data_dir: Annotated[
         Path | None,
@@ -58,9 +61,8 @@ def prepare(
         str | None,
         typer.Option("--cluster", help="with --claim: cluster to run on", autocompletion=complete_clusters),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="with --claim: print what would be submitted")] = False,
     output: Output = Format.text,
-) -> int:
+) -> None:
     """Fetch, check and convert the data of a task once, so that no run has to wait for it.
 
     Official archives are downloaded if their licence allows it; others must be in the folder, or named with --import.
@@ -72,9 +74,12 @@ def prepare(
     if claim is not None:
         if import_files:
             raise UsageError("--import copies files of this machine; a claim is filled on the cluster.")
-        return _fill_claim(context, task, parameters, claim, cluster, dry_run, str(data_dir or "/data"), output)
-    if cluster is not None or dry_run:
-        raise UsageError("--cluster and --dry-run belong to --claim: without it data are prepared on this machine.")
+        store = Store()
+        found = store.cluster(cluster) if cluster else default_cluster(store)
+        _start_filling(request_filling(task, parameters, claim, found, str(data_dir or "/data")), output)
+        return
+    if cluster is not None:
+        raise UsageError("--cluster belongs to --claim: without it data are prepared on this machine.")
     if data_dir is not None:
         data_dir = data_dir.expanduser().absolute()
         _make_folder(data_dir)
@@ -83,7 +88,7 @@ def prepare(
     result = _run_program(task, data_dir, parameters)
     if output == Format.json:
         console.out_json(result)
-        return 0
+        return
     identity = result["data_identity"]
     console.out(f"{name}: ready in {result['folder']}")
     console.out("\n".join(f"  {count:>12,}  {part}" for part, count in identity["counts"].items()).replace(",", " "))
@@ -91,48 +96,42 @@ def prepare(
     words = {True: "official data", False: "not the official data", None: "not known to be the official data"}
     reason = f" ({identity['reason']})" if identity["reason"] else ""
     console.out(f"  {words[identity['official']]}{reason}")
-    return 0
 
 
-def _fill_claim(
-    context: typer.Context,
-    task: Task,
-    parameters: Mapping[str, Any],
-    claim: str,
-    cluster: str | None,
-    dry_run: bool,
-    folder: str,
-    output: Format,
-) -> int:
-    """Run the preparation as one worker on the cluster, with the claim mounted at `folder`; the exit code."""
-    from mlbench_cli.commands.run import run
-    from mlbench_cli.runs.defaults import default_cluster
+def _start_filling(request: Request, output: Format) -> None:
+    """Start the run that fills a claim, and say how to follow it."""
+    from mlbench_cli.api import Client
+
+    with Client(notice=console.note) as client:
+        client.submit(request, command_line=("mlbench", "data", "prepare"))
+    name = f"{request.name}-1"
+    if output == Format.json:
+        console.out_json({"run": name, "cluster": request.cluster, "claim": request.data_claim})
+        return
+    console.out(f"{name}: prepares the data in the claim {request.data_claim} of {request.cluster}")
+    console.note(f"\nNext: mlbench logs {name} --follow, and mlbench wait {name}")
+
+
+def request_filling(
+    task: Task, parameters: Mapping[str, object], claim: str, cluster: Cluster, folder: str = "/data"
+) -> Request:
+    """The run of one worker that prepares the data of `task` in a claim, mounted at `folder`. Raises UsageError."""
     from mlbench_cli.runs.launch import engine_name, task_image
-    from mlbench_cli.store import Store
 
-    store = Store()
-    found = store.cluster(cluster) if cluster else default_cluster(store)
-    if engine_name(found) != "kubernetes":
+    if engine_name(cluster) != "kubernetes":
         raise UsageError(
-            f'The cluster "{found.name}" has no persistent volume claims.',
+            f'The cluster "{cluster.name}" has no persistent volume claims.',
             hint=f"--cluster NAME; on this machine: mlbench data prepare {task.name} --data-dir DIR",
         )
-    words = f"python -m task_images.harness.prepare {task.name} {_module_of(task)}"
-    return run(
-        context,
+    return Request(
         name=f"prepare-{task.name.replace('_', '-')}"[:NAME_LENGTH].rstrip("-"),
-        workers=[1],
-        retry_failed=True,
-        dry_run=dry_run,
-        logs=True,
-        yes=True,
-        output=output,
-        command=words,
-        image=task_image(task, found),
-        cluster=found.name,
+        workers=(1,),
+        command=f"python -m task_images.harness.prepare {task.name} {_module_of(task)}",
+        image=task_image(task, cluster),
+        cluster=cluster.name,
         data_claim=claim,
         data_dir=folder,
-        set=[f"{key}={json.dumps(value)}" for key, value in parameters.items()],
+        set=dict(parameters),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from mlbench_cli import console
+from mlbench_cli.catalog import use_task_folder
 from mlbench_cli.commands._common import (
     Format,
     Output,
@@ -96,6 +97,7 @@ def run(
 
         request, cluster, candidates, document = repeat_of(source, request, store)
     else:
+        use_task_folder(request.task_path)
         request, cluster = _complete(_recall(request, store), store, ask=not yes, is_dry=dry_run)
         candidates = expand(request, cluster, find_cluster=store.cluster, with_defaults=with_defaults)
         document = request_document(absolute_paths(request))

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.catalog import Parameter, Task, load_catalog, load_task
+from mlbench_cli.catalog import Parameter, Task, load_catalog, load_task, use_task_folder
 from mlbench_cli.commands._common import Format, Output, complete_tasks
 from mlbench_cli.runs.request import entry_text
 
@@ -15,9 +15,14 @@ def tasks(
         str | None,
         typer.Argument(metavar="[TASK]", help="show this task with its parameters", autocompletion=complete_tasks),
     ] = None,
+    task_path: Annotated[
+        str | None,
+        typer.Option("--task-path", metavar="DIR", help="folder with tasks of your own, shown as well"),
+    ] = None,
     output: Output = Format.text,
 ) -> None:
     """Show the benchmark tasks, or one of them with its parameters and presets."""
+    use_task_folder(task_path)
     if name is not None:
         task = load_task(name)
         console.out_json(_document(task)) if output == Format.json else _describe(task)
@@ -63,6 +68,7 @@ def _document(task: Task) -> dict[str, object]:
         },
         "presets": {preset: task.resolve(preset) for preset in task.presets},
         "notes": list(task.notes),
+        "origin": task.origin,
     }
 
 
@@ -76,6 +82,7 @@ def _describe(task: Task) -> None:
         ("Data", task.data),
         ("Presets", ", ".join(task.presets)),
         ("Free", ", ".join(task.free) or None),
+        ("Origin", task.origin),
     ]
     console.out("\n".join(f"{title + ':':<12}{text}" for title, text in facts if text is not None) + "\n")
     changed = [preset for preset in task.presets if preset != "spec"]

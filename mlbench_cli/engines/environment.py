@@ -22,6 +22,8 @@ def contract_environment(spec: RunSpec, hosts: str, master_address: str, master_
         "MLBENCH_SEED": str(spec.seed),
         "MLBENCH_PARAMETERS": canonical_json(dict(spec.parameters)).decode(),
     }
+    if spec.task_path:
+        environment["MLBENCH_TASK_PATH"] = spec.task_path
     if spec.calibrate:
         environment["MLBENCH_CALIBRATE"] = "1"
     if spec.method:

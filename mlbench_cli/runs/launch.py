@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli import __version__
-from mlbench_cli.catalog import BACKENDS, BUDGET, Task, load_catalog, load_task, short
+from mlbench_cli.catalog import BACKENDS, BUDGET, Task, load_catalog, load_task, short, use_task_folder
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.images import LOCAL_REGISTRY, name_image
@@ -64,6 +64,7 @@ def resolve(
     `machine` is what the local cluster has, `tasks` the catalogue; None stands for this machine and the shipped tasks.
     """
     check_names(request)
+    use_task_folder(request.task_path)
     local = cluster.provider == "local"
     if local:
         _refuse_cluster_options(request)
@@ -175,7 +176,7 @@ def _program(request: Request, cluster: Cluster, tasks: Mapping[str, Task] | Non
         )
     if request.task is not None and request.command is None:
         task = load_task(request.task, tasks)
-        return {**_task_program(request, task, tasks), "image": _image(request, task, cluster)}
+        return {**_task_program(request, task, cluster, tasks), "image": _image(request, task, cluster)}
     if request.command is None:
         missing = "--task, or --command" if request.image is None else "--command for the image"
         raise UsageError(
@@ -191,7 +192,9 @@ def _program(request: Request, cluster: Cluster, tasks: Mapping[str, Task] | Non
     return _custom_program(request, request.command)
 
 
-def _task_program(request: Request, task: Task, tasks: Mapping[str, Task] | None) -> dict[str, object]:
+def _task_program(
+    request: Request, task: Task, cluster: Cluster, tasks: Mapping[str, Task] | None
+) -> dict[str, object]:
     device = "gpu" if request.gpu else "cpu"
     if device not in task.devices:
         raise UsageError(f'The task "{task.name}" runs on {" and ".join(task.devices)} only, not on {device}.')
@@ -204,6 +207,7 @@ def _task_program(request: Request, task: Task, tasks: Mapping[str, Task] | None
         "task": task.name,
         "preset": request.preset or "spec",
         "argv": task.command,
+        "task_path": None if engine_name(cluster) == "kubernetes" else task.search_path,
         "parameters": parameters,
         "method": resolve_method(request, task, parameters, tasks),
         "backend": _task_backend(request, task, device),
@@ -239,11 +243,17 @@ def _image(request: Request, task: Task, cluster: Cluster) -> str | None:
     """The image of the ranks; None if they are processes of the machines' own Python."""
     if engine_name(cluster) != "kubernetes":
         return request.image
-    if request.image:
-        return request.image
+    return request.image or task_image(task, cluster, request.registry)
+
+
+def task_image(task: Task, cluster: Cluster, registry: str | None = None) -> str:
+    """The image of a task on a cluster of Kubernetes; `registry` is a prefix that goes before the cluster's own. Raises
+    UsageError if no registry is known."""
+    if task.origin is not None and "/" in task.image:  # a whole reference, since mlbench does not build it
+        return task.image
     details = ClusterDetails.of(cluster)
-    if request.registry:
-        return name_image(request.registry, task.image, __version__)
+    if registry:
+        return name_image(registry, task.image, __version__)
     if details.registry:
         return name_image(details.registry, task.image, __version__, details.images)
     if cluster.provider == "kind" or details.functional_only:  # images of this machine, loaded onto the nodes

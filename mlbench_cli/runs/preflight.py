@@ -11,6 +11,7 @@ module imports the standard library only.
 
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -30,6 +31,8 @@ def check_run(task: Task, spec: RunSpec) -> None:
     """Refuse a run that its task knows cannot work. Raises UsageError."""
     if task.preflight is None:
         return
+    if spec.task_path and spec.task_path not in sys.path:
+        sys.path.append(spec.task_path)
     check = cast("Check", import_module(task.preflight).check)
     is_local = spec.engine == "local"
     memory = None if spec.device == "gpu" else local_memory() if is_local else parse_memory(spec.kubernetes.memory)

@@ -43,6 +43,9 @@ class Request:
     workers: tuple[int, ...] = ()
 
     task: str | None = _option("task of the catalogue (see: mlbench tasks)")
+    task_path: str | None = _option(
+        "folder with a task of your own, or with several; default: MLBENCH_TASK_PATH", metavar="DIR"
+    )
     preset: str | None = _option("set of parameters: spec (default), legacy, 2018, tiny, or another one of the task")
     set: Mapping[str, Any] = _option("value of one parameter", kind="pairs", metavar="KEY=VALUE")
     command: str | None = _option(

@@ -87,6 +87,7 @@ def main(contract: Contract) -> None:
         corpus, specials = load_corpus(settings, contract, plan.shape.vocabulary)
         report.data_identity(corpus.identify())
         refuse_on_device(plan.memory, world.device)
+        world.await_loading()  # models in shards are made by all ranks together
         workload = TwoQuestions(world, plan, settings, corpus, specials, contract.seed)
         Pretraining(
             world,

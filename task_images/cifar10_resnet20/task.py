@@ -28,6 +28,7 @@ class Settings(ScheduleSettings, LongSettings):
     depth: int = 20
     version: int = 1
     norm: str = "batch"
+    cudnn: str = "deterministic"
 
 
 def main(contract: Contract) -> None:

@@ -19,6 +19,7 @@ class Settings(PlainSettings):
     warmup_epochs: int = 0
     nesterov: bool = False
     bucket_mb: float = 25.0
+    cudnn: str = "default"
 
 
 def main(contract: Contract) -> None:

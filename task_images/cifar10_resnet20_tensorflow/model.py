@@ -50,6 +50,11 @@ class ResNet(tf.Module):  # type: ignore[misc]
         """All trainable variables."""
         return [*self.weights, *self.norms]
 
+    @property
+    def count(self) -> int:
+        """Number of parameters."""
+        return sum(int(tf.size(item)) for item in self.parameters)
+
     def __call__(self, images: Any, training: bool) -> Any:
         """Logits [n, classes] of images [n, height, width, channels]. In training the running statistics move."""
         x = _convolve(images, self._stem, 1)

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 from task_images.cifar10_resnet20.schedule import ScheduleSettings
+from task_images.harness.settings import TrainingSettings
 
 
 @dataclass(frozen=True)
-class Settings(ScheduleSettings):
+class Settings(ScheduleSettings, TrainingSettings):
     """The parameters of task.yaml; the defaults are the preset `spec`."""
 
     data: str = "cifar10"
@@ -19,7 +20,9 @@ class Settings(ScheduleSettings):
     nesterov: bool = True
     weight_decay: float = 1e-4
     decay_norms: bool = True
-    budget_seconds: float = 0.0
     goal_full: float = 80.0
     goal_light: float = 70.0
     loaders: int = 2
+    checkpoint: bool = False
+    resume: str = ""
+    tf32: bool = False

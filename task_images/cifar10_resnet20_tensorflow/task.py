@@ -11,6 +11,8 @@ from task_images.cifar10_resnet20_tensorflow.settings import Settings
 from task_images.cifar10_resnet20_tensorflow.world import open_world
 from task_images.contract import Contract
 from task_images.harness.errors import TaskUsageError
+from task_images.harness.goals import GoalWatch
+from task_images.harness.loop import Plan, Unit
 from task_images.harness.parameters import read_parameters
 from task_images.harness.report import Reporter
 
@@ -19,7 +21,7 @@ def main(contract: Contract) -> None:
     """Check the settings, connect the ranks, load the images and train to the goal."""
     settings = read_parameters(Settings, contract.parameters)
     _check(settings, contract.world_size)
-    world = open_world(contract)
+    world = open_world(contract, tf32=settings.tf32)
     synthetic = settings.data == "synthetic"
     report = Reporter(world, "images like CIFAR-10, generated" if synthetic else "CIFAR-10", synthetic)
     report.environment()
@@ -27,16 +29,36 @@ def main(contract: Contract) -> None:
     images = cifar.load_images(settings, contract)
     report.data_identity(images.identity)
 
-    from task_images.cifar10_resnet20_tensorflow.training import Training
+    from task_images.cifar10_resnet20_tensorflow.training import ImageUpdates, Network, TensorFlowTrainer, Validator
 
     data = Images(images, settings.batch_size, world.rank, world.size, contract.seed, settings.loaders)
-    training = Training(world, settings, data, report, make_schedule(settings, world.size))
-    training.run(
-        {
-            "global_batch": settings.batch_size * world.size,
+    network = Network(settings, contract.seed)
+    same = {"seed": contract.seed, "global_batch": settings.batch_size * world.size}
+    TensorFlowTrainer(
+        world,
+        report,
+        ImageUpdates(data),
+        make_schedule(settings, world.size),
+        Plan(
+            settings.epochs,
+            settings.budget_seconds,
+            checkpoint=settings.checkpoint,
+            resume=settings.resume,
+            protocol=settings.protocol,
+        ),
+        name="cifar10_resnet20_tensorflow",
+        validate=Validator(world, network, data),
+        goal=GoalWatch("Prec@1", ">=", settings.goal_full, settings.goal_light, contract.goal),
+        details={
+            "parameters": network.model.count,
+            "global_batch": same["global_batch"],
             "images": [len(images.training[1]), len(images.validation[1])],
-        }
-    )
+            "options": {"loaders": settings.loaders, "tf32": settings.tf32},
+        },
+        identity={"depth": settings.depth, **same},
+        unit=Unit("images"),
+        network=network,
+    ).run()
     world.close()
 
 

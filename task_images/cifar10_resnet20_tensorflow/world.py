@@ -7,7 +7,7 @@ tracker sees forward, backward, communication and update apart.
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,7 +25,7 @@ except ImportError:  # said by open_world
 from task_images.cifar10_resnet20_tensorflow.meeting import free_port, meet
 from task_images.contract import Contract
 from task_images.harness.errors import EnvironmentUnfitError, PeerLostError, install_hint
-from task_images.harness.ranks import COLLECTIVE_SECONDS, RENDEZVOUS_SECONDS, cpu_threads
+from task_images.harness.ranks import GROUP_SECONDS, RENDEZVOUS_SECONDS, cpu_threads, resident_peak
 
 
 class World:
@@ -40,18 +40,31 @@ class World:
         self.device = device  # as TensorFlow names it: CPU:0 or GPU:0
         self._strategy = strategy
         self._reduce = tf.function(self._reduce_tensor, reduce_retracing=True) if strategy else None
-        self.messages = 0
-        self.bytes = 0
 
     @property
     def is_first(self) -> bool:
         """Whether this is rank 0, which reports."""
         return self.rank == 0
 
-    @property
-    def synchronize(self) -> Callable[[], None] | None:
-        """Waits until the device has done what it was given; None on a CPU, where nothing is queued."""
-        return tf.test.experimental.sync_devices if self.device.startswith("GPU") else None
+    def synchronize(self) -> None:
+        """Wait until the device has done what it was given. Nothing to do on a CPU."""
+        if self.device.startswith("GPU"):
+            tf.test.experimental.sync_devices()
+
+    def await_loading(self) -> None:
+        """TensorFlow has no other way to wait than a collective."""
+        self.barrier()
+
+    def barrier(self) -> None:
+        self.sum([0.0])
+
+    def peak_memory(self) -> int:
+        """Highest number of bytes over ranks: allocated on the GPU, else resident in the process. One collective."""
+        if self.device.startswith("GPU"):
+            own = float(tf.config.experimental.get_memory_info(self.device)["peak"])
+        else:
+            own = float(resident_peak())
+        return int(max(row[0] for row in self.gather([own])))
 
     def all_reduce(self, tensor: Any) -> Any:
         """The sum of all ranks' tensors, the same bits on every rank."""
@@ -115,7 +128,7 @@ class World:
         return self._strategy.run(add, args=(tensor,))
 
 
-def open_world(contract: Contract, seconds: float = RENDEZVOUS_SECONDS) -> World:
+def open_world(contract: Contract, seconds: float = RENDEZVOUS_SECONDS, *, tf32: bool = False) -> World:
     """Meet the other ranks and set up device and threads.
 
     Raises EnvironmentUnfitError if TensorFlow, backend or device are not to be had, PeerLostError naming the ranks
@@ -124,6 +137,7 @@ def open_world(contract: Contract, seconds: float = RENDEZVOUS_SECONDS) -> World
     if tf is None:
         raise EnvironmentUnfitError("TensorFlow is not installed here", f"Install it: {install_hint('tensorflow')}")
     threads = cpu_threads(contract)
+    tf.config.experimental.enable_tensor_float_32_execution(tf32)
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(2)
     device = _device(contract)
@@ -200,7 +214,7 @@ def _strategy(contract: Contract, seconds: float) -> Any:
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
     kinds = tf.distribute.experimental.CommunicationImplementation
     options = tf.distribute.experimental.CommunicationOptions(
-        implementation=kinds.NCCL if contract.backend == "nccl" else kinds.RING, timeout_seconds=COLLECTIVE_SECONDS
+        implementation=kinds.NCCL if contract.backend == "nccl" else kinds.RING, timeout_seconds=GROUP_SECONDS
     )
     with lost_ranks():
         return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)

@@ -14,12 +14,13 @@ from task_images.epsilon_logistic_regression.data import FEATURES, count_rows, f
 from task_images.harness.data import ArrayData
 from task_images.harness.goals import GoalWatch
 from task_images.harness.identity import made_up
-from task_images.harness.loop import Plan
+from task_images.harness.loop import Plan, Unit
 from task_images.harness.metrics import F1, Dice, TopK
 from task_images.harness.opening import opening
 from task_images.harness.parameters import check_choices, read_parameters
 from task_images.harness.schedules import InverseSqrt, PerUpdate, Plateau, Schedule
 from task_images.harness.seeds import seed_all
+from task_images.harness.settings import CudaSettings, TrainingSettings
 from task_images.harness.training import Loss, make_sample_trainer
 
 # The rate over sqrt(t), tuned per number of workers in the 2018 specification.
@@ -27,12 +28,9 @@ ALPHA_2018 = {1: 200.0, 2: 400.0, 4: 600.0, 8: 700.0, 16: 800.0}
 
 CHOICES = {"data": ("libsvm", "synthetic"), "schedule": ("plateau", "sqrt"), "average": ("gradients", "weights")}
 
-# A machine that has to convert the text first (up to half an hour an idle core) keeps the others waiting.
-CONVERSION_SECONDS = 4 * 3600.0
-
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(TrainingSettings, CudaSettings):
     """The parameters of task.yaml; the defaults are the preset `spec`."""
 
     data: str = "libsvm"
@@ -50,7 +48,6 @@ class Settings:
     average: str = "gradients"
     l1: float = 0.0
     l2: float = 2.5e-6
-    budget_seconds: float = 0.0
     goal_full: float = 89.0
     goal_light: float = 80.0
 
@@ -61,7 +58,7 @@ def main(contract: Contract) -> None:
     check_choices(settings, CHOICES)
     synthetic = settings.data == "synthetic"
     files = None if synthetic else find_files(contract.data_dir)
-    with opening(contract, "epsilon, generated" if synthetic else "epsilon", synthetic, CONVERSION_SECONDS) as (
+    with opening(contract, "epsilon, generated" if synthetic else "epsilon", synthetic) as (
         world,
         report,
     ):
@@ -81,11 +78,13 @@ def main(contract: Contract) -> None:
             make_regularised_loss(model, settings.l1, settings.l2),
             lambda model: torch.optim.SGD(model.parameters(), lr=settings.rate, fused=True),
             make_schedule(settings, world.size),
-            Plan(settings.epochs, settings.budget_seconds),
+            Plan(settings.epochs, settings.budget_seconds, protocol=settings.protocol),
             strategy=prepare_strategy(world, lambda: _strategy(settings)),
             metrics=[TopK(1), F1(), Dice()],
             goal=GoalWatch("Prec@1", ">=", settings.goal_full, settings.goal_light, contract.goal),
             scores=torch.sigmoid,
+            arithmetic=settings,
+            unit=Unit("rows"),
             details={"parameters": FEATURES, "rows": [len(training.labels), len(validation.labels)]},
         ).run()
 

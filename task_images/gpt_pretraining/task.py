@@ -48,6 +48,7 @@ from task_images.harness.language.tokens import (
 from task_images.harness.loop import Unit
 from task_images.harness.opening import opening
 from task_images.harness.parameters import check_choices, read_parameters
+from task_images.harness.report import Reporter
 from task_images.harness.seeds import seed_all
 
 DATA = ("tokens", "python-text", "synthetic")
@@ -88,33 +89,40 @@ def main(contract: Contract) -> None:
         corpus = load_corpus(settings, contract, plan.shape.vocabulary)
         report.data_identity(corpus.identify())
         refuse_on_device(plan.memory, world.device)
+        world.await_loading()  # models in shards are made by all ranks together
         workload = NextToken(world, plan, settings, corpus, contract.seed)
-        model = make_model(world, plan, settings, contract.seed)
-        Pretraining(
-            world,
-            report,
-            settings,
-            plan.layout,
-            model,
-            workload,
-            name="gpt_pretraining",
-            goal_metric="loss",
-            parameters=plan.shape.parameters,
-            passes=plan.passes,
-            flops=plan.shape.flops_per_token(settings.sequence_length) * workload.tokens,
-            flops_formula=FLOPS_FORMULA,
-            memory=plan.memory,
-            identity=identity(settings, plan.shape, contract.seed),
-            unit=Unit("tokens", settings.sequence_length),
-            details={
-                "bytes_per_token": corpus.bytes_per_token,
-                "model": settings.model,
-                "tokens": len(corpus.train),
-                "micro_batch": plan.micro_batch,
-                "data": corpus.name,
-                "documents": settings.documents,
-            },
-        ).run()
+        make_pretraining(world, report, settings, plan, corpus, workload).run()
+
+
+def make_pretraining(
+    world: World, report: Reporter, settings: Settings, plan: Plan, corpus: Corpus, workload: "NextToken"
+) -> Pretraining[Batch]:
+    seed = world.contract.seed
+    return Pretraining(
+        world,
+        report,
+        settings,
+        plan.layout,
+        make_model(world, plan, settings, seed),
+        workload,
+        name="gpt_pretraining",
+        goal_metric="loss",
+        parameters=plan.shape.parameters,
+        passes=plan.passes,
+        flops=plan.shape.flops_per_token(settings.sequence_length) * workload.tokens,
+        flops_formula=FLOPS_FORMULA,
+        memory=plan.memory,
+        identity=identity(settings, plan.shape, seed),
+        unit=Unit("tokens", settings.sequence_length),
+        details={
+            "bytes_per_token": corpus.bytes_per_token,
+            "model": settings.model,
+            "tokens": len(corpus.train),
+            "micro_batch": plan.micro_batch,
+            "data": corpus.name,
+            "documents": settings.documents,
+        },
+    )
 
 
 def load_corpus(settings: Settings, contract: Contract, vocabulary: int) -> Corpus:

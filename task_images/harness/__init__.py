@@ -1,8 +1,11 @@
 """What all tasks share, each thing once. A task is a page: read its `task.py`, then the piece you wonder about here.
 
+public       what tasks of other people may rely on
+
 entry        from the contract's variables to `main(contract)` to an exit code; errors: what can go wrong, by exit code
-parameters   MLBENCH_PARAMETERS -> the task's frozen dataclass
+parameters   MLBENCH_PARAMETERS -> the task's frozen dataclass; settings: those that tasks share
 opening      the beginning and the end of a training around its data and its model
+throughput   speed alone, in timed blocks; peak: FLOPs, and what the device could do
 distributed  `open_world`: rendezvous, device, threads; World: rank, size and the few collectives bookkeeping needs
 seeds        streams of random numbers: equal on all ranks where they must be, different where they must be
 partition    who trains on what: every sample once, equally many steps for every rank; data: batches from arrays

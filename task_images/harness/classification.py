@@ -20,19 +20,20 @@ from task_images.harness.data import Data
 from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.goals import GoalWatch
-from task_images.harness.loop import Plan
+from task_images.harness.loop import Plan, Unit
 from task_images.harness.metrics import TopK
 from task_images.harness.models.counting import count_parameters
 from task_images.harness.parameters import check_choices
 from task_images.harness.precision import FORMATS, Precision
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import Schedule
+from task_images.harness.settings import CudaSettings, TrainingSettings
 from task_images.harness.speed import COMPILE, SpeedOptions
 from task_images.harness.training import Loss, make_sample_trainer
 
 
 @dataclass(frozen=True)
-class ClassifierSettings:
+class ClassifierSettings(TrainingSettings, CudaSettings):
     """Parameters of every image classification. A task's own Settings have further ones, and their own defaults."""
 
     batch_size: int = 128
@@ -40,7 +41,6 @@ class ClassifierSettings:
     momentum: float = 0.9
     nesterov: bool = True
     weight_decay: float = 1e-4
-    budget_seconds: float = 0.0
     goal_full: float = 80.0
     goal_light: float = 70.0
 
@@ -86,6 +86,7 @@ def train_classifier(
     name: str = "",
     identity: Mapping[str, Any] | None = None,
     details: Mapping[str, Any] | None = None,
+    closing: Callable[[], Mapping[str, Any]] = dict,
 ) -> None:
     """Train `model` (on the CPU as initialised) with synchronous SGD to the goal of Prec@1, and report the result.
 
@@ -103,8 +104,7 @@ def train_classifier(
     precision = long.speed.make_precision(world.device) if long else Precision("fp32", world.device)
     if long:
         long.speed.apply(model)
-        reduction = "during the backward pass" if strategy else "after the backward pass"
-        facts["options"] = {**long.speed.facts(precision), "reduction": reduction}
+        facts["options"] = long.speed.facts()
     make_sample_trainer(
         world,
         report,
@@ -125,6 +125,7 @@ def train_classifier(
             settings.budget_seconds,
             checkpoint=long is not None and long.checkpoint,
             resume=long.resume if long else "",
+            protocol=settings.protocol,
         ),
         strategy=prepare_strategy(world, lambda: strategy or GradientAllReduce()),
         metrics=[] if measure else [TopK(k) for k in (1, 5) if k <= classes],
@@ -132,8 +133,11 @@ def train_classifier(
         validation_loss=nn.functional.cross_entropy,
         precision=precision,
         compiled=long is not None and long.compile != "no",
+        arithmetic=settings,
+        unit=Unit("images"),
         name=name,
         details={**facts, **(details or {})},
+        closing=closing,
         identity={**(identity or {}), **same},
     ).run()
 

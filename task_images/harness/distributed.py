@@ -4,7 +4,9 @@ import os
 import platform
 import socket
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -13,9 +15,11 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from task_images.contract import Contract, emit
+from task_images.harness import nccl
 from task_images.harness.errors import EnvironmentUnfitError, PeerLostError
+from task_images.harness.gpu_sampler import GpuSampler
 from task_images.harness.network import measure_network
-from task_images.harness.ranks import COLLECTIVE_SECONDS, RENDEZVOUS_SECONDS, cpu_threads, resident_peak
+from task_images.harness.ranks import GROUP_SECONDS, LOADING_SECONDS, RENDEZVOUS_SECONDS, cpu_threads, resident_peak
 from task_images.harness.tracker import Marks
 
 
@@ -99,6 +103,12 @@ class World:
         else:
             dist.barrier()
 
+    def await_loading(self, seconds: float = LOADING_SECONDS) -> None:
+        """Wait until all ranks have loaded their data. Waits on the rendezvous' store, whose limit is not that of
+        collectives: one of these that hangs must be noticed within minutes. Once per run; raises PeerLostError."""
+        if self._store is not None and self.size > 1:
+            await_everyone(self._store, "loaded", self.rank, self.size, seconds)
+
     def synchronize(self) -> None:
         """Wait until the device has done what it was given. Nothing to do on a CPU."""
         if self.device.type == "cuda":
@@ -131,6 +141,8 @@ class World:
 
     def backend_facts(self) -> dict[str, object]:
         """What a result should say of the backend: with mpi the library, and which tensors took a detour through it."""
+        if self._grouped and self.backend == "nccl":
+            return nccl.describe()
         if not self._grouped or self.backend != "mpi":
             return {}
         from task_images.comm import mpi
@@ -149,6 +161,15 @@ class World:
 
     def _reduce(self, values: Sequence[float], op: Any) -> list[float]:
         return self.all_reduce(torch.tensor(list(values), dtype=torch.float64, device=self._small), op).tolist()
+
+
+def sample_gpu(world: World) -> AbstractContextManager[GpuSampler | None]:
+    """A context in which this rank's GPU is sampled; nothing on a CPU."""
+    if world.device.type != "cuda":
+        return nullcontext()
+    properties: Any = torch.cuda.get_device_properties(world.device)
+    address = f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+    return GpuSampler(address, Path(world.contract.output_dir))
 
 
 class CudaMarks:
@@ -179,10 +200,10 @@ def open_world(
     contract: Contract,
     rendezvous_seconds: float = RENDEZVOUS_SECONDS,
     *,
-    collective_seconds: float = COLLECTIVE_SECONDS,
+    collective_seconds: float = GROUP_SECONDS,
     grouped_alone: bool = False,
 ) -> World:
-    """Meet the other ranks and set up device, threads and determinism.
+    """Meet the other ranks and set up device and threads.
 
     Raises EnvironmentUnfitError (exit 78) if backend or device are not to be had, and PeerLostError (exit 75) naming
     the ranks that did not come within `rendezvous_seconds`. A rank that keeps the others waiting in a collective for
@@ -193,8 +214,6 @@ def open_world(
     backend = _find_backend(contract, device)
     threads = cpu_threads(contract)
     torch.set_num_threads(threads)
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.deterministic = True
     store = None
     if contract.world_size > 1 or grouped_alone:
         store = _meet(contract, backend, device, rendezvous_seconds, collective_seconds)
@@ -208,7 +227,13 @@ def _device(contract: Contract) -> torch.device:
         raise EnvironmentUnfitError(
             "the run wants a GPU, but torch finds none here", "Run with --device cpu, or on machines with GPUs."
         )
-    device = torch.device("cuda", contract.local_rank % torch.cuda.device_count())
+    count = torch.cuda.device_count()
+    if contract.local_world_size > count:
+        raise EnvironmentUnfitError(
+            f"{contract.local_world_size} ranks of this worker want a GPU each, but torch finds {count}",
+            "Run with --processes-per-worker equal to the number of GPUs, or with more GPUs.",
+        )
+    device = torch.device("cuda", contract.local_rank)
     torch.cuda.set_device(device)
     return device
 
@@ -252,19 +277,21 @@ def _meet(contract: Contract, backend: str, device: torch.device, seconds: float
     limit = timedelta(seconds=seconds)
     try:
         store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=limit)))
-        _await_everyone(store, rank, size, seconds)
+        await_everyone(store, "here", rank, size, seconds)
     except PeerLostError:
         raise
     except (RuntimeError, ValueError) as error:
         why = " ".join(str(error).split())[:300]
         raise PeerLostError(f"no rendezvous at {place} within {seconds:g} s: {why}") from None
     _probe_network(contract, store, "before")
+    if backend == "nccl":
+        nccl.log_to(Path(contract.output_dir), os.environ)
     dist.init_process_group(
         backend,
         store=PrefixStore("group", store),
         rank=rank,
         world_size=size,
-        timeout=timedelta(seconds=max(seconds, collective_seconds)),
+        timeout=timedelta(seconds=collective_seconds),
         device_id=device if contract.backend == "nccl" else None,
     )
     if backend == "gloo":
@@ -283,14 +310,21 @@ def _probe_network(contract: Contract, store: Any, stage: str) -> None:
         emit("network", 0, **report)
 
 
-def _await_everyone(store: Any, rank: int, size: int, seconds: float) -> None:
-    """Return when all ranks are here. torch's own rendezvous would only say that it timed out, not who is missing."""
-    store.set(f"here/{rank}", b"1")
+def await_everyone(store: Any, event: str, rank: int, size: int, seconds: float) -> None:
+    """Return when all ranks have called this for `event`: one counter and one key to wait for, whatever their number.
+
+    torch's own rendezvous would only say that it timed out, not who is missing.
+    """
+    store.set(f"{event}/{rank}", b"1")
+    if store.add(f"{event}/count", 1) == size:
+        store.set(f"{event}/all", b"1")
     try:
-        store.wait([f"here/{other}" for other in range(size)], timedelta(seconds=seconds))
+        store.wait([f"{event}/all"], timedelta(seconds=seconds))
     except RuntimeError:
-        missing = [other for other in range(size) if not store.check([f"here/{other}"])]
+        missing = [other for other in range(size) if not store.check([f"{event}/{other}"])]
         names = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
+        what = "did not come" if event == "here" else "did not load their data"
         raise PeerLostError(
-            f"{len(missing)} of {size} ranks did not come within {seconds:g} s: {names}", "Their own logs say why."
+            f"{len(missing)} of {size} ranks {what} within {seconds:g} s: {names}",
+            "Their own logs say why.",
         ) from None

@@ -44,6 +44,7 @@ class LoopRanks(Ranks, Protocol):
         """Wait until every rank is here."""
 
     def synchronize(self) -> None: ...
+    def await_loading(self) -> None: ...
     def peak_memory(self) -> int: ...
 
 
@@ -137,6 +138,7 @@ class Loop(Generic[P]):
 
         Raises DivergedError if a loss or a gradient is not finite, or if the ranks' models differ.
         """
+        self.world.await_loading()
         self.tracker, self.position = self._make_tracker(), Position()
         self.curve: list[Values] = []
         self._is_done, self._spent = False, False

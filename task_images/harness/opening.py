@@ -5,13 +5,13 @@ from contextlib import contextmanager
 
 from task_images.contract import Contract
 from task_images.harness.distributed import World, open_world
-from task_images.harness.ranks import COLLECTIVE_SECONDS
+from task_images.harness.ranks import GROUP_SECONDS
 from task_images.harness.report import Reporter
 
 
 @contextmanager
 def opening(
-    contract: Contract, data: str, synthetic: bool = False, collective_seconds: float = COLLECTIVE_SECONDS
+    contract: Contract, data: str, synthetic: bool = False, collective_seconds: float = GROUP_SECONDS
 ) -> Iterator[tuple[World, Reporter]]:
     """Meet the other ranks and say what there is, before the data are loaded; part together after success.
 

@@ -6,9 +6,36 @@ from dataclasses import dataclass, field
 
 import torch
 
-from task_images.harness.errors import DivergedError
+from task_images.harness.errors import DivergedError, TaskUsageError
+from task_images.harness.settings import CUDNN, CudaSettings
 
 FORMATS = ("fp32", "bf16", "fp16")
+
+
+def set_arithmetic(settings: CudaSettings) -> None:
+    """Make fp32 on NVIDIA GPUs mean fp32, unless TF32 is asked for; torch itself has TF32 on in convolutions and RNNs.
+
+    `cudnn`: "default" takes the algorithm that cuDNN proposes, "deterministic" one that gives the same bits in every
+    run, "benchmark" the fastest of those tried.
+    """
+    if settings.cudnn not in CUDNN:
+        raise TaskUsageError(f'the parameter "cudnn" is {settings.cudnn!r}, not {" or ".join(CUDNN)}')
+    kind = "tf32" if settings.tf32 else "ieee"
+    torch.backends.cuda.matmul.fp32_precision = kind
+    torch.backends.cudnn.conv.fp32_precision = kind  # type: ignore[attr-defined]
+    torch.backends.cudnn.rnn.fp32_precision = kind  # type: ignore[attr-defined]
+    torch.backends.cudnn.deterministic = settings.cudnn == "deterministic"
+    torch.backends.cudnn.benchmark = settings.cudnn == "benchmark"
+
+
+def refuse_bf16_lstm(precision: str, device: torch.device) -> None:
+    """Raise TaskUsageError for bf16 LSTMs on NVIDIA GPUs: torch.autocast runs them in fp16, and without a loss scale
+    small gradients would vanish (ATen/native/cudnn/AutocastRNN.cpp). Not run on a GPU."""
+    if precision == "bf16" and device.type == "cuda":
+        raise TaskUsageError(
+            "on GPUs torch computes LSTMs in fp16 when bf16 is asked for, without a scale for the loss",
+            "--set precision=fp32, with --set tf32=true for speed; or fp16, if the task has it",
+        )
 
 
 @dataclass

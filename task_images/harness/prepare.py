@@ -20,13 +20,13 @@ from task_images.harness.errors import TaskUsageError
 
 def main(contract: Contract) -> None:
     """Prepare the data of the task that the first argument names, in the run's data folder."""
-    if len(sys.argv) != 2:
-        raise TaskUsageError("the name of one task is needed", "python -m task_images.harness.prepare TASK")
-    name = sys.argv[1]
+    if len(sys.argv) not in (2, 3):
+        raise TaskUsageError("the name of one task is needed", "python -m task_images.harness.prepare TASK [PACKAGE]")
+    name, package = sys.argv[1], (sys.argv[2:] or [f"task_images.{sys.argv[1]}"])[0]
     try:
-        module = importlib.import_module(f"task_images.{name}.data") if name.isidentifier() else None
+        module = importlib.import_module(f"{package}.data") if package.replace(".", "").isidentifier() else None
     except ModuleNotFoundError as error:
-        if error.name not in (f"task_images.{name}", f"task_images.{name}.data"):
+        if error.name not in (package, f"{package}.data"):
             raise
         module = None
     prepare = getattr(module, "prepare_data", None)

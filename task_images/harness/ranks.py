@@ -10,7 +10,10 @@ from task_images.contract import Contract
 from task_images.harness.cores import effective_cores
 
 RENDEZVOUS_SECONDS = 600.0
-COLLECTIVE_SECONDS = 1800.0
+COLLECTIVE_SECONDS = 1800.0  # patience of parameter servers, whose trainers validate in between
+GROUP_SECONDS = 600.0  # longest time of one collective of the process group
+# Data may have to be unpacked or converted first, by one rank of each machine.
+LOADING_SECONDS = 12 * 3600.0
 
 
 class Ranks(Protocol):

@@ -17,16 +17,17 @@ from torch import Tensor, nn
 from task_images.comm.base import MakeOptimizer, Placement, Strategy
 from task_images.harness.checkpoint import load_checkpoint, save_checkpoint
 from task_images.harness.data import Batch, Data
-from task_images.harness.distributed import World
+from task_images.harness.distributed import World, sample_gpu
 from task_images.harness.errors import DivergedError
 from task_images.harness.goals import GoalWatch
-from task_images.harness.loop import Loop, Plan, Values
+from task_images.harness.loop import Loop, Plan, Unit, Values
 from task_images.harness.metrics import Mean, Metric, TrainingLoss, collect
-from task_images.harness.precision import Precision
+from task_images.harness.precision import Precision, set_arithmetic
 from task_images.harness.replicas import average_buffers
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import Schedule
 from task_images.harness.seeds import derive
+from task_images.harness.settings import CudaSettings
 from task_images.harness.tracker import Tracker
 from task_images.harness.updates import Update
 
@@ -68,6 +69,7 @@ class Trainer(Loop[P], Generic[P]):
     strategy        owns the optimiser and the update
     precision       None: fp32
     clip            greatest norm of the gradients; None: not clipped
+    arithmetic      of GPUs
     """
 
     work: Work[P] = field(kw_only=True)
@@ -76,11 +78,17 @@ class Trainer(Loop[P], Generic[P]):
     strategy: Strategy = field(kw_only=True)
     precision: Precision | None = field(default=None, kw_only=True)
     clip: float | None = field(default=None, kw_only=True)
+    arithmetic: CudaSettings = field(default_factory=CudaSettings, kw_only=True)
 
     def _make_tracker(self) -> Tracker:
         return Tracker(marks=self.world.marks())
 
+    def run(self) -> None:
+        with sample_gpu(self.world) as self._gpu:
+            super().run()
+
     def _attach(self) -> None:
+        set_arithmetic(self.arithmetic)
         self._precision = self.precision or Precision("fp32", self.world.device)
         self._flops = self._count_flops() if self.plan.protocol.is_on else None
         if self.world.contract.calibrate:
@@ -171,9 +179,19 @@ class Trainer(Loop[P], Generic[P]):
     def _facts(self, updates_per_second: float | None) -> Mapping[str, Any]:
         facts: dict[str, object] = {
             "precision": self._precision.used,
+            "options": {
+                "compile": "no",
+                **self.details.get("options", {}),
+                "precision": self._precision.used,
+                **asdict(self.arithmetic),
+                "fused_optimizer": True,
+                "reduction": type(self.strategy).__name__,
+            },
             "loss_scale": self._precision.factor,
             "communication": self.strategy.stats(),
         }
+        if self._gpu is not None and (sampled := self._gpu.facts()):
+            facts["gpu"] = sampled
         if self._flops is not None:
             from task_images.harness.peak import Utilisation, find_peak
 
@@ -299,9 +317,12 @@ def make_sample_trainer(
     scores: Callable[[Tensor], Tensor] | None = None,
     precision: Precision | None = None,
     compiled: bool = False,
+    arithmetic: CudaSettings | None = None,
+    unit: Unit | None = None,
     name: str = "",
     details: Mapping[str, Any] | None = None,
     identity: Mapping[str, Any] | None = None,
+    closing: Callable[[], Mapping[str, Any]] = dict,
 ) -> Trainer[Batch]:
     """The trainer of a task that maps a batch of inputs to outputs and a loss.
 
@@ -323,12 +344,15 @@ def make_sample_trainer(
         validate=validator if metrics else None,
         goal=goal,
         details=dict(details or {}),
+        closing=closing,
         identity=dict(identity or {}),
         work=SampleWork(data, loss, compiled),
         model=model,
         make_optimizer=make_optimizer,
         strategy=strategy,
         precision=precision,
+        arithmetic=arithmetic or CudaSettings(),
+        unit=unit or Unit(),
     )
 
 

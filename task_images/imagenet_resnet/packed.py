@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from task_images.harness.arrays import Bytes, Labels
-from task_images.harness.cache import Say, as_task_error, locked
+from task_images.harness.cache import Say, as_task_error, hold_lock
 from task_images.harness.errors import EnvironmentUnfitError
 
 FOLDER, INDEX = "imagenet-packed", "index.npz"
@@ -117,7 +117,7 @@ def pack(
     place = folder / FOLDER
     with as_task_error(place):
         place.mkdir(exist_ok=True)
-    with locked(folder / f"{FOLDER}.lock", say), as_task_error(place):
+    with hold_lock(folder / f"{FOLDER}.lock", say), as_task_error(place):
         if (place / INDEX).is_file():
             return place
         index: dict[str, npt.ArrayLike] = {"form": FORM, "digest": digest, "classes": "\n".join(classes)}

@@ -16,15 +16,16 @@ from task_images.contract import Contract
 from task_images.harness.distributed import World, open_world
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.goals import GoalWatch
-from task_images.harness.loop import Plan, Values
+from task_images.harness.loop import Plan, Unit, Values
 from task_images.harness.metrics import Mean, Perplexity, collect
 from task_images.harness.models.counting import count_parameters
 from task_images.harness.parameters import read_parameters
 from task_images.harness.partition import shard
-from task_images.harness.precision import Precision
+from task_images.harness.precision import Precision, refuse_bf16_lstm
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import Constant, LinearWarmup, PerUpdate
 from task_images.harness.seeds import seed_all
+from task_images.harness.settings import CudaSettings, TrainingSettings, UpdateSettings
 from task_images.harness.training import PassLoss, Trainer, check_finite
 from task_images.harness.updates import Update
 from task_images.wikitext2_awd_lstm.averaging import RunningAverage, should_switch
@@ -37,7 +38,7 @@ OWN_TEXT = "Python language reference (pydoc_data.topics)"
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(TrainingSettings, UpdateSettings, CudaSettings):
     """As in task.yaml, with the preset `spec` as defaults."""
 
     data: str = "wikitext-2"
@@ -66,10 +67,6 @@ class Parameters:
     clip: float = 0.25
     precision: str = "fp32"
     validation_streams: int = 10
-    report_every: int = 25
-    checkpoint_every: int = 0
-    resume: str = ""
-    budget_seconds: float = 0.0
     goal_full: float = 70.0
     goal_light: float = 90.0
 
@@ -110,6 +107,7 @@ def train(world: World, report: Reporter, p: Parameters, corpus: Corpus) -> AwdL
     """Train to the goal and report the result; returns the model."""
     dropout = Dropout(p.dropout_embedding, p.dropout_input, p.dropout_hidden, p.dropout_output, p.weight_drop)
     model = AwdLstm(len(corpus.words), p.embedding, p.hidden, p.layers, dropout).to(world.device)
+    refuse_bf16_lstm(p.precision, world.device)
     precision = Precision(p.precision, world.device)
     average = Average(model, p.switch_patience, p.switch_rule, report)
     streams = Streams(world, p, model, corpus.train, average)
@@ -125,6 +123,7 @@ def train(world: World, report: Reporter, p: Parameters, corpus: Corpus) -> AwdL
             loss_every=p.report_every,
             checkpoint_every=p.checkpoint_every,
             resume=p.resume,
+            protocol=p.protocol,
         ),
         name=NAME,
         validate=lambda epoch: check_finite(evaluate(corpus.valid), epoch),
@@ -154,6 +153,8 @@ def train(world: World, report: Reporter, p: Parameters, corpus: Corpus) -> AwdL
         ),
         strategy=prepare_strategy(world, GradientAllReduce),
         precision=precision,
+        arithmetic=p,
+        unit=Unit("words"),
         clip=p.clip,
     ).run()
     return model

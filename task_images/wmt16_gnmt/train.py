@@ -11,8 +11,9 @@ from task_images.contract import Contract
 from task_images.harness.distributed import World
 from task_images.harness.loop import Plan
 from task_images.harness.parameters import check_choices, read_parameters
-from task_images.harness.precision import LossScale
+from task_images.harness.precision import LossScale, refuse_bf16_lstm
 from task_images.harness.schedules import ExponentialWarmupMultiStep
+from task_images.harness.settings import CudaSettings, TrainingSettings, UpdateSettings
 from task_images.harness.translation.batches import SentenceBatches
 from task_images.harness.translation.beam import Search
 from task_images.harness.translation.bleu import international_bleu, mean_of_batches
@@ -31,7 +32,7 @@ SAMPLE_MERGES = 600
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(TrainingSettings, UpdateSettings, CudaSettings):
     """As in task.yaml, with the preset `spec` as defaults."""
 
     data: str = "wmt16"
@@ -65,10 +66,6 @@ class Parameters:
     longest_translation: int = 150
     validation_share: float = 0.3
     evaluation_batch: int = 64
-    report_every: int = 25
-    checkpoint_every: int = 0
-    resume: str = ""
-    budget_seconds: float = 0.0
     goal_bleu: str = "lowercased"
     goal_full: float = 24.0
     goal_light: float = 20.0
@@ -126,6 +123,7 @@ def make_rate(p: Parameters, updates: int) -> Rate:
 def make_task(p: Parameters, contract: Contract, world: World, corpus: Corpus) -> TranslationTask:
     """The model, batches and search of this rank for the shared translation loop."""
     vocabulary = corpus.vocabulary
+    refuse_bf16_lstm(p.precision, world.device)
     model = Gnmt(vocabulary.size, Size(p.width, p.layers, p.dropout, p.initial_range), PADDING).to(world.device)
     passes = plan_passes(p.global_batch, p.largest_pass, world.size)
     batches = SentenceBatches(corpus.train, passes, world.size, world.rank, contract.seed, p.reshuffle)
@@ -169,6 +167,8 @@ def make_task(p: Parameters, contract: Contract, world: World, corpus: Corpus) -
             loss_every=p.report_every,
             checkpoint_every=p.checkpoint_every,
             resume=p.resume,
+            protocol=p.protocol,
         ),
+        arithmetic=p,
         identity={"vocabulary": vocabulary.size, "network": [p.width, p.layers], "global_batch": p.global_batch},
     )

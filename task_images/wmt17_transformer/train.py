@@ -13,6 +13,7 @@ from task_images.harness.loop import Plan
 from task_images.harness.parameters import check_choices, read_parameters
 from task_images.harness.precision import LossScale
 from task_images.harness.schedules import WarmupInverseSqrt
+from task_images.harness.settings import CudaSettings, TrainingSettings, UpdateSettings
 from task_images.harness.translation.batches import TokenBatches
 from task_images.harness.translation.beam import Search
 from task_images.harness.translation.bleu import mean_of_batches, split_punctuation, tokenized_bleu
@@ -29,7 +30,7 @@ NAME = "wmt17_transformer"
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(TrainingSettings, UpdateSettings, CudaSettings):
     """As in task.yaml, with the preset `spec` as defaults."""
 
     data: str = "wmt17"
@@ -59,10 +60,6 @@ class Parameters:
     longest_translation: int = 0
     validation_share: float = 0.3
     evaluation_batch: int = 64
-    report_every: int = 25
-    checkpoint_every: int = 0
-    resume: str = ""
-    budget_seconds: float = 0.0
     goal_bleu: str = "lowercased"
     goal_full: float = 25.0
     goal_light: float = 20.0
@@ -139,7 +136,9 @@ def make_task(p: Parameters, contract: Contract, world: World, corpus: Corpus) -
             loss_every=p.report_every,
             checkpoint_every=p.checkpoint_every,
             resume=p.resume,
+            protocol=p.protocol,
         ),
+        arithmetic=p,
         identity={
             "vocabulary": p.vocabulary,
             "network": list(asdict(size).values())[:4],

@@ -47,6 +47,8 @@ fill_in() { # ARGUMENTS... -> $@ of the caller by way of `eval`: with the placeh
 
 if [ "${MLBENCH_ENTRY:-worker}" = rank ]; then # one of several processes: started by torchrun, which knows its rank
   unset MLBENCH_ENTRY
+  # torchrun sets 1 if nobody chose a number; a task takes its share of the CPUs, quotas included.
+  if [ "${MLBENCH_THREADS_OPEN:-}" = 1 ]; then unset OMP_NUM_THREADS; fi
   export MLBENCH_OUTPUT_DIR="$work/output/rank-$RANK"
   mkdir -p "$MLBENCH_OUTPUT_DIR"
   fill_in "$@"
@@ -374,6 +376,7 @@ hold() { # until the results are fetched, or the keeper can be reached after all
 
 if [ "$LOCAL_WORLD_SIZE" -gt 1 ] && [ "${MLBENCH_ROLE:-}" != server ]; then
   export MLBENCH_ENTRY=rank
+  if [ -z "${OMP_NUM_THREADS:-}" ]; then export MLBENCH_THREADS_OPEN=1; fi
   set -- torchrun --nnodes "$MLBENCH_WORKERS" --node-rank "$NODE_RANK" --nproc-per-node "$LOCAL_WORLD_SIZE" \
     --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" --no-python sh "$0" "$@"
 else

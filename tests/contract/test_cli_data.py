@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.app import run
+from mlbench_cli.catalog import load_task
+from mlbench_cli.commands.data import request_filling
 from mlbench_cli.model import Cluster
-from mlbench_cli.store import Store
+from mlbench_cli.runs.launch import resolve
 from tests.unit.task_images.cifar10_resnet20.cifar_files import binary_files, unpack
 
 Captured = pytest.CaptureFixture[str]
@@ -67,26 +69,14 @@ def test_bad_input_is_explained(
     assert "Traceback" not in captured.err
 
 
-KUBECONFIG = """
-clusters: [{name: c, cluster: {server: "https://127.0.0.1:1"}}]
-users: [{name: u, user: {token: t}}]
-contexts: [{name: x, context: {cluster: c, user: u}}]
-"""
-
-
-def test_a_claim_is_filled_by_a_run_of_one_worker(tmp_path: Path, capsys: Captured) -> None:
-    kubeconfig = tmp_path / "kubeconfig"
-    kubeconfig.write_text(KUBECONFIG)
-    Store().record_cluster(Cluster("far", "attached", details={"kubeconfig": str(kubeconfig), "context": "x"}))
-    command = ["data", "prepare", "cifar10_resnet20", "--claim", "pvc", "--cluster", "far", "--dry-run", "-o", "json"]
-    assert run(command) == 0
-    [submission] = json.loads(capsys.readouterr().out)["submissions"]
-    spec = json.loads(submission["documents"][0]["metadata"]["annotations"]["mlbench/spec"])
+def test_a_claim_is_filled_by_a_run_of_one_worker() -> None:
+    task, cluster = load_task("cifar10_resnet20"), Cluster("far", "attached", details={"registry": "example.org/me"})
+    [spec] = resolve(request_filling(task, task.resolve(), "pvc", cluster), cluster)
     words = "python -m task_images.harness.prepare cifar10_resnet20 task_images.cifar10_resnet20"
-    assert (spec["name"], spec["argv"], spec["workers"]) == ("prepare-cifar10-resnet20-1", words.split(), 1)
-    assert spec["image"].startswith("mlbench/cifar10_resnet20:")
-    assert (spec["data_dir"], spec["kubernetes"]["data_claim"]) == ("/data", "pvc")
-    assert spec["parameters"]["milestones"] == [82, 109]
+    assert (spec.name, list(spec.argv), spec.workers) == ("prepare-cifar10-resnet20-1", words.split(), 1)
+    assert str(spec.image).startswith("example.org/me/cifar10_resnet20:")
+    assert (spec.data_dir, spec.kubernetes.data_claim) == ("/data", "pvc")
+    assert dict(spec.parameters) == task.resolve()
 
 
 @pytest.mark.parametrize(
@@ -94,7 +84,7 @@ def test_a_claim_is_filled_by_a_run_of_one_worker(tmp_path: Path, capsys: Captur
     [
         (["--claim", "pvc"], 'The cluster "local" has no persistent volume claims'),
         (["--claim", "pvc", "--import", "x"], "--import copies files of this machine"),
-        (["--dry-run"], "belong to --claim"),
+        (["--cluster", "local"], "belongs to --claim"),
     ],
 )
 def test_claims_without_a_cluster_are_refused(capsys: Captured, arguments: list[str], words: str) -> None:

@@ -1,6 +1,7 @@
 """The catalogue: every shipped task is sound, and a task.yaml that is not is refused with file and key."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +175,70 @@ def test_giants_are_shown_short() -> None:
         )
     )
     assert len(short(laughs)) < 1000
+
+
+# --- extends and groups ----------------------------------------------------------------------------------------------
+
+
+def write_tasks(folder: Path, **tasks: Any) -> Path:
+    for name, entries in tasks.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "task.yaml").write_text(yaml.safe_dump({"name": name, **entries}))
+    return folder
+
+
+def parse_in(folder: Path, name: str) -> Any:
+    path = folder / name / "task.yaml"
+    return parse_task(path.read_text(), path)
+
+
+def test_a_task_extends_a_sibling_key_by_key(tmp_path: Path) -> None:
+    child = {
+        "extends": "parent",
+        "title": "Child",
+        "goal": None,
+        "parameters": {"goal_full": None, "goal_light": None, "extra": {"type": "int", "help": "more"}},
+        "presets": {"spec": {"rate": 0.3, "extra": 4}, "tiny": {"extra": 1}},
+    }
+    folder = write_tasks(tmp_path, parent={**GOOD, "name": "parent"}, child=child)
+    task = parse_in(folder, "child")
+    assert (task.name, task.title, task.image, task.goal) == ("child", "Child", "t", None)
+    assert task.resolve() == {"rate": 0.3, "extra": 4}
+    assert task.resolve("tiny") == {"rate": 0.3, "extra": 1}  # replaced, not merged
+
+
+def test_a_preset_can_be_removed_and_a_shipped_task_be_extended(tmp_path: Path) -> None:
+    folder = write_tasks(
+        tmp_path, mine={"extends": "cifar10_resnet20", "presets": {"legacy": None, "spec": {"depth": 32}}}
+    )
+    task, parent = parse_in(folder, "mine"), load_task("cifar10_resnet20")
+    assert set(task.presets) == set(parent.presets) - {"legacy"}
+    assert task.resolve() == {**parent.resolve(), "depth": 32}
+
+
+def test_groups_add_parameters_with_defaults_that_spec_may_change(tmp_path: Path) -> None:
+    spec = {**GOOD["presets"]["spec"], "momentum": 0.5}
+    folder = write_tasks(
+        tmp_path, mine={**GOOD, "name": "mine", "groups": ["sgd", "accuracy"], "presets": {"spec": spec}}
+    )
+    task = parse_in(folder, "mine")
+    assert task.resolve() == {**spec, "nesterov": True, "weight_decay": 0.0001}
+    assert task.parameters["goal_full"].help == "goal"  # its own declaration counts
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({"extends": "nobody"}, '"extends: nobody": no such task'),
+        ({"extends": "mine"}, '"extends: mine": no such task'),
+        ({"extends": "other"}, "extend each other in a circle"),
+        ({**GOOD, "groups": ["sdg"]}, 'there is no group "sdg" in parameters.yaml. Did you mean "sgd"?'),
+        ({**GOOD, "groups": "sgd"}, '"groups" is not a list'),
+        ({"extends": "digits_resnet", "parameters": 3}, '"parameters" is not a mapping'),
+    ],
+)
+def test_wrong_inheritance_is_refused_with_the_file(tmp_path: Path, entries: Mapping[str, Any], words: str) -> None:
+    folder = write_tasks(tmp_path, mine={**entries, "name": "mine"}, other={"extends": "mine"})
+    with pytest.raises(UsageError, match=re.escape(words)) as caught:
+        parse_in(folder, "mine")
+    assert "task.yaml" in str(caught.value)

@@ -17,6 +17,7 @@ BASE = (
     *("mlbench_cli.settings", "mlbench_cli.spec", "mlbench_cli.catalog", "mlbench_cli.store", "mlbench_cli.run_folder"),
     *("mlbench_cli.extras", "mlbench_cli.isolation", "mlbench_cli.queue_folder", "mlbench_cli.cluster_details"),
     *("mlbench_cli.network", "mlbench_cli.yaml_text", "mlbench_cli.images"),
+    "mlbench_cli.task_files",
     *("task_images.contract", "task_images.harness.cores"),
     *("task_images.comm.methods", "task_images.comm.presets", "task_images.comm.plans"),  # tables, without torch
 )
@@ -47,6 +48,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.catalog": (
         *("mlbench_cli.errors", "mlbench_cli.goals", "mlbench_cli.sizes", "mlbench_cli.datafiles"),
         *("mlbench_cli.yaml_text", "task_images.contract"),
+        *("mlbench_cli.task_files", "mlbench_cli.task_sources"),
     ),
     "mlbench_cli.images": (),
     "mlbench_cli.registries": ("mlbench_cli.images",),
@@ -54,6 +56,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *(*BASE, "mlbench_cli.registries", "mlbench_cli.__init__", "task_images.__init__"),
     ),
     "mlbench_cli.cluster_images": (*BASE, "mlbench_cli.registries", "providers"),
+    "mlbench_cli.task_files": ("mlbench_cli.errors", "mlbench_cli.yaml_text"),
+    "mlbench_cli.task_sources": ("mlbench_cli.errors", "mlbench_cli.isolation"),
     "mlbench_cli.datafiles": ("mlbench_cli.errors",),
     "mlbench_cli.durations": ("mlbench_cli.errors",),
     "mlbench_cli.config": (

@@ -258,7 +258,7 @@ class Supervisor:
             for source, target in ((null, 0), (log, 1), (log, 2)):
                 os.dup2(source, target)
             if self.installed_code_only:
-                argv = isolation.rank_command(argv, os.environ)
+                argv = isolation.rank_command(argv, os.environ, self.plan["environment"].get("MLBENCH_TASK_PATH"))
             os.execvpe(self.python if argv[0] == "python" else argv[0], argv, self._environment(rank))
         except BaseException as error:
             code = 127 if isinstance(error, FileNotFoundError) else code

@@ -62,6 +62,8 @@ def find_division(
         return Division(None, data["reason"] or "not the official data")
     if spec.preset == OPEN:
         return Division("open", "a command of one's own")
+    if rules.origin is not None:
+        return Division("open", f"the task is not mlbench's own but of {rules.origin}")
     changes = list(_changes(spec, rules)) + (["another version of the task's code"] if has_other_code else [])
     if data is None or data["official"] is None:
         reason = data["reason"] if data else None

@@ -289,6 +289,9 @@ def _rules_problems(run: Mapping[str, Any], evidence: Evidence) -> Iterator[Prob
     known = find_rules(spec.task, spec.preset)
     if known == rules:
         return
+    if known is None and rules is not None and rules.origin is not None:
+        yield f"The rules of {spec.task}, a task of {rules.origin}, cannot be compared: this mlbench does not have it."
+        return
     if run.get("mlbench") == __version__:
         yield Problem("inconsistent", run_folder.RUN, f'"task" is not what mlbench {__version__} says of {spec.task}')
     else:

@@ -31,7 +31,7 @@ from task_images.harness.parameters import check_choices
 from task_images.harness.precision import Precision
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import PerUpdate
-from task_images.harness.throughput import Protocol as ThroughputProtocol
+from task_images.harness.settings import CudaSettings, TrainingSettings
 from task_images.harness.training import PassLoss, Trainer, check_finite
 from task_images.harness.updates import Update
 
@@ -39,7 +39,7 @@ PRECISIONS = ("fp32", "bf16")
 
 
 @dataclass(frozen=True)
-class PretrainingSettings:
+class PretrainingSettings(TrainingSettings, CudaSettings):
     """Parameters that both tasks have; each has its own defaults."""
 
     sequence_length: int = 1024
@@ -66,17 +66,8 @@ class PretrainingSettings:
     checkpoint_every: int = 0
     checkpoint_dir: str = ""
     resume: str = ""
-    budget_seconds: float = 0.0
-    warmup_updates: int = 10
-    blocks: int = 0
-    block_updates: int = 10
     goal_full: float = 1.5
     goal_light: float = 1.75
-
-    @property
-    def protocol(self) -> ThroughputProtocol:
-        """The throughput protocol among the parameters; off with 0 blocks."""
-        return ThroughputProtocol(self.warmup_updates, self.blocks, self.block_updates)
 
 
 def check_pretraining(settings: PretrainingSettings, ranks: int) -> None:
@@ -193,10 +184,14 @@ class Pretraining(Generic[B]):
 
     def run(self) -> None:
         """Train to the goal, the last step or the last block, and report. Raises DivergedError on NaN."""
+        self.make_trainer().run()
+
+    def make_trainer(self) -> "PretrainingTrainer[B]":
+        """The training as the shared loop runs it."""
         p, world = self.settings, self.world
         precision = Precision(p.precision, world.device, casts=not self.layout.is_sharded)
         strategy = self._make_strategy()
-        PretrainingTrainer(
+        return PretrainingTrainer(
             world,
             self.report,
             PretrainingBatches(self.workload, p.steps, self.layout.data_rank(world.rank) * self.passes),
@@ -222,8 +217,9 @@ class Pretraining(Generic[B]):
             precision=precision,
             # Methods without a barrier know no norm; for others an infinite limit measures it, as a guard against NaN.
             clip=p.clip or (math.inf if strategy.traits.barrier else None),
+            arithmetic=p,
             pretraining=self,
-        ).run()
+        )
 
     def _make_strategy(self) -> Strategy:
         """How gradients travel. Models in shards have their own way; others take any method."""

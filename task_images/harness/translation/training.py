@@ -15,13 +15,14 @@ from task_images.comm.base import MakeOptimizer
 from task_images.comm.prepare import prepare_strategy
 from task_images.harness.distributed import World
 from task_images.harness.goals import GoalWatch
-from task_images.harness.loop import Plan, Values
+from task_images.harness.loop import Plan, Unit, Values
 from task_images.harness.metrics import Mean, collect
 from task_images.harness.models.counting import count_parameters
 from task_images.harness.partition import Indices
 from task_images.harness.precision import LossScale, Precision
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import PerUpdate
+from task_images.harness.settings import CudaSettings
 from task_images.harness.training import PassLoss, Trainer
 from task_images.harness.translation.batches import Batches
 from task_images.harness.translation.beam import Search, beam_search
@@ -90,6 +91,7 @@ class TranslationTask:
     loss_scale: LossScale
     evaluation_batch: int
     plan: Plan
+    arithmetic: CudaSettings
     identity: Mapping[str, object]
 
 
@@ -135,6 +137,8 @@ def train_translation(world: World, report: Reporter, task: TranslationTask, goa
         make_optimizer=task.make_optimizer,
         strategy=prepare_strategy(world, GradientAllReduce),
         precision=precision,
+        arithmetic=task.arithmetic,
+        unit=Unit("sentences"),
         # Without a limit the norm is still measured: a gradient that is not finite ends the training.
         clip=math.inf if task.clip is None else task.clip,
     ).run()

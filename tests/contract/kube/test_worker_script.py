@@ -224,6 +224,22 @@ def test_torchrun_starts_several_processes_each_with_its_own_rank_and_folder(she
     assert members(tmp_path / "w", summary)["output/rank-6/mine"] == b"6\n"
 
 
+@pytest.mark.parametrize(("given", "seen"), [({}, "open"), ({"OMP_NUM_THREADS": "3"}, "3")])
+def test_torchruns_single_thread_is_nobodys_choice(
+    shell: list[str], tmp_path: Path, given: dict[str, str], seen: str
+) -> None:
+    """torchrun sets OMP_NUM_THREADS=1 for several processes if it is not set; a task then takes its share of CPUs."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    script = 'while [ "$1" != --no-python ]; do shift; done; shift; : "${OMP_NUM_THREADS:=1}"; export OMP_NUM_THREADS'
+    (tools / "torchrun").write_text(f'#!/bin/sh\n{script}\nRANK=0 LOCAL_RANK=0 exec "$@"\n')
+    (tools / "torchrun").chmod(0o755)
+    path = f"{tools}:{os.environ['PATH']}"
+    environment = {"LOCAL_WORLD_SIZE": "4", "PATH": path, "OMP_NUM_THREADS": "", **given}
+    _, output, _ = run(shell, tmp_path / "w", "sh", "-c", 'echo "${OMP_NUM_THREADS:-open}"', **environment)
+    assert output == f"{seen}\n"
+
+
 def test_a_command_that_was_killed_for_memory_is_told_from_one_that_was_not(shell: list[str], tmp_path: Path) -> None:
     _, _, summary = run(shell, tmp_path, "true")
     assert isinstance(summary["memory_kills"], int)

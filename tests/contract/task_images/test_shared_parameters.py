@@ -1,4 +1,4 @@
-"""Parameters that all training tasks share mean the same in each: one test for the whole catalogue."""
+"""Parameters that all training tasks share mean the same in each: each test is for the whole catalogue."""
 
 import math
 from pathlib import Path
@@ -44,3 +44,24 @@ def test_a_budget_ends_every_training_soon_after_it(ranks: RankServer, tmp_path:
     longest = result["timings"]["validation"]["rank0"] + 10 * result["training_seconds"] / result["updates"]
     assert measured <= 1.0 + longest + 0.5
     assert math.isfinite(result["goal"]["last"])
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_training_is_measured_by_the_protocol_and_names_its_options(
+    ranks: RankServer, tmp_path: Path, name: str
+) -> None:
+    task = load_catalog()[name]
+    assert task.resolve("throughput")["blocks"] == 10
+    changes: Parameters = {"blocks_after": 1, "blocks": 2, "block_updates": 2, **SMALL.get(name, {})}
+    environment = {"MLBENCH_DATA_DIR": str(tmp_path / "data")}
+    [only] = ranks.run(f"task_images.{name}", 1, tmp_path, task.resolve("tiny", changes), **environment)
+    assert (only.code, only.stderr) == (0, "")
+    result, details = only.result, only.result["details"]
+    assert (result["outcome"], result["goal"], result["updates"]) == ("completed", None, 4)
+    measured = details["throughput_protocol"]
+    assert len(measured["rates"]) == len(measured["seconds"]) == 2
+    assert only.metric(f"{measured['unit']}_per_second") == [measured["summary"]["mean"]]
+    assert details["peak_memory_bytes"] > 0
+    assert 0 <= details["throughput"].get("data_wait_share", 0.0) < 1
+    assert {"precision", "tf32", "cudnn", "compile", "fused_optimizer", "reduction"} <= set(details["options"])
+    assert not [metric for metric in only.events("metric") if metric["name"].startswith("val_")]

@@ -44,7 +44,7 @@ def test_layouts_have_the_curve_of_one_process(ranks: RankServer, tmp_path: Path
 
 @pytest.mark.parametrize("data", ["legacy", "synthetic"])
 def test_throughput_counts_sentences_of_all_ranks(ranks: RankServer, tmp_path: Path, data: str) -> None:
-    protocol: Mapping[str, Any] = {"blocks": 2, "block_updates": 2, "warmup_updates": 1, "batch_per_rank": 4}
+    protocol: Mapping[str, Any] = {"blocks": 2, "block_updates": 2, "blocks_after": 1, "batch_per_rank": 4}
     first, _ = train(ranks, 2, tmp_path, data=data, **protocol)
     measured = first.result["details"]["throughput_protocol"]
     assert (measured["unit"], measured["per_update"]) == ("sentences", 8)

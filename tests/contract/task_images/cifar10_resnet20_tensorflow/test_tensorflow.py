@@ -26,6 +26,7 @@ def tiny(**changes: Any) -> dict[str, Any]:
 
 
 def run(folder: Path, size: int, **changes: Any) -> list[Ended]:
+    folder.mkdir(exist_ok=True)
     ended = launch(MODULE, size, folder, tiny(**changes), MLBENCH_BACKEND="grpc")
     assert [one.code for one in ended] == [0] * size, ended[0].stderr
     return ended
@@ -52,6 +53,7 @@ def test_tiny_reaches_its_goal(tmp_path: Path, size: int) -> None:
     assert sent == {
         "messages": result["updates"] * (size > 1),
         "bytes": 4 * parameters * result["updates"] * (size > 1),
+        "updates": result["updates"],
     }
     assert (result["timings"]["communication"]["rank0"] > 0) == (size > 1)
     assert ended[0].events("environment")[0]["framework"] == "tensorflow"
@@ -73,6 +75,30 @@ def test_a_budget_ends_the_training(tmp_path: Path) -> None:
     result = run(tmp_path, 1, **SMALL, epochs=100_000, budget_seconds=1.0)[0].result
     assert (result["outcome"], result["budget_seconds"]) == ("budget_spent", 1.0)
     assert result["wall_seconds"] >= 1.0
+    assert result["details"]["measured_at_seconds"] >= 1.0
+
+
+def test_a_resumed_training_goes_on_with_its_clock(tmp_path: Path) -> None:
+    (whole,) = run(tmp_path / "whole", 1, **SMALL, epochs=4, checkpoint=True)
+    (first,) = run(tmp_path / "first", 1, **SMALL, epochs=2, checkpoint=True)
+    saved = tmp_path / "first" / "output-0" / "checkpoint.npz"
+    (rest,) = run(tmp_path / "rest", 1, **SMALL, epochs=4, resume=str(saved))
+    losses = [point["train_loss"] for point in whole.result["details"]["curve"]]
+    assert [point["epoch"] for point in rest.result["details"]["curve"]] == [3, 4]
+    assert [point["train_loss"] for point in rest.result["details"]["curve"]] == pytest.approx(losses[2:], rel=1e-4)
+    assert rest.result["details"]["curve"][0]["seconds"] > first.result["details"]["curve"][-1]["seconds"]
+    saved.write_bytes(saved.read_bytes()[:100])
+    (damaged,) = launch(MODULE, 1, tmp_path, tiny(**SMALL, resume=str(saved)), MLBENCH_BACKEND="grpc")
+    assert damaged.code == 78
+    assert "cannot be read as a checkpoint" in damaged.stderr
+
+
+def test_throughput_is_measured_by_the_protocol(tmp_path: Path) -> None:
+    protocol = {"blocks_after": 1, "blocks": 2, "block_updates": 2}
+    result = run(tmp_path, 2, **SMALL, **protocol)[0].result
+    assert (result["outcome"], result["goal"], result["updates"]) == ("completed", None, 4)
+    assert [len(times) for times in result["details"]["throughput_protocol"]["seconds"]] == [2, 2]
+    assert result["details"]["options"]["tf32"] is False
 
 
 def test_a_training_that_diverges_is_no_result(tmp_path: Path) -> None:

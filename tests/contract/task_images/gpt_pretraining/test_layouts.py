@@ -117,7 +117,7 @@ def test_documents_that_are_kept_apart_train_the_same_on_every_layout(ranks: Ran
 
 
 def test_the_throughput_protocol_reports_tokens_and_utilisation(ranks: RankServer, tmp_path: Path) -> None:
-    changes: Mapping[str, Any] = {"data": "synthetic", "blocks": 3, "block_updates": 2, "warmup_updates": 1}
+    changes: Mapping[str, Any] = {"data": "synthetic", "blocks": 3, "block_updates": 2, "blocks_after": 1}
     [first, _] = train(ranks, 2, tmp_path, **changes)
     result = first.result
     assert result["outcome"] == "completed"

@@ -11,12 +11,15 @@ from task_images.comm.allreduce import GradientAllReduce
 from task_images.contract import Contract
 from task_images.harness.data import ArrayData
 from task_images.harness.distributed import open_world
+from task_images.harness.errors import TaskUsageError
 from task_images.harness.loop import Plan
 from task_images.harness.metrics import TopK
 from task_images.harness.models.imagenet import imagenet_model
 from task_images.harness.models.resnet import resnet
+from task_images.harness.precision import refuse_bf16_lstm, set_arithmetic
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import Constant, PerUpdate
+from task_images.harness.settings import CudaSettings
 from task_images.harness.speed import SpeedOptions, blocks_of
 from task_images.harness.training import make_sample_trainer
 
@@ -96,13 +99,27 @@ def test_channels_last_and_the_list_for_the_result() -> None:
     options = SpeedOptions(True, "no", "fp16", 3)
     options.apply(model)
     assert model.get_parameter("stem.0.weight").is_contiguous(memory_format=torch.channels_last)
-    facts = options.facts(options.make_precision(CPU))
-    # fp16 is for GPUs: what was used is said, not what was asked for.
-    assert facts == {
-        "channels_last": True,
-        "compile": "no",
-        "precision": "fp32",
-        "loaders": 3,
-        "fused_optimizer": True,
-        "gradients": "views into one buffer per collective",
-    }
+    assert options.facts() == {"channels_last": True, "compile": "no", "loaders": 3}
+    # fp16 is for GPUs: what was used is reported, not what was asked for.
+    assert options.make_precision(CPU).used == "fp32"
+
+
+@pytest.mark.parametrize(("tf32", "kind"), [(False, "ieee"), (True, "tf32")])
+def test_fp32_is_fp32_unless_tf32_is_asked_for(tf32: bool, kind: str) -> None:
+    backends = torch.backends
+    try:
+        set_arithmetic(CudaSettings(tf32=tf32, cudnn="benchmark"))
+        places = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)  # type: ignore[attr-defined]
+        assert [place.fp32_precision for place in places] == [kind] * 3
+        assert (backends.cudnn.benchmark, backends.cudnn.deterministic) == (True, False)
+    finally:
+        set_arithmetic(CudaSettings())
+    with pytest.raises(TaskUsageError, match="cudnn"):
+        set_arithmetic(CudaSettings(cudnn="fastest"))
+
+
+def test_lstms_in_bf16_are_refused_on_gpus_only() -> None:
+    refuse_bf16_lstm("bf16", CPU)
+    refuse_bf16_lstm("fp16", torch.device("cuda"))
+    with pytest.raises(TaskUsageError, match="in fp16 when bf16 is asked for"):
+        refuse_bf16_lstm("bf16", torch.device("cuda"))

@@ -1,0 +1,111 @@
+"""Tasks that are not mlbench's own: from installed packages, and from folders that a person names.
+
+A package names itself, or a folder inside it, under the entry point `mlbench.tasks`:
+
+    [project.entry-points."mlbench.tasks"]
+    mine = "my_package.tasks"
+
+A folder is named by --task-path, or by the variable MLBENCH_TASK_PATH (several are joined as in PATH). Either is a task
+(it has a task.yaml), or holds folders that are.
+"""
+
+import os
+from collections.abc import Iterator
+from configparser import ConfigParser, Error
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from mlbench_cli import isolation
+from mlbench_cli.errors import UsageError
+
+GROUP = "mlbench.tasks"
+VARIABLE = "MLBENCH_TASK_PATH"
+
+
+@dataclass(frozen=True)
+class TaskSource:
+    """A task.yaml, and who brought it: `origin` is a package with its version, or a folder; `search_path` is the folder
+    that ranks must import from (None for installed packages)."""
+
+    file: Path
+    origin: str
+    search_path: str | None = None
+
+
+def use_task_path(path: str | None) -> bool:
+    """Look for tasks in the folder `path`, too, in this process and in those that it starts. False if that changes
+    nothing. Raises UsageError if the folder has no task."""
+    if path is None:
+        return False
+    folder = _require_tasks(path)[0]
+    known = os.environ.get(VARIABLE, "")
+    if str(folder) in known.split(os.pathsep):
+        return False
+    os.environ[VARIABLE] = os.pathsep.join(filter(None, (str(folder), known)))
+    return True
+
+
+def _require_tasks(path: str) -> tuple[Path, list[Path]]:
+    """The folder, absolute, and the task.yaml files of its tasks."""
+    try:
+        folder = Path(path).expanduser().absolute()
+        files = _task_files(folder)
+    except (OSError, ValueError, RuntimeError) as error:  # a zero byte; the home of an unknown user
+        raise UsageError(f"{path!r} is not a folder: {error}.") from None
+    if not files:
+        raise UsageError(
+            f"{folder} holds no task: neither task.yaml nor a folder with one.",
+            hint=f"--task-path and {VARIABLE} name a folder of tasks; see the guide to tasks of your own.",
+        )
+    return folder, files
+
+
+def list_sources() -> list[TaskSource]:
+    """All tasks of other people. Raises UsageError if a folder of MLBENCH_TASK_PATH has none."""
+    return [*_find_named(), *_find_find_installed()]
+
+
+def _find_named() -> Iterator[TaskSource]:
+    for entry in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+        folder, files = _require_tasks(entry)
+        # A task is a package, so it is imported from the folder that it is in.
+        root = folder.parent if files == [folder / "task.yaml"] else folder
+        yield from (TaskSource(file, str(folder), str(root)) for file in files)
+
+
+def _find_find_installed() -> Iterator[TaskSource]:
+    path = isolation.protected_path()
+    for place in path:
+        for file in sorted(Path(place or ".").glob("*.dist-info/entry_points.txt")):
+            name, _, version = file.parent.name.removesuffix(".dist-info").partition("-")
+            for package in _read_group(file):
+                folder = _find_package(package, path)
+                if folder is not None:
+                    yield from (TaskSource(task, f"{name} {version}") for task in _task_files(folder))
+
+
+def _read_group(file: Path) -> list[str]:
+    """The packages that an installed distribution has tasks in. Nothing of it is imported."""
+    try:
+        text = file.read_text("utf-8")
+        if GROUP not in text:
+            return []
+        parser = ConfigParser(delimiters=("=",), interpolation=None)
+        parser.read_string(text)
+        return [value.strip() for _, value in parser.items(GROUP)] if parser.has_section(GROUP) else []
+    except (OSError, ValueError, Error):
+        return []
+
+
+def _find_package(name: str, path: list[str]) -> Path | None:
+    top, *rest = name.split(".")
+    spec = PathFinder.find_spec(top, path)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(next(iter(spec.submodule_search_locations)), *rest)
+
+
+def _task_files(folder: Path) -> list[Path]:
+    own = folder / "task.yaml"
+    return [own] if own.is_file() else sorted(folder.glob("*/task.yaml"))

@@ -1,0 +1,54 @@
+"""What NCCL says of itself: version, variables, and the network that it chose. Not run on a GPU.
+
+NCCL writes its choices to a log if NCCL_DEBUG=INFO. `log_to` lets it write into the rank's output folder, beside the
+user's own settings; `describe` reads them back when the first collective is done.
+"""
+
+import os
+import re
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+
+LOG = "nccl.log"
+MAX_LOG_BYTES = 1 << 20
+
+# "Using network IB", "NET/Socket : Using [0]eth0:10.0.0.1<0>", "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0"
+_CHOSEN = re.compile(r"Using network (\S+)")
+_PLUGIN = re.compile(r"NET/(\w+)\s*: Using (.+)")
+_VIA = re.compile(r"\bvia (NET/\w+|P2P/\w+|SHM/?\w*)")
+_VERSION = re.compile(r"NCCL version (\S+)")
+
+
+def log_to(folder: Path, environ: MutableMapping[str, str]) -> None:
+    """Have NCCL write what it chooses into `folder`, unless the user has asked it to write elsewhere."""
+    if "NCCL_DEBUG_FILE" in environ or environ.get("NCCL_DEBUG", "INFO") != "INFO":
+        return
+    environ["NCCL_DEBUG"] = "INFO"
+    environ.setdefault("NCCL_DEBUG_SUBSYS", "INIT,NET,ENV")
+    environ["NCCL_DEBUG_FILE"] = str(folder / LOG)
+
+
+def describe(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
+    """For the result: the variables that steer NCCL, and what its log says of the network; empty entries left out."""
+    variables = {name: value for name, value in sorted(environ.items()) if name.startswith("NCCL_")}
+    facts: dict[str, object] = {"variables": variables}
+    try:
+        with open(environ.get("NCCL_DEBUG_FILE", ""), encoding="utf-8", errors="replace") as file:
+            facts |= parse_log(file.read(MAX_LOG_BYTES))
+    except OSError:
+        pass
+    return facts
+
+
+def parse_log(text: str) -> dict[str, object]:
+    """version, network (IB, Socket, a plugin's name), interfaces, and by which ways channels run, as far as named."""
+    chosen, plugin, version = _CHOSEN.search(text), _PLUGIN.search(text), _VERSION.search(text)
+    network = chosen[1] if chosen else plugin[1] if plugin else None
+    ways = sorted(set(_VIA.findall(text)))
+    found = {
+        "version": version[1] if version else None,
+        "network": network,
+        "interfaces": plugin[2].strip() if plugin else None,
+        "ways": ways or None,
+    }
+    return {name: value for name, value in found.items() if value is not None}

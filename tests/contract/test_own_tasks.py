@@ -1,0 +1,118 @@
+"""Tasks of other people: from an installed package and from a folder, listed, run, judged, verified, refused."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ENTRY_POINTS = "[console_scripts]\nx = y:z\n\n[mlbench.tasks]\nmine = greetings.tasks\n"
+TASK = {
+    "name": "hello",
+    "number": "z9",
+    "title": "Says hello",
+    "image": "registry.example/me/hello:1",
+    "command": ["python", "-m", "greetings.tasks.hello"],
+    "backends": ["gloo"],
+    "devices": ["cpu"],
+    "data": "none",
+    "goal": {"metric": "score", "comparison": ">=", "wording": "score {threshold}"},
+    "groups": ["training"],
+    "parameters": {
+        "words": {"type": "int", "min": 1, "max": 9, "help": "number of words"},
+        "goal_full": {"type": "float", "help": "goal"},
+        "goal_light": {"type": "float", "help": "easier goal"},
+    },
+    "presets": {"spec": {"words": 3, "goal_full": 2.0, "goal_light": 1.0}},
+}
+PROGRAM = """
+from task_images.contract import Contract, emit
+from greetings import WORD
+
+contract = Contract()
+print(WORD * contract.parameters["words"], contract.parameters["blocks_after"], flush=True)
+if contract.rank == 0:
+    goal = {"metric": "score", "comparison": ">=", "threshold": 2.0, "kind": "full", "value": 3.0, "last": 3.0}
+    emit("metric", name="val_global_score", value=3.0, epoch=1)
+    emit(
+        "result", 0, outcome="goal_reached", goal=goal, wall_seconds=1.0, training_seconds=1.0, updates=1, samples=1,
+        epochs=1, synthetic=False, data="words", details={},
+        data_identity={"counts": {}, "digest": None, "official": True, "reason": None},
+    )
+"""
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> Path:
+    """A folder of installed packages in which one distribution brings a task."""
+    folder = tmp_path / "site"
+    task = folder / "greetings" / "tasks" / "hello"
+    task.mkdir(parents=True)
+    (folder / "greetings" / "__init__.py").write_text("WORD = 'hello '\n")
+    (task.parent / "__init__.py").touch()
+    (task / "__init__.py").touch()
+    (task / "__main__.py").write_text(PROGRAM)
+    (task / "task.yaml").write_text(yaml.safe_dump(TASK))
+    info = folder / "greetings-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: greetings\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    return folder
+
+
+def mlbench(home: Path, *words: str, code: int = 0, **environment: str) -> str:
+    known = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MLBENCH_TASK_PATH")}
+    done = subprocess.run(
+        [sys.executable, "-m", "mlbench_cli", *words],
+        env={**known, "MLBENCH_HOME": str(home), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_a_task_of_an_installed_package_is_listed_run_and_verified(tmp_path: Path, packages: Path) -> None:
+    home, site = tmp_path / "home", str(packages)
+    assert "Says hello" in mlbench(home, "tasks", PYTHONPATH=site)
+    document = json.loads(mlbench(home, "tasks", "hello", "-o", "json", PYTHONPATH=site))
+    assert (document["origin"], document["presets"]["spec"]["blocks_after"]) == ("greetings 1.2", 10)
+    mlbench(home, "run", "own", "1", "--task", "hello", "--set", "words=2", PYTHONPATH=site)
+    assert "hello hello  10" in mlbench(home, "logs", "own-1", PYTHONPATH=site)
+    archive = next(home.rglob("result.json")).parent
+    result = json.loads((archive / "result.json").read_text())
+    assert result["outcome"] == "goal_reached"
+    assert result["division"] == {"word": "open", "reason": "the task is not mlbench's own but of greetings 1.2"}
+    mlbench(home, "verify", str(archive), PYTHONPATH=site)
+    # Without the package the archive is still whole; the rules have nothing to be compared with.
+    assert "cannot be compared" in mlbench(home, "verify", str(archive))
+
+
+def test_a_folder_of_tasks_is_named_by_option_or_variable(tmp_path: Path, packages: Path) -> None:
+    home, folder = tmp_path / "home", tmp_path / "mine"
+    shutil.copytree(packages / "greetings" / "tasks", folder)
+    own = {**TASK, "command": ["python", "-m", "hello"]}
+    (folder / "hello" / "task.yaml").write_text(yaml.safe_dump(own))
+    (folder / "hello" / "__main__.py").write_text(PROGRAM.replace("from greetings import WORD", "WORD = 'ciao '"))
+    assert "Says hello" in mlbench(home, "tasks", "--task-path", str(folder))
+    mlbench(home, "run", "own", "2", "--task", "hello", "--task-path", str(folder))
+    assert "ciao ciao ciao" in mlbench(home, "logs", "own-2")
+    mlbench(home, "run", "more", "1", "--task", "hello", MLBENCH_TASK_PATH=str(folder / "hello"))
+
+
+def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path, packages: Path) -> None:
+    home, folder = tmp_path / "home", tmp_path / "empty"
+    folder.mkdir()
+    assert "holds no task" in mlbench(home, "tasks", "--task-path", str(folder), code=2)
+    (folder / "task.yaml").write_text("name: [")
+    assert "Not valid YAML" in mlbench(home, "tasks", "--task-path", str(folder), code=2)
+    shutil.copy(packages / "greetings" / "tasks" / "hello" / "task.yaml", folder / "task.yaml")
+    words = mlbench(home, "tasks", MLBENCH_TASK_PATH=str(folder), PYTHONPATH=str(packages), code=2)
+    assert 'Two tasks are called "hello"' in words
+    assert "greetings 1.2" in words
+    assert str(folder) in words

@@ -1,0 +1,47 @@
+"""What is read from NCCL's log and variables. The lines are of NCCL 2.2x on machines with InfiniBand and without."""
+
+from pathlib import Path
+
+from task_images.harness.nccl import describe, log_to, parse_log
+
+INFINIBAND = """gpu-1:51:51 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.7<0>
+NCCL version 2.27.3+cuda12.9
+gpu-1:51:77 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.7<0>
+gpu-1:51:77 [0] NCCL INFO Using network IB
+gpu-1:51:77 [0] NCCL INFO Channel 00/0 : 7[7] -> 8[0] [receive] via NET/IB/0/GDRDMA
+gpu-1:51:77 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read
+"""
+SOCKETS = """pod-0:1:1 [0] NCCL INFO NET/Plugin: No plugin found (libnccl-net.so)
+pod-0:1:9 [0] NCCL INFO NET/IB : No device found.
+pod-0:1:9 [0] NCCL INFO NET/Socket : Using [0]eth0:10.8.0.4<0>
+"""
+
+
+def test_the_network_and_the_ways_of_channels_are_read() -> None:
+    assert parse_log(INFINIBAND) == {
+        "version": "2.27.3+cuda12.9",
+        "network": "IB",
+        "interfaces": "[0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.7<0>",
+        "ways": ["NET/IB", "P2P/CUMEM"],
+    }
+    assert parse_log(SOCKETS) == {"network": "Socket", "interfaces": "[0]eth0:10.8.0.4<0>"}
+    assert parse_log("nothing of NCCL") == {}
+
+
+def test_the_log_goes_to_the_output_folder_unless_the_user_has_another_wish(tmp_path: Path) -> None:
+    variables = {"PATH": "/bin", "NCCL_SOCKET_IFNAME": "eth0"}
+    log_to(tmp_path, variables)
+    (tmp_path / "nccl.log").write_text(SOCKETS)
+    facts = describe(variables)
+    assert facts["network"] == "Socket"
+    assert facts["variables"] == {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_FILE": str(tmp_path / "nccl.log"),
+        "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV",
+        "NCCL_SOCKET_IFNAME": "eth0",
+    }
+    for wish in ({"NCCL_DEBUG": "WARN"}, {"NCCL_DEBUG_FILE": "/elsewhere"}):
+        chosen = dict(wish)
+        log_to(tmp_path, chosen)
+        assert chosen == wish
+    assert describe({"NCCL_DEBUG_FILE": "/nowhere/at/all"}) == {"variables": {"NCCL_DEBUG_FILE": "/nowhere/at/all"}}
