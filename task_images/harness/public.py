@@ -16,11 +16,76 @@ seed_all, generator          random numbers that do not depend on the number of 
 TaskError, TaskUsageError, EnvironmentUnfitError, DivergedError       failures by exit code
 """
 
+from task_images.comm.allreduce import GradientAllReduce
+from task_images.comm.prepare import prepare_strategy
+from task_images.contract import Contract, emit
+from task_images.harness.data import ArrayData, Batch, Data
+from task_images.harness.distributed import World
+from task_images.harness.entry import run
+from task_images.harness.errors import DivergedError, EnvironmentUnfitError, TaskError, TaskUsageError
+from task_images.harness.goals import GoalWatch
+from task_images.harness.identity import DataIdentity, compare_data, made_up
+from task_images.harness.loop import Plan, Unit
+from task_images.harness.metrics import F1, Mean, Metric, Perplexity, TopK
+from task_images.harness.opening import opening
+from task_images.harness.parameters import read_parameters
+from task_images.harness.precision import Precision
+from task_images.harness.report import Reporter
+from task_images.harness.schedules import Constant, Cosine, MultiStep, PerEpoch, PerUpdate, Plateau, Schedule
+from task_images.harness.seeds import generator, seed_all
+from task_images.harness.settings import CudaSettings, TrainingSettings, UpdateSettings
+from task_images.harness.throughput import Protocol
+from task_images.harness.tracker import Tracker
+from task_images.harness.training import PassLoss, Trainer, Work, make_sample_trainer
+from task_images.harness.updates import Batches, Update
+
 __all__ = [
-    *("Batch", "Batches", "Constant", "Contract", "Cosine", "CudaSettings", "Data", "DataIdentity", "DivergedError"),
-    *("EnvironmentUnfitError", "F1", "GoalWatch", "GradientAllReduce", "ArrayData", "Mean", "Metric", "MultiStep"),
-    *("PassLoss", "PerEpoch", "PerUpdate", "Perplexity", "Plan", "Plateau", "Precision", "Protocol", "Reporter"),
-    *("Schedule", "TaskError", "TaskUsageError", "TopK", "Tracker", "Trainer", "TrainingSettings", "Unit", "Update"),
-    *("UpdateSettings", "Work", "World", "compare_data", "emit", "generator", "made_up", "make_sample_trainer"),
-    *("opening", "prepare_strategy", "read_parameters", "run", "seed_all"),
+    "F1",
+    "ArrayData",
+    "Batch",
+    "Batches",
+    "Constant",
+    "Contract",
+    "Cosine",
+    "CudaSettings",
+    "Data",
+    "DataIdentity",
+    "DivergedError",
+    "EnvironmentUnfitError",
+    "GoalWatch",
+    "GradientAllReduce",
+    "Mean",
+    "Metric",
+    "MultiStep",
+    "PassLoss",
+    "PerEpoch",
+    "PerUpdate",
+    "Perplexity",
+    "Plan",
+    "Plateau",
+    "Precision",
+    "Protocol",
+    "Reporter",
+    "Schedule",
+    "TaskError",
+    "TaskUsageError",
+    "TopK",
+    "Tracker",
+    "Trainer",
+    "TrainingSettings",
+    "Unit",
+    "Update",
+    "UpdateSettings",
+    "Work",
+    "World",
+    "compare_data",
+    "emit",
+    "generator",
+    "made_up",
+    "make_sample_trainer",
+    "opening",
+    "prepare_strategy",
+    "read_parameters",
+    "run",
+    "seed_all",
 ]
