@@ -213,6 +213,8 @@ class _Handler(BaseHTTPRequestHandler):
             ]
             return self._json(200, {"items": found})
         key = (kind, "" if kind in SPACELESS else space, name)
+        if "apply-patch" in self.headers.get("Content-Type", ""):
+            return self._apply(key, query, document)
         if key not in self.api.objects:
             return self._status(404, f'{kind} "{name}" not found')
         item = self.api.objects[key]
@@ -224,6 +226,17 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "PATCH":
             item["metadata"]["labels"] = {**item["metadata"].get("labels", {}), **document["metadata"]["labels"]}
         return self._json(200, item)
+
+    def _apply(self, key: Key, query: dict[str, list[str]], document: dict[str, Any]) -> None:
+        """Server-side apply: it makes what is not there, and wants to know who applies."""
+        kind, space, name = key
+        if "fieldManager" not in query:
+            return self._status(400, "fieldManager is required for apply patch")
+        if space and ("namespaces", "", space) not in self.api.objects and space != "default":
+            return self._status(404, f'namespaces "{space}" not found')
+        code = 200 if key in self.api.objects else 201
+        fields = {field: value for field, value in document.items() if field != "metadata"}
+        return self._json(code, self.api.put(kind, name, space, metadata=document["metadata"], **fields))
 
     def _count(self, change: str) -> None:
         if self.headers.get("User-Agent") != "mlbench":
