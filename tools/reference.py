@@ -96,7 +96,7 @@ def generate_pages(sample: Path | None = None) -> dict[str, str]:
     }
     if sample is not None:
         return {**pages, **_describe_sample(sample)}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         return {**pages, **_describe_sample(make_sample(Path(folder)))}
 
 

@@ -25,7 +25,7 @@ SHORT: Mapping[str, Mapping[str, Any]] = {
     "cifar10_resnet20_ddp": IMAGES,
     "digits_resnet": {"epochs": 1, "batch_size": 256},
     "epsilon_logistic_regression": {"training_rows": 400, "epochs": 1},
-    "imagenet_resnet": {"training_images": 64, "validation_images": 32, "steps": 2, "epochs": 1},
+    "imagenet_resnet": {"training_images": 64, "validation_images": 32, "steps": 2, "epochs": 1, "warmup_epochs": 0},
     "mnist": IMAGES,
     "gpt_pretraining": STEPS,
     "bert_pretraining": STEPS,

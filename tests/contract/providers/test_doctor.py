@@ -112,7 +112,7 @@ def test_all_that_an_account_has(command: Command, aws: AwsServer) -> None:
     assert checks["eks quota P vCPUs"]["state"] == "missing"
     assert checks["eks quota VPCs"]["found"].startswith("5 in all")
     verbs = {entry["action"].partition(":")[2] for entry in aws.log("me")}
-    assert all(verb.startswith(("Get", "Describe", "List")) for verb in verbs)
+    assert all(verb.startswith(("Get", "Describe", "List", "Simulate")) for verb in verbs)
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def test_an_axis_of_clusters_gives_runs_for_different_engines() -> None:
     known = {
         "local": LOCAL,
         "lab": Cluster("lab", "slurm", details={"folder": "/shared"}),
-        "kind": Cluster("kind", "attached"),
+        "kind": Cluster("kind", "attached", details={"registry": "registry.example/mlbench"}),
     }
     asked = request(matrix={"cluster": ("local", "lab", "kind")})
     found = expand(asked, LOCAL, MACHINE, TASKS, known.__getitem__)
