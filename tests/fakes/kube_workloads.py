@@ -227,7 +227,7 @@ class _Handler(BaseHTTPRequestHandler):
             item["metadata"]["labels"] = {**item["metadata"].get("labels", {}), **document["metadata"]["labels"]}
         return self._json(200, item)
 
-    def _apply(self, key: Key, query: dict[str, list[str]], document: dict[str, Any]) -> None:
+    def _apply(self, key: Key, query: dict[str, list[str]], document: dict[str, object]) -> None:
         """Server-side apply: it makes what is not there, and wants to know who applies."""
         kind, space, name = key
         if "fieldManager" not in query:
