@@ -203,9 +203,9 @@ def _difference(before: SwitchDocument, after: SwitchDocument) -> SwitchDocument
 
 def _find_lateness(task: SwitchDocument) -> str | None:
     counts = task["switch"]
-    if counts is None or counts["late_packets"] <= MAX_LATE_SHARE * counts["packets"]:
-        return None
-    share = 100 * counts["late_packets"] / counts["packets"]
+    if counts is None or not counts["packets"] or counts["late_packets"] <= MAX_LATE_SHARE * counts["packets"]:
+        return None  # without packets of the task, a late one is the probe's
+    share = min(100.0, 100 * counts["late_packets"] / counts["packets"])
     return f"the switch was late with {share:.0f} % of the packets: the machine was busy"
 
 
