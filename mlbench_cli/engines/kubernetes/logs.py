@@ -81,7 +81,7 @@ class LogFile:
         self._times.truncate(self.position.timed)
 
     def close(self) -> None:
-        """Close both files. Call `save` before, or the last position is lost."""
+        """Close the files. Call `save` before, or the last position is lost."""
         self._file.close()
         self._samples.close()
         self._times.close()
@@ -102,6 +102,9 @@ class LogFile:
         """Nothing more will come. On disk when this returns."""
         if not self.position.complete:
             self._note_size()
+        self._complete()
+
+    def _complete(self) -> None:
         self.position.complete = True
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -109,6 +112,7 @@ class LogFile:
 
     def replace(self, part: Path, truncated: bool, summary: dict[str, Any]) -> None:
         """Take the file `part` for the whole log, which is complete with it. On disk when this returns."""
+        self._note_size()  # of what was copied: when the rest was written is not known
         size = part.stat().st_size
         self._file.close()
         os.replace(part, self.path)
@@ -116,7 +120,7 @@ class LogFile:
         position = self.position
         position.offset, position.begun, position.gaps = size, True, [size] if truncated else []
         position.summary = summary or position.summary
-        self.finish()
+        self._complete()
 
     def start(self, pod: str) -> None:
         """Read from this pod from now on; another one than before has a log of its own, which is appended."""

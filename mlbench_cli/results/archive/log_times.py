@@ -53,8 +53,8 @@ class LogSizes:
 def read_log_sizes(folder: Path) -> dict[int, LogSizes]:
     """The sizes of the ranks' logs over time, as the folder of a run has them; empty if it holds none."""
     found: dict[int, LogSizes] = {}
-    files = [folder / RESOURCES, *sorted((folder / STATE_FOLDER).glob(f"{LOG_TIMES}*.jsonl"))]  # ended, or running
-    for path in files:
+    samples = folder / RESOURCES  # a running run on a cluster has none yet, but the times of each log
+    for path in [samples] if samples.exists() else (folder / STATE_FOLDER).glob(f"{LOG_TIMES}*.jsonl"):
         with suppress(OSError), open(path, "rb") as file:
             for line in file:
                 if b'"log_bytes"' in line:

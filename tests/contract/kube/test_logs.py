@@ -25,7 +25,7 @@ from mlbench_cli.engines.kubernetes.logs import (
 )
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL
 from mlbench_cli.kube.api import Api, ApiError
-from mlbench_cli.results.archive.log_times import read_log_sizes, split_blocks
+from mlbench_cli.results.archive.log_times import LogSizes, read_log_sizes, split_blocks
 from tests.fakes.kube_api import Fault, KubeApi, Log, stamp
 
 POD = "r-0-x"
@@ -333,6 +333,18 @@ def test_lines_keep_the_seconds_in_which_they_were_written(server: KubeApi, tmp_
     assert [line.rstrip() for block in blocks for line in block.lines] == lines
     assert all(0 <= late - exact <= 1.01 for late, exact in zip(found, moments, strict=True))
     assert found == sorted(found)
+
+
+def test_of_what_the_keeper_adds_no_time_is_claimed(server: KubeApi, tmp_path: Path) -> None:
+    """The node's stamps end with the copy: lines that come from elsewhere may have been written much later."""
+    server.write(POD, b"one", at=stamp(BEGIN))
+    copy(server, tmp_path)
+    part = tmp_path / "part"
+    part.write_bytes(b"one\ntwo\n")
+    with closing(LogFile(tmp_path, 0, 0)) as log:
+        log.replace(part, truncated=False, summary={})
+    assert copy_logs(tmp_path) == b"one\ntwo\n"
+    assert read_log_sizes(tmp_path) == {0: LogSizes([4], [BEGIN])}
 
 
 def test_an_api_error_goes_through(tmp_path: Path) -> None:
