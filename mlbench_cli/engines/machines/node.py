@@ -223,8 +223,9 @@ class NodeSupervisor(Supervisor):
         return not self.turns
 
     def _ask_next(self) -> None:
-        if self.turns and self.turns[0] != 0:
-            self._present()[self.turns[0]].send({"lock": True})
+        link = self._present().get(self.turns[0]) if self.turns else None
+        if link is not None:  # not node 0 itself, nor one that has just been lost, which ends the run
+            link.send({"lock": True})
 
     def _answer_lock(self, now: float) -> None:
         """Take this machine's lock, or say who has it."""

@@ -19,6 +19,8 @@ from mlbench_cli.engines.local.lock_file import open_lock, write_holder
 from mlbench_cli.engines.machines.channel import Channel, RemoteError, Request, Target
 from mlbench_cli.engines.machines.details import MachineDetails
 from mlbench_cli.engines.machines.host_lock import TAKE
+from mlbench_cli.engines.machines.meeting import Link
+from mlbench_cli.engines.machines.node import NodeSupervisor
 from mlbench_cli.engines.machines.observe import NodeReport, Snapshot, observe
 from mlbench_cli.engines.machines.placement import NodeShare
 from mlbench_cli.engines.machines.plan import make_plan, pack_code, start_command
@@ -227,6 +229,29 @@ def test_a_machine_that_stays_busy_ends_the_wait_at_the_timeout(machines: Machin
     assert machines.end().ended is Ending.NEVER_STARTED
     assert "m2" in machines.state(0)["start_problem"]
     os.close(descriptor)
+
+
+def test_a_machine_that_is_lost_before_its_turn_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Node 2's connection ends in the same moment in which node 1 says that it has its lock."""
+    monkeypatch.setenv("MLBENCH_MACHINE_LOCK", str(tmp_path / "lock"))
+    place = tmp_path / "run/nodes/0"
+    (place / ".state").mkdir(parents=True)
+    shares = [NodeShare((node,), name=f"m{node}") for node in range(3)]
+    plan = make_plan(SPEC, MachineDetails(folder=str(tmp_path), python=sys.executable), shares, lock=TAKE)
+    supervisor = NodeSupervisor(str(place), str(tmp_path / "run"), 0, plan)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        others = [socket.create_connection(server.getsockname()) for _ in range(2)]
+        own = [server.accept()[0] for _ in others]
+    for node, connection in enumerate(own, 1):
+        supervisor.links.append(Link(connection, supervisor.selector, supervisor._on_message, supervisor._on_link_end))
+        supervisor.links[-1].node = node
+    supervisor.is_gathered, supervisor.turns = True, [1, 2]
+    supervisor.links[1].close()
+    supervisor._on_message(supervisor.links[0], {"locked": True})
+    assert (supervisor.state["ended"], supervisor.gone) == ("failed", [2])
+    for connection in (*own, *others):
+        connection.close()
+    supervisor.selector.close()
 
 
 def is_free(path: Path) -> bool:
