@@ -52,13 +52,19 @@ def follow_runs(names: Sequence[str], make_sink: Callable[[RunFacts], Sink]) -> 
     store = Store()
     engines = EngineCache(store, console.note)
     runs = [row.run for row in select(store, names).rows]
-    is_open = [_Followed(run, make_sink(_describe_run(run)), engines) for run in runs]
-    console.note(f"Following {', '.join(run.name for run in runs)}; Ctrl-C ends the export, not the runs.")
+    left: list[_Followed] = []  # those whose sinks are open
     try:
-        while is_open := [followed for followed in is_open if not followed.export_new()]:
-            time.sleep(POLL_SECONDS)
+        for run in runs:
+            left.append(_Followed(run, make_sink(_describe_run(run)), engines))
+        console.note(f"Following {', '.join(run.name for run in runs)}; Ctrl-C ends the export, not the runs.")
+        while left:
+            for followed in list(left):
+                if followed.export_new():
+                    left.remove(followed)
+            if left:
+                time.sleep(POLL_SECONDS)
     finally:
-        for followed in is_open:
+        for followed in left:
             followed.sink.close({}, None)
     return [run.name for run in runs]
 

@@ -4,11 +4,15 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from mlbench_cli.app import run
+from mlbench_cli.commands._export_live import follow_runs
+from mlbench_cli.results.analysis.tables import MetricPoint, ResourceSample
+from mlbench_cli.results.exports.facts import RunFacts
 from mlbench_cli.results.exports.mllog import DEMANDED
 from tests.unit.results.runs import event, new_run, observation_of, result_event, sealed_run, spec
 
@@ -222,6 +226,39 @@ def test_mlflow_gets_a_run_in_a_database(tmp_path: Path, archive: Path) -> None:
     history = client.get_metric_history(found.info.run_id, "val_Prec_at_1")
     assert [(point.step, point.value) for point in history] == [(0, 40.0), (1, 60.0), (2, 80.5)]
     assert found.data.tags["mlbench.metric.val_Prec_at_1"] == "val_Prec@1"
+
+
+class Recorder:
+    """A sink that remembers how it was closed, and that Ctrl-C meets if the run is called b-1."""
+
+    def __init__(self, facts: RunFacts) -> None:
+        self.name = facts.name
+        self.closed: list[tuple[Mapping[str, float], str | None]] = []
+
+    def add(self, points: Sequence[MetricPoint], samples: Sequence[ResourceSample] = ()) -> None:
+        if self.name == "b-1":
+            raise KeyboardInterrupt
+
+    def close(self, summary: Mapping[str, float], outcome: str | None) -> None:
+        self.closed.append((summary, outcome))
+
+
+def test_what_is_followed_is_closed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the round in which the first run has ended must not take its outcome away."""
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    for name, command in (("a", "false"), ("b", "true")):
+        run(["run", name, "1", "--command", command, "--share-machine"])
+    sinks: list[Recorder] = []
+
+    def make_sink(facts: RunFacts) -> Recorder:
+        sinks.append(Recorder(facts))
+        return sinks[-1]
+
+    with pytest.raises(KeyboardInterrupt):
+        follow_runs(["a-1", "b-1"], make_sink)
+    assert [outcome for sink in sinks for _, outcome in sink.closed] == ["failed", None]
+    assert follow_runs(["a-1"], make_sink) == ["a-1"]
+    assert len(sinks[-1].closed) == 1
 
 
 # --- bad input ------------------------------------------------------------------------------------------------------
