@@ -211,8 +211,9 @@ def _show(
     found: Sequence[Prediction], archive: Archive, link: Link, error: float, price: float | None, output: Format
 ) -> None:
     seconds = totals(found, archive.result.get("samples"))
+    each = int(archive.run["spec"]["processes_per_worker"])
     prices = [
-        None if total is None or price is None else price * item.scenario.ranks * total / 3600
+        None if total is None or price is None else price * math.ceil(item.scenario.ranks / each) * total / 3600
         for item, total in zip(found, seconds, strict=True)
     ]
     if output == Format.json:

@@ -11,6 +11,7 @@ import pytest
 from mlbench_cli.app import run
 from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.results.archive.seal import seal
+from mlbench_cli.spec import RunSpec
 from tests.unit.results.runs import event, new_run, observation_of, spec, training_log
 
 Captured = pytest.CaptureFixture[str]
@@ -44,7 +45,7 @@ CALIBRATION: dict[str, Any] = {  # words: ok
 }
 
 
-def calibrated_run(folder: Path, probed: bool = True, **changes: Any) -> Path:
+def calibrated_run(folder: Path, probed: bool = True, run_spec: RunSpec | None = None, **changes: Any) -> Path:
     links = [{"from": n, "to": 1 - n, "rtt_p50_seconds": 0.0103, "together_bits_per_second": 0.975e9} for n in (0, 1)]
     probe: Mapping[str, Any] = {
         "stage": "before",
@@ -54,7 +55,8 @@ def calibrated_run(folder: Path, probed: bool = True, **changes: Any) -> Path:
         "links": links,
         "counters": [],
     }
-    made = new_run(folder, spec(), {0: [event("network", **probe), *training_log(0)], 1: training_log(1)})
+    logs = {0: [event("network", **probe), *training_log(0)], 1: training_log(1)}
+    made = new_run(folder, run_spec or spec(), logs)
     output = folder / "output" / "rank-0"
     output.mkdir(parents=True)
     (output / "calibration.json").write_text(json.dumps({**CALIBRATION, **changes}))
@@ -168,6 +170,15 @@ def test_stragglers_slow_those_that_wait_and_a_price_follows_the_time(tmp_path: 
     assert plain[0]["price_to_goal"] is None
     (row, _) = json.loads(predict(*words, "--price", "2.5"))["predictions"]
     assert row["price_to_goal"] == pytest.approx(2.5 * 8 * row["seconds_to_goal"] / 3600)
+
+
+def test_a_price_is_that_of_machines_and_not_of_ranks(tmp_path: Path, predict: Command) -> None:
+    price = {"per_hour": 5.0, "currency": "USD", "source": "list"}
+    two_ranks = spec("demo-1", 1, processes_per_worker=2, price=price)
+    folder = str(calibrated_run(tmp_path / "a", probed=False, run_spec=two_ranks))
+    rows = json.loads(predict(folder, "--workers", "2,4,7", "-o", "json"))["predictions"]
+    for row, machines in zip(rows, (1, 2, 4), strict=True):
+        assert row["price_to_goal"] == pytest.approx(5.0 * machines * row["seconds_to_goal"] / 3600)
 
 
 def test_the_check_is_drawn(tmp_path: Path, predict: Command) -> None:
