@@ -8,7 +8,7 @@ import csv
 import json
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -132,9 +132,7 @@ def record_expected(home: Path, archives: Sequence[Archive]) -> list[Expected]:
     Figures of the same machine, workers and backend are replaced. Raises UsageError if no archive has one that counts.
     """
     made = [
-        Expected(
-            **{**asdict(place), "value": statistics.fmean(values), "source": f"recorded {now()[:10]}: {_list(runs)}"}
-        )
+        replace(place, value=statistics.fmean(values), source=f"recorded {now()[:10]}: {_list(runs)}")
         for place, values, runs in _measure(archives)
     ]
     if not made:
@@ -256,9 +254,11 @@ def name_machine(archive: Archive) -> str:
 
 
 def _nodes_of(archive: Archive) -> dict[int, str]:
-    each = int(archive.run["spec"]["processes_per_worker"])
-    workers = {int(worker["rank"]): str(worker["node"] or "?") for worker in archive.result["worker_states"]}
-    return {worker * each + process: node for worker, node in workers.items() for process in range(each)}
+    """The node of each rank. On Kubernetes a state is that of a pod, which has all processes of a worker."""
+    spec = archive.run["spec"]
+    each = int(spec["processes_per_worker"]) if spec["engine"] == "kubernetes" else 1
+    states = {int(state["rank"]): str(state["node"] or "?") for state in archive.result["worker_states"]}
+    return {number * each + process: node for number, node in states.items() for process in range(each)}
 
 
 def _list(names: Sequence[str]) -> str:

@@ -1,13 +1,16 @@
 """`mlbench baselines`: results against what their machines are expected to reach, and the slow links of a run."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mlbench_cli.app import run
 from mlbench_cli.model import Observation, WorkerState
+from mlbench_cli.results.analysis.expected import find_slow_links
 from mlbench_cli.results.archive.documents import write_run_document
+from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
 from tests.unit.results.runs import START, event, new_run, observation_of, result_event, spec
 
@@ -21,17 +24,29 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def collective_run(
-    folder: Path, bandwidth: float, links: tuple[float, ...] = GOOD, kind: str = "gke/n1-standard-4", name: str = "c-4"
+    folder: Path,
+    bandwidth: float,
+    links: tuple[float, ...] = GOOD,
+    kind: str = "gke/n1-standard-4",
+    name: str = "c-4",
+    engine: str = "kubernetes",
+    each: int = 1,
 ) -> str:
-    """A sealed run of the task allreduce on 4 machines, with a probe of the ring of its ranks before it."""
+    """A sealed run of the task allreduce with 4 ranks, `each` of them on a machine, with a probe of their ring before.
+
+    Kubernetes has a state for each pod, the other engines one for each rank.
+    """
+    workers = 4 // each
+    states = workers if engine == "kubernetes" else 4
     ring = [
         {"from": rank, "to": (rank + 1) % 4, "alone_bits_per_second": rate, "rtt_p50_seconds": 1e-4}
         for rank, rate in enumerate(links)
     ]
     probe = event("network", stage="before", form="full", ranks=4, networks=4, links=ring, seconds=1.0)
+    run_spec = spec(name, workers, task="allreduce", parameters={}, cluster="far", engine=engine, cluster_kind=kind)
     made = new_run(
         folder,
-        spec(name, 4, task="allreduce", parameters={}, cluster="far", engine="kubernetes", cluster_kind=kind),
+        replace(run_spec, processes_per_worker=each),
         {0: [probe, result_event(9.0, "completed", samples=None)], 1: [], 2: [], 3: []},
     )
     place = {"collective": "all_reduce", "dtype": "fp32", "place": "in_place"}
@@ -41,13 +56,13 @@ def collective_run(
     results.mkdir(parents=True)
     (results / "collectives.json").write_text(json.dumps({"ranks": 4, "rows": rows, "series": []}))
     write_run_document(made)
-    seal(made, on_nodes(observation_of(4, 12.0)))
+    seal(made, on_nodes(observation_of(states, 12.0), states // workers))
     return str(folder)
 
 
-def on_nodes(observation: Observation) -> Observation:
+def on_nodes(observation: Observation, states: int) -> Observation:
     workers = (
-        WorkerState(each.rank, each.phase, None, f"node-{each.rank}", 0, START, START + 12.0)
+        WorkerState(each.rank, each.phase, None, f"node-{each.rank // states}", 0, START, START + 12.0)
         for each in observation.workers
     )
     return Observation(time=observation.time, workers=tuple(workers), ended=observation.ended)
@@ -69,6 +84,14 @@ def test_the_slow_node_of_a_slow_result_is_named(tmp_path: Path, capsys: pytest.
     (check,) = json.loads(capsys.readouterr().out)["checks"]
     assert (check["verdict"], check["suspects"], len(check["slow_links"])) == ("failed", ["node-2"], 2)
     assert check["expected"]["source"].startswith("original MLBench")
+
+
+@pytest.mark.parametrize("engine", ["kubernetes", "hosts"])
+def test_the_machines_of_a_link_are_those_of_its_ranks(tmp_path: Path, engine: str) -> None:
+    folder = collective_run(tmp_path / "slow", 0.3, links=(10e9, 4e9, 10e9, 10e9), engine=engine, each=2)
+    with Archive.open(Path(folder)) as archive:
+        (link,) = find_slow_links(archive)
+    assert (link.sender, link.receiver, link.nodes) == (1, 2, ("node-0", "node-1"))
 
 
 def test_of_a_machine_of_which_nothing_is_known_nothing_can_be_said(tmp_path: Path) -> None:
