@@ -70,8 +70,12 @@ class Lot:
 
 def campaign_of(command_line: Sequence[str]) -> str | None:
     """The name of the campaign's file in the command line that started a run; None for another command."""
-    words = [str(word) for word in command_line[1:] if not str(word).startswith("-")]
-    return Path(words[1]).stem[:80] if len(words) > 1 and words[0] == "campaign" else None
+    command, *words = [str(word) for word in command_line[1:] if not str(word).startswith("-")] or [""]
+    if command != "campaign" or not words:
+        return None
+    # The value of an option may stand before the file.
+    known = (word for word in words if word.endswith((".yaml", ".yml")) or word in list_shipped())
+    return Path(next(known, words[0])).stem[:80]
 
 
 def list_shipped() -> list[str]:

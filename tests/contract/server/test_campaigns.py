@@ -41,6 +41,10 @@ def test_experiments_of_a_campaign_stand_together_with_their_progress(
 
 def test_a_campaign_is_known_by_its_command_line() -> None:
     assert campaign_of(["mlbench", "campaign", "--yes", "folder/ddl.yaml"]) == "ddl"
+    assert campaign_of(["mlbench", "campaign", "--cluster", "far", "--to", "out", "ddl.yaml"]) == "ddl"
+    assert campaign_of(["mlbench", "campaign", "--cluster", "far", "nccl-acceptance"]) == "nccl-acceptance"
+    assert campaign_of(["mlbench", "campaign", "study", "--to", "out"]) == "study"
+    assert campaign_of(["mlbench", "campaign"]) is None
     assert campaign_of(["mlbench", "run", "campaign", "1"]) is None
     assert campaign_of([]) is None
 
