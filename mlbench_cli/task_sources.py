@@ -63,7 +63,7 @@ def _require_tasks(path: str) -> tuple[Path, list[Path]]:
 
 def list_sources() -> list[TaskSource]:
     """All tasks of other people. Raises UsageError if a folder of MLBENCH_TASK_PATH has none."""
-    return [*_find_named(), *_find_find_installed()]
+    return [*_find_named(), *_find_installed()]
 
 
 def _find_named() -> Iterator[TaskSource]:
@@ -74,11 +74,17 @@ def _find_named() -> Iterator[TaskSource]:
         yield from (TaskSource(file, str(folder), str(root)) for file in files)
 
 
-def _find_find_installed() -> Iterator[TaskSource]:
+def _find_installed() -> Iterator[TaskSource]:
+    """Tasks of installed distributions. Of one that is installed in several folders the first counts, as for imports;
+    a virtual environment may list one folder as lib and as lib64."""
     path = isolation.protected_path()
+    known: set[str] = set()
     for place in path:
         for file in sorted(Path(place or ".").glob("*.dist-info/entry_points.txt")):
             name, _, version = file.parent.name.removesuffix(".dist-info").partition("-")
+            if name.lower() in known:
+                continue
+            known.add(name.lower())
             for package in _read_group(file):
                 folder = _find_package(package, path)
                 if folder is not None:

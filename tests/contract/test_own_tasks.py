@@ -77,6 +77,17 @@ def mlbench(home: Path, *words: str, code: int = 0, **environment: str) -> str:
     return done.stdout + done.stderr
 
 
+def test_a_package_that_is_installed_twice_counts_once(tmp_path: Path, packages: Path) -> None:
+    (tmp_path / "lib64").symlink_to(packages)
+    old = tmp_path / "old" / "greetings-1.1.dist-info"
+    old.mkdir(parents=True)
+    (old / "entry_points.txt").write_text(ENTRY_POINTS)
+    path = os.pathsep.join(map(str, (packages, tmp_path / "lib64", old.parent)))
+    document = json.loads(mlbench(tmp_path / "home", "tasks", "hello", "-o", "json", PYTHONPATH=path))
+    assert document["origin"] == "greetings 1.2"
+    assert "Says hello" in mlbench(tmp_path / "home", "tasks", PYTHONPATH=path)
+
+
 def test_a_task_of_an_installed_package_is_listed_run_and_verified(tmp_path: Path, packages: Path) -> None:
     home, site = tmp_path / "home", str(packages)
     assert "Says hello" in mlbench(home, "tasks", PYTHONPATH=site)
