@@ -18,7 +18,8 @@ from mlbench_cli import __version__
 from mlbench_cli.catalog import Task
 from mlbench_cli.errors import CredentialError, MlbenchError, UsageError
 from mlbench_cli.images import LOCAL_REGISTRY, name_image, parse_image
-from mlbench_cli.registries import Login, Presence, find_image
+from mlbench_cli.model import JsonObject
+from mlbench_cli.registries import Login, Presence, docker_folder, find_image
 
 BUILD_SECONDS = 3600.0
 PUSH_SECONDS = 3600.0
@@ -111,7 +112,7 @@ def _run_build(
     _docker(["build", "--quiet", "--file", dockerfile, "--tag", name, *given, str(folder)], BUILD_SECONDS, classic)
 
 
-def _docker(words: Sequence[str], seconds: float, environment: Mapping[str, str]) -> str:
+def _docker(words: Sequence[str], seconds: float, environment: Mapping[str, str]) -> None:
     try:
         done = subprocess.run(
             ["docker", *words], capture_output=True, text=True, timeout=seconds, check=False, env=dict(environment)
@@ -127,7 +128,6 @@ def _docker(words: Sequence[str], seconds: float, environment: Mapping[str, str]
             if any(phrase in said for phrase in phrases):
                 raise kind(message, hint=hint)
         raise MlbenchError(message, hint="docker info")
-    return done.stdout
 
 
 @contextmanager
@@ -143,16 +143,30 @@ def _context() -> Iterator[Path]:
 
 @contextmanager
 def _docker_config(registry: str, login: Login | None) -> Iterator[dict[str, str]]:
-    """The environment of Docker, with a configuration of its own that holds the login; the user's own without one."""
+    """The environment of Docker, with a configuration that is the user's and this login; the user's own without one.
+
+    Docker has its contexts, plugins and the builders of buildx in the same folder; without them another Docker, or
+    none, would build.
+    """
     if login is None:
         yield dict(os.environ)
         return
-    own = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
+    own = docker_folder().absolute()
     with tempfile.TemporaryDirectory(prefix="mlbench-docker-") as name:
-        host = parse_image(registry.rstrip(":")).host
         file = os.open(Path(name) / "config.json", os.O_WRONLY | os.O_CREAT, 0o600)
         with open(file, "w", encoding="utf-8") as stream:
-            json.dump({"auths": {host: {"auth": login.basic}}}, stream)
-        if (own / "cli-plugins").is_dir():  # buildx may be among them
-            (Path(name) / "cli-plugins").symlink_to(own / "cli-plugins")
+            json.dump(_add_login(own, parse_image(registry.rstrip(":")).host, login), stream)
+        for entry in own.iterdir() if own.is_dir() else ():
+            if entry.name != "config.json":
+                (Path(name) / entry.name).symlink_to(entry)
         yield {**os.environ, "DOCKER_CONFIG": name}
+
+
+def _add_login(folder: Path, host: str, login: Login) -> JsonObject:
+    """The user's settings with this login; an empty helper keeps Docker from asking the user's helper for it."""
+    try:
+        config: JsonObject = {**json.loads((folder / "config.json").read_text("utf-8"))}
+        auths, helpers = {**(config.get("auths") or {})}, {**(config.get("credHelpers") or {})}
+    except (OSError, ValueError, TypeError):  # no such file, or one of another form
+        config, auths, helpers = {}, {}, {}
+    return {**config, "auths": {**auths, host: {"auth": login.basic}}, "credHelpers": {**helpers, host: ""}}

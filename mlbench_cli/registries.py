@@ -5,6 +5,7 @@ the caller (a cloud's token) or from Docker's own configuration file, which is o
 """
 
 import base64
+import http.client
 import json
 import os
 import re
@@ -70,7 +71,7 @@ def find_image(image: ImageReference, login: Login | None = None) -> Finding:
     login = login or find_docker_login(image.host)
     try:
         status, headers, words = _ask(image.host, path, login)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         return Finding(Presence.UNKNOWN, words=str(getattr(error, "reason", None) or error))
     if status < 300:
         return Finding(Presence.PRESENT, headers.get("docker-content-digest", ""))
@@ -81,21 +82,23 @@ def find_image(image: ImageReference, login: Login | None = None) -> Finding:
     return Finding(Presence.UNKNOWN, words=f"{status} {words}".strip())
 
 
+def docker_folder() -> Path:
+    """The folder of Docker's own settings and logins; it need not exist."""
+    return Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
+
+
 def find_docker_login(host: str, folder: Path | None = None) -> Login | None:
     """The login that `docker login` has kept for a registry, also by a credential helper; None without one."""
-    folder = folder or Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
+    folder = folder or docker_folder()
+    key = host or "https://index.docker.io/v1/"
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    key = host or "https://index.docker.io/v1/"
-    helper = (config.get("credHelpers") or {}).get(host) or config.get("credsStore")
-    if helper and re.fullmatch(r"[A-Za-z0-9._-]+", helper):
-        return _ask_helper(helper, key)
-    entry = (config.get("auths") or {}).get(key) or {}
-    try:
+        helper = (config.get("credHelpers") or {}).get(host) or config.get("credsStore")
+        if helper and re.fullmatch(r"[A-Za-z0-9._-]+", helper):
+            return _ask_helper(helper, key)
+        entry = (config.get("auths") or {}).get(key) or {}
         user, colon, password = base64.b64decode(entry.get("auth", "")).decode().partition(":")
-    except ValueError:
+    except (OSError, ValueError, TypeError, AttributeError):  # no such file, or one of another form
         return None
     return Login(user, password) if colon else None
 
@@ -108,7 +111,7 @@ def _ask_helper(helper: str, key: str) -> Login | None:
         )  # fmt: skip
         answer = json.loads(done.stdout)
         return Login(str(answer["Username"]), str(answer["Secret"]))
-    except (OSError, ValueError, KeyError, subprocess.SubprocessError):
+    except (OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError):
         return None
 
 
@@ -137,8 +140,10 @@ def _fetch_token(challenge: str, login: Login | None) -> str | None:
     request = urllib.request.Request(f"{realm}?{query}", headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=CALL_SECONDS) as answer:
-            document: dict[str, Any] = json.load(answer)
+            document: Any = json.load(answer)
     except urllib.error.HTTPError:
+        return None
+    if not isinstance(document, dict):
         return None
     return str(document.get("token") or document.get("access_token") or "") or None
 

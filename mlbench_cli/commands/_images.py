@@ -1,6 +1,6 @@
 """What commands check of the tasks' images: before a cluster is paid for, and before a run is submitted."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from mlbench_cli import __version__, cluster_images, console
 from mlbench_cli.catalog import load_catalog
@@ -11,16 +11,19 @@ from mlbench_cli.registries import Finding, Presence, find_image
 from mlbench_cli.spec import RunSpec
 
 
-def require_images(specs: Iterable[RunSpec], cluster: Cluster) -> None:
+def require_images(specs: Iterable[RunSpec], find_cluster: Callable[[str], Cluster]) -> None:
     """Refuse runs of tasks whose images are not in their registry. What cannot be checked is a warning.
 
-    Images of this machine, which were loaded onto the nodes, are in no registry and not looked for.
+    Images of this machine, which were loaded onto the nodes, are in no registry and not looked for. The login is that
+    of each run's own cluster.
     """
     wanted = {
-        spec.image: spec.task for spec in specs if spec.image and spec.engine == "kubernetes" and spec.runs_task_program
+        (spec.image, spec.cluster): spec.task
+        for spec in specs
+        if spec.image and spec.engine == "kubernetes" and spec.runs_task_program
     }
-    for name, task in wanted.items():
-        image = parse_image(name)
+    for (name, where), task in wanted.items():
+        image, cluster = parse_image(name), find_cluster(where)
         if image.host == "localhost" or image.host.startswith(("localhost:", "127.0.0.1:")):
             continue
         place = name.partition("@")[0]

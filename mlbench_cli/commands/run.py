@@ -108,11 +108,12 @@ def run(
     if dry_run:
         _print_submissions(submissions, output)
         return 0
-    _warn(tuple(candidate.spec for candidate in candidates), cluster)
-    if cluster.provider not in ("local", "slurm", "hosts"):
+    specs = [candidate.spec for candidate in candidates]
+    _warn(specs)
+    if any(spec.engine == "kubernetes" for spec in specs):
         from mlbench_cli.commands._images import require_images
 
-        require_images((candidate.spec for candidate in candidates), cluster)
+        require_images(specs, store.cluster)
     known = store.find_experiment(str(request.name))
     experiment = Experiment(
         id=known.id if known else os.urandom(6).hex(),
@@ -159,8 +160,8 @@ def _complete(request: Request, store: Store, *, ask: bool, is_dry: bool) -> tup
         from mlbench_cli.runs import wizard
 
         request, cluster = wizard.complete(request, store.clusters(), cluster, taken, with_defaults)
-    else:
-        request = request if _names_clusters(request) else with_defaults(request, cluster)
+    elif not _names_clusters(request):
+        request = with_defaults(request, cluster)
     if cluster.provider != "local" and request.cluster is None and not _names_clusters(request):
         request = replace(request, cluster=cluster.name)
     if missing:
@@ -170,7 +171,7 @@ def _complete(request: Request, store: Store, *, ask: bool, is_dry: bool) -> tup
 
 def _names_clusters(request: Request) -> bool:
     """Whether the matrix says on which clusters the runs are."""
-    return not matrix_of(request).keys().isdisjoint({"cluster"})
+    return bool(matrix_of(request).keys() & {"cluster"})
 
 
 def _missing(request: Request) -> list[str]:
@@ -305,11 +306,12 @@ def _print_submissions(submissions: list[Submission], output: Format) -> None:
     console.out(templates.dump(document for item in submissions for document in item.documents).rstrip())
 
 
-def _warn(specs: tuple[RunSpec, ...], cluster: Cluster) -> None:
-    if cluster.provider != "local":
+def _warn(specs: Sequence[RunSpec]) -> None:
+    local = [spec for spec in specs if spec.engine == "local"]
+    if not local:
         return
     cores = launch.local_machine().cores
-    crowded = [spec for spec in specs if spec.world_size > cores]
+    crowded = [spec for spec in local if spec.world_size > cores]
     if crowded:
         names = ", ".join(spec.name for spec in crowded)
         console.warn(f"{names}: more ranks than this machine's {cores} cores; their times say little about scaling.")

@@ -92,13 +92,15 @@ def test_what_a_registry_says_of_an_image(registry: FakeRegistry, with_token: bo
     assert find_image(image).presence is Presence.PRESENT
     (folder / "config.json").write_text(json.dumps({"credsStore": "absent"}))
     assert find_image(image).presence is Presence.HIDDEN
-    (folder / "config.json").write_text("{")
-    assert find_docker_login("registry.example") is None
+    for damaged in ("{", "[]", '{"auths": []}', '{"auths": {"registry.example": "x"}}', '{"credsStore": 1}'):
+        (folder / "config.json").write_text(damaged)
+        assert find_docker_login("registry.example") is None
 
 
 def test_a_registry_that_does_not_answer_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLBENCH_REGISTRY_ENDPOINT", "http://127.0.0.1:9")
     assert find_image(parse_image("ghcr.io/me/a:1")).presence is Presence.UNKNOWN
+    assert find_image(parse_image("ghcr.io/m e/a:1")).presence is Presence.UNKNOWN
 
 
 def test_images_are_built_from_the_package_pushed_and_recorded_with_the_cluster(
@@ -183,6 +185,17 @@ def test_a_run_whose_image_does_not_exist_is_refused_before_it_is_recorded(
     answer = mlbench("run", "x", "2", "--task", "allreduce", "--cluster", "far", "--yes")
     assert answer.code == 2, answer.err
     assert f"The image ghcr.io/{TASK} does not exist" in answer.err
+    assert "mlbench images push allreduce --cluster far" in answer.err
+    assert Store().runs() == []
+
+
+def test_the_images_of_all_clusters_of_a_matrix_are_looked_for(
+    registry: FakeRegistry, mlbench: Callable[..., Answer], tmp_path: Path
+) -> None:
+    """The chosen cluster is this machine, which needs no images."""
+    record_cluster(tmp_path)
+    answer = mlbench("run", "x", "1", "--task", "allreduce", "--matrix", "cluster=local,far", "--yes")
+    assert answer.code == 2, answer.err
     assert "mlbench images push allreduce --cluster far" in answer.err
     assert Store().runs() == []
 
