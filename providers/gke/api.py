@@ -143,6 +143,13 @@ def sign_in() -> Any:
     return Impatient()
 
 
+def open_session() -> Any:
+    """A session for Google's REST APIs, with this machine's credentials. Raises CredentialError without any."""
+    from google.auth.transport.requests import AuthorizedSession
+
+    return AuthorizedSession(credentials()[0], auth_request=sign_in())
+
+
 def region_of(place: str) -> str:
     """The region of a zone; a region itself."""
     return place.rpartition("-")[0] if place.count("-") == 2 else place
@@ -168,6 +175,27 @@ def map_cloud_errors(what: str, project: str) -> Iterator[None]:
         raise CredentialError(f"The Google credentials cannot be used: {_words(error)}", hint=LOGIN) from None
     except api.GoogleAPICallError as error:
         raise error_from_exception(error, what, project) from None
+
+
+@contextmanager
+def map_rest_errors(service: str, what: str, project: str) -> Iterator[None]:
+    """As `map_cloud_errors`, for a request of a session: a connection that fails may work later."""
+    from requests import exceptions as http
+
+    with map_cloud_errors(what, project):
+        try:
+            yield
+        except http.RequestException as error:
+            hint = explain_connection_failure(str(error)) or UNREACHED
+            raise TransientError(f"{service} cannot be reached: {error}", hint=hint) from None
+
+
+def require_success(answer: Any) -> None:
+    """Raise Google's exception for a session's answer that is a refusal; `map_rest_errors` maps it."""
+    from google.api_core import exceptions
+
+    if answer.status_code >= 400:
+        raise exceptions.from_http_response(answer)
 
 
 def error_from_exception(error: Any, what: str, project: str) -> MlbenchError:

@@ -6,10 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError, UsageError
-from mlbench_cli.kube.tls import explain_connection_failure
 from providers.base import TransientError, call_timeout
 from providers.gke import api
 from providers.gke.api import Message
@@ -100,12 +98,10 @@ class Compute:
     """Compute Engine's REST API, read only."""
 
     def __init__(self, project: str) -> None:
-        from google.auth.transport.requests import AuthorizedSession
-
         self.project = project
         self.date: str | None = None  # the time in the last answer, and when it came
         self.asked = 0.0
-        self._session: Any = AuthorizedSession(api.credentials()[0], auth_request=api.sign_in())
+        self._session = api.open_session()
         self._base = f"{os.environ.get('MLBENCH_COMPUTE_ENDPOINT', ENDPOINT)}/compute/v1/projects/{project}"
 
     def check_offer(self, zone: str, machine: Machine) -> int:
@@ -190,20 +186,12 @@ class Compute:
             raise UsageError(f'There is no zone "{zone}".', hint="gcloud compute zones list") from None
 
     def _get(self, path: str) -> Message:
-        from google.api_core import exceptions
-        from requests import exceptions as http
-
-        with api.map_cloud_errors(f"tell of {path or self.project}", self.project):
-            try:
-                answer = self._session.get(f"{self._base}{path}", timeout=call_timeout())
-            except http.RequestException as error:
-                hint = explain_connection_failure(str(error)) or api.UNREACHED
-                raise TransientError(f"Compute Engine cannot be reached: {error}", hint=hint) from None
+        with api.map_rest_errors("Compute Engine", f"tell of {path or self.project}", self.project):
+            answer = self._session.get(f"{self._base}{path}", timeout=call_timeout())
             self.date, self.asked = answer.headers.get("Date"), time.time()
-            if answer.status_code >= 400:
-                raise exceptions.from_http_response(answer)
-            document: Message = answer.json()
-            return document
+            api.require_success(answer)
+        document: Message = answer.json()
+        return document
 
 
 def _gcloud(collection: str) -> str:

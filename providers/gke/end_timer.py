@@ -8,12 +8,10 @@ warning. Sources: docs/clouds-assumptions.md.
 """
 
 import os
-from typing import Any
 
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import CredentialError, NotFoundError
 from mlbench_cli.kube.access import Access
-from mlbench_cli.kube.tls import explain_connection_failure
 from providers.base import Readiness, Resource, ResourceStatus, TransientError, call_timeout
 from providers.gke import api
 from providers.gke.api import Gke, Message
@@ -180,22 +178,13 @@ class Project:
         self._ask("POST", f"/v1/projects/{self.name}:setIamPolicy", body)
 
     def _ask(self, method: str, path: str, body: Message | None = None) -> Message:
-        from google.api_core import exceptions
-        from google.auth.transport.requests import AuthorizedSession
-        from requests import exceptions as http
-
-        session: Any = AuthorizedSession(api.credentials()[0], auth_request=api.sign_in())
         url = f"{os.environ.get('MLBENCH_RESOURCE_MANAGER_ENDPOINT', ENDPOINT)}{path}"
-        with api.map_cloud_errors(f"read or change the policy of the project {self.name}", self.name):
-            try:
-                answer = session.request(method, url, json=body, timeout=call_timeout())
-            except http.RequestException as error:
-                hint = explain_connection_failure(str(error)) or api.UNREACHED
-                raise TransientError(f"Google's resource manager cannot be reached: {error}", hint=hint) from None
+        what = f"read or change the policy of the project {self.name}"
+        with api.map_rest_errors("Google's resource manager", what, self.name):
+            answer = api.open_session().request(method, url, json=body, timeout=call_timeout())
             if answer.status_code == 409:
                 raise TransientError(f"The policy of {self.name} was changed by somebody else; it is read again.")
-            if answer.status_code >= 400:
-                raise exceptions.from_http_response(answer)
+            api.require_success(answer)
         document: Message = answer.json()
         return document
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from providers.base import TransientError, call_timeout
+from providers.base import call_timeout
 from providers.gke import api
 from providers.gke.api import Message
 from providers.gke.machines import SHAPED, Machine
@@ -121,25 +121,16 @@ def _price_machine(machine: Machine, parts: Mapping[str, float]) -> float | None
 
 
 def _list_skus() -> list[Message]:
-    from google.auth.transport.requests import AuthorizedSession
-    from requests import exceptions as http
-
     base = os.environ.get("MLBENCH_BILLING_ENDPOINT", ENDPOINT)
-    session = AuthorizedSession(api.credentials()[0], auth_request=api.sign_in())
+    session = api.open_session()
     found: list[Message] = []
     token = ""
     while True:
         page = f"&pageToken={token}" if token else ""
         url = f"{base}/v1/services/{COMPUTE_ENGINE}/skus?currencyCode=USD&pageSize=5000{page}"
-        with api.map_cloud_errors("list prices", ""):
-            try:
-                answer = session.get(url, timeout=call_timeout())
-            except http.RequestException as error:
-                raise TransientError(f"Cloud Billing cannot be reached: {error}") from None
-            if answer.status_code >= 400:
-                from google.api_core import exceptions
-
-                raise exceptions.from_http_response(answer)
+        with api.map_rest_errors("Cloud Billing", "list prices", ""):
+            answer = session.get(url, timeout=call_timeout())
+            api.require_success(answer)
         document: Message = answer.json()
         found += document.get("skus", [])
         token = document.get("nextPageToken", "")

@@ -5,17 +5,14 @@ library is needed. MLBENCH_ARTIFACT_ENDPOINT moves the API, for tests and proxie
 """
 
 import os
-from typing import Any
 
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import NotFoundError
-from mlbench_cli.kube.tls import explain_connection_failure
 from providers.base import (
     CLUSTER_TAG,
     Readiness,
     Resource,
     ResourceStatus,
-    TransientError,
     call_timeout,
     ownership_tags,
 )
@@ -84,19 +81,10 @@ class ImageRepository(Resource):
             return
 
     def _ask(self, method: str, path: str, body: Message | None = None) -> Message:
-        from google.api_core import exceptions
-        from google.auth.transport.requests import AuthorizedSession
-        from requests import exceptions as http
-
-        session: Any = AuthorizedSession(api.credentials()[0], auth_request=api.sign_in())
         url = f"{os.environ.get('MLBENCH_ARTIFACT_ENDPOINT', ENDPOINT)}{path}"
-        with api.map_cloud_errors(f"{method.lower()} the image repository {self.name}", self.plane.gke.project):
-            try:
-                answer = session.request(method, url, json=body, timeout=call_timeout())
-            except http.RequestException as error:
-                hint = explain_connection_failure(str(error)) or api.UNREACHED
-                raise TransientError(f"Artifact Registry cannot be reached: {error}", hint=hint) from None
-            if answer.status_code >= 400:
-                raise exceptions.from_http_response(answer)
+        what = f"{method.lower()} the image repository {self.name}"
+        with api.map_rest_errors("Artifact Registry", what, self.plane.gke.project):
+            answer = api.open_session().request(method, url, json=body, timeout=call_timeout())
+            api.require_success(answer)
         document: Message = answer.json() if answer.content else {}
         return document
