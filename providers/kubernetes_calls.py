@@ -1,6 +1,6 @@
 """Requests of the providers to the Kubernetes API of a cluster that was created a moment ago."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from mlbench_cli.errors import MlbenchError
@@ -27,3 +27,14 @@ def open_young_cluster(connect: Connect) -> Iterator[Api]:
         if status is not None and (status in (0, 401, 403, 429) or status >= 500):
             raise TransientError(error.message, hint=error.hint) from None
         raise
+
+
+def apply_object(api: Api, path: str, document: Mapping[str, object]) -> None:
+    """Create the object at `path`, or set its fields to those of the document: server-side apply, as mlbench."""
+    api.request(
+        "PATCH",
+        path,
+        params={"fieldManager": "mlbench", "force": True},
+        body=document,
+        content_type="application/apply-patch+yaml",
+    )

@@ -10,7 +10,7 @@ from providers.base import Readiness, Resource, ResourceStatus, TransientError
 from providers.eks.control_plane import ControlPlane
 from providers.eks.nodes import EFA, GPU, ROLE_LABEL, WORKER, NodeGroup
 from providers.gpu_probe import GpuProbe
-from providers.kubernetes_calls import open_young_cluster
+from providers.kubernetes_calls import apply_object, open_young_cluster
 
 PATH = "/apis/apps/v1/namespaces/kube-system/daemonsets"
 
@@ -74,13 +74,7 @@ class DevicePlugin(Resource):
         with self._api() as api:
             if api is None:
                 raise TransientError(f"The EKS cluster {self.plane.name} cannot be reached yet.")
-            api.request(
-                "PATCH",
-                f"{PATH}/{self.name}",
-                params={"fieldManager": "mlbench", "force": True},
-                body=self.manifest,
-                content_type="application/apply-patch+yaml",
-            )
+            apply_object(api, f"{PATH}/{self.name}", self.manifest)
 
     def poll(self) -> Readiness:
         """Count the workers that show all their devices; ready when `count` do."""

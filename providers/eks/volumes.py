@@ -8,7 +8,7 @@ Sources: EKS' user guide (Pod Identity, EBS CSI driver), Kubernetes' storage cla
 from mlbench_cli.errors import NotFoundError
 from providers.base import Readiness, Resource, ResourceStatus
 from providers.eks.control_plane import AddOn, ControlPlane
-from providers.kubernetes_calls import open_young_cluster
+from providers.kubernetes_calls import apply_object, open_young_cluster
 
 AGENT, DRIVER = "eks-pod-identity-agent", "aws-ebs-csi-driver"
 DRIVER_ACCOUNT = "ebs-csi-controller-sa"
@@ -53,13 +53,7 @@ class StorageClass(Resource):
 
     def create(self) -> None:
         with open_young_cluster(self.plane.access) as kubernetes:
-            kubernetes.request(
-                "PATCH",
-                PATH,
-                params={"fieldManager": "mlbench", "force": True},
-                body=MANIFEST,
-                content_type="application/apply-patch+yaml",
-            )
+            apply_object(kubernetes, PATH, MANIFEST)
 
     def poll(self) -> Readiness:
         return Readiness(self.find() is not None, "the cluster does not show it yet")

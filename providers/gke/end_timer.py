@@ -16,7 +16,7 @@ from providers.base import Readiness, Resource, ResourceStatus, TransientError, 
 from providers.gke import api
 from providers.gke.api import Gke, Message
 from providers.gke.resources import ROLE_LABEL, SYSTEM_POOL, ControlPlane, access_to
-from providers.kubernetes_calls import open_young_cluster
+from providers.kubernetes_calls import apply_object, open_young_cluster
 
 ENDPOINT = "https://cloudresourcemanager.googleapis.com"
 ROLE = "roles/container.clusterAdmin"
@@ -124,18 +124,12 @@ class EndTimer(Resource):
             "node_selector": {ROLE_LABEL: SYSTEM_POOL},
             "script": (FOLDER / "kubernetes" / "gke_end.py").read_text("utf-8"),
         }
+        kinds = {"Namespace": "namespaces", "ServiceAccount": "serviceaccounts", "CronJob": "cronjobs"}
         with open_young_cluster(self._connect) as kubernetes:
             for document in documents("kubernetes/gke-end.yaml.j2", values):
-                kinds = {"Namespace": "namespaces", "ServiceAccount": "serviceaccounts", "CronJob": "cronjobs"}
                 namespace = document["metadata"].get("namespace", "")
                 path = _path(document["apiVersion"], namespace, kinds[document["kind"]])
-                kubernetes.request(
-                    "PATCH",
-                    f"{path}/{document['metadata']['name']}",
-                    params={"fieldManager": "mlbench", "force": True},
-                    body=document,
-                    content_type="application/apply-patch+yaml",
-                )
+                apply_object(kubernetes, f"{path}/{document['metadata']['name']}", document)
 
     def poll(self) -> Readiness:
         return Readiness(self.find() is not None, "the CronJob is not there yet")
