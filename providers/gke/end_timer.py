@@ -11,11 +11,10 @@ import os
 
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import CredentialError, NotFoundError
-from mlbench_cli.kube.access import Access
 from providers.base import Readiness, Resource, ResourceStatus, TransientError, call_timeout
 from providers.gke import api
 from providers.gke.api import Gke, Message
-from providers.gke.resources import ROLE_LABEL, SYSTEM_POOL, ControlPlane, access_to
+from providers.gke.resources import ROLE_LABEL, SYSTEM_POOL, ControlPlane
 from providers.kubernetes_calls import apply_object, open_young_cluster
 
 ENDPOINT = "https://cloudresourcemanager.googleapis.com"
@@ -104,7 +103,7 @@ class EndTimer(Resource):
         if self._is_refused():
             return ResourceStatus("not armed")
         try:
-            with open_young_cluster(self._connect) as kubernetes:
+            with open_young_cluster(self.plane.access) as kubernetes:
                 found = kubernetes.get(f"{_path('batch/v1', self._namespace(), 'cronjobs')}/{NAME}")
         except NotFoundError:
             return None
@@ -125,7 +124,7 @@ class EndTimer(Resource):
             "script": (FOLDER / "kubernetes" / "gke_end.py").read_text("utf-8"),
         }
         kinds = {"Namespace": "namespaces", "ServiceAccount": "serviceaccounts", "CronJob": "cronjobs"}
-        with open_young_cluster(self._connect) as kubernetes:
+        with open_young_cluster(self.plane.access) as kubernetes:
             for document in documents("kubernetes/gke-end.yaml.j2", values):
                 namespace = document["metadata"].get("namespace", "")
                 path = _path(document["apiVersion"], namespace, kinds[document["kind"]])
@@ -142,12 +141,6 @@ class EndTimer(Resource):
 
     def _namespace(self) -> str:
         return namespace_of(self.plane.name)
-
-    def _connect(self) -> Access:
-        found = self.plane.find_raw()
-        if found is None:
-            raise NotFoundError(f'There is no GKE cluster "{self.plane.name}".')
-        return access_to(found)
 
 
 class Project:

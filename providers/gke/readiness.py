@@ -1,14 +1,9 @@
 """When a cluster on GKE is of use: its workers have joined, a container has used their GPUs, its end is labelled."""
 
-from typing import Any
-
-from mlbench_cli.errors import NotFoundError
-from mlbench_cli.kube.access import Access
 from providers.base import Readiness, Resource, ResourceStatus, ownership_tags
 from providers.gke.api import Message
-from providers.gke.resources import GPU, ROLE_LABEL, WORKER, ControlPlane, access_to, is_ready
+from providers.gke.resources import GPU, ROLE_LABEL, WORKER, ControlPlane
 from providers.gpu_probe import GpuProbe
-from providers.kubernetes_calls import open_young_cluster
 
 
 class EndLabel(Resource):
@@ -24,13 +19,13 @@ class EndLabel(Resource):
 
     def find(self) -> ResourceStatus | None:
         """Compare the labels of the cluster with those wanted. Raises if the cluster does not exist."""
-        found = self._require()
+        found = self.plane.require_raw()
         wanted = ownership_tags(self.plane.cluster)
         return ResourceStatus("set") if wanted.items() <= dict(found.resource_labels).items() else None
 
     def create(self) -> None:
         """Add the ownership labels, with the new end, to those that the cluster has."""
-        found = self._require()
+        found = self.plane.require_raw()
         labels = {**dict(found.resource_labels), **ownership_tags(self.plane.cluster)}
         fingerprint = found.label_fingerprint
         self.plane.gke.call("set_labels", name=self.plane.path, resource_labels=labels, label_fingerprint=fingerprint)
@@ -42,12 +37,6 @@ class EndLabel(Resource):
     def delete(self) -> None:
         """Do nothing: the label goes with the cluster."""
         return
-
-    def _require(self) -> Any:
-        found = self.plane.find_raw()
-        if found is None:
-            raise NotFoundError(f'There is no GKE cluster "{self.plane.name}".')
-        return found
 
 
 class ReadyMachines(Resource):
@@ -77,12 +66,7 @@ class ReadyMachines(Resource):
 
         Raises NotFoundError if the cluster does not exist.
         """
-        found = self.plane.find_raw()
-        if found is None:
-            raise NotFoundError(f'There is no GKE cluster "{self.plane.name}".')
-        with open_young_cluster(lambda: access_to(found)) as kubernetes:
-            nodes = kubernetes.get("/api/v1/nodes", labelSelector=f"{ROLE_LABEL}={WORKER}")["items"]
-        ready = [node for node in nodes if is_ready(node)]
+        ready = self.plane.list_ready_workers()
         if len(ready) < self.count:
             return Readiness(False, f"{len(ready)} of {self.count} machines have joined (scale-cluster sets how many)")
         shown = sum(1 for node in ready if _gpus(node) >= self.gpus)
@@ -95,14 +79,7 @@ class ReadyMachines(Resource):
 
 def gpu_probe(plane: ControlPlane, gpus: int, image: str, needs: tuple[Resource, ...]) -> GpuProbe:
     """The proof that containers on the workers can use their GPUs."""
-
-    def connect() -> Access:
-        found = plane.find_raw()
-        if found is None:
-            raise NotFoundError(f'There is no GKE cluster "{plane.name}".')
-        return access_to(found)
-
-    return GpuProbe(connect, image, gpus, {ROLE_LABEL: WORKER}, needs, plane)
+    return GpuProbe(plane.access, image, gpus, {ROLE_LABEL: WORKER}, needs, plane)
 
 
 def _gpus(node: Message) -> int:

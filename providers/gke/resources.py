@@ -127,6 +127,23 @@ class ControlPlane(GkeResource):
         answer = self.gke.call("create_cluster", parent=self.gke.parent, cluster=self.request())
         self.operation = answer.name
 
+    def require_raw(self) -> Any:
+        """Read the cluster, as Google's message. Raises NotFoundError if it does not exist."""
+        found = self.find_raw()
+        if found is None:
+            raise NotFoundError(f'There is no GKE cluster "{self.name}".')
+        return found
+
+    def access(self) -> Access:
+        """Open the cluster's API with Google's credentials. Raises NotFoundError if it does not exist."""
+        return access_to(self.require_raw())
+
+    def list_ready_workers(self) -> list[Message]:
+        """The nodes of the workers that are Ready. Raises NotFoundError if the cluster does not exist."""
+        with open_young_cluster(self.access) as kubernetes:
+            nodes = kubernetes.get("/api/v1/nodes", labelSelector=f"{ROLE_LABEL}={WORKER}")["items"]
+        return [node for node in nodes if _is_ready(node)]
+
     def zones(self, machine: Machine) -> list[str]:
         """Where the workers are: as asked for, else with the cluster, in a region in the first zone that has them."""
         if self.options.worker_zone:
@@ -225,14 +242,9 @@ class WorkerPool(GkeResource):
             return self._partial
         self._counted, self._partial = now, None
         try:
-            found = self.plane.find_raw()
-            if found is None:
-                return None
-            with open_young_cluster(lambda: access_to(found)) as kubernetes:
-                nodes = kubernetes.get("/api/v1/nodes", labelSelector=f"{ROLE_LABEL}={WORKER}")["items"]
+            running = len(self.plane.list_ready_workers())
         except MlbenchError:
             return None
-        running = sum(1 for node in nodes if is_ready(node))
         if 0 < running < self.count:
             self._partial = f"{running} of {self.count} machines have come and cost {self._price(running)}"
         return self._partial
@@ -436,6 +448,6 @@ def _conditions(found: Any) -> str | None:
     return "; ".join(text for text in messages if text) or None
 
 
-def is_ready(node: Message) -> bool:
+def _is_ready(node: Message) -> bool:
     conditions = (node.get("status") or {}).get("conditions") or []
     return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
