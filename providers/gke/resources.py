@@ -250,17 +250,13 @@ class WorkerPool(GkeResource):
         return self._partial
 
     def _price(self, machines: int) -> str:
-        lines = ClusterDetails.of(self.plane.cluster).plan.get("lines", [])
-        each = [line["price_per_hour"] for line in lines if line["what"].startswith(("worker ", "GPU "))]
-        if not each or None in each:
+        """The price of so many of the pool's machines: their share of the plan's lines for workers and GPUs."""
+        plan = ClusterDetails.of(self.plane.cluster).plan
+        lines = [line for line in plan.get("lines", []) if line["what"].startswith(("worker ", "GPU "))]
+        known = [line["count"] * line["price_per_hour"] for line in lines if line["price_per_hour"] is not None]
+        if not lines or len(known) < len(lines):
             return "money (their price is not known)"
-        counts = {line["what"]: line["count"] / max(1, self.count) for line in lines}
-        total = sum(
-            machines * counts[line["what"]] * (line["price_per_hour"] or 0.0)
-            for line in lines
-            if line["what"].startswith(("worker ", "GPU "))
-        )
-        return f"{total:.2f} USD/h"
+        return f"{sum(known) * machines / self.count:.2f} {plan.get('currency', 'USD')}/h"
 
     def create(self) -> None:
         """Request the pool, and remember the operation to poll."""
