@@ -4,7 +4,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 def is_rank() -> bool:
@@ -12,14 +12,13 @@ def is_rank() -> bool:
     return "RANK" in os.environ
 
 
-def start(script: str, ranks: int, variables: Mapping[str, str] | None = None) -> int:
-    """Run `script` as every rank, with one thread each and `variables` on top; the worst exit code."""
+def start(script: str, ranks: int, variables: Mapping[str, str] | None = None, *, arguments: Sequence[str] = ()) -> int:
+    """Run `script` with `arguments` as every rank, with one thread each and `variables` on top; the worst exit code."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = str(server.getsockname()[1])
     shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
     environment = {**os.environ, **shared, **(variables or {})}
-    started = [
-        subprocess.Popen([sys.executable, script], env={**environment, "RANK": str(rank)}) for rank in range(ranks)
-    ]
+    command = [sys.executable, script, *arguments]
+    started = [subprocess.Popen(command, env={**environment, "RANK": str(rank)}) for rank in range(ranks)]
     return max(abs(rank.wait()) for rank in started)

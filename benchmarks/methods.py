@@ -1,6 +1,6 @@
 """mlbench's own reducer against torch's DistributedDataParallel, and every method's step, side by side.
 
-    .venv/bin/python -m benchmarks.methods [--ranks 2] [--rounds 12] [--model resnet20] [--all] [--delay ALPHA,BETA ...]
+    .venv/bin/python benchmarks/methods.py [--ranks 2] [--rounds 12] [--model resnet20] [--all] [--delay ALPHA,BETA ...]
 
 All ranks are processes of this machine (gloo, one thread each). The methods take turns, a block of steps each, on their
 own copies of the model and the same batches, so that what else the machine does meets them alike.
@@ -9,7 +9,7 @@ order statistics); below 1 is faster than DDP. With --delay (seconds per message
 longer) there is no DDP, which knows no delay: ratios are then to bsp. `--model mlp25m` has 25 million parameters.
 Also printed: the seconds of each method's self-check.
 
-    .venv/bin/python -m benchmarks.methods --plans --delay 0.01,2e-9 [--ranks 2] [--rounds 12]
+    .venv/bin/python benchmarks/methods.py --plans --delay 0.01,2e-9 [--ranks 2] [--rounds 12]
 
 What BSP, WFBP, fusion, MG-WFBP and the optimal plan take under a delay, against the model that plans them. Predicted:
 the step without communication, and what the plan's last message exposes after the backward pass, from the measured
@@ -18,14 +18,12 @@ moments at which gradients were ready and the measured cost of a message, which 
 
 import argparse
 import math
-import os
-import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 
+import _ranks
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -59,7 +57,7 @@ def main() -> None:
     parser.add_argument("--delay", action="append", default=[], help="ALPHA,BETA; several are measured in turn")
     parser.add_argument("--plans", action="store_true", help="plans under a delay, against their model")
     options = parser.parse_args()
-    if "RANK" in os.environ:
+    if _ranks.is_rank():
         world = open_world(Contract())
         for delay in options.delay or ["none"]:
             if options.plans:
@@ -68,18 +66,7 @@ def main() -> None:
             measure(world, options.rounds, options.model, choose(world.size, options, delay), delay)
         world.close()
         return
-    sys.exit(start_ranks(options.ranks, "benchmarks.methods", sys.argv[1:]))
-
-
-def start_ranks(ranks: int, module: str, arguments: Sequence[str]) -> int:
-    """Run a module as so many ranks here; the highest exit code."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", module, *arguments]
-    started = [subprocess.Popen(command, env={**os.environ, **shared, "RANK": str(rank)}) for rank in range(ranks)]
-    return max(process.wait() for process in started)
+    sys.exit(_ranks.start(__file__, options.ranks, arguments=sys.argv[1:]))
 
 
 def choose(size: int, options: argparse.Namespace, delay: str) -> list[Method]:
