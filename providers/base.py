@@ -321,6 +321,11 @@ def registry_details(registry: str | None, made: str | None = None) -> dict[str,
     return {"registry": registry.rstrip("/")}
 
 
+def reason_to_keep_images(cluster: Cluster, command: str) -> str | None:
+    """Why the cluster's image repository stays; `command` deletes it. None if it goes with the cluster."""
+    return f"--keep-images; {command}   deletes it" if ClusterDetails.of(cluster).keeps_images else None
+
+
 REGISTRY_HELP = "where runs get the tasks' images: a prefix as ghcr.io/me, or auto: a repository made with the cluster"
 
 

@@ -6,9 +6,8 @@ delete and to count. Sources: ECR's API reference; eksctl's policies for the nod
 
 import base64
 
-from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import MlbenchError, NotFoundError
-from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, ownership_tags
+from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, ownership_tags, reason_to_keep_images
 from providers.eks.aws import Aws, tag_list, tags_of
 from providers.eks.network import Stack
 
@@ -34,11 +33,7 @@ class ImageRepository(Resource):
         if found is None:
             return None
         tags = tags_of(self.aws.call("ecr", "list_tags_for_resource", resourceArn=found["repositoryArn"])["tags"])
-        kept = (
-            f"--keep-images; {self.remove_command}   deletes it"
-            if ClusterDetails.of(self.cluster).keeps_images
-            else None
-        )
+        kept = reason_to_keep_images(self.cluster, self.remove_command)
         return ResourceStatus("there", ours=tags.get(CLUSTER_TAG) == self.cluster.name, kept=kept)
 
     def create(self) -> None:

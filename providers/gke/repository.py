@@ -6,7 +6,6 @@ library is needed. MLBENCH_ARTIFACT_ENDPOINT moves the API, for tests and proxie
 
 import os
 
-from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import NotFoundError
 from providers.base import (
     CLUSTER_TAG,
@@ -15,6 +14,7 @@ from providers.base import (
     ResourceStatus,
     call_timeout,
     ownership_tags,
+    reason_to_keep_images,
 )
 from providers.gke import api
 from providers.gke.api import Message, region_of
@@ -56,12 +56,7 @@ class ImageRepository(Resource):
         except NotFoundError:
             return None
         ours = (found.get("labels") or {}).get(CLUSTER_TAG) == self.plane.name
-        kept = (
-            f"--keep-images; {self.remove_command}   deletes it"
-            if ClusterDetails.of(self.plane.cluster).keeps_images
-            else None
-        )
-        return ResourceStatus("there", ours=ours, kept=kept)
+        return ResourceStatus("there", ours=ours, kept=reason_to_keep_images(self.plane.cluster, self.remove_command))
 
     def create(self) -> None:
         body = {
