@@ -137,7 +137,8 @@ class World:
         }
 
     def _mpi_library(self) -> dict[str, str]:
-        return {"mpi": str(self.backend_facts()["library"])} if self.backend_facts() else {}
+        library = self.backend_facts().get("library")  # of MPI alone: NCCL's version is among those of CUDA
+        return {} if library is None else {"mpi": str(library)}
 
     def backend_facts(self) -> dict[str, object]:
         """What a result should say of the backend: with mpi the library, and which tensors took a detour through it."""

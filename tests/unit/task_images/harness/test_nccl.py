@@ -2,6 +2,10 @@
 
 from pathlib import Path
 
+import torch
+
+from task_images.contract import Contract
+from task_images.harness.distributed import World
 from task_images.harness.nccl import describe, log_to, parse_log
 
 INFINIBAND = """gpu-1:51:51 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.7<0>
@@ -45,3 +49,10 @@ def test_the_log_goes_to_the_output_folder_unless_the_user_has_another_wish(tmp_
         log_to(tmp_path, chosen)
         assert chosen == wish
     assert describe({"NCCL_DEBUG_FILE": "/nowhere/at/all"}) == {"variables": {"NCCL_DEBUG_FILE": "/nowhere/at/all"}}
+
+
+def test_a_rank_with_nccl_can_say_what_it_runs_on() -> None:
+    contract = Contract({"WORLD_SIZE": "2", "MLBENCH_BACKEND": "nccl"})
+    world = World(contract, torch.device("cpu"), 1, grouped=True)
+    assert "variables" in world.backend_facts()
+    assert "mpi" not in world.framework_facts()["libraries"]
