@@ -12,8 +12,9 @@ from task_images.harness.distributed import World
 def prepare_strategy(world: World, own: Callable[[], Strategy]) -> Strategy:
     """The strategy of the run's method after its self-check, or the task's `own`. Collective.
 
-    Rank 0's log has a line with the method. Raises TaskUsageError for a method that cannot be, and MethodWrongError for
-    one that computes something else.
+    Rank 0's log has a line with the method. The check begins when all ranks have loaded their data, for its collectives
+    do not wait that long. Raises TaskUsageError for a method that cannot be, and MethodWrongError for one that computes
+    something else.
     """
     contract = world.contract
     if not contract.method:
@@ -21,6 +22,7 @@ def prepare_strategy(world: World, own: Callable[[], Strategy]) -> Strategy:
             print("method: the task's own", flush=True)
         return own()
     method = read_method(contract)
+    world.await_loading()
     begin = time.perf_counter()
     found = check_method(Placement(world), method)
     if world.is_first:

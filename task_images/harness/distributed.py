@@ -104,8 +104,9 @@ class World:
             dist.barrier()
 
     def await_loading(self, seconds: float = LOADING_SECONDS) -> None:
-        """Wait until all ranks have loaded their data. Waits on the rendezvous' store, whose limit is not that of
-        collectives: one of these that hangs must be noticed within minutes. Once per run; raises PeerLostError."""
+        """Wait until all ranks have loaded their data; a later call returns at once. Waits on the rendezvous' store,
+        whose limit is not that of collectives: one of these that hangs must be noticed within minutes. Raises
+        PeerLostError."""
         if self._store is not None and self.size > 1:
             await_everyone(self._store, "loaded", self.rank, self.size, seconds)
 
