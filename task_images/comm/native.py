@@ -69,18 +69,14 @@ class ShardedOptimizer(DdpAllReduce):
         return not isinstance(self.optimizer, ZeroRedundancyOptimizer)
 
     def state_dict(self) -> StrategyState:
+        """As of every method: any other one, on any number of ranks, can go on from it."""
         if self.keeps_optimizer_state:
             return super().state_dict()
-        return {"model": self.model.state_dict(), "optimizer": {}, "method": self.method_state()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if self.keeps_optimizer_state:
-            super().load_state_dict(state)
-            return
-        self.model.load_state_dict(state["model"])
-        self.load_method_state(state["method"])
+        [whole] = self.method_state()["optimizers"] or [{}]
+        return {"model": self.model.state_dict(), "optimizer": whole, "method": {}}
 
     def method_state(self) -> MethodState:
+        """For checkpoints in parts: the optimizer's whole state, on rank 0."""
         if not isinstance(self.optimizer, ZeroRedundancyOptimizer):
             return {}
         self.optimizer.consolidate_state_dict(0)

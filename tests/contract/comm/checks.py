@@ -186,6 +186,17 @@ def torchs_engines_go_on_from_a_checkpoint(world: World) -> None:
             torch.testing.assert_close(_whole(one), _whole(two), rtol=1e-5, atol=1e-6, msg=f"{method.name} {key}")
 
 
+def a_sharded_optimizer_and_a_whole_one_go_on_from_each_other(world: World) -> None:
+    again, _ = train(world, make_strategy(resolve("ddp")), 5, make_net=PlainNet)
+    for before, after in (("ddp", "zero1"), ("zero1", "ddp")):
+        _, first = train(world, make_strategy(resolve(before)), 3, make_net=PlainNet)
+        with first.consensus():
+            [state] = _share([first.state_dict()])
+        rest, _ = train(world, make_strategy(resolve(after)), 2, make_net=PlainNet, start=3, state=state)
+        for (key, one), two in zip(rest.named_parameters(), again.parameters(), strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6, msg=f"{before} {after} {key}")
+
+
 def _share(items: list[object]) -> list[object]:
     """Rank 0's objects on all ranks, as if they had been read from its file."""
     torch.distributed.broadcast_object_list(items, 0)
@@ -356,6 +367,7 @@ CHECKS: list[Callable[[World], None]] = [
     bytes_are_those_of_the_formula,
     a_resumed_training_goes_on_as_if_it_had_not_stopped,
     torchs_engines_go_on_from_a_checkpoint,
+    a_sharded_optimizer_and_a_whole_one_go_on_from_each_other,
     neighbours_come_together_as_fast_as_their_mixing_matrix_says,
     replicas_that_drift_have_a_distance_and_others_are_equal,
     local_steps_are_averaged_as_by_hand,
