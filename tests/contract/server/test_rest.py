@@ -160,7 +160,10 @@ def test_the_overview_comes_at_once_and_its_results_after_it(dashboard: Dashboar
     page = dashboard.ask("/?contains=alpha&state=finished", headers={"Accept": "text/html"}).body.decode()
     assert 'data-part="/listing?offset=0&amp;contains=alpha&amp;state=finished"' in page
     assert "alpha-4" in page
-    assert "60" not in re.sub(r"<time.*?</time>", "", page)
+    # Of the rows alone: digests in the addresses of styles and scripts have any digits.
+    rows = page.partition("<tbody>")[2].partition("</tbody>")[0]
+    assert rows.count("<tr>") == 3
+    assert "60" not in re.sub(r"<time.*?</time>", "", rows)
     part = dashboard.ask("/listing?contains=alpha-2", headers={"Accept": "text/html"}).body.decode()
     assert "Prec@1 80.5 (&gt;= 80.0)" in part
     assert '<td class="number">60</td>' in part
