@@ -81,7 +81,7 @@ def test_foreign_names_cannot_break_the_files(tmp_path: Path) -> None:
     goal = {"metric": "a]]>\x1b[31m<b>|%", "comparison": ">=", "threshold": 80.0, "kind": "full", "value": 80.5}
     new = write_archives(tmp_path / "new", GOOD, goal=goal)
     junit = tmp_path / "junit.xml"
-    assert run(["gate", *new, "--baseline", str(tmp_path / "old"), "--junit", str(junit)]) in (0, 7, 9)
+    assert run(["gate", *new, "--baseline", str(tmp_path / "old"), "--junit", str(junit)]) == 7
     ElementTree.parse(junit)
 
 
