@@ -99,8 +99,8 @@ def test_a_removed_cluster_is_still_a_result(mlbench: Command, tmp_path: Path) -
     ],
 )
 def test_wrong_words(mlbench: Command, words: list[str], code: int, says: str) -> None:
-    document = mlbench(*words)
-    assert (document.code, says in document.err) == (code, True), document.err
+    done = mlbench(*words)
+    assert (done.code, says in done.err) == (code, True), done.err
 
 
 PROBE = """

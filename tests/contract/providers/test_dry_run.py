@@ -46,4 +46,6 @@ def test_eks_without_credentials_or_region(
     assert {line["what"]: line["price_per_hour"] for line in plan["lines"]}["worker g5.xlarge"] == 1.006
     spot = command(*words, "--spot", "-o", "json").json["plan"]
     assert spot["price_per_hour"] is None  # the price of now is asked of AWS: unknown, and not that of others
-    assert command(*words[:-1], "--yes").code in (2, 3)
+    real = command(*words[:-1], "--yes")  # not a dry run: a region and credentials are asked for
+    assert (real.code, "--region" in real.err) == (2, True)
+    assert command(*words[:-1], "--yes", "--region", "us-east-1").code == 3
