@@ -113,11 +113,11 @@ def test_images_are_built_from_the_package_pushed_and_recorded_with_the_cluster(
     assert answer.code == 0, answer.err
     digest = registry.world.manifests["me/allreduce"][__version__]
     assert json.loads(answer.out)["digests"] == {f"allreduce:{__version__}": digest}
-    assert [call["words"][0] for call in docker.calls] == ["build", "build", "push"]  # type: ignore[index]
+    assert [call.words[0] for call in docker.calls] == ["build", "build", "push"]
     base, built, _ = docker.calls
-    assert f"localhost/mlbench/base:{__version__}" in base["words"]  # type: ignore[operator]
-    assert f"BASE=localhost/mlbench/base:{__version__}" in built["words"]  # type: ignore[operator]
-    assert built["buildkit"] == "0"
+    assert f"localhost/mlbench/base:{__version__}" in base.words
+    assert f"BASE=localhost/mlbench/base:{__version__}" in built.words
+    assert built.buildkit == "0"
     assert f"ghcr.io/me/allreduce@{digest}" in mlbench(*dry).out
     shown = mlbench("images", "--cluster", "far")
     assert f"ghcr.io/{TASK}" in shown.out
@@ -132,9 +132,9 @@ def test_several_platforms_are_built_by_buildx_with_the_base_in_the_registry(
     answer = mlbench(*words, "--base", "python:3.12", "--index", "https://example.com/cu126")
     assert answer.code == 0, answer.err
     assert set(registry.world.manifests) == {"me/base", "me/allreduce"}
-    base, built = [call["words"] for call in docker.calls]
-    assert {"--push", "linux/amd64,linux/arm64", "BASE=python:3.12"} <= set(base)  # type: ignore[call-overload]
-    assert f"BASE=ghcr.io/me/base:{__version__}" in built  # type: ignore[operator]
+    base, built = [call.words for call in docker.calls]
+    assert {"--push", "linux/amd64,linux/arm64", "BASE=python:3.12"} <= set(base)
+    assert f"BASE=ghcr.io/me/base:{__version__}" in built
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
 # Pushes by HTTP, with the login of the configuration that it was given, and logs every call with its environment.
 DOCKER = """#!{python}
 import base64, hashlib, json, os, sys, urllib.error, urllib.request
@@ -147,6 +146,15 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
+@dataclass(frozen=True)
+class DockerCall:
+    """One call of `docker`: its arguments, and DOCKER_BUILDKIT and DOCKER_CONFIG as it saw them."""
+
+    words: list[str]
+    buildkit: str | None
+    config: str | None
+
+
 class FakeDocker:
     """A folder for the PATH with a `docker` in it, and the log of its calls."""
 
@@ -159,5 +167,6 @@ class FakeDocker:
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
 
     @property
-    def calls(self) -> list[dict[str, object]]:
-        return [json.loads(line) for line in self._log.read_text().splitlines()] if self._log.exists() else []
+    def calls(self) -> list[DockerCall]:
+        lines = self._log.read_text().splitlines() if self._log.exists() else []
+        return [DockerCall(**json.loads(line)) for line in lines]

@@ -8,6 +8,7 @@ import pytest
 
 from mlbench_cli import __version__
 from mlbench_cli.cluster_details import ClusterDetails
+from mlbench_cli.errors import UsageError
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
 from providers.eks import EksOptions, EksProvider
@@ -40,12 +41,11 @@ def test_a_repository_of_artifact_registry_comes_and_goes_with_its_cluster(
     registry.world.users = {"oauth2accesstoken": f"token-{gke_world.tokens}"}
     docker = FakeDocker(tmp_path / "programs")
     monkeypatch.setenv("PATH", str(docker.folder))
-    registry.world.users |= {"oauth2accesstoken": f"token-{gke_world.tokens}"}
     pushed = command("images", "push", "allreduce")
     assert pushed.code == 0, pushed.err
-    config = docker.calls[-1]["config"]
+    config = docker.calls[-1].config
     assert config
-    assert not Path(str(config)).exists()
+    assert not Path(config).exists()
     digest = registry.world.manifests["demo-project/mlbench-rel-2/allreduce"][__version__]
     dry = command("run", "x", "2", "--task", "allreduce", "--dry-run", "-o", "json")
     assert f"{PREFIX}/allreduce@{digest}" in dry.out
@@ -110,8 +110,6 @@ def test_a_repository_of_ecr_comes_and_goes_with_its_cluster(aws: AwsServer, tmp
 
 
 def test_a_prefix_of_ones_own_is_checked_for_its_form() -> None:
-    from mlbench_cli.errors import UsageError
-
     with pytest.raises(UsageError, match="is no prefix of images"):
         EksProvider().new_cluster("x", 1, EksOptions(region="eu-west-1", registry="my registry"))
     made = EksProvider().new_cluster("x", 1, EksOptions(region="eu-west-1", registry="ghcr.io/me/"))
