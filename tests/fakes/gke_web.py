@@ -20,6 +20,11 @@ HTTP_CODES = {
 }  # fmt: skip
 
 
+def refuse(code: int, message: str, status: str) -> tuple[int, Object]:
+    """An answer as Google's REST APIs refuse: its code, and a document with the name of the status."""
+    return code, {"error": {"code": code, "message": message, "status": status}}
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
@@ -69,24 +74,19 @@ class Web(Handler):
 
         try:
             code, document = self.world.serve_logged(f"{what}{self.command}", "", work)
-        except ApiError as refusal:
-            code = HTTP_CODES.get(refusal.code.name, 500)
-            document = {"error": {"code": code, "status": refusal.code.name, "message": str(refusal)}}
+        except ApiError as error:
+            code, document = refuse(HTTP_CODES.get(error.code.name, 500), str(error), error.code.name)
         self.answer(document, code)
 
     def _do_policy(self, body: Object) -> tuple[int, Object]:
         """The project's policy: a write with an old etag is refused, so that nobody's change is lost."""
         world = self.world
         if world.policy_denied:
-            return 403, {
-                "error": {"code": 403, "message": "Policy update access denied.", "status": "PERMISSION_DENIED"}
-            }
+            return refuse(403, "Policy update access denied.", "PERMISSION_DENIED")
         if self.path.endswith(":setIamPolicy"):
             given = body["policy"]
             if given.get("etag") != world.policy["etag"]:
-                return 409, {
-                    "error": {"code": 409, "message": "There were concurrent policy changes.", "status": "ABORTED"}
-                }
+                return refuse(409, "There were concurrent policy changes.", "ABORTED")
             world.policy = {**given, "etag": str(int(given["etag"]) + 1)}
         return 200, world.policy
 
@@ -97,11 +97,10 @@ class Web(Handler):
         account = self.headers.get("Authorization", "").removeprefix("Bearer ksa:")
         members = [member for item in self.world.policy["bindings"] for member in item["members"]]
         if not any(member.endswith(f"/subject/{account}") for member in members):
-            message = 'Required "container.clusters.delete" permission(s)'
-            return 403, {"error": {"code": 403, "message": message, "status": "PERMISSION_DENIED"}}
+            return refuse(403, 'Required "container.clusters.delete" permission(s)', "PERMISSION_DENIED")
         path = self.path.removeprefix("/v1/")
         if path not in self.world.clusters:
-            return 404, {"error": {"code": 404, "message": f"Not found: {path}."}}
+            return refuse(404, f"Not found: {path}.", "NOT_FOUND")
         self.world.do_DeleteCluster(container_v1.DeleteClusterRequest(name=path))
         return 200, {"name": "operation"}
 
@@ -111,13 +110,13 @@ class Web(Handler):
         if self.command == "POST":
             name = parse_qs(url.query)["repositoryId"][0]
             if not REPOSITORY.fullmatch(name) or body.get("format") != "DOCKER":
-                return 400, {"error": {"code": 400, "message": f"Invalid repository ID: {name}"}}
+                return refuse(400, f"Invalid repository ID: {name}", "INVALID_ARGUMENT")
             if f"{path}/{name}" in repositories:
-                return 409, {"error": {"code": 409, "message": "the repository already exists"}}
+                return refuse(409, "the repository already exists", "ALREADY_EXISTS")
             repositories[f"{path}/{name}"] = {"name": f"{path}/{name}", **body}
             return 200, {"name": "operations/1"}
         if path not in repositories:
-            return 404, {"error": {"code": 404, "message": "Requested entity was not found.", "status": "NOT_FOUND"}}
+            return refuse(404, "Requested entity was not found.", "NOT_FOUND")
         if self.command == "DELETE":
             del repositories[path]
             return 200, {"name": "operations/2"}

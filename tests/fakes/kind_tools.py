@@ -375,7 +375,7 @@ def main(program: str, argv: list[str]) -> str:
     if trouble == "kill-before":
         os.kill(os.getppid(), signal.SIGKILL)
         return ""
-    if program != os.environ.get("KIND_EXPERIMENTAL_PROVIDER", "docker") != "" and program != "kind":
+    if program not in ("kind", os.environ.get("KIND_EXPERIMENTAL_PROVIDER") or "docker"):
         raise ToolError(f"{program} is not the program that was chosen")
     function = globals()[f"{'kind' if program == 'kind' else 'docker'}_{argv[0]}"]
     if function is kind_create:
