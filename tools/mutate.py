@@ -31,10 +31,10 @@ ROOT = Path(__file__).parents[1]
 EXPLANATIONS = ROOT / "docs" / "explanation" / "mutation.md"
 # Module to the tests that are about it.
 TARGETS: dict[str, tuple[str, ...]] = {
-    "mlbench_cli.results.archive.judge": ("results/test_judge.py", "results/test_after_time.py"),
-    "mlbench_cli.results.analysis.statistics": ("results/test_statistics.py",),
+    "mlbench_cli.results.archive.judge": ("results/archive/test_judge.py", "results/archive/test_after_time.py"),
+    "mlbench_cli.results.analysis.statistics": ("results/analysis/test_statistics.py",),
     "mlbench_cli.spec": ("test_spec.py",),
-    "mlbench_cli.results.archive.canonical_zip": ("results/test_canonical_zip.py",),
+    "mlbench_cli.results.archive.canonical_zip": ("results/archive/test_canonical_zip.py",),
 }
 OWN_PACKAGES = ("mlbench_cli", "providers", "templates", "task_images", "tests")
 SLOWER, MIN_SECONDS = 10, 30.0  # a mutant is stopped after so many times the quiet duration, and not before so long

@@ -172,7 +172,7 @@ def test_collectives_in_the_json_of_nccl_tests_are_read_as_the_same_curves(tmp_p
     from mlbench_cli.results.analysis.collectives import read
     from mlbench_cli.results.analysis.foreign_collectives import read_foreign_curves
     from mlbench_cli.results.archive.reader import Archive
-    from tests.unit.results.test_collectives import measured_run
+    from tests.unit.results.analysis.test_collectives import measured_run
 
     kinds = [("all_reduce", "fp32", "in_place"), ("all_reduce", "fp16", "out_of_place")]
     folder = measured_run(tmp_path / "run", series=kinds, environment={"env": {"NCCL_TOKEN": "hush"}})

@@ -7,8 +7,8 @@ from mlbench_cli.results.report.collect import collect
 from mlbench_cli.results.report.html import render_html
 from mlbench_cli.results.report.provisioning import provisioning_figures
 from mlbench_cli.results.report.svg import render_svg
+from tests.unit.results.figures.test_provisioning import RECORD, UNFINISHED
 from tests.unit.results.runs import sealed_run
-from tests.unit.results.test_provisioning import RECORD, UNFINISHED
 
 
 def test_each_resource_has_a_bar_from_its_request_to_its_end(tmp_path: Path) -> None:

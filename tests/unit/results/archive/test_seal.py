@@ -248,14 +248,14 @@ def test_killed_at_every_step_then_sealed_again(tmp_path: Path) -> None:
 def test_killed_at_random_moments_then_sealed_again(tmp_path: Path) -> None:
     chance = random.Random(7)
     program = (
-        "import sys; from pathlib import Path; from tests.unit.results.test_seal import _large_run; "
+        "import sys; from pathlib import Path; from tests.unit.results.archive.test_seal import _large_run; "
         "from tests.unit.results.runs import observation_of; from mlbench_cli.results.archive.seal import seal; "
         "run = _large_run(Path(sys.argv[1])); print(flush=True); "
         "seal(run, observation_of())"
     )
     for attempt in range(3):
         folder = tmp_path / str(attempt)
-        root = Path(__file__).parents[3]
+        root = Path(__file__).parents[4]
         child = subprocess.Popen([sys.executable, "-c", program, str(folder)], cwd=root, stdout=subprocess.PIPE)
         with child:
             assert child.stdout is not None

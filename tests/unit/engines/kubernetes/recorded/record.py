@@ -1,6 +1,6 @@
 """Provokes troubles on a real cluster (three nodes, two of them workers) and records what its API says of them.
 
-usage: KUBECONFIG=... python tests/unit/kube/recorded/record.py IMAGE [NAME...]
+usage: KUBECONFIG=... python tests/unit/engines/kubernetes/recorded/record.py IMAGE [NAME...]
 
 IMAGE has sh and python3 and is on the nodes. Each trouble is a function below; it writes NAME.json beside this file.
 `node_lost` wants somebody to stop the node of worker 1 meanwhile.

@@ -8,7 +8,7 @@ import pytest
 
 from mlbench_cli.results.archive.schema import SCHEMAS, publish, validate
 
-PUBLISHED = Path(__file__).parents[3] / "docs" / "schemas"
+PUBLISHED = Path(__file__).parents[4] / "docs" / "schemas"
 
 
 @pytest.mark.parametrize("name", SCHEMAS)

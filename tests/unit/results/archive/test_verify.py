@@ -25,9 +25,9 @@ from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.pack import pack, unpack
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import find_problems, open_verified, verify_zip
+from tests.unit.results.archive.test_canonical_zip import write_zip
+from tests.unit.results.archive.test_seal import _within
 from tests.unit.results.runs import new_run, sealed_run
-from tests.unit.results.test_canonical_zip import write_zip
-from tests.unit.results.test_seal import _within
 
 
 @cache

@@ -18,8 +18,8 @@ from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.figures.runs import draw
 from mlbench_cli.results.figures.style import style
+from tests.unit.results.figures.test_charts import drawn
 from tests.unit.results.runs import sealed_run
-from tests.unit.results.test_charts import drawn
 
 SIZES = [4 * 8**power for power in range(8)]
 ALL = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "ping_pong", "bidirectional")
