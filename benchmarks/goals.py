@@ -1,18 +1,24 @@
 """Every method on the digits' preset `tiny`: updates and seconds to the goal, and images per second, under delays.
 
-    .venv/bin/python -m benchmarks.goals --record FILE [--ranks 4] [--delay ALPHA,BETA ...] [--seconds 240]
+    .venv/bin/python -m benchmarks.goals [--ranks 4] [--delay ALPHA,BETA ...] [--record FILE] [--seconds 3600]
+    .venv/bin/python -m benchmarks.goals --ranks 2 --delay none      # which presets reach the goal
 
 All ranks and parameter servers are processes of this machine. Delays are what every message takes longer: none, that of
 10 Gbit/s, that of 1 Gbit/s. Each training is one run; FILE has one JSON line of each, and what is in there is not run
-again, so that a campaign can be done in pieces of --seconds. The table of all lines is printed at the end.
+again, so that the table can be made in pieces of --seconds. It is printed at the end, in Markdown.
 """
 
 import argparse
 import json
+import os
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import TypedDict
+
+# As a script the repository is not on the path; with -m it is.
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mlbench_cli.catalog import load_task
 from task_images.comm.methods import Method, MethodError, check
@@ -21,6 +27,7 @@ from tests.contract.task_images.ranks import RankServer
 
 DELAYS = ("none", "0.0005,8e-10", "0.005,8e-9")
 TASK = "task_images.digits_resnet"
+RECORD = Path("build/goals.jsonl")
 
 
 class Row(TypedDict, total=False):
@@ -36,15 +43,17 @@ class Row(TypedDict, total=False):
     seconds: float
     images_per_second: float
     bytes_per_update: float
+    load: float
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", type=Path, required=True)
+    parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--delay", action="append", default=[])
-    parser.add_argument("--seconds", type=float, default=240.0)
+    parser.add_argument("--seconds", type=float, default=3600.0)
     options = parser.parse_args()
+    options.record.parent.mkdir(parents=True, exist_ok=True)
     known = read(options.record)
     end = time.monotonic() + options.seconds
     server = RankServer()
@@ -56,7 +65,7 @@ def main() -> None:
             with options.record.open("a") as file:
                 file.write(json.dumps(row) + "\n")
     server.close()
-    print_table(list(read(options.record).values()))
+    print_table([row for row in read(options.record).values() if row["ranks"] == options.ranks])
 
 
 def list_methods(ranks: int, delay: str) -> list[Method]:
@@ -73,7 +82,7 @@ def list_methods(ranks: int, delay: str) -> list[Method]:
 
 def train(server: RankServer, method: Method, delay: str, ranks: int) -> Row:
     """What became of one training."""
-    row = Row(method=method.name, delay=delay, ranks=ranks)
+    row = Row(method=method.name, delay=delay, ranks=ranks, load=os.getloadavg()[0])
     variables = {"MLBENCH_METHOD": json.dumps(method.to_dict())}
     with tempfile.TemporaryDirectory() as folder:
         parameters = load_task("digits_resnet").resolve("tiny")
@@ -102,6 +111,10 @@ def read(path: Path) -> dict[tuple[str, str, int], Row]:
 
 
 def print_table(rows: list[Row]) -> None:
+    if not rows:
+        return
+    loads = sorted(row.get("load", 0.0) for row in rows)
+    print(f"{rows[0]['ranks']} ranks, load of the machine when a training began: {loads[0]:.0f} to {loads[-1]:.0f}\n")
     delays = list(dict.fromkeys(row["delay"] for row in rows))
     heads = ["method", "updates", "bytes per update", *(f"{delay}: s to goal, images/s" for delay in delays)]
     print_row(heads)
@@ -109,7 +122,7 @@ def print_table(rows: list[Row]) -> None:
     for name in dict.fromkeys(row["method"] for row in rows):
         own = {row["delay"]: row for row in rows if row["method"] == name}
         first = next(iter(own.values()))
-        cells = [name, f"{first.get('updates', 0):.0f}", f"{first.get('bytes_per_update', 0):,.0f}"]
+        cells = [f"`{name}`", f"{first.get('updates', 0):.0f}", f"{first.get('bytes_per_update', 0):,.0f}"]
         print_row([*cells, *(describe(own.get(delay)) for delay in delays)])
 
 

@@ -146,15 +146,22 @@ class _Wire:
         if transport == "gossip":
             return collectives.transfer(2 * payload)
         if transport == "ps":
-            return self.push(size) + self.push(size)
+            return sum(self.both_ways(size))
         if transport == "rsag":
             return collectives.reduce_scatter(payload) + collectives.all_gather(payload)
         return collectives.all_reduce(payload)
 
-    def push(self, size: float) -> float:
-        """Seconds of one direction to the parameter servers, whose links all workers share."""
-        share = max(1.0, self._collectives.ranks / self._servers)
-        return self._collectives.transfer(encoded_bytes(self._method.codec, size) * share)
+    def both_ways(self, size: float) -> tuple[float, float]:
+        """Seconds to parameter servers, whose links all workers share, and of the answer: the sum in its shortest
+        exact form (task_images/comm/served_codecs.py)."""
+        ranks = self._collectives.ranks
+        share = max(1.0, ranks / self._servers)
+        pushed = pulled = encoded_bytes(self._method.codec, size)
+        if self._method.codec_name == "topk":  # the entries of all workers, if they chose different ones
+            pulled = min(2 * size, ranks * pushed)
+        elif self._method.codec_name == "qsgd" or (self._method.codec_name, self._method.feedback) == ("sign", "ef"):
+            pulled = size
+        return self._collectives.transfer(pushed * share), self._collectives.transfer(pulled * share)
 
     def sent_bytes(self, size: float) -> float:
         """Bytes that a rank sends for a message."""
@@ -195,7 +202,7 @@ def _barrier_step(
     if method.transport == "allreduce":
         starts, ends = _overlap(method, parts, wire, ready, collectives)
     elif method.transport == "ps":
-        starts, ends = _pipeline([*zip(ready, (wire.push(part.size) for part in parts), strict=True)])
+        starts, ends = _pipeline([(at, *wire.both_ways(part.size)) for at, part in zip(ready, parts, strict=True)])
     else:
         order = range(len(parts)) if method.order != "priority" else None
         starts, ends = _one_at_a_time(ready, [wire.message(part.size) for part in parts], parts, order)
@@ -254,13 +261,16 @@ def _one_at_a_time(
     return starts, ends
 
 
-def _pipeline(pushes: Sequence[tuple[float, float]], free: float = 0.0) -> tuple[list[float], list[float]]:
-    """Starts and ends of messages that are pushed to servers and pulled from them, both directions at once."""
+def _pipeline(transfers: Sequence[tuple[float, float, float]], free: float = 0.0) -> tuple[list[float], list[float]]:
+    """Starts and ends of messages that are pushed to servers and pulled from them, both directions at once.
+
+    Each of `transfers` is when it is ready, and the seconds of pushing and of pulling it.
+    """
     starts, ends, pulled = [], [], free
-    for ready, seconds in pushes:
+    for ready, push, pull in transfers:
         start = max(free, ready)
-        free = start + seconds
-        pulled = max(pulled, free) + seconds
+        free = start + push
+        pulled = max(pulled, free) + pull
         starts.append(start)
         ends.append(pulled)
     return starts, ends
@@ -307,7 +317,7 @@ def _exchange(
     """Starts, ends, and when parameters are complete, of a step's messages."""
     if method.transport == "ps":
         order = sorted(range(len(parts)), key=lambda number: (ready[number], parts[number].position))
-        starts, ends = _pipeline([(ready[number], wire.push(parts[number].size)) for number in order], free)
+        starts, ends = _pipeline([(ready[number], *wire.both_ways(parts[number].size)) for number in order], free)
         back = dict(zip(order, zip(starts, ends, strict=True), strict=True))
         pairs = [back[number] for number in range(len(parts))]
         return [start for start, _ in pairs], [end for _, end in pairs], [end for _, end in pairs]
@@ -336,7 +346,7 @@ def _scatter_then_gather(
 def _asynchronous_step(workload: Workload, parts: Sequence[_Part], wire: _Wire) -> Step:
     """A worker waits for its own exchange, or for its turn at servers that all workers keep busy."""
     ready = [workload.backward] * len(parts)
-    starts, ends = _pipeline([(workload.backward, wire.push(part.size)) for part in parts])
+    starts, ends = _pipeline([(workload.backward, *wire.both_ways(part.size)) for part in parts])
     last = max([workload.backward, *ends])
     return _collect(workload, last + workload.optimizer + workload.other, parts, starts, ends, wire, ready)
 

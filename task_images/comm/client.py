@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import torch
 
+from task_images.comm.codecs import join_payload
 from task_images.comm.exchange import Message
 from task_images.comm.link import Link
 from task_images.comm.methods import Method
+from task_images.comm.served_codecs import make_request, read_answer
 from task_images.comm.server import open_store
 from task_images.comm.wire import DONE, SUM, Frame, assign, receive_frame, send_frame
 from task_images.contract import Contract
@@ -61,10 +63,11 @@ class ServerClient:
 class ServerSum:
     """A transport: messages are sent to their servers, which answer with the sum over trainers."""
 
-    def __init__(self, link: Link, client: ServerClient, servers: int) -> None:
+    def __init__(self, link: Link, client: ServerClient, method: Method) -> None:
         self._link = link
         self._client = client
-        self._servers = servers
+        self._servers = method.server_count
+        self._factor = 0.0 if method.momentum == "none" else float(method.momentum)
         self._server_of: list[int] = []
         self._round = 0
 
@@ -76,13 +79,18 @@ class ServerSum:
     def start(self, message: Message, seed: int) -> Callable[[], None] | None:
         """Send the message to its server; what is returned waits for the sum and puts it into the message."""
         server = self._server_of[message.number]
-        payload = message.encode(seed, 0.0)
-        self._link.book(payload[0], 1)
-        self._client.send(server, Frame(SUM, message.number, seed, payload[0]))
+        payload = message.encode(seed, self._factor)
+        is_additive = message.codec.additive
+        self._link.book(payload[0] if is_additive else join_payload(payload), 1)
+        request = payload[0] if is_additive else make_request(payload, message.flat)
+        self._client.send(server, Frame(SUM, message.number, seed, request))
 
         def finish() -> None:
             answer = self._client.receive(server)
-            message.flat.copy_(message.codec.decode([answer.tensor], message.flat, seed))
+            if is_additive:
+                message.flat.copy_(message.codec.decode([answer.tensor], message.flat, seed))
+            else:
+                read_answer(answer.tensor, message.codec, message.flat)
 
         return finish
 
@@ -98,7 +106,7 @@ def connect_servers(world: World, servers: int) -> ServerClient:
 
 def make_server_transport(method: Method, link: Link, world: World) -> ServerSum:
     """The synchronous transport of a method."""
-    return ServerSum(link, connect_servers(world, method.server_count), method.server_count)
+    return ServerSum(link, connect_servers(world, method.server_count), method)
 
 
 def _short(error: Exception) -> str:

@@ -58,22 +58,22 @@ class Sign(Codec):
     additive = False
 
     def __init__(self, scaled: bool) -> None:
-        self._scaled = scaled
+        self.is_scaled = scaled
 
     def encode(self, flat: Tensor, seed: int) -> Payload:
         """Signs as bits, [ceil(n / 8)] bytes; with `scaled` also the mean magnitude, [1] in float32."""
         packed = pack_bits(flat < 0)
-        return [packed, flat.abs().mean(dtype=torch.float32).reshape(1)] if self._scaled else [packed]
+        return [packed, flat.abs().mean(dtype=torch.float32).reshape(1)] if self.is_scaled else [packed]
 
     def decode(self, payload: Payload, like: Tensor, seed: int) -> Tensor:
         """+1 or -1 for each number, [n], times the mean magnitude if `scaled`."""
         signs = 1 - 2 * unpack_bits(payload[0], like.numel()).to(like.dtype)
-        return signs * payload[1].to(like.dtype) if self._scaled else signs
+        return signs * payload[1].to(like.dtype) if self.is_scaled else signs
 
     def aggregate(self, payloads: Sequence[Payload], like: Tensor, seed: int) -> Tensor:
         """The sum of what all payloads stand for; without `scaled`, the sign of the majority."""
         votes = super().aggregate(payloads, like, seed)
-        return votes if self._scaled else torch.where(votes < 0, -1, 1).to(like.dtype)
+        return votes if self.is_scaled else torch.where(votes < 0, -1, 1).to(like.dtype)
 
 
 class TopK(Codec):

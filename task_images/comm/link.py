@@ -1,7 +1,8 @@
 """A link: the collectives of one communication thread on a process group of its own, with their bytes counted."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -89,6 +90,13 @@ class Link:
             if work is not None:
                 work.wait()
         return received
+
+    @contextmanager
+    def leave_out(self) -> Iterator[None]:
+        """Leave messages out of the figures, for those that measure the network and carry no gradients."""
+        before = self.messages, self.bytes, self.wire_bytes
+        yield
+        self.messages, self.bytes, self.wire_bytes = before
 
     def book(self, tensor: Tensor, factor: float) -> None:
         """Count a message, of which this rank sends `factor` times the size, and take the time that it is to take."""

@@ -191,10 +191,10 @@ TRANSPORTS = {
     "none": ("allreduce", "rsag", "ps", "gossip", "noop"),
     "fp16": ("allreduce", "rsag", "ps", "noop"),
     "bf16": ("allreduce", "rsag", "ps", "noop"),
-    "sign": ("allgather", "a2a"),
-    "topk": ("allgather", "gtopk", "gossip"),
+    "sign": ("allgather", "a2a", "ps"),
+    "topk": ("allgather", "gtopk", "gossip", "ps"),
     "randomk": ("allreduce", "ps"),
-    "qsgd": ("allgather",),
+    "qsgd": ("allgather", "ps"),
     "powersgd": ("allreduce",),
 }
 
@@ -256,8 +256,8 @@ RULES = (
     ),
     Rule(
         lambda m: m.momentum != "none",
-        lambda m: m.codec_name == "topk" and m.feedback == "ef" and m.transport == "allgather",
-        "momentum correction is for topk with error feedback over allgather", {"momentum": "none"},
+        lambda m: m.codec_name == "topk" and m.feedback == "ef" and m.transport in ("allgather", "ps"),
+        "momentum correction is for topk with error feedback over allgather or ps", {"momentum": "none"},
     ),
     Rule(
         lambda m: m.selection == "sampled", lambda m: m.codec_name == "topk", "only topk selects",

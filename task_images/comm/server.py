@@ -12,7 +12,7 @@ import secrets
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from task_images.comm.methods import Method
+from task_images.comm.served_codecs import make_adder
 from task_images.comm.wire import (
     DONE,
     PULL,
@@ -38,6 +39,7 @@ from task_images.harness.errors import PeerLostError
 from task_images.harness.ranks import COLLECTIVE_SECONDS, RENDEZVOUS_SECONDS, cpu_threads
 
 STORE_PREFIX = "mlbench-servers"
+Add = Callable[[Mapping[int, Tensor]], Tensor]
 
 
 @dataclass
@@ -50,10 +52,17 @@ class Round:
 
 
 class ParameterServer:
-    """What one server holds. `bound`: how many updates a trainer may be ahead of the slowest; None: any number."""
+    """What one server holds.
 
-    def __init__(self, trainers: int, bound: int | None, seconds: float = COLLECTIVE_SECONDS) -> None:
+    bound   how many updates a trainer may be ahead of the slowest; None: any number
+    add     from requests by rank to the answer; None: their sum
+    """
+
+    def __init__(
+        self, trainers: int, bound: int | None, seconds: float = COLLECTIVE_SECONDS, add: Add | None = None
+    ) -> None:
         self._trainers = trainers
+        self._add = add or _add_in_order
         self._bound = bound
         self._seconds = seconds
         self._changed = threading.Condition()
@@ -84,7 +93,7 @@ class ParameterServer:
             entry = self._rounds.setdefault(place, Round())
             entry.parts[rank] = frame.tensor
             if len(entry.parts) == self._trainers:
-                entry.total = _add_in_order(entry.parts)
+                entry.total = self._add(entry.parts)
                 entry.parts.clear()
                 self._changed.notify_all()
             self._wait(lambda: entry.total is not None, f"part {frame.key} of update {frame.clock}")
@@ -151,7 +160,7 @@ def serve(contract: Contract) -> None:
     torch.set_num_threads(cpu_threads(contract))
     method = Method.from_dict(contract.method)
     word, _, steps = method.staleness.partition(":")
-    state = ParameterServer(trainers, int(steps) if word == "ssp" else None)
+    state = ParameterServer(trainers, int(steps) if word == "ssp" else None, add=make_adder(method))
     token = secrets.token_bytes(TOKEN_BYTES)
     with socket.create_server((_own_address(contract), 0)) as listener:
         host, port = listener.getsockname()[:2]

@@ -142,8 +142,8 @@ def full_density_and_full_rank_are_exact(world: World) -> None:
 def bytes_are_those_of_the_formula(world: World) -> None:
     size = sum(parameter.numel() for parameter in Net().parameters())
     ring, everywhere = 2 * (world.size - 1) / world.size, world.size - 1
-    for name in ("bsp", "fp16", "bf16", "signsgd-mv", "ef-signsgd", "topk", "eftopk", "randomk", "qsgd"):
-        method = resolve(name, {"plan": "all"})
+    for name in ("bsp", "mgwfbp", "fp16", "bf16", "signsgd-mv", "ef-signsgd", "topk", "eftopk", "randomk", "qsgd"):
+        method = resolve(name, {} if name == "mgwfbp" else {"plan": "all"})
         _, strategy = train(world, make_strategy(method), 3)
         figures = strategy.stats()
         assert figures["bytes"] == 3 * payload_bytes(method, size), (name, figures)

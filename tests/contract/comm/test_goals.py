@@ -49,9 +49,10 @@ def test_presets_that_are_not_meant_to_reach_a_goal_say_why() -> None:
 
 @pytest.mark.slow
 def test_topk_reaches_the_goal_with_error_feedback_and_not_without(ranks: RankServer, tmp_path: Path) -> None:
-    """The same density and as many epochs: what is left out is needed."""
-    with_feedback = train(ranks, tmp_path / "with", "eftopk")
-    without = train(ranks, tmp_path / "without", "topk", epochs=with_feedback["epochs"])
+    """One number in a thousand: what is left out is needed. Feedback takes 8 epochs; without it 58 % after all 20."""
+    density = {"codec": "topk:0.001"}
+    with_feedback = train(ranks, tmp_path / "with", "eftopk", density)
+    without = train(ranks, tmp_path / "without", "topk", density)
     assert with_feedback["outcome"] == "goal_reached"
     assert without["outcome"] == "goal_missed"
-    assert without["goal"]["value"] < with_feedback["goal"]["value"] - 10
+    assert without["epochs"] == 20 > with_feedback["epochs"]

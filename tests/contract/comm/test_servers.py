@@ -48,8 +48,9 @@ def read_outputs(folder: Path, count: int) -> list[str]:
         resolve("bytescheduler-ps", {"codec": "none", "partition": "256"}),
         resolve("ssp-ps", {"staleness": "ssp:1", "partition": "2kB"}),
         resolve("async-ps"),
+        resolve("wfbp-ps", {"codec": "topk:0.1", "feedback": "ef", "partition": "none"}),
     ],
-    ids=lambda method: str(method.name),
+    ids=lambda method: f"{method.name} {method.codec}",
 )
 def test_trainers_and_servers_end_together(method: Method, tmp_path: Path) -> None:
     with start(method, 2, tmp_path) as processes:
