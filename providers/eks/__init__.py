@@ -80,6 +80,9 @@ class EksOptions:
         "--spot-type",
         help="with --spot: another acceptable instance type; repeatable; default: those with the same GPUs",
     )
+    capacity_reservation: str | None = option(
+        None, "--capacity-reservation", help="capacity reservation or capacity block (cr-…) to take the workers from"
+    )
     placement_group: bool = option(False, "--placement-group", help="put the workers close together")
     efa: bool = option(False, "--efa", help="EFA network cards, with a placement group; runs request them")
     node_image: str = option(
@@ -187,6 +190,7 @@ class EksProvider:
             gpu=machine.gpu is not None,
             spot=options.spot,
             zone=options.zone,
+            reservation=options.capacity_reservation,
             private=_private(options, machine),
             efa=options.efa,
             system=options.node_image,
@@ -213,11 +217,16 @@ class EksProvider:
         ]
         template = None
         # What is only found by its marks may have any of these.
-        if options.efa or options.placement_group or not options_known(cluster):
-            placement = PlacementGroup(cluster, aws, stack)
+        wants_template = options.efa or options.placement_group or options.capacity_reservation
+        if wants_template or not options_known(cluster):
+            # A reservation has a place of its own.
+            is_bare = options.capacity_reservation and not (options.efa or options.placement_group)
+            placement = None if is_bare else PlacementGroup(cluster, aws, stack)
             cards = machine if options.efa else None
-            template = LaunchTemplate(plane, options.disk_size, cards, placement, options.node_image)
-            found += [placement, template]
+            template = LaunchTemplate(
+                *(plane, options.disk_size, cards, placement, options.node_image, options.capacity_reservation)
+            )
+            found += [*([placement] if placement else []), template]
         base = NodeGroup(plane, stack, system, before)
         working = NodeGroup(plane, stack, workers, before, template)
         found += [base, working, AddOn(plane, AFTER_NODES, (plane, base))]
@@ -334,6 +343,18 @@ def _check_network(options: EksOptions, machine: Machine) -> None:
         raise UsageError(
             f'--node-image "{options.node_image}" is none of {", ".join(IMAGES)}.'
             f"{did_you_mean(options.node_image, list(IMAGES))}"
+        )
+    if options.capacity_reservation and not re.fullmatch(r"cr-[0-9a-f]{8,17}", options.capacity_reservation):
+        raise UsageError(
+            f'--capacity-reservation "{options.capacity_reservation}" is not the ID of one.',
+            hint="For example cr-0123456789abcdef0: aws ec2 describe-capacity-reservations",
+        )
+    if options.capacity_reservation and options.spot:
+        raise UsageError("--capacity-reservation and --spot exclude each other: a machine comes in one way.")
+    if options.capacity_reservation and not options.zone:
+        raise UsageError(
+            "--capacity-reservation needs the --zone that it is in.",
+            hint="aws ec2 describe-capacity-reservations   shows the zone",
         )
     if options.spot_type and not options.spot:
         raise UsageError("--spot-type needs --spot: other machines are of one type only.")

@@ -8,6 +8,7 @@ from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, Not
 from mlbench_cli.model import Cluster
 from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, TransientError, ownership_tags
 from providers.eks.aws import Aws, tag_list, tags_of
+from providers.eks.capacity import find_reservation
 from providers.eks.control_plane import (
     ControlPlane,
     EksResource,
@@ -46,6 +47,7 @@ class Group:
     zone: str | None = None
     private: bool = False
     efa: bool = False
+    reservation: str | None = None  # of capacity, by its ID
     system: str = AL2023  # the operating system
 
     @property
@@ -84,6 +86,7 @@ class LaunchTemplate(Resource):
         machine: Machine | None,
         placement: PlacementGroup | None = None,
         system: str = AL2023,
+        reservation: str | None = None,
     ) -> None:
         self.cluster = plane.cluster
         self.aws = plane.aws
@@ -91,6 +94,7 @@ class LaunchTemplate(Resource):
         self.name = f"mlbench-{plane.name}"
         self.disk = disk
         self.device = DISKS[system]
+        self.reservation = reservation
         self.machine = machine  # None: ordinary interfaces
         self.placement = placement
         self.needs = (plane, *((placement,) if placement else ()))
@@ -120,6 +124,8 @@ class LaunchTemplate(Resource):
             "TagSpecifications": [{"ResourceType": kind, "Tags": tags} for kind in kinds],
             "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
         }
+        if self.reservation:
+            data |= find_reservation(self.aws, self.reservation).template
         if self.placement:
             data["Placement"] = {"GroupName": self.placement.name}
         if self.machine:
@@ -207,9 +213,8 @@ class NodeGroup(EksResource):
             nodegroupName=self.name,
             nodeRole=self.stack.network().machine_role,
             subnets=[self._subnet()],
-            instanceTypes=list(group.types),
             amiType=group.image,
-            capacityType="SPOT" if group.spot else "ON_DEMAND",
+            capacityType=self._capacity_type(),
             # Nothing scales by itself here: as many as are asked for, no more and no fewer.
             scalingConfig=scaling_config(group.count),
             labels=group.labels,
@@ -256,7 +261,7 @@ class NodeGroup(EksResource):
             return None
         if described.get("instanceTypes") and list(group.types[:1]) != described["instanceTypes"][:1]:
             return f"its machines are {described['instanceTypes'][0]}, not {group.types[0]}"
-        if described.get("capacityType") not in (None, "SPOT" if group.spot else "ON_DEMAND"):
+        if group.reservation is None and described.get("capacityType") not in (None, self._capacity_type()):
             return f"its machines are {described['capacityType']}"
         if described["status"] == "ACTIVE" and self._has_moved(described):
             return f"its machines are not in the zone {group.zone}"
@@ -279,10 +284,18 @@ class NodeGroup(EksResource):
             return network.private_subnet
         return network.subnets.get(self.group.zone or "") or next(iter(network.subnets.values()))
 
+    def _capacity_type(self) -> str:
+        """EKS' name of how the machines are bought."""
+        if self.group.reservation and find_reservation(self.aws, self.group.reservation).is_block:
+            return "CAPACITY_BLOCK"
+        return "SPOT" if self.group.spot else "ON_DEMAND"
+
     def _launch_settings(self) -> dict[str, Any]:
+        # With a reservation the template names the type: EKS refuses one that both name.
+        types = {} if self.group.reservation else {"instanceTypes": list(self.group.types)}
         if self.template:
-            return {"launchTemplate": {"name": self.template.name}}
-        return {"diskSize": self.group.disk}
+            return {"launchTemplate": {"name": self.template.name}, **types}
+        return {"diskSize": self.group.disk, **types}
 
     def _launch_failure(self, found: dict[str, Any]) -> MlbenchError | None:
         """What the auto scaling group says, long before EKS does. Where one may not ask it, EKS is waited for."""

@@ -10,6 +10,7 @@ from mlbench_cli.model import Cluster
 from providers import pricing
 from providers.base import Plan, PlanLine, TransientError
 from providers.eks.aws import MORE_QUOTA, Aws, aws_in
+from providers.eks.capacity import check_reservation, find_reservation
 from providers.eks.machines import machine_of
 from providers.eks.network import zones_for
 from providers.eks.nodes import Group
@@ -66,7 +67,12 @@ def make_plan(cluster: Cluster, options: PlannedOptions, groups: tuple[Group, Gr
     workers = groups[1]
     zone = zones_for(aws, list(workers.types), options.zone)[0]
     warnings = [*_version(aws, options), *_gpus(aws, workers, ClusterDetails.of(cluster).gpus_per_node or 0)]
-    warnings += _quota(aws, workers)
+    if workers.reservation:  # bought before: quotas of vCPUs do not count for blocks, and were granted for others
+        warnings += check_reservation(
+            find_reservation(aws, workers.reservation), workers.types[0], workers.count, options.zone
+        )
+    else:
+        warnings += _quota(aws, workers)
     if options.efa:
         warnings.append(EFA_WARNING)
     if options.spot and len(workers.types) > 1:

@@ -18,6 +18,7 @@ from providers.gke.machines import CPU_DEFAULT, Machine, choose_machine
 from providers.gke.options import DEFAULT_ZONE, GkeDetails, GkeOptions
 from providers.gke.readiness import EndLabel, ReadyMachines, gpu_probe
 from providers.gke.repository import USER, ImageRepository, registry_of
+from providers.gke.reservations import parse_reservation
 from providers.gke.resources import (
     ROLE_LABEL,
     WORKER,
@@ -219,7 +220,9 @@ def _check(options: GkeOptions, machine: Machine) -> None:
             raise UsageError(f'{flag} "{value}" is none of {", ".join(known)}.')
     check_ranges(options.allow_from)
     ways = [flag for flag, on in (("--spot", options.spot), ("--flex-start", options.flex_start)) if on]
-    ways += ["--reservation"] if options.reservation else []
+    if options.reservation:
+        parse_reservation(options.reservation)
+        ways.append("--reservation")
     if len(ways) > 1:
         raise UsageError(f"{' and '.join(ways)} exclude each other: a machine comes in one way.")
     if machine.name in NOT_ON_DEMAND and not ways:

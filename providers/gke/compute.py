@@ -117,7 +117,7 @@ class Compute:
     def zone_with(self, region: str, machine: Machine) -> str:
         """The first zone of a region that has the machine. Raises UsageError if none has, or there is no region."""
         try:
-            zones = sorted(str(url).rpartition("/")[2] for url in self._get(f"/regions/{region}").get("zones", []))
+            zones = sorted(str(url).rpartition("/")[2] for url in self.get(f"/regions/{region}").get("zones", []))
         except NotFoundError:
             raise UsageError(f'There is no region "{region}".', hint="gcloud compute regions list") from None
         for zone in zones:
@@ -134,7 +134,7 @@ class Compute:
     def find_offer(self, zone: str, collection: str, name: str) -> Message:
         """The machine or GPU as Compute Engine describes it. Raises UsageError if the zone does not have it."""
         try:
-            return self._get(f"/zones/{zone}/{collection}/{name}")
+            return self.get(f"/zones/{zone}/{collection}/{name}")
         except NotFoundError:
             self._zone(zone)
             raise UsageError(
@@ -144,7 +144,7 @@ class Compute:
 
     def quotas(self, region: str) -> Message:
         """What Compute Engine tells of each quota of the project, in the region and in all: limit and usage."""
-        answers = (self._get(f"/regions/{region}"), self._get(""))
+        answers = (self.get(f"/regions/{region}"), self.get(""))
         return {item["metric"]: item for answer in answers for item in answer.get("quotas", [])}
 
     def gpus(self, place: str) -> list[str]:
@@ -152,7 +152,7 @@ class Compute:
         if api.region_of(place) == place:
             raise UsageError(f"{place} is a region.", hint="What GPUs there are is told of a zone: --zone")
         self._zone(place)
-        found = {item["name"] for item in self._get(f"/zones/{place}/acceleratorTypes").get("items", [])}
+        found = {item["name"] for item in self.get(f"/zones/{place}/acceleratorTypes").get("items", [])}
         return [name for name in QUOTA_OF if name in found]
 
     def check_quotas(
@@ -181,11 +181,12 @@ class Compute:
 
     def _zone(self, zone: str) -> None:
         try:
-            self._get(f"/zones/{zone}")
+            self.get(f"/zones/{zone}")
         except NotFoundError:
             raise UsageError(f'There is no zone "{zone}".', hint="gcloud compute zones list") from None
 
-    def _get(self, path: str) -> Message:
+    def get(self, path: str) -> Message:
+        """What Compute Engine answers for a path below the project. Raises NotFoundError, and mapped errors."""
         with api.map_rest_errors("Compute Engine", f"tell of {path or self.project}", self.project):
             answer = self._session.get(f"{self._base}{path}", timeout=call_timeout())
             self.date, self.asked = answer.headers.get("Date"), time.time()

@@ -44,7 +44,11 @@ class GkeOptions:
     flex_start: bool = option(
         False, "--flex-start", help="machines that Google queues until it has some (DWS flex-start); runs wait for them"
     )
-    reservation: str | None = option(None, "--reservation", help="Compute Engine reservation to take the workers from")
+    reservation: str | None = option(
+        None,
+        "--reservation",
+        help="Compute Engine reservation to take the workers from; one of its blocks: NAME/reservationBlocks/BLOCK",
+    )
     compact_placement: bool = option(False, "--compact-placement", help="put the workers close together")
     gpu_driver: str = option("latest", "--gpu-driver", help="GPU driver version: latest or default, as GKE calls them")
     probe_image: str | None = option(

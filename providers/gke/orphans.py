@@ -52,13 +52,13 @@ def orphan_command(cluster: Cluster, item: WorkloadObject | None) -> str:
 def _list_labelled_disks(compute: Compute, cluster: Cluster) -> list[dict[str, Any]]:
     """Disks of all zones, as a regional cluster has machines in several, but not those of a namesake elsewhere."""
     wanted = f"(labels.{LABEL}={cluster.name}) (labels.{PLACE_LABEL}={_location(cluster)})"
-    zones = compute._get(f"/aggregated/disks?filter={quote(wanted)}").get("items") or {}
+    zones = compute.get(f"/aggregated/disks?filter={quote(wanted)}").get("items") or {}
     return [disk for found in zones.values() for disk in found.get("disks") or ()]
 
 
 def _find_disk(compute: Compute, path: str) -> dict[str, object] | None:
     try:
-        return compute._get(path)
+        return compute.get(path)
     except NotFoundError:
         return None
 
@@ -68,7 +68,7 @@ def _list_forwarding_rules(compute: Compute, cluster: Cluster, address: str) -> 
     region = api.region_of(_location(cluster))
     orphans = []
     for place, flag in ((f"/regions/{region}", f"--region {region}"), ("/global", "--global")):
-        rules = compute._get(f"{place}/forwardingRules?filter={quote(f'IPAddress={address}')}")
+        rules = compute.get(f"{place}/forwardingRules?filter={quote(f'IPAddress={address}')}")
         for rule in rules.get("items") or ():
             remove = f"gcloud compute forwarding-rules delete {rule['name']} {flag} --project {_project(cluster)}"
             orphans.append(OrphanedResource("load balancer", str(rule["name"]), address, remove))

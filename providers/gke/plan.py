@@ -10,6 +10,7 @@ from providers.gke.compute import Demand, Purchase, check_machines
 from providers.gke.families import FABRICS, default_disk_type
 from providers.gke.machines import Machine
 from providers.gke.options import GkeOptions
+from providers.gke.reservations import check_reservation, parse_reservation
 from providers.gke.resources import SYSTEM_DISK, SYSTEM_NODES, ControlPlane
 from providers.gpu_probe import IMAGE_CUDA, MIN_DRIVERS
 
@@ -36,6 +37,10 @@ def make_plan(cluster: Cluster, options: GkeOptions, machine: Machine, gke: Gke)
         ),
     ]
     warnings = check_machines(gke.project, zones, demands, public_addresses=not options.private_nodes)
+    if options.reservation and count:
+        name = parse_reservation(options.reservation)
+        for zone in zones:
+            warnings += check_reservation(name, gke.project, zone, machine, count // len(zones))
     return _price(cluster, options, machine, zones, warnings, f"project {gke.project}")
 
 

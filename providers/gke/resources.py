@@ -20,6 +20,7 @@ from providers.gke.api import Gke, Message
 from providers.gke.compute import Compute
 from providers.gke.families import default_disk_type
 from providers.gke.machines import Machine
+from providers.gke.reservations import parse_reservation
 from providers.kubernetes_calls import open_young_cluster
 
 SYSTEM_POOL = "system"
@@ -284,11 +285,7 @@ class WorkerPool(GkeResource):
             ]
             config["taints"] = [GPU_TAINT]
         if options.reservation:
-            config["reservation_affinity"] = {
-                "consume_reservation_type": "SPECIFIC_RESERVATION",
-                "key": "compute.googleapis.com/reservation-name",
-                "values": [options.reservation],
-            }
+            config["reservation_affinity"] = parse_reservation(options.reservation).affinity(self.gke.project)
         zones = self.plane.zones(machine)
         request: Message = {
             "name": WORKER_POOL,

@@ -1,6 +1,7 @@
 """What EKS does in the AWS double: control planes, node groups, add-ons, access entries, and what they leave behind."""
 
 import base64
+from collections.abc import Mapping
 from typing import Any
 
 from moto.backends import get_backend
@@ -115,14 +116,40 @@ class EksRules(Base):
     def _eks_CreateNodegroup(self, request: Request) -> Answer:
         cluster = self._cluster(request.region, request.parts[0])
         self._check_role(request.parameters["nodeRole"])
+        given = request.parameters
+        kind = self._check_template(request.region, given)
         answer = self._pass(request)
         if answer.status < 300:
             group = cluster.nodegroups[request.parameters["nodegroupName"]]
             group.status = "CREATING"
             group.health = {"issues": []}
+            if kind:
+                group.instance_types, group.template_type = [], kind  # EKS does not show what the template has
             self._begin(request.region, "group", cluster.name, group.nodegroup_name)
             self._interfaces_of(group, request.region)
         return answer
+
+    def _check_template(self, region: str, given: Mapping[str, Any]) -> str | None:
+        """The machine type that the launch template names, which the node group may not name, too.
+
+        Source: EKS' user guide on launch templates and on capacity blocks; the words are ASSUMED.
+        """
+        name = (given.get("launchTemplate") or {}).get("name")
+        data: Mapping[str, Any] = {}
+        if name:
+            data = get_backend("ec2")[ACCOUNT][region].get_launch_template_by_name(name).default_version().data
+        kind: str | None = data.get("InstanceType")
+        market = (data.get("InstanceMarketOptions") or {}).get("MarketType")
+        if kind and given.get("instanceTypes"):
+            raise ApiError(
+                "InvalidParameterException",
+                "You cannot specify an instance type in both the launch template and the node group",
+            )
+        if (given.get("capacityType") == "CAPACITY_BLOCK") != (market == "capacity-block"):
+            raise ApiError(
+                "InvalidParameterException", "CAPACITY_BLOCK and the market type of the launch template do not match"
+            )
+        return kind
 
     def _eks_DescribeNodegroup(self, request: Request) -> Answer:
         name, group_name = request.parts

@@ -124,7 +124,7 @@ def _signature(host: str, query: dict[str, str], cluster: str, secret: str) -> s
 
 def _devices(group: Any, plugins: list[Object]) -> dict[str, str]:
     running = {plugin["metadata"]["name"] for plugin in plugins if _may_run(plugin, group)}
-    machine, shown = group.instance_types[0], {}
+    machine, shown = next(iter(group.instance_types), getattr(group, "template_type", "")), {}
     if group.status != "ACTIVE":
         return {}
     if "mlbench-nvidia-device-plugin" in running or group.ami_type == "BOTTLEROCKET_x86_64_NVIDIA":

@@ -169,6 +169,17 @@ class ServiceRules(Base):
         body = f"<spotPriceHistorySet>{items}</spotPriceHistorySet>"
         return xml_answer("DescribeSpotPriceHistoryResponse", EC2_SPACE, body)
 
+    def _ec2_DescribeCapacityReservations(self, request: Request) -> Answer:
+        """Those of the rule `reservations`, by ID: the fields of EC2's answer."""
+        wanted = request.parameters.get("CapacityReservationId.1", "")
+        fields = self.rules.get("reservations", {}).get(wanted)
+        if fields is None:
+            message = f"The capacity reservation '{wanted}' does not exist."
+            raise ApiError("InvalidCapacityReservationId.NotFound", message)
+        body = "".join(f"<{key}>{value}</{key}>" for key, value in {"capacityReservationId": wanted, **fields}.items())
+        items = f"<capacityReservationSet><item>{body}</item></capacityReservationSet>"
+        return xml_answer("DescribeCapacityReservationsResponse", EC2_SPACE, items)
+
     def _ec2_DescribeRegions(self, request: Request) -> Answer:
         """A few of them: moto takes its time with each that is asked for the first time."""
         items = "".join(f"<item><regionName>{name}</regionName></item>" for name in REGIONS)

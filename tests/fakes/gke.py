@@ -98,6 +98,8 @@ class World:
     policy: Object = field(default_factory=lambda: {"bindings": [], "etag": "1"})
     policy_denied: bool = False
     objects: dict[str, Object] = field(default_factory=dict)  # of Kubernetes, by path
+    # What Compute Engine tells of reservations and their blocks, by ZONE/reservations/NAME[/reservationBlocks/BLOCK].
+    reservations: dict[str, Object] = field(default_factory=dict)
     repositories: dict[str, Object] = field(default_factory=dict)  # of Artifact Registry, by path
     outside: set[str] = field(default_factory=set)  # disks' handles and load balancers' addresses
 
@@ -322,6 +324,7 @@ class World:
                 Code.INVALID_ARGUMENT, f"{disk} disk type cannot be used by {machine} machine type. [INVALID_ARGUMENT]"
             )
         reserved = pool.config.reservation_affinity.values
+        self._check_reservation(pool)
         if machine in NEVER_ON_DEMAND and not (pool.config.spot or pool.config.flex_start or reserved):
             raise ApiError(Code.INVALID_ARGUMENT, f"Machine type {machine} is not available on demand.")  # ASSUMED
         if pool.config.flex_start and not pool.autoscaling.enabled:
@@ -338,6 +341,26 @@ class World:
             fits = machine in PLAIN and not found
         if not fits:
             raise ApiError(Code.INVALID_ARGUMENT, f"Machine type {machine} does not go with accelerators {found}.")
+
+    def _check_reservation(self, pool: g.NodePool) -> None:
+        """A specific reservation has to be in each zone of the pool, of its machine type. ASSUMED: the words."""
+        for value in pool.config.reservation_affinity.values:
+            path = value.removeprefix(f"projects/{PROJECT}/").removeprefix("reservations/")
+            for zone in pool.locations:
+                found = self.reservations.get(f"{zone}/reservations/{path.partition('/')[0]}", {})
+                specific = found.get("specificReservation", {})
+                if specific.get("instanceProperties", {}).get("machineType") != pool.config.machine_type:
+                    raise ApiError(Code.INVALID_ARGUMENT, f"Reservation {value} in {zone} is incompatible or missing.")
+                if f"{zone}/reservations/{path}" not in self.reservations:
+                    raise ApiError(Code.INVALID_ARGUMENT, f"Reservation block {value} was not found in {zone}.")
+
+    def reserve(self, name: str, machine: str, count: int, used: int = 0, zone: str = ZONE) -> None:
+        """Make a reservation with one block, `NAME-block-1`, that has half of its machines."""
+        numbers = {"count": str(count), "inUseCount": str(used)}
+        specific = {**numbers, "instanceProperties": {"machineType": machine}}
+        self.reservations[f"{zone}/reservations/{name}"] = {"status": "READY", "specificReservation": specific}
+        block = {"resource": {"count": count // 2, "inUseCount": 0, "status": "READY"}}
+        self.reservations[f"{zone}/reservations/{name}/reservationBlocks/{name}-block-1"] = block
 
     # --- the Kubernetes side ------------------------------------------------------------------------------------
 

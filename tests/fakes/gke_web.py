@@ -142,6 +142,8 @@ class Web(Handler):
         elif not parts or parts == ["regions", REGION]:
             zones = [f"https://compute/zones/{zone}" for zone in ("europe-west1-c", *reversed(ZONES))]
             self.answer({"quotas": quotas, "zones": zones})
+        elif parts[:1] == ["zones"] and "/".join(parts[1:]) in self.world.reservations:
+            self.answer(self.world.reservations["/".join(parts[1:])])
         elif parts == ["zones", ZONE, "acceleratorTypes"]:
             self.answer({"items": [{"name": "nvidia-tesla-t4"}, {"name": "nvidia-l4"}, {"name": "ct5lp"}]})
         elif (

@@ -470,6 +470,7 @@ def test_what_cannot_work_is_refused_before_anything_is_made(
     ],
 )
 def test_every_kind_of_pool_is_one_that_the_sdk_knows(world: World, tmp_path: Path, options: GkeOptions) -> None:
+    world.reserve("mine", "g2-standard-8", 2)
     _make(_cluster(options=options), tmp_path / "home")
     pool = world.find_cluster("rel-2").node_pools[-1]
     if options.flex_start:

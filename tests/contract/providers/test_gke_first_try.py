@@ -68,6 +68,7 @@ def test_a_disk_of_one_s_own_choice_is_asked_for(command: Command, gke_world: Wo
 def test_every_quota_is_checked_before_anything_is_made(
     command: Command, gke_world: World, quotas: dict[str, float], words: list[str], lacking: str
 ) -> None:
+    gke_world.reserve("r", "a4-highgpu-8g", 4)
     gke_world.quotas = {**ENOUGH, **quotas}
     result = create(command, *words, "--dry-run")
     assert result.code == 5, result.err

@@ -1,0 +1,91 @@
+"""Capacity that was reserved before: On-Demand Capacity Reservations, and Capacity Blocks for ML.
+
+A block is paid for in advance, is in one zone, and begins and ends at fixed times: before its beginning nothing starts,
+and EC2 takes the machines away half an hour before its end. mlbench uses reservations and never buys any. Sources:
+EC2's API reference, EKS' user guide for Capacity Blocks with managed node groups.
+"""
+
+import time
+from dataclasses import dataclass
+from datetime import datetime
+
+from mlbench_cli.errors import CapacityError, UsageError
+from providers.eks.aws import Aws
+
+BLOCK = "capacity-block"
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """What EC2 says of a reservation. Times are in seconds since 1970, None for one without an end."""
+
+    identifier: str
+    machine: str
+    zone: str
+    free: int
+    is_block: bool
+    begins: float | None = None
+    ends: float | None = None
+
+    @property
+    def template(self) -> dict[str, object]:
+        """What a launch template needs so that its machines come from the reservation."""
+        target = {"CapacityReservationTarget": {"CapacityReservationId": self.identifier}}
+        market = {"InstanceMarketOptions": {"MarketType": BLOCK}} if self.is_block else {}
+        return {"CapacityReservationSpecification": target, "InstanceType": self.machine, **market}
+
+
+def find_reservation(aws: Aws, identifier: str) -> Reservation:
+    """Ask EC2 for a reservation. Raises NotFoundError without one, UsageError for one that has ended."""
+    answer = aws.call("ec2", "describe_capacity_reservations", CapacityReservationIds=[identifier])
+    found = (answer["CapacityReservations"] or [{}])[0]
+    state = found.get("State")
+    if state not in ("active", "scheduled", "payment-pending", "pending", "assessing"):
+        raise UsageError(
+            f"The capacity reservation {identifier} is {state or 'not there'}.",
+            hint=f"aws ec2 describe-capacity-reservations --region {aws.region}",
+        )
+    return Reservation(
+        identifier,
+        found["InstanceType"],
+        found["AvailabilityZone"],
+        int(found.get("AvailableInstanceCount", 0)),
+        found.get("ReservationType") == BLOCK,
+        _seconds(found.get("StartDate")),
+        _seconds(found.get("EndDate")),
+    )
+
+
+def check_reservation(reservation: Reservation, machine: str, count: int, zone: str | None) -> list[str]:
+    """Warnings about a reservation. Raises UsageError or CapacityError if the workers cannot come from it."""
+    name = reservation.identifier
+    if reservation.machine != machine:
+        raise UsageError(
+            f"The capacity reservation {name} is of {reservation.machine}, not {machine}.",
+            hint=f"--machine-type {reservation.machine}",
+        )
+    if zone and zone != reservation.zone:
+        raise UsageError(
+            f"The capacity reservation {name} is in {reservation.zone}, not in {zone}.",
+            hint=f"--zone {reservation.zone}",
+        )
+    now = time.time()
+    if reservation.begins and reservation.begins > now:
+        begin = f"{datetime.fromtimestamp(reservation.begins):%Y-%m-%d %H:%M}"
+        raise CapacityError(
+            f"The capacity reservation {name} begins at {begin}: no machine starts before.",
+            hint="Repeat the command when it has begun.",
+        )
+    if reservation.free < count:
+        raise CapacityError(
+            f"The capacity reservation {name} has {reservation.free} machines left, {count} are needed.",
+            hint=f"Ask for {reservation.free} workers, or for another reservation.",
+        )
+    if reservation.ends and reservation.is_block:
+        hours = (reservation.ends - now) / 3600
+        return [f"The capacity block {name} ends in {hours:.1f} h; EC2 takes the machines away half an hour before."]
+    return []
+
+
+def _seconds(moment: datetime | None) -> float | None:
+    return None if moment is None else moment.timestamp()

@@ -1,0 +1,91 @@
+"""Workers from capacity that was reserved before: reservations and capacity blocks of EC2."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from providers.eks import EksOptions
+from tests.contract.providers.eks_world import make, remove
+from tests.fakes.aws_server import AwsServer
+
+ZONE = "eu-west-1b"
+BLOCK, PLAIN, LATER, FAST, ABSENT = (f"cr-0000000000000000{number}" for number in range(1, 6))
+FIELDS = {"instanceType": "m5.large", "availabilityZone": ZONE, "availableInstanceCount": "2", "state": "active"}
+SMALL = ("-t", "m5.large", "--zone", ZONE)
+
+
+@pytest.fixture
+def reservations(aws: AwsServer) -> Iterator[AwsServer]:
+    block = {**FIELDS, "reservationType": "capacity-block", "endDate": "2099-01-01T00:00:00Z"}
+    later = {**block, "state": "scheduled", "startDate": "2099-01-01T00:00:00Z"}
+    fast = {**block, "instanceType": "p4d.24xlarge", "availabilityZone": "eu-west-1c"}
+    aws.rules(reservations={FAST: fast, BLOCK: block, PLAIN: {**FIELDS, "reservationType": "default"}, LATER: later})
+    yield aws
+    aws.rules(reservations={})
+
+
+@pytest.mark.parametrize(("identifier", "kind"), [(BLOCK, "CAPACITY_BLOCK"), (PLAIN, "ON_DEMAND")])
+def test_workers_come_from_a_reservation(reservations: AwsServer, tmp_path: Path, identifier: str, kind: str) -> None:
+    name = f"{kind.lower().replace('_', '-')[:8]}-2"
+    options = EksOptions(machine_type="m5.large", zone=ZONE, capacity_reservation=identifier)
+    made = make(name, tmp_path / "home", options)
+    assert made.state == "ready"
+    calls = {entry["action"]: entry["parameters"] for entry in reservations.log("me")}
+    template = calls["ec2:CreateLaunchTemplate"]
+    prefix = "LaunchTemplateData."
+    target = "CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId"
+    assert template[f"{prefix}{target}"] == identifier
+    assert template[f"{prefix}InstanceType"] == "m5.large"
+    market = template.get(f"{prefix}InstanceMarketOptions.MarketType")
+    assert market == ("capacity-block" if kind == "CAPACITY_BLOCK" else None)
+    workers = calls["eks:CreateNodegroup"]
+    assert (workers["capacityType"], workers.get("instanceTypes")) == (kind, None)
+    again = make(name, tmp_path / "home", options)  # adopted as it is
+    assert again.state == "ready"
+    remove(name, tmp_path / "empty")
+    assert reservations.list_left(name) == []
+
+
+def test_machines_of_a_block_get_their_fast_network_cards(reservations: AwsServer, tmp_path: Path) -> None:
+    options = EksOptions(machine_type="p4d.24xlarge", zone="eu-west-1c", efa=True, capacity_reservation=FAST)
+    assert make("quick-2", tmp_path / "home", options).state == "ready"
+    (template,) = [
+        entry["parameters"] for entry in reservations.log("me") if entry["action"] == "ec2:CreateLaunchTemplate"
+    ]
+    assert template["LaunchTemplateData.NetworkInterface.4.InterfaceType"] == "efa"
+    assert template["LaunchTemplateData.InstanceMarketOptions.MarketType"] == "capacity-block"
+    remove("quick-2", tmp_path / "empty")
+    assert reservations.list_left("quick-2") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ((*SMALL, "--capacity-reservation", "mine"), 2, "is not the ID of one"),
+        (("-t", "m5.large", "--capacity-reservation", PLAIN), 2, "needs the --zone"),
+        ((*SMALL, "--capacity-reservation", PLAIN, "--spot"), 2, "exclude each other"),
+        (("-t", "m5.xlarge", "--zone", ZONE, "--capacity-reservation", PLAIN), 2, "is of m5.large, not m5.xlarge"),
+        (("-t", "m5.large", "--zone", "eu-west-1a", "--capacity-reservation", PLAIN), 2, "is in eu-west-1b"),
+        ((*SMALL, "--capacity-reservation", LATER), 5, "no machine starts before"),
+        ((*SMALL, "--capacity-reservation", ABSENT), 4, "does not exist"),
+    ],
+)
+def test_a_reservation_that_cannot_serve_is_refused_before_money_is_spent(
+    command: Callable[..., Any], reservations: AwsServer, words: tuple[str, ...], code: int, says: str
+) -> None:
+    result = command("create-cluster", "eks", "2", "never", *words, "--yes")
+    assert result.code == code, result.err
+    assert says in result.err
+    assert reservations.list_left("never-2") == []
+
+
+def test_too_few_machines_and_the_end_of_a_block_are_said(command: Callable[..., Any], reservations: AwsServer) -> None:
+    words = (*SMALL, "--capacity-reservation", BLOCK)
+    few = command("create-cluster", "eks", "3", "never", *words, "--yes")
+    assert (few.code, "has 2 machines left, 3 are needed" in few.err) == (5, True)
+    assert (
+        "EC2 takes the machines away half an hour before"
+        in command("create-cluster", "eks", "2", "x", *words, "--dry-run").err
+    )
