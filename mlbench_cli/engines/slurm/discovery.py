@@ -126,9 +126,8 @@ def _check_association(channel: Channel, details: SlurmDetails) -> None:
             f"{did_you_mean(details.slurm_account, sorted(known))}",
             hint="sacctmgr show assoc user=$USER",
         )
-    allowed = {
-        name for account, names in known.items() for name in names if account in (details.slurm_account, account)
-    }
+    accounts = known if details.slurm_account is None else (details.slurm_account,)
+    allowed = {name for account in accounts for name in known[account]}
     if details.qos is not None and allowed and details.qos not in allowed:
         raise NotFoundError(
             f'You may not use the QOS "{details.qos}", only {", ".join(sorted(allowed))}.',

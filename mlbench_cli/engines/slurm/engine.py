@@ -153,6 +153,8 @@ class SlurmEngine(MachinesEngine):
             observation = replace(observation, findings=(*observation.findings, finding))
         if observation.ended is not None:
             since = self._unexplained.setdefault(run.id, time.monotonic())
+            if job is None and self._silence is None and self._details.has_accounting:
+                job = controller.ask_accounting(self._channel, number)
             may_come = job is not None and not job.has_ended
             if may_come and time.monotonic() - since < self._details.kill_wait + FILE_SECONDS:
                 return replace(observation, ended=None)

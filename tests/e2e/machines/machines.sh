@@ -3,11 +3,12 @@
 #
 #   machines.sh up [N]   starts them (2 unless given); installs Debian's or Ubuntu's packages that are missing
 #   machines.sh env      prints SLURM_CONF, MACHINES_HOSTS, MACHINES_SSH_CONFIG and MACHINES_SHARED, for eval
-#   machines.sh down     ends them
+#   machines.sh database starts MariaDB and slurmdbd for the munge of SLURM_CONF; prints what a slurm.conf needs for them
+#   machines.sh down     ends all of it
 set -euo pipefail
 root=${MACHINES_STATE:-/var/tmp/mlbench-machines}
-slurm=$root/slurm ssh=$root/ssh munge=$root/munge
-controller_port=17400 ssh_port=2422
+slurm=$root/slurm ssh=$root/ssh munge=$root/munge database=$root/database
+controller_port=17400 ssh_port=2422 database_port=17390 accounting_port=17391
 
 is_alive() { [ -s "$1" ] && kill -0 "$(cat "$1")" 2>/dev/null; }
 
@@ -62,6 +63,54 @@ start_slurm() {
   return 1
 }
 
+# SLURM_CONF names a Slurm that is up; its munge is used. The database is empty each time.
+start_database() {
+  local packages=() socket number
+  command -v slurmdbd >/dev/null || packages+=(slurmdbd slurm-wlm-mysql-plugin)
+  command -v mariadbd >/dev/null || packages+=(mariadb-server-core)
+  if [ ${#packages[@]} -gt 0 ]; then
+    apt-get update -qq >&2
+    DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends "${packages[@]}" >/dev/null
+  fi
+  socket=$(sed -n 's/^AuthInfo=socket=//p' "$SLURM_CONF")
+  stop_daemons "$database"/dbd.pid "$database"/mariadb.pid
+  rm -rf "$database"
+  mkdir -p "$database"
+  mariadb-install-db --no-defaults --user=root --datadir="$database/data" --basedir=/usr \
+    --auth-root-authentication-method=normal --skip-test-db >/dev/null
+  mariadbd --no-defaults --user=root --datadir="$database/data" --socket="$database/socket" --port="$database_port" \
+    --bind-address=127.0.0.1 --pid-file="$database/mariadb.pid" --log-error="$database/mariadb.log" --skip-log-bin \
+    --innodb-buffer-pool-size=64M --innodb-lock-wait-timeout=900 </dev/null >/dev/null 2>&1 &
+  (umask 077; printf '%s\n' "AuthType=auth/munge" "AuthInfo=socket=$socket" "DbdHost=$(hostname)" "DbdAddr=127.0.0.1" \
+    "DbdPort=$accounting_port" "SlurmUser=root" "StorageType=accounting_storage/mysql" "StorageHost=127.0.0.1" \
+    "StoragePort=$database_port" "StorageUser=root" "StorageLoc=slurm" "PidFile=$database/dbd.pid" \
+    "LogFile=$database/dbd.log" >"$database/slurmdbd.conf")
+  cp "$SLURM_CONF" "$database/slurm.conf"
+  for ((number = 0; number < 240; number++)); do
+    [ -S "$database/socket" ] && break
+    sleep 0.5
+  done
+  SLURM_CONF=$database/slurm.conf slurmdbd
+  for ((number = 0; number < 240; number++)); do
+    if grep -q "slurmdbd version .* started" "$database/dbd.log" 2>/dev/null; then
+      printf '%s\n' "AccountingStorageType=accounting_storage/slurmdbd" "AccountingStorageHost=127.0.0.1" \
+        "AccountingStoragePort=$accounting_port" "AccountingStoragePass=$socket"
+      return
+    fi
+    sleep 0.5
+  done
+  echo "machines: slurmdbd does not start" >&2
+  cat "$database"/*.log >&2
+  return 1
+}
+
+stop_daemons() {
+  local file
+  for file; do
+    if is_alive "$file"; then kill "$(cat "$file")"; fi
+  done
+}
+
 start_hosts() {
   local number address
   mkdir -p "$ssh" /run/sshd
@@ -98,14 +147,15 @@ case ${1:-help} in
     echo "export SLURM_CONF=$slurm/slurm.conf MACHINES_SSH_CONFIG=$ssh/config MACHINES_SHARED=$root/shared"
     echo "export MACHINES_HOSTS=$(seq -s, -f 'm%g' "$(cat "$root/count")")"
     ;;
+  database)
+    start_database
+    ;;
   down)
-    for file in "$ssh"/*.pid "$slurm"/*.pid "$munge"/pid; do
-      if is_alive "$file"; then kill "$(cat "$file")"; fi
-    done
+    stop_daemons "$ssh"/*.pid "$slurm"/*.pid "$database"/*.pid "$munge"/pid
     sleep 1
-    rm -rf "$slurm"
+    rm -rf "$slurm" "$database"
     ;;
   *)
-    sed -n 's/^# \{0,1\}//p' "$0" | sed -n 1,6p
+    sed -n 's/^# \{0,1\}//p' "$0" | sed -n 1,7p
     ;;
 esac
