@@ -29,6 +29,7 @@ class Settings(ScheduleSettings, LongSettings):
     version: int = 1
     norm: str = "batch"
     cudnn: str = "deterministic"
+    resident: bool = False
 
 
 def main(contract: Contract) -> None:
@@ -64,6 +65,7 @@ def train(contract: Contract, settings: Settings, strategy: Strategy | None = No
                 mirror=True,
                 loaders=settings.loaders,
                 channels_last=settings.channels_last,
+                resident=settings.resident,
             ),
             schedule=make_schedule(settings, world.size),
             strategy=strategy,
@@ -71,6 +73,7 @@ def train(contract: Contract, settings: Settings, strategy: Strategy | None = No
             identity={"depth": settings.depth, "version": settings.version, "norm": settings.norm},
             details={
                 "images": [len(images.training[1]), len(images.validation[1])],
+                "resident": settings.resident,
             },
         )
 

@@ -15,7 +15,10 @@ Prepare = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Batch(NamedTuple):
-    """This rank's part of one step, on the CPU as loaded. `total`: samples of all ranks in this step."""
+    """This rank's part of one step, as loaded: on the CPU, or on the device if the data are kept there.
+
+    `total`: samples of all ranks in this step.
+    """
 
     inputs: Tensor
     targets: Tensor

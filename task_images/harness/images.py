@@ -27,6 +27,7 @@ class ImageData:
     mirror             whether every other image is mirrored left to right
     loaders            threads that load ahead; 0: load when asked
     channels_last      memory format of what the model gets
+    resident           keep all images on the device, and crop and mirror them there, without loaders
     """
 
     def __init__(
@@ -44,15 +45,17 @@ class ImageData:
         loaders: int = 2,
         channels_last: bool = False,
         validation_batch: int = 500,
+        resident: bool = False,
     ) -> None:
         self._world = world
-        self._training = training
-        self._validation = validation
+        self._place = world.device if resident else torch.device("cpu")
+        self._training = self._keep(training) if resident else training
+        self._validation = self._keep(validation) if resident else validation
         self._validation_batch = validation_batch
         self._seed = seed
         self._padding = padding
         self._mirror = mirror
-        self._loaders = loaders
+        self._loaders = 0 if resident else loaders
         self._normalise = Normalise(world.device, mean, deviation, channels_last)
         self._partition = Partition(len(training[1]), batch_size, world.size, seed)
         self.steps = self._partition.steps
@@ -61,11 +64,13 @@ class ImageData:
         """The batches of an epoch (from 0) for this rank, cropped and mirrored, loaded ahead."""
         images, labels = self._training
         side = images.shape[-1]
-        crops = Crops(len(labels), side, self._padding, self._mirror, generator(self._seed, "augmentation", epoch))
+        stream = generator(self._seed, "augmentation", epoch)
+        crops = Crops(len(labels), side, self._padding, self._mirror, stream, self._place)
         shares = self._partition.shares(epoch, self._world.rank)
 
         def load(rows: npt.NDArray[np.int64], total: int) -> Batch:
-            return Batch(self._pin(crops.cut(images, rows)), torch.from_numpy(labels[rows]), total)
+            chosen, targets, numbers = self._choose(images, rows), self._choose(labels, rows), torch.from_numpy(rows)
+            return Batch(self._pin(crops.cut(chosen, numbers.to(self._place))), targets, total)
 
         return ahead(self._loaders, (partial(load, share.indices, share.total) for share in shares))
 
@@ -75,9 +80,8 @@ class ImageData:
         own = shard(len(labels), self._world.size, self._world.rank)
 
         def load(start: int) -> Batch:
-            rows = slice(start, min(start + self._validation_batch, own.stop))
-            # A copy, since a mapped file is read-only and torch knows no such thing.
-            return Batch(self._pin(torch.from_numpy(images[rows].copy())), torch.from_numpy(labels[rows].copy()), 0)
+            rows = np.arange(start, min(start + self._validation_batch, own.stop))
+            return Batch(self._pin(self._choose(images, rows)), self._choose(labels, rows), 0)
 
         starts = range(own.start, own.stop, self._validation_batch)
         return ahead(self._loaders, (partial(load, start) for start in starts))
@@ -86,12 +90,23 @@ class ImageData:
         """Normalised images in float32 [n, channels, height, width] and labels [n], on the device."""
         return self._normalise(batch.inputs), batch.targets.to(self._world.device, non_blocking=True)
 
+    def _keep(self, part: tuple[Bytes, Labels]) -> tuple[Tensor, Tensor]:
+        """A part's images and labels on the device."""
+        images, labels = (torch.tensor(array, device=self._place) for array in part)
+        return images, labels
+
+    def _choose(self, source: Bytes | Labels | Tensor, rows: npt.NDArray[np.int64]) -> Tensor:
+        """Copies of the rows, on the device if the data are kept there."""
+        if isinstance(source, Tensor):
+            return source[torch.from_numpy(rows).to(self._place, non_blocking=True)]
+        return torch.from_numpy(source[rows])
+
     def _pin(self, images: Tensor) -> Tensor:
-        return images.pin_memory() if self._world.device.type == "cuda" else images
+        return images.pin_memory() if self._world.device.type == "cuda" and not images.is_cuda else images
 
 
 class Normalise:
-    """Images of bytes [n, channels, height, width] on the CPU -> fp32 on `device`, with `mean` and `deviation` (per
+    """Images of bytes [n, channels, height, width] -> fp32 on `device`, with `mean` and `deviation` (per
     channel, of values from 0 to 1) taken out, in the memory format that the model wants. Bytes travel, not numbers."""
 
     def __init__(
@@ -109,21 +124,28 @@ class Normalise:
 
 
 class Crops:
-    """Where each of `images` square images of `side` pixels is cut in one epoch, and which of them are mirrored."""
+    """Where each of `images` square images of `side` pixels is cut in one epoch, and which of them are mirrored.
 
-    def __init__(self, images: int, side: int, padding: int, mirror: bool, stream: torch.Generator) -> None:
+    Drawn on the CPU, so that every device cuts alike; used on `device`.
+    """
+
+    def __init__(
+        self, images: int, side: int, padding: int, mirror: bool, stream: torch.Generator, device: torch.device
+    ) -> None:
         self._side = side
         self._padding = padding
-        self._offsets = torch.randint(2 * padding + 1, (2, images, 1), generator=stream)
-        self._mirrored = torch.rand((images, 1), generator=stream) < (0.5 if mirror else 0.0)
+        self._offsets = torch.randint(2 * padding + 1, (2, images, 1), generator=stream).to(device)
+        self._mirrored = (torch.rand((images, 1), generator=stream) < (0.5 if mirror else 0.0)).to(device)
 
-    def cut(self, images: Bytes, rows: npt.NDArray[np.int64]) -> Tensor:
-        """The crops of images[rows], [n, channels, side, side], bytes; channels lie last in memory."""
-        chosen = torch.from_numpy(rows)
-        padded = torch.nn.functional.pad(torch.from_numpy(images[rows]), (self._padding,) * 4)
-        place = torch.arange(self._side)
-        down = self._offsets[0, chosen] + place
-        across = self._offsets[1, chosen] + torch.where(self._mirrored[chosen], self._side - 1 - place, place)
-        number = torch.arange(len(rows))
+    def cut(self, chosen: Tensor, numbers: Tensor) -> Tensor:
+        """The crops of the images `chosen` [n, channels, side, side], bytes; channels lie last in memory.
+
+        `numbers` [n] says which of all images they are.
+        """
+        padded = torch.nn.functional.pad(chosen, (self._padding,) * 4)
+        place = torch.arange(self._side, device=chosen.device)
+        down = self._offsets[0, numbers] + place
+        across = self._offsets[1, numbers] + torch.where(self._mirrored[numbers], self._side - 1 - place, place)
+        number = torch.arange(len(numbers), device=chosen.device)
         # Indices on both sides of the slice: torch puts it last.
         return padded[number[:, None, None], :, down[:, :, None], across[:, None, :]].permute(0, 3, 1, 2)

@@ -25,19 +25,24 @@ def one_of(rank: int, size: int) -> World:
     return World(contract, torch.device("cpu"), threads=1, grouped=False)
 
 
-def data(rank: int = 0, size: int = 1, batch_size: int = 8, loaders: int = 0, number: int = 30) -> ImageData:
+CPU = torch.device("cpu")
+
+
+def data(
+    rank: int = 0, size: int = 1, batch_size: int = 8, loaders: int = 0, number: int = 30, resident: bool = False
+) -> ImageData:
     images = synthetic_images(number, 10, 8, 1, "training")
     return ImageData(
         one_of(rank, size), images, images, batch_size, 7,
-        mean=MEAN, deviation=DEVIATION, padding=2, mirror=True, loaders=loaders, validation_batch=7,
+        mean=MEAN, deviation=DEVIATION, padding=2, mirror=True, loaders=loaders, validation_batch=7, resident=resident,
     )  # fmt: skip
 
 
 def test_a_crop_is_what_it_says_image_by_image() -> None:
     images, _ = synthetic_images(20, 10, 8, 3, "training")
     rows = np.array([3, 0, 19, 7])
-    crops = Crops(20, 8, 4, True, generator(1, "x"))
-    cut = crops.cut(images, rows)
+    crops = Crops(20, 8, 4, True, generator(1, "x"), CPU)
+    cut = crops.cut(torch.from_numpy(images[rows]), torch.from_numpy(rows))
     for place, row in enumerate(rows):
         padded = np.zeros((3, 16, 16), np.uint8)
         padded[:, 4:12, 4:12] = images[row]
@@ -52,8 +57,8 @@ def test_a_crop_is_what_it_says_image_by_image() -> None:
 
 def test_without_padding_and_mirror_images_stay_as_they_are() -> None:
     images, _ = synthetic_images(9, 10, 8, 3, "training")
-    crops = Crops(9, 8, 0, False, generator(1, "x"))
-    np.testing.assert_array_equal(crops.cut(images, np.arange(9)).numpy(), images)
+    crops = Crops(9, 8, 0, False, generator(1, "x"), CPU)
+    np.testing.assert_array_equal(crops.cut(torch.from_numpy(images), torch.arange(9)).numpy(), images)
 
 
 def test_the_ranks_share_one_epoch_whatever_their_number_and_threads() -> None:
@@ -64,6 +69,19 @@ def test_the_ranks_share_one_epoch_whatever_their_number_and_threads() -> None:
         assert torch.equal(torch.cat([part.inputs for part in parts]), inputs)
         assert torch.equal(torch.cat([part.targets for part in parts]), targets)
         assert {part.total for part in parts} == {len(targets)}
+
+
+def test_images_that_are_kept_on_the_device_give_the_same_batches() -> None:
+    loaded, resident = data(1, 2, loaders=2), data(1, 2, loaders=2, resident=True)
+    for one, other in (
+        *zip(loaded.training(2), resident.training(2), strict=True),
+        *zip(loaded.validation(), resident.validation(), strict=True),
+    ):
+        assert torch.equal(one.inputs, other.inputs)
+        assert torch.equal(one.targets, other.targets)
+        assert one.total == other.total
+        for here, there in zip(loaded.prepare(one, True), resident.prepare(other, True), strict=True):
+            assert torch.equal(here, there)
 
 
 def test_epochs_differ_and_an_epoch_repeats_itself() -> None:
