@@ -11,13 +11,17 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
 from task_images.gpt_pretraining.shapes import Shape
+from task_images.harness.language.chunked_loss import sum_in_chunks
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines, [T, head size], or [B, 1, T, head size] with own positions
 Run = Callable[..., Tensor]
 
 
 class Decoder(nn.Module):
-    """tokens [B, T] -> logits [B, T, vocabulary]. Initial values: see `harness.language.parallel.fill_parameters`."""
+    """tokens [B, T] -> logits [B, T, vocabulary], or the sum of losses.
+
+    Initial values: see `harness.language.parallel.fill_parameters`.
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -32,9 +36,17 @@ class Decoder(nn.Module):
         self.run_block: Run = run_directly
         self._rotation: Rotation | None = None
 
-    def forward(self, tokens: Tensor, places: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        places: Tensor | None = None,
+        mask: Tensor | None = None,
+        targets: Tensor | None = None,
+        loss_chunk: int = 0,
+    ) -> Tensor:
         """`places` [B, T]: position of each token in its document; `mask` [B, 1, T, T]: True = attend. Without them a
-        sequence is one document."""
+        sequence is one document. With `targets` [B, T] the result is the sum of cross-entropies in nats, for which
+        there are logits of `loss_chunk` tokens at a time."""
         x = self.embedding(tokens)
         rotation = None
         if self.positions is not None:
@@ -43,7 +55,10 @@ class Decoder(nn.Module):
             rotation = self._rotate_by(tokens, places)
         for block in self.blocks:
             x = self.run_block(block, x, rotation, mask)
-        return self.head(self.norm(x))  # type: ignore[no-any-return]
+        features = self.norm(x)
+        if targets is not None:
+            return sum_in_chunks(self.head, features, targets, loss_chunk)
+        return self.head(features)  # type: ignore[no-any-return]
 
     def _rotate_by(self, tokens: Tensor, places: Tensor | None) -> Rotation:
         length = tokens.shape[1]

@@ -57,6 +57,11 @@ def make_plan(parameters: Mapping[str, Any], ranks: int) -> Plan:
                 f"the model {parameters['model']} has learned positions, which have no plan for tensor-parallel ranks",
                 "--set parallel=fsdp2, or a Llama model (1B, 8B)",
             )
+        if parameters["loss_chunk"]:
+            raise LayoutError(
+                "loss_chunk has no plan for tensor-parallel ranks, which split a sequence already",
+                "--set loss_chunk=0, or --set parallel=fsdp2",
+            )
         length = parameters["sequence_length"]
         check_tensor_parallel(layout, heads=shape.heads, kv_heads=shape.kv_heads, length=length, hidden=shape.hidden)
     global_batch, passes, micro_batch = plan_batch(layout, parameters)
@@ -69,7 +74,7 @@ def make_plan(parameters: Mapping[str, Any], ranks: int) -> Plan:
         width=shape.width,
         hidden=shape.hidden,
         layers=shape.layers,
-        head_tokens=tokens,
+        head_tokens=min(tokens, parameters["loss_chunk"] or tokens),
         vocabulary=shape.vocabulary,
         activation_bytes=2 if parameters["precision"] == "bf16" else 4,
         checkpointing=parameters["activation_checkpointing"],

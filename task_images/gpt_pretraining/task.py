@@ -16,7 +16,6 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     SequenceParallel,
 )
-from torch.nn.functional import cross_entropy
 
 from task_images.contract import Contract
 from task_images.gpt_pretraining.model import Decoder, initial_deviation
@@ -24,6 +23,7 @@ from task_images.gpt_pretraining.preflight import Plan, make_plan
 from task_images.gpt_pretraining.shapes import FLOPS_FORMULA, SHAPES, Shape
 from task_images.harness.distributed import World
 from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
+from task_images.harness.language.chunked_loss import sum_cross_entropy
 from task_images.harness.language.parallel import SpreadOptions, choose_runner, split_layers, spread
 from task_images.harness.language.pretraining import (
     Pretraining,
@@ -34,7 +34,6 @@ from task_images.harness.language.pretraining import (
     refuse_on_device,
 )
 from task_images.harness.language.tokens import (
-    IGNORED,
     Batch,
     Corpus,
     Part,
@@ -63,6 +62,7 @@ class Settings(PretrainingSettings):
     vocabulary: int = 50_304
     data: str = "tokens"
     documents: str = "joined"
+    loss_chunk: int = 0
     synthetic_tokens: int = 4_194_304
     steps: int = 10_000
     warmup_steps: int = 700
@@ -121,6 +121,7 @@ def make_pretraining(
             "micro_batch": plan.micro_batch,
             "data": corpus.name,
             "documents": settings.documents,
+            "loss_chunk": settings.loss_chunk,
         },
     )
 
@@ -156,6 +157,7 @@ class NextToken(Workload[Batch]):
     def __init__(self, world: World, plan: Plan, settings: Settings, corpus: Corpus, seed: int) -> None:
         layout = plan.layout
         self._device = world.device
+        self._loss_chunk = settings.loss_chunk
         self.samples = settings.global_batch
         self.tokens = settings.global_batch * settings.sequence_length
         separate = settings.documents == "separate"
@@ -177,14 +179,14 @@ class NextToken(Workload[Batch]):
         return part.to(self._device)
 
     def forward(self, model: nn.Module, data: Batch) -> Tensor:
-        logits: Tensor = model(data.inputs, data.places, data.mask)
-        return logits
+        """Logits [B, T, vocabulary]; the sum of losses if these are wanted in chunks."""
+        chunks = (data.targets, self._loss_chunk) if self._loss_chunk else ()
+        outputs: Tensor = model(data.inputs, data.places, data.mask, *chunks)
+        return outputs
 
     def sum_loss(self, outputs: Tensor, data: Batch) -> Tensor:
         """Sum of cross-entropies, in nats."""
-        return cross_entropy(
-            outputs.flatten(0, 1).float(), data.targets.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
+        return outputs if self._loss_chunk else sum_cross_entropy(outputs.flatten(0, 1), data.targets.flatten())
 
     def score(self, outputs: Tensor, data: Batch) -> Mapping[str, tuple[Tensor | float, float]]:
         """The mean loss of a pass, with the number of tokens as its weight."""

@@ -69,6 +69,8 @@ def test_one_process_learns(alone: list[dict[str, float]]) -> None:
         (2, {"parallel": "fsdp2", "micro_batch": 2, "reshard": False}),
         (2, {"parallel": "fsdp2", "activation_checkpointing": "full"}),
         (2, {"parallel": "fsdp2", "activation_checkpointing": "selective"}),
+        (2, {"parallel": "fsdp2", "loss_chunk": 100}),
+        (2, {"parallel": "ddp", "loss_chunk": 100}),
         (2, {"parallel": "tp"}),
         (2, {"parallel": "tp", "micro_batch": 4, "activation_checkpointing": "full"}),
         (4, {"parallel": "hsdp"}),

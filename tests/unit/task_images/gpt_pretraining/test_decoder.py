@@ -10,6 +10,7 @@ from mlbench_cli.catalog import load_task
 from task_images.gpt_pretraining.model import Decoder
 from task_images.gpt_pretraining.shapes import SHAPES, Shape
 from task_images.gpt_pretraining.task import Settings
+from task_images.harness.language.chunked_loss import sum_cross_entropy
 from task_images.harness.language.parallel import fill_parameters
 from task_images.harness.language.tokens import IGNORED, separate_documents
 from task_images.harness.parameters import read_parameters
@@ -132,6 +133,26 @@ def test_packed_documents_that_are_kept_apart_have_the_logits_of_each_alone(form
         for start, document in ((0, first), (4, second)):
             alone = model(torch.tensor([document]))[0]
             torch.testing.assert_close(packed[start : start + len(document)], alone, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_loss_in_chunks_is_that_of_all_logits_and_so_are_its_gradients(tied: bool) -> None:
+    model = make_decoder(replace(SMALL, tied=tied))
+    tokens = torch.randint(SMALL.vocabulary, (3, 8), generator=torch.Generator().manual_seed(2))
+    targets = torch.roll(tokens, -1, 1)
+    targets[0, 3] = IGNORED
+    whole = sum_cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+    torch.autograd.backward(whole)
+    wanted = {name: tensor.grad.clone() for name, tensor in model.named_parameters() if tensor.grad is not None}
+    model.zero_grad()
+    sizes: list[int] = []
+    model.head.register_forward_hook(lambda module, given, logits: sizes.append(logits.shape[0]))
+    chunked = model(tokens, None, None, targets, 5)
+    torch.autograd.backward(chunked)
+    torch.testing.assert_close(chunked, whole)
+    for name, tensor in model.named_parameters():
+        torch.testing.assert_close(tensor.grad, wanted[name], msg=name)
+    assert sorted(sizes) == [4, 4, *[5] * 8]  # each chunk once forward, and once more for the backward pass
 
 
 def test_the_defaults_are_the_preset_spec_and_every_preset_is_accepted() -> None:
