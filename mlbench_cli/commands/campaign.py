@@ -20,7 +20,6 @@ from mlbench_cli.results.analysis.campaign import Row, Sample, make_rows, read_s
 from mlbench_cli.results.analysis.rates import select_series
 from mlbench_cli.runs import queue
 from mlbench_cli.runs.campaign import (
-    MAX_RUNS,
     Budget,
     Campaign,
     Forecast,
@@ -37,6 +36,7 @@ from mlbench_cli.runs.campaign import (
 from mlbench_cli.runs.defaults import default_cluster, with_defaults
 from mlbench_cli.runs.experiment import Candidate, Plan, absolute_paths
 from mlbench_cli.runs.finished import read_finished
+from mlbench_cli.runs.matrix import MAX_CONFIRMED, MAX_MEMBERS
 from mlbench_cli.runs.recording import record
 from mlbench_cli.runs.request import request_document
 from mlbench_cli.runs.start import document_writer, plan_experiment
@@ -87,9 +87,8 @@ def campaign(
         max_cost=found.max_cost if max_cost is None else max_cost,
     )
     published = select_series(found.published)
-    lots = _make_lots(found, store)
+    lots = _make_lots(found, store, MAX_CONFIRMED if yes or dry_run else MAX_MEMBERS)
     work = _Work(found, lots, store, [*_plan_all(lots, store, retry_failed, only_report or dry_run)])
-    work.check_size(is_confirmed=yes or dry_run)
     if dry_run:
         _print_plan(work, output)
         return 0
@@ -105,12 +104,12 @@ def campaign(
     return max((ended.exit_code for ended in work.ended), default=0)
 
 
-def _make_lots(found: Campaign, store: Store) -> tuple[Lot, ...]:
+def _make_lots(found: Campaign, store: Store, most: int) -> tuple[Lot, ...]:
     chosen = [store.cluster(name) for name in found.clusters] or [default_cluster(store)]
     entries = found.entries
     if len(chosen) == 1:
         entries = tuple((name, with_defaults(request, chosen[0])) for name, request in entries)
-    return make_lots(replace(found, entries=entries), chosen)
+    return make_lots(replace(found, entries=entries), chosen, most=most)
 
 
 def _plan_all(lots: Sequence[Lot], store: Store, retry_failed: bool, is_reading: bool) -> list[Plan]:
@@ -154,13 +153,6 @@ class _Work:
     @property
     def left(self) -> list[_Step]:
         return [step for step in self.steps if step.is_left]
-
-    def check_size(self, *, is_confirmed: bool) -> None:
-        if len(self.steps) > MAX_RUNS and not is_confirmed:
-            raise UsageError(
-                f"The campaign has {len(self.steps)} runs, more than {MAX_RUNS}.",
-                hint="Leave out values with exclude, or confirm it: --yes",
-            )
 
     def forecast(self) -> Forecast:
         entries = [(step.candidate.spec, step.lot.cluster) for step in self.left]

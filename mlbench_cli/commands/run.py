@@ -33,6 +33,7 @@ from mlbench_cli.runs import launch, queue
 from mlbench_cli.runs.defaults import default_cluster, with_defaults
 from mlbench_cli.runs.experiment import Plan, absolute_paths, expand, request_of
 from mlbench_cli.runs.finished import read_finished
+from mlbench_cli.runs.matrix import MAX_CONFIRMED, MAX_MEMBERS
 from mlbench_cli.runs.recording import record
 from mlbench_cli.runs.repeats import repeats_in
 from mlbench_cli.runs.request import (
@@ -99,7 +100,8 @@ def run(
     else:
         use_task_folder(request.task_path)
         request, cluster = _complete(_recall(request, store), store, ask=not yes, is_dry=dry_run)
-        candidates = expand(request, cluster, find_cluster=store.cluster, with_defaults=with_defaults)
+        most = MAX_CONFIRMED if yes else MAX_MEMBERS
+        candidates = expand(request, cluster, find_cluster=store.cluster, with_defaults=with_defaults, most=most)
         document = request_document(absolute_paths(request))
     engines = EngineCache(store, console.note, connect=renderer_of if dry_run else engine_of)
     submissions = [engines.of_cluster(candidate.spec.cluster).render(candidate.spec) for candidate in candidates]

@@ -26,13 +26,13 @@ from mlbench_cli.model import Cluster, RunState
 from mlbench_cli.runs.experiment import Candidate, expand
 from mlbench_cli.runs.finished import read_finished
 from mlbench_cli.runs.launch import Machine
+from mlbench_cli.runs.matrix import MAX_MEMBERS, hint_for
 from mlbench_cli.runs.request import Request, merge, parse_mapping
 from mlbench_cli.spec import RunSpec
 from mlbench_cli.store import Store
 from mlbench_cli.yaml_text import read_yaml
 
 FOLDER = Path(__file__).parents[1] / "campaigns"
-MAX_RUNS = 10_000  # more only if it is confirmed
 _OWN_KEYS = ("title", "runs", "clusters", "metric", "published", "max-hours", "max-cost")
 
 
@@ -177,8 +177,12 @@ def make_lots(
     clusters: Sequence[Cluster],
     machine: Machine | None = None,
     tasks: Mapping[str, Task] | None = None,
+    most: int = MAX_MEMBERS,
 ) -> tuple[Lot, ...]:
-    """The experiments of the campaign on `clusters`. Raises UsageError for runs that cannot work."""
+    """The experiments of the campaign on `clusters`.
+
+    Raises UsageError for runs that cannot work, and for more than `most` of them.
+    """
     lots = []
     for entry, request in campaign.entries:
         for cluster in clusters:
@@ -187,7 +191,10 @@ def make_lots(
                 own = replace(request, name=f"{request.name}-{cluster.name}")
             if cluster.provider != "local":
                 own = replace(own, cluster=cluster.name)
-            lots.append(Lot(entry, own, cluster, expand(own, cluster, machine, tasks)))
+            lots.append(Lot(entry, own, cluster, expand(own, cluster, machine, tasks, most=most)))
+    count = sum(len(lot.candidates) for lot in lots)
+    if count > most:
+        raise UsageError(f"The campaign has {count} runs, more than {most}.", hint=hint_for(count))
     return tuple(lots)
 
 

@@ -13,7 +13,7 @@ from mlbench_cli.catalog import Task
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model import Cluster, Experiment, Member, Outcome, Run
 from mlbench_cli.runs import launch
-from mlbench_cli.runs.matrix import MAX_MEMBERS, point_suffix, point_text
+from mlbench_cli.runs.matrix import MAX_MEMBERS, hint_for, point_suffix, point_text
 from mlbench_cli.runs.request import Request, apply_point, clip, matrix_of, parse_file
 from mlbench_cli.spec import NAME_LENGTH, RunSpec, check_name
 
@@ -45,16 +45,17 @@ def expand(
     tasks: Mapping[str, Task] | None = None,
     find_cluster: Callable[[str], Cluster] | None = None,
     with_defaults: Callable[[Request, Cluster], Request] | None = None,
+    most: int = MAX_MEMBERS,
 ) -> tuple[Candidate, ...]:
     """The runs of a request in their order: every point and size once, then all again for each repeat.
 
     `find_cluster` gives the clusters that the matrix names, and `with_defaults` completes the requests of their points;
     points that name none are for `cluster`.
-    Raises UsageError or NotFoundError, as `launch.resolve` does, if any of them cannot work.
+    Raises UsageError or NotFoundError, as `launch.resolve` does, if any of them cannot work, or for more than `most`.
     """
     if request.parallel is not None and not 1 <= request.parallel <= MAX_MEMBERS:
         raise UsageError(f"--parallel {request.parallel}: the number must be from 1 to {MAX_MEMBERS}.")
-    points = matrix_of(request).points()
+    points = matrix_of(request).points(most)
     clusters = [_cluster_of_point(point, cluster, find_cluster) for point in points]
     if request.parallel not in (None, 1) and any(chosen.provider == "local" for chosen in clusters):
         raise UsageError(
@@ -62,8 +63,8 @@ def expand(
             hint="Leave it out, or choose a cluster with --cluster.",
         )
     count = len(points) * max(1, len(request.workers)) * max(1, request.repeat or 1)
-    if count > MAX_MEMBERS:
-        raise UsageError(f"These are {count} runs; an experiment has at most {MAX_MEMBERS}.")
+    if count > most:
+        raise UsageError(f"These are {count} runs, more than {most}.", hint=hint_for(count))
     specs = [
         _resolve_point(request, point, chosen, machine, tasks, with_defaults)
         for point, chosen in zip(points, clusters, strict=True)

@@ -13,9 +13,16 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.spec import canonical_json
 
 MAX_MEMBERS = 10_000
+MAX_CONFIRMED = 1_000_000  # members of an experiment that is confirmed
 _SLUG = re.compile(r"[^a-z0-9]+")
 
 Point = Mapping[str, Any]  # option name or "set.KEY" -> its value
+
+
+def hint_for(count: int) -> str:
+    """The way out for too many runs: fewer of them, or a confirmation if there is one for so many."""
+    fewer = "Leave out values with exclude"
+    return fewer if count > MAX_CONFIRMED else f"{fewer}, or confirm it: --yes"
 
 
 @dataclass(frozen=True)
@@ -37,13 +44,16 @@ class Matrix:
         """All options that a point may set."""
         return {*self.axes, *(key for entry in self.include for key in entry)}
 
-    def points(self) -> list[dict[str, Any]]:
-        """The points in their order, each once; one empty point without a matrix. Raises UsageError."""
+    def points(self, most: int = MAX_MEMBERS) -> list[dict[str, Any]]:
+        """The points in their order, each once; one empty point without a matrix.
+
+        Raises UsageError, also for more than `most`.
+        """
         count = 1
         for values in self.axes.values():
             count *= len(values)
-        if count > MAX_MEMBERS:
-            raise UsageError(f"The matrix has {count} points; at most {MAX_MEMBERS} runs are allowed.")
+        if count > most:
+            raise UsageError(f"The matrix has {count} points, more than {most}.", hint=hint_for(count))
         spanned = itertools.product(*self.axes.values()) if self.axes else []
         combinations = [dict(zip(self.axes, values, strict=True)) for values in spanned]
         kept = [point for point in combinations if not any(_fits(point, entry) for entry in self.exclude)]

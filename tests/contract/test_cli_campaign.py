@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from mlbench_cli.app import run
+from mlbench_cli.runs.matrix import MAX_CONFIRMED
+from mlbench_cli.runs.request import matrix_of, parse_mapping
 from mlbench_cli.store import Store
 
 Captured = pytest.CaptureFixture[str]
@@ -89,3 +91,16 @@ def test_bad_input_starts_nothing_and_says_the_way_out(capsys: Captured, more: s
     assert words in message
     assert "Traceback" not in message
     assert not Store().runs()
+
+
+@pytest.mark.parametrize("command", ["campaign", "run"])
+def test_more_runs_than_anybody_means_by_chance_have_to_be_confirmed(capsys: Captured, command: str) -> None:
+    values = {"set.batch_size": [*range(1, 102)], "set.epochs": [*range(1, 101)]}
+    file = {"name": "many", "task": "digits_resnet", "preset": "tiny", "num-cpus": 1, "workers": [1], "matrix": values}
+    Path("many.yaml").write_text(json.dumps(file))
+    words = ["campaign", "many.yaml"] if command == "campaign" else ["run", "-f", "many.yaml"]
+    assert run(words) == 2
+    assert "10100 points, more than 10000." in (message := capsys.readouterr().err)
+    assert "confirm it: --yes" in message
+    assert not Store().runs()
+    assert len(matrix_of(parse_mapping(file)).points(MAX_CONFIRMED)) == 10_100

@@ -1,6 +1,7 @@
 """Endings that are hard to bring about, from their facts alone; and one that the kernel brings about."""
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,23 @@ def test_memory_is_blamed_as_surely_as_it_was_seen() -> None:
         ((code, summary),) = diagnose_state({"first_failed": 0, "ranks": [facts(out_of_memory=counted)]})
         assert code == "out_of_memory"
         assert words in summary
+    numbers = {"peak_rss_bytes": 33_000_000, "memory_limit_bytes": 24 << 30}
+    ((_, summary),) = diagnose_state({"first_failed": 0, "ranks": [facts(out_of_memory="cgroup", **numbers)]})
+    assert summary.endswith("out of memory: its largest process used 31.5 MiB, the limit is 24.0 GiB.")
     ((code, summary),) = diagnose_state({"first_failed": 0, "ranks": [facts()]})
     assert code == "rank_crashed"
     assert "SIGKILL, perhaps for want of memory, or by somebody" in summary
+
+
+def test_a_gpu_without_room_is_named_with_what_was_used_and_what_it_has() -> None:
+    line = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of "
+        "79.11 GiB of which 12.00 MiB is free. Including non-PyTorch memory, this process has 78.90 GiB memory in use."
+    )
+    state = {"name": "r-1", "ended": "failed", "first_failed": 0, "ranks": [facts(exit_code=1, signal=None)]}
+    [finding] = diagnose(state, lambda rank: ["x", line], timeout=60)
+    assert finding.code == "gpu_out_of_memory"
+    assert finding.summary == "Rank 0 ran out of GPU memory: it used 78.90 GiB, the GPU has 79.11 GiB."
 
 
 def test_all_reasons_are_given_the_failed_rank_first() -> None:
@@ -117,4 +132,6 @@ def test_a_rank_that_the_kernel_kills_for_memory_is_told_as_such(lab: Lab, small
     run = lab.start(python(script))
     end = lab.end(run)
     assert end.workers[0].exit_code == 137
-    assert [found.code for found in end.findings] == ["out_of_memory"], end.findings
+    [finding] = end.findings
+    assert finding.code == "out_of_memory", finding
+    assert re.search(r"largest process used \d.* MiB, the limit is \d", finding.summary), finding.summary

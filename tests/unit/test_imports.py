@@ -117,6 +117,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "mlbench_cli.engines": (*BASE, "mlbench_cli.kube", "templates", "mlbench_cli.__init__"),
     # The variables that a host file's environment may not set: names of secrets.
+    "mlbench_cli.engines.memory": (*BASE, "mlbench_cli.text"),
     "mlbench_cli.engines.hosts": (*BASE, "mlbench_cli.engines", "mlbench_cli.masking"),
     "mlbench_cli.results": (*BASE, "mlbench_cli.provenance", "mlbench_cli.engines.base", "mlbench_cli.__init__"),
     "mlbench_cli.runs.start": (*BASE, "mlbench_cli.runs", "mlbench_cli.results", "mlbench_cli.provenance"),

@@ -93,6 +93,17 @@ def terminated_state(pod: Pod) -> Mapping[str, Any]:
     return main_status(pod).get("state", {}).get("terminated") or {}
 
 
+def memory_limit(pod: Pod | None) -> str | None:
+    """The limit of the memory of the container that runs the command, for example 64Mi; None if it is not known."""
+    containers: Sequence[Mapping[str, Any]] = (pod or {}).get("spec", {}).get("containers") or ()
+    asked = next((item for item in containers if item.get("name") == "main"), {})
+    for place in (asked, main_status(pod or {})):  # what was asked for, and what the kubelet says it gave
+        limit = ((place.get("resources") or {}).get("limits") or {}).get("memory")
+        if limit is not None:
+            return str(limit)
+    return None
+
+
 def condition(owner: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     """The condition of that type in a Job's, pod's or node's status; empty if there is none."""
     conditions: Sequence[Mapping[str, Any]] = owner.get("status", {}).get("conditions") or ()

@@ -4,6 +4,7 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mlbench_cli.engines.memory import GPU_MEMORY, describe_gpu_peak, describe_peak
 from mlbench_cli.model import Finding
 from task_images import contract
 
@@ -95,10 +96,18 @@ def _failure_finding(name: str, facts: Facts, lines: list[str]) -> Finding:
         )
     if facts["out_of_memory"]:
         surely = "" if facts["out_of_memory"] == "cgroup" else "likely "
+        peak = describe_peak(facts.get("peak_rss_bytes"), facts.get("memory_limit_bytes"))
         return Finding(
             "out_of_memory",
-            f"Rank {rank} was killed by the system, {surely}out of memory.",
+            f"Rank {rank} was killed by the system, {surely}out of memory{peak}.",
             hint="Use fewer workers or smaller batches, or close other programs.",
+            evidence=evidence,
+        )
+    if GPU_MEMORY.search(text := "\n".join(lines)):
+        return Finding(
+            "gpu_out_of_memory",
+            f"Rank {rank} ran out of GPU memory{describe_gpu_peak(text)}.",
+            hint="Use a smaller batch.",
             evidence=evidence,
         )
     if code == 127:

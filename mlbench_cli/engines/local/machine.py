@@ -80,20 +80,35 @@ def gpus_of_worker(worker: int, count: int, devices: list[str]) -> list[str]:
     return list(dict.fromkeys(chosen))
 
 
-def memory_kills() -> dict[str, int]:
-    """How often the kernel killed for want of memory: in this control group, and on the machine."""
-    counts: dict[str, int] = {}
+def _memory_files(unified: str, legacy: str) -> list[str]:
+    """The paths of a file of this process' control group for memory: `unified` in version 2, `legacy` in version 1."""
     places = []
     with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as file:
         for line in file.read().splitlines():
             _, kinds, path = line.split(":", 2)
             if not kinds:
-                places.append(f"/sys/fs/cgroup{path}/memory.events")
+                places.append(f"/sys/fs/cgroup{path}/{unified}")
             elif "memory" in kinds.split(","):
-                places += [
-                    f"/sys/fs/cgroup/memory{path}/memory.oom_control",
-                    "/sys/fs/cgroup/memory/memory.oom_control",
-                ]
+                places += [f"/sys/fs/cgroup/memory{path}/{legacy}", f"/sys/fs/cgroup/memory/{legacy}"]
+    return places
+
+
+def memory_limit() -> int | None:
+    """Bytes that this control group may use, or the machine has, whichever is less; None if nothing says it."""
+    limits = []
+    for path in _memory_files("memory.max", "memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+            limits.append(int(file.read()))  # "max" is no number
+    with contextlib.suppress(OSError, ValueError, KeyError), open("/proc/meminfo", encoding="ascii") as file:
+        values = dict(line.split(":", 1) for line in file)
+        limits.append(1024 * int(values["MemTotal"].split()[0]))
+    return min(limits, default=None)
+
+
+def memory_kills() -> dict[str, int]:
+    """How often the kernel killed for want of memory: in this control group, and on the machine."""
+    counts: dict[str, int] = {}
+    places = _memory_files("memory.events", "memory.oom_control")
     for kind, paths in (("cgroup", places), ("machine", ["/proc/vmstat"])):
         for path in paths:
             with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:

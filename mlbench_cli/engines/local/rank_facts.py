@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # `typing` would cost the supervisor a tenth of its start
         stopped: bool  # ended because the supervisor was ending the run
         out_of_memory: str | None  # "cgroup" or "machine": whose count of memory kills rose
         start_error: str | None
+        peak_rss_bytes: int | None  # of its largest process
+        memory_limit_bytes: int | None  # of this control group or machine, if memory ran out
 
 
 def pending_facts(rank: int) -> RankFacts:
@@ -34,4 +36,6 @@ def pending_facts(rank: int) -> RankFacts:
         "stopped": False,
         "out_of_memory": None,
         "start_error": None,
+        "peak_rss_bytes": None,
+        "memory_limit_bytes": None,
     }

@@ -344,11 +344,14 @@ class Supervisor:
                 "stopped": self.state["ended"] is not None,
             }
         )
-        self._write_resources(self._with_log_sizes([self.sampler.last(rank.number, usage)]))
+        last = self.sampler.last(rank.number, usage)
+        rank.facts["peak_rss_bytes"] = last["peak_rss_bytes"]
+        self._write_resources(self._with_log_sizes([last]))
         if code and self.state["ended"] is None:
             self.state["first_failed"] = rank.number
             if number == signal.SIGKILL:
                 rank.facts["out_of_memory"] = machine.risen(self.out_of_memory_before, machine.memory_kills())
+                rank.facts["memory_limit_bytes"] = machine.memory_limit() if rank.facts["out_of_memory"] else None
             self._stop("failed", GRACE)
         self._write_state()
 

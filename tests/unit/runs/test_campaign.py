@@ -1,5 +1,6 @@
 """Campaign files: what they ask for, in which order, and what they may spend."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from mlbench_cli.runs.campaign import (
 from mlbench_cli.runs.launch import Machine
 from mlbench_cli.store import Store
 
+DOCS = Path(__file__).parents[3] / "docs"
 MACHINE = Machine(cores=8, gpus=0)
 REMOTE = Cluster("far", "attached", details={"namespace": "default", "registry": "ghcr.io/me"})
 
@@ -118,6 +120,16 @@ def test_every_shipped_campaign_resolves_to_runs(name: str) -> None:
     runs = list(interleave(lots))
     assert len(runs) == sum(len(lot.candidates) for lot in lots) > 2
     assert len({candidate.spec.name for _, candidate in runs}) == len(runs)
+
+
+def test_thresholds_of_acceptance_are_those_whose_sources_are_documented() -> None:
+    rows = re.findall(r"^\| ([a-z, -]+) \| (\d+) \| \d+ \|", (DOCS / "how-to" / "campaigns.md").read_text(), re.M)
+    documented = {name.replace("-", "_"): float(demand) for names, demand in rows for name in names.split(", ")}
+    shipped = {
+        request.set["collectives"][0]: request.set["min_busbw_gbps"]
+        for _, request in read_campaign(find_file("nccl-acceptance")).entries
+    }
+    assert shipped == documented
 
 
 def test_the_seeds_file_has_84_configurations_for_each_of_its_three_networks() -> None:

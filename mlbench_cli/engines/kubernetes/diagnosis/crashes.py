@@ -4,13 +4,13 @@ import re
 import signal
 from collections.abc import Callable
 
+from mlbench_cli.engines.memory import GPU_MEMORY, describe_gpu_peak
 from mlbench_cli.model import Finding
 from task_images import contract
 
 EVIDENCE_LINES = 40
 EVIDENCE_WIDTH = 300
 
-GPU_MEMORY = re.compile(r"CUDA out of memory|torch\.(cuda\.)?OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED")
 SHARED_MEMORY = re.compile(
     r"unable to (write to|open|mmap \d+ bytes from) (the )?(file|shared memory)[^\n]*torch_"
     r"|insufficient shared memory|/dev/shm[^\n]*No space left|No space left[^\n]*/dev/shm"
@@ -24,10 +24,11 @@ RUNTIME = re.compile(r"^.*OCI runtime create failed:.*?(?=exec: )|: unknown$")
 DISK = re.compile(r"No space left on device|Disk quota exceeded")
 
 
-def crash(name: str, worker: int, code: int, reason: str, message: str, log: str) -> Finding:
+def crash(name: str, worker: int, code: int, reason: str, message: str, log: str, memory: str | None = None) -> Finding:
     """The finding on a worker whose command ended badly.
 
-    `reason` and `message` are the container's; `log` is the end of the worker's log, if it is at hand.
+    `reason` and `message` are the container's; `log` is the end of the worker's log, if it is at hand; `memory` is its
+    limit, which it has reached when the kernel kills it for memory.
     """
     lines = _lines(log or message)
     evidence = {"worker": worker, "exit_code": code, "reason": reason or None, "log": lines}
@@ -40,7 +41,7 @@ def crash(name: str, worker: int, code: int, reason: str, message: str, log: str
     if reason == "OOMKilled":
         return finding(
             "out_of_memory",
-            f"Worker {worker} used more memory than its limit and was killed.",
+            f"Worker {worker} used more memory than its limit{f' of {memory}' if memory else ''} and was killed.",
             "Give it more with --memory (/dev/shm counts), or use smaller batches.",
         )
     if reason in ("StartError", "ContainerCannotRun") or code in (126, 127, 128):
@@ -51,7 +52,8 @@ def crash(name: str, worker: int, code: int, reason: str, message: str, log: str
     if ARCHITECTURE.search(text):
         return _architecture(finding, worker)
     if GPU_MEMORY.search(text):
-        return finding("gpu_out_of_memory", f"Worker {worker} ran out of GPU memory.", "Use a smaller batch.")
+        summary = f"Worker {worker} ran out of GPU memory{describe_gpu_peak(text)}."
+        return finding("gpu_out_of_memory", summary, "Use a smaller batch.")
     if code == 128 + signal.SIGBUS or SHARED_MEMORY.search(text):
         return finding(
             "shm_exhausted", f"Worker {worker} ran out of shared memory (/dev/shm).", "Give it more with --shm."

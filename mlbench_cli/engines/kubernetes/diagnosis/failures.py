@@ -9,6 +9,7 @@ from mlbench_cli.engines.kubernetes.workers import (
     first_failed,
     has_started,
     is_true,
+    memory_limit,
     terminated_state,
     was_stopped,
 )
@@ -108,7 +109,7 @@ def ending(facts: Facts, worker: int) -> Finding:
     message = "" if summary else str(ended.get("message") or "")
     # Where memory is limited by process, the command is killed and worker.sh lives to tell of it.
     reason = "OOMKilled" if summary and summary.get("memory_kills") else str(ended.get("reason") or "")
-    return crash(facts.run, worker, code, reason, message, facts.logs.get(worker, ""))
+    return crash(facts.run, worker, code, reason, message, facts.logs.get(worker, ""), memory_limit(pod))
 
 
 def deadline(facts: Facts, worker: int | None = None) -> Finding:

@@ -32,7 +32,7 @@ def load_recording(name: str) -> tuple[dict[str, Any], list[Finding]]:
         ("image_name_invalid", "image_name_invalid", True, False, '"A b:1" is not the name of an image'),
         ("missing_secret", "config_error", True, False, 'secret "nosuch" not found'),
         ("start_error", "command_not_found", False, False, 'exec: "nosuch": executable file not found in $PATH'),
-        ("out_of_memory", "out_of_memory", False, False, "more memory than its limit"),
+        ("out_of_memory", "out_of_memory", False, False, "more memory than its limit of 64Mi"),
         ("evicted", "evicted", False, False, 'Usage of EmptyDir volume "tmp" exceeds the limit'),
         ("crash", "rank_crashed", False, False, "Worker 1 exited with 3"),
         ("deadline", "deadline", False, False, "stopped at its deadline"),
