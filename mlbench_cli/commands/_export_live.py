@@ -4,16 +4,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from mlbench_cli import console
+from mlbench_cli.api import Client, RunHandle
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model import Run
 from mlbench_cli.results.analysis.tables import MetricPoint
 from mlbench_cli.results.archive.events import parse_metric
 from mlbench_cli.results.exports.facts import RunFacts, Sink, describe_settings, summarize_result
-from mlbench_cli.runs.finished import read_finished
 from mlbench_cli.runs.progress import EventReader
-from mlbench_cli.runs.select import select
-from mlbench_cli.runs.views import EngineCache
-from mlbench_cli.store import Store
 from mlbench_cli.times import parse_timestamp
 
 POLL_SECONDS = 1.0
@@ -22,16 +18,16 @@ POLL_SECONDS = 1.0
 class _Followed:
     """One run, its events so far, and their sink."""
 
-    def __init__(self, run: Run, sink: Sink, engines: EngineCache) -> None:
+    def __init__(self, run: RunHandle, sink: Sink) -> None:
         self.run = run
         self.sink = sink
-        self._engine = engines(run)
-        self._reader = EventReader(self._engine, run, range(run.spec.world_size))
+        self._engine = run.workspace.engine_of(run.run)
+        self._reader = EventReader(self._engine, run.run, range(run.run.spec.world_size))
 
     def export_new(self) -> bool:
         """Hand on what is new; whether the run has ended."""
-        finished = read_finished(self.run)
-        has_ended = finished is not None or self._engine.look(self.run).ended is not None
+        finished = self.run.finished
+        has_ended = finished is not None or self._engine.look(self.run.run).ended is not None
         self.sink.add(self._read_points())
         if has_ended:
             result = finished.result if finished else None
@@ -41,7 +37,7 @@ class _Followed:
     def _read_points(self) -> list[MetricPoint]:
         events = (event for event in self._reader.poll() if event["event"] == "metric")
         rows = (row for event in events if (row := parse_metric(event)))
-        points = (MetricPoint.parse(self.run.name, self.run.spec.workers, row) for row in rows)
+        points = (MetricPoint.parse(self.run.name, self.run.run.spec.workers, row) for row in rows)
         return sorted((point for point in points if point is not None), key=lambda point: point.time)
 
 
@@ -49,13 +45,11 @@ def follow_runs(names: Sequence[str], make_sink: Callable[[RunFacts], Sink]) -> 
     """Export metrics of runs until all have ended; the names of the runs. Ctrl-C ends the export, not the runs."""
     if not names:
         raise UsageError("--follow needs the names of runs or experiments.", hint="mlbench status")
-    store = Store()
-    engines = EngineCache(store, console.note)
-    runs = [row.run for row in select(store, names).rows]
+    runs = Client(notice=console.note).select(names).runs
     left: list[_Followed] = []  # those whose sinks are open
     try:
         for run in runs:
-            left.append(_Followed(run, make_sink(_describe_run(run)), engines))
+            left.append(_Followed(run, make_sink(_describe_run(run))))
         console.note(f"Following {', '.join(run.name for run in runs)}; Ctrl-C ends the export, not the runs.")
         while left:
             for followed in list(left):
@@ -69,6 +63,7 @@ def follow_runs(names: Sequence[str], make_sink: Callable[[RunFacts], Sink]) -> 
     return [run.name for run in runs]
 
 
-def _describe_run(run: Run) -> RunFacts:
+def _describe_run(handle: RunHandle) -> RunFacts:
+    run = handle.run
     created, settings = parse_timestamp(run.created), describe_settings(run.spec.to_dict())
     return RunFacts(run.name, run.id, run.spec.task, run.spec.workers, created, settings, {}, None)

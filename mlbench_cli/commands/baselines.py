@@ -8,7 +8,6 @@ import typer
 from mlbench_cli import api, console, settings
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._selection import complete_names
-from mlbench_cli.commands._sources import find_archives
 from mlbench_cli.errors import UsageError
 from mlbench_cli.results.analysis.expected import (
     NOTHING_COUNTS,
@@ -21,7 +20,6 @@ from mlbench_cli.results.analysis.expected import (
 )
 from mlbench_cli.results.analysis.verdict import find_worst
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.store import Store
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 Results = Annotated[
@@ -93,7 +91,9 @@ def record(results: Results, output: Output = Format.text) -> None:
 
 
 def _open(words: list[str], stack: ExitStack) -> list[Archive]:
-    return [stack.enter_context(api.open_archive(path)) for path in find_archives(words, Store())]
+    return [
+        stack.enter_context(api.open_archive(path)) for path in api.Client(notice=console.warn).find_archives(words)
+    ]
 
 
 def _print_expected(found: list[Expected]) -> None:

@@ -7,11 +7,9 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters, complete_runs, is_sealed, results_of
+from mlbench_cli.api import Client, RunHandle
+from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters, complete_runs
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.model import Run
-from mlbench_cli.runs.repeats import runs_named
-from mlbench_cli.store import Store
 
 
 def charts(
@@ -70,8 +68,7 @@ def charts(
         return
     chosen: list[Path] = list(archives or [])
     if runs:
-        store = Store()
-        chosen += [results_of(run) for name in runs for run in runs_named(store, name)]
+        chosen += [run.results for run in Client().select(runs).runs]
     if not chosen:
         chosen = [run.folder for run in _choose(_candidates(filter), ask=not yes and console.interactive())]
     elif filter is not None:
@@ -96,7 +93,7 @@ def _refuse_results(folder: Path) -> None:
     if len(folder.parts) != 1 or folder.exists():
         return
     try:
-        runs_named(Store(), str(folder))
+        Client().select([str(folder)])
     except NotFoundError:
         return
     raise UsageError(
@@ -106,22 +103,21 @@ def _refuse_results(folder: Path) -> None:
 
 
 def _draw_clusters(names: Sequence[str], folder: Path) -> list[Path]:
-    from mlbench_cli.clusters import find_record
     from mlbench_cli.results.figures import provisioning
 
-    store = Store()
-    return list(provisioning.draw([find_record(store, name) for name in dict.fromkeys(names)], folder))
+    client = Client()
+    return list(provisioning.draw([client.find_cluster(name) for name in dict.fromkeys(names)], folder))
 
 
-def _candidates(filter: str | None) -> list[Run]:
-    found = [row.run for row in Store().runs() if (filter or "") in row.run.name and is_sealed(row.run)]
+def _candidates(filter: str | None) -> list[RunHandle]:
+    found = [run for run in Client().runs(contains=filter or "") if run.is_sealed][::-1]
     if not found:
         which = "finished run" if filter is None else f'finished run with "{filter}" in its name'
         raise NotFoundError(f"There is no {which}.", hint="mlbench status")
     return found
 
 
-def _choose(runs: Sequence[Run], *, ask: bool) -> Sequence[Run]:
+def _choose(runs: Sequence[RunHandle], *, ask: bool) -> Sequence[RunHandle]:
     """Those that a person names by number, as "0 2"; Enter or "all" takes all."""
     if not ask:
         return runs

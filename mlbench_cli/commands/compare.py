@@ -8,23 +8,18 @@ from typing import Annotated
 
 import typer
 
-from mlbench_cli import console
-from mlbench_cli.commands._common import Format, Output, complete_runs, results_of
+from mlbench_cli import api, console
+from mlbench_cli.commands._common import Format, Output, complete_runs
 from mlbench_cli.commands._repeats import in_figures
-from mlbench_cli.commands._sources import as_archive_path
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model import JsonObject
 from mlbench_cli.results.analysis.cells import Values, describe_cell, pair_cells
 from mlbench_cli.results.analysis.comparability import WORDS, check_words
 from mlbench_cli.results.analysis.compare import Comparison
-from mlbench_cli.results.analysis.compare import compare as compare_archives
 from mlbench_cli.results.analysis.gate import Direction, GateResult, check_gate
 from mlbench_cli.results.analysis.statistics import Estimate
 from mlbench_cli.results.analysis.verdict import find_worst
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.results.archive.verify import open_verified
-from mlbench_cli.runs.repeats import runs_named
-from mlbench_cli.store import Store
 
 
 def compare(
@@ -70,10 +65,10 @@ def compare(
         raise UsageError("--metric and --direction choose the figure of --fail-above, which is missing.")
     accepted = check_words(across or ())
     with ExitStack() as stack:
-        a, b = ([stack.enter_context(open_verified(path)) for path in _archives(word)] for word in (first, second))
+        a, b = ([stack.enter_context(api.open_archive(path)) for path in _archives(word)] for word in (first, second))
         pairs, alone = pair_cells(a, b)
         names = _name(first, a), _name(second, b)
-        found = {pair.values: compare_archives(pair.a, pair.b, names, accepted) for pair in pairs}
+        found = {pair.values: api.compare(pair.a, pair.b, names=names, across=accepted) for pair in pairs}
     gates = {} if limit is None else {v: check_gate(found[v], limit, metric, direction) for v in found}
     if output == Format.json:
         console.out_json(_document(found, gates, alone))
@@ -107,18 +102,18 @@ def _document(
 
 def _archives(word: str) -> list[Path]:
     """The folders of the run, or of the repeats, of that name; else the path. A word with "/" or ".zip" is a path."""
-    if (given := as_archive_path(word)) is not None:
-        return [given]
-    path = Path(word)
+    client, path = api.Client(), Path(word)
+    if "/" in word or path.suffix == ".zip":
+        return client.find_archives([word])
     try:
-        runs = runs_named(Store(), word)
+        runs = client.select([word]).runs
     except NotFoundError:
         if path.exists():
             return [path]
         raise
     if path.exists():
         console.note(f'"{word}" is the run of that name; the folder: ./{word}')
-    return [results_of(run) for run in runs]
+    return [run.results for run in runs]
 
 
 def _name(word: str, archives: Sequence[Archive]) -> str:

@@ -8,17 +8,9 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import engine_of_run
+from mlbench_cli.api import Client, RunHandle
 from mlbench_cli.commands._selection import All, Names, NewerThan, OlderThan, States, Tasks, make_filter
-from mlbench_cli.errors import CleanupError, MlbenchError, UsageError
-from mlbench_cli.model import Run
-from mlbench_cli.queue_folder import read_queued
-from mlbench_cli.results.archive.pack import pack
-from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.runs.finalize import finalize
-from mlbench_cli.runs.finished import read_finished
-from mlbench_cli.runs.select import select
-from mlbench_cli.store import Store
+from mlbench_cli.errors import MlbenchError, UsageError
 
 FORMATS = ("text", "json")
 DEFAULT_FILE = Path("results.zip")
@@ -52,10 +44,10 @@ def download(
     runs go to a folder, each as NAME.zip; with --all and filters those that have not ended are left out.
     """
     target, as_json = _target(" ".join(names or ["NAME"]), to, path, output)
-    store = Store()
+    client = Client(notice=console.note)
     filter = make_filter(states, tasks, older_than, newer_than)
-    chosen = select(store, names or (), all_runs=all_runs, filter=filter)
-    targets = _targets([row.run for row in chosen.rows], target)
+    chosen = client.select(names or (), all_runs=all_runs, filter=filter)
+    targets = _targets(chosen.runs, target)
     for _, file in targets:
         if file.exists() and not force:
             raise UsageError(f"{file} exists.", hint="Add --force to replace it, or choose another file with --to.")
@@ -63,7 +55,7 @@ def download(
     documents = []
     for run, file in targets:
         try:
-            documents.append(_download(run, file, kind, store, is_quiet=as_json))
+            documents.append(_download(run, file, kind, is_quiet=as_json))
         except MlbenchError as error:
             if len(targets) == 1:
                 raise
@@ -75,7 +67,7 @@ def download(
         raise max(problems, key=lambda error: error.exit_code)
 
 
-def _targets(runs: Sequence[Run], to: Path | None) -> list[tuple[Run, Path]]:
+def _targets(runs: Sequence[RunHandle], to: Path | None) -> list[tuple[RunHandle, Path]]:
     """The file of each run. Raises UsageError if several have only one."""
     if len(runs) == 1:
         path = to or DEFAULT_FILE
@@ -90,16 +82,13 @@ def _targets(runs: Sequence[Run], to: Path | None) -> list[tuple[Run, Path]]:
     return [(run, folder / f"{run.name}.zip") for run in runs]
 
 
-def _download(run: Run, path: Path, kind: Kind, store: Store, *, is_quiet: bool) -> dict[str, object]:
+def _download(run: RunHandle, path: Path, kind: Kind, *, is_quiet: bool) -> dict[str, object]:
     """Write a run's file; its facts as JSON, and unless `is_quiet` in words."""
-    _complete(run, store)
+    run.complete()
     if kind is Kind.archive:
-        pack(run.folder, path)
+        run.download(path)
     else:
-        from mlbench_cli.results.archive.mlbench_v3 import export_v3
-
-        with Archive.open(run.folder) as archive:
-            export_v3(archive, path)
+        run.download_v3(path)
     size = path.stat().st_size
     if not is_quiet:
         console.out(str(path))
@@ -125,20 +114,3 @@ def _target(name: str, to: Path | None, path: Path | None, output: str) -> tuple
     if len(files) > 1:
         raise UsageError(f"Two files are named: {files[0]} and {files[1]}.", hint=f"mlbench download {name} --to FILE")
     return files[0] if files else None, output == "json"
-
-
-def _complete(run: Run, store: Store) -> None:
-    """Fetch what is still outside and seal the archive."""
-    if read_finished(run) is not None:
-        return
-    note = read_queued(run.folder)
-    if note is not None and not note.is_starting:
-        raise UsageError(f'The run "{run.name}" has not been started.', hint=f"mlbench wait {note.experiment}")
-    console.note(f"Fetching and sealing the results of {run.name} ...")
-    finished = finalize(run, engine_of_run(run, store), store, notice=console.note)
-    if finished is None:
-        raise UsageError(
-            f'The run "{run.name}" has not ended yet.', hint=f"mlbench wait {run.name}, or mlbench cancel {run.name}"
-        )
-    if finished.result is None:
-        raise CleanupError(finished.findings[-1].summary, hint=finished.findings[-1].hint)

@@ -11,13 +11,11 @@ import typer
 from mlbench_cli import api, console
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._selection import complete_names
-from mlbench_cli.commands._sources import find_archives
 from mlbench_cli.errors import UsageError
 from mlbench_cli.files import write_atomically
 from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.exports.facts import RunFacts, Sink, read_facts
-from mlbench_cli.store import Store
 
 if TYPE_CHECKING:
     from mlbench_cli.results.exports.mllog import Submitter
@@ -84,7 +82,7 @@ def export(
 
         written = follow_runs(sources or [], _sink_maker(form, target, is_online))
     else:
-        paths = find_archives(sources or [], Store())
+        paths = api.Client(notice=console.warn).find_archives(sources or [])
         with ExitStack() as stack:
             archives = [stack.enter_context(api.open_archive(path)) for path in paths]
             if form in TRACKERS:

@@ -11,12 +11,10 @@ import typer
 from mlbench_cli import api, console
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._selection import complete_names
-from mlbench_cli.commands._sources import find_archives, find_archives_below
-from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.errors import UsageError
 from mlbench_cli.files import write_atomically
 from mlbench_cli.results.analysis.verdict import Verdict
 from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.store import Store
 
 
 def gate(
@@ -65,14 +63,16 @@ def gate(
     from mlbench_cli.results.analysis import baseline as gates
 
     wanted = [gates.Wanted.parse(text) for text in checks or ["seconds"]]
-    store = Store()
+    client = api.Client(notice=console.warn)
     with ExitStack() as stack:
 
         def open_all(paths: Sequence[Path]) -> list[Archive]:
             return [stack.enter_context(api.open_archive(path)) for path in paths]
 
-        new = open_all(find_archives(results, store))
-        old = open_all(_baseline_archives(baseline, store))
+        new = open_all(client.find_archives(results))
+        old = open_all(
+            client.find_archives_below(Path(baseline)) if Path(baseline).is_dir() else client.find_archives([baseline])
+        )
         found = gates.check_results(new, old, wanted)
     verdict = gates.overall(found)
     if junit is not None:
@@ -100,16 +100,6 @@ def _exit_code(verdict: Verdict, allows_undecided: bool) -> int:
         return verdict.exit_code
     console.warn("Not every check could be decided; more repeats, or a longer history, decide.")
     return 0 if allows_undecided else verdict.exit_code
-
-
-def _baseline_archives(word: str, store: Store) -> list[Path]:
-    """Of a folder all archives in it; else those of a run or experiment."""
-    if Path(word).is_dir():
-        found = find_archives_below(Path(word))
-        if not found:
-            raise NotFoundError(f"There is no archive in {word}.", hint="mlbench download NAME --to FOLDER/NAME.zip")
-        return found
-    return find_archives([word], store)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -9,18 +9,13 @@ from typing import Annotated, BinaryIO
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import Format, Output, engine_of
+from mlbench_cli.api import Client, ExperimentHandle, RunHandle
+from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._selection import All, Names, OlderThan, States, Tasks, make_filter
 from mlbench_cli.durations import parse_since
-from mlbench_cli.engines.base import LOG_GAP, Engine
-from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.model import Experiment, FindingDocument, Run
-from mlbench_cli.queue_folder import QueueFolder, read_queued
-from mlbench_cli.results.archive.reader import Archive
-from mlbench_cli.run_folder import RunFolder
-from mlbench_cli.runs.log_reader import LogEntry, LogReader, select_entries, without_event
-from mlbench_cli.runs.select import select
-from mlbench_cli.store import Store
+from mlbench_cli.errors import UsageError
+from mlbench_cli.queue_folder import read_queued
+from mlbench_cli.runs.log_reader import LogEntry, select_entries, without_event
 from mlbench_cli.times import MAX_SECONDS, timestamp
 from task_images import contract
 
@@ -67,21 +62,22 @@ def logs(
             hint=f"mlbench logs {' '.join(names or ['NAME'])} --follow",
         )
     begin = None if since is None else parse_since(since)
-    store = Store()
-    chosen = select(store, names or (), all_runs=all_runs, filter=make_filter(states, tasks, older_than))
+    chosen = Client(notice=console.note).select(
+        names or (), all_runs=all_runs, filter=make_filter(states, tasks, older_than)
+    )
     if queue:
-        _show_queues(chosen.experiments, store, output)
+        _show_queues(chosen.experiments, output)
         return
-    is_group = len(chosen.rows) != 1
+    is_group = len(chosen.runs) != 1
     documents = []
-    for row in chosen.rows:
-        if is_group and read_queued(row.run.folder) is not None and not follow:
+    for run in chosen.runs:
+        if is_group and read_queued(run.folder) is not None and not follow:
             continue  # it was not started
         if is_group and output is Format.text:
             sys.stdout.flush()
-            console.note(f"--- {row.run.name} ---")
+            console.note(f"--- {run.name} ---")
         style = Style(rank, follow, raw, timestamps, tail, begin)
-        documents.append(_show_run(row.run, store, style, output))
+        documents.append(_show_run(run, style, output))
     if output is Format.json:
         console.out_json({"runs": documents} if is_group else documents[0])
 
@@ -98,27 +94,22 @@ class Style:
     begin: float | None
 
 
-def _show_run(run: Run, store: Store, style: Style, output: Format) -> dict[str, object]:
+def _show_run(run: RunHandle, style: Style, output: Format) -> dict[str, object]:
     """Print the log of a run; for JSON, its document."""
-    name, size = run.name, run.spec.process_count
     rank, follow, raw, tail, begin = style.rank, style.follow, style.raw, style.tail, style.begin
     timestamps = style.timestamps
-    if rank is not None and not 0 <= rank < size:
-        raise NotFoundError(f'The run "{name}" has no rank {rank}, only 0 to {size - 1}.', hint=f"mlbench logs {name}")
-    if follow and rank is None and size > MAX_FOLLOWED:
+    reader = run.open_log(rank)
+    ranks = reader.ranks
+    if follow and len(ranks) > MAX_FOLLOWED:
         raise UsageError(
-            f'The run "{run.name}" has {size} ranks; at most {MAX_FOLLOWED} are followed at once.',
+            f'The run "{run.name}" has {len(ranks)} ranks; at most {MAX_FOLLOWED} are followed at once.',
             hint=f"mlbench logs {run.name} --follow --rank 0",
         )
-    # The archive is complete, and there when the cluster is long gone.
-    engine = None if RunFolder(run.folder).is_sealed else engine_of(store.cluster(run.spec.cluster))
-    ranks = range(size) if rank is None else [rank]
-    reader = LogReader(run, engine, ranks)
     printer = Printer(sys.stdout.buffer, prefixed=len(ranks) > 1, raw=raw, timestamps=timestamps)
     if output is Format.json:
         entries = select_entries(reader.read_blocks(), raw=raw, since=begin, tail=tail)
         lines = [_document(entry, raw) for entry in entries]
-        return {"name": name, "lines": lines, "gaps": _gaps(run, engine)}
+        return {"name": run.name, "lines": lines, "gaps": run.list_log_gaps()}
     if len(ranks) == 1 and not timestamps and tail is None and begin is None:
         for text in reader.read_lines(ranks[0], follow):
             printer.write(ranks[0], text)
@@ -127,18 +118,18 @@ def _show_run(run: Run, store: Store, style: Style, output: Format) -> dict[str,
     else:
         for entry in select_entries(reader.read_blocks(), raw=raw, since=begin, tail=tail):
             printer.write(entry.rank, entry.text, entry.time, entry.is_exact)
-        if follow and engine is not None:
+        if follow and not reader.is_whole:
             printer.flush()
             reader.follow(printer.write_new, printer.flush)
-    for gap in _gaps(run, engine):
+    for gap in run.list_log_gaps():
         console.warn(str(gap.get("summary")))
     return {}
 
 
-def _show_queues(experiments: Sequence[Experiment], store: Store, output: Format) -> None:
+def _show_queues(experiments: Sequence[ExperimentHandle], output: Format) -> None:
     if not experiments:
         raise UsageError("--queue is about experiments.", hint="mlbench logs EXPERIMENT --queue")
-    lines = {item.name: QueueFolder.of(store.folder, item.id).read_log() for item in experiments}
+    lines = {item.name: item.read_queue_log() for item in experiments}
     if output is Format.json:
         console.out_json({"queues": [{"experiment": name, "lines": found} for name, found in lines.items()]})
         return
@@ -146,14 +137,6 @@ def _show_queues(experiments: Sequence[Experiment], store: Store, output: Format
         console.out("\n".join(console.clean(line) for line in found)) if found else console.note(
             f"{name} has had no queue of its own: it was attached to mlbench run."
         )
-
-
-def _gaps(run: Run, engine: Engine | None) -> list[FindingDocument]:
-    """The findings that lines are missing."""
-    if engine is not None:
-        return [finding.to_dict() for finding in engine.log_gaps(run)]
-    with Archive.open(run.folder) as archive:
-        return [finding for finding in archive.findings if finding.get("code") == LOG_GAP]
 
 
 def _document(entry: LogEntry, raw: bool) -> dict[str, object]:

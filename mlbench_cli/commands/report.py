@@ -9,8 +9,6 @@ import typer
 from mlbench_cli import api, console
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.commands._selection import complete_names
-from mlbench_cli.commands._sources import find_archives
-from mlbench_cli.store import Store
 
 
 def report(
@@ -41,10 +39,11 @@ def report(
     from mlbench_cli.results.report.write import check_target, write_report
 
     check_target(target)
-    paths = find_archives(sources or [], Store())
+    client = api.Client(notice=console.warn)
+    paths = client.find_archives(sources or [])
     with ExitStack() as stack:
         archives = [stack.enter_context(api.open_archive(path)) for path in paths]
-        made = list(provisioning_figures(api.Client().clusters_of(archives)))
+        made = list(provisioning_figures(client.clusters_of(archives)))
         written = write_report(collect(archives, title=title, more=made, foreign=foreign or ()), target)
     if output is Format.json:
         console.out_json({"report": str(target.absolute()), "files": [str(path) for path in written]})

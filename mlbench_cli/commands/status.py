@@ -1,34 +1,30 @@
 """`mlbench status`: what the runs do."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import Format, Output, complete_clusters, complete_tasks, engine_of_run
+from mlbench_cli.api import Client, RunHandle
+from mlbench_cli.api.client import Chosen
+from mlbench_cli.commands._common import Format, Output, complete_clusters, complete_tasks
 from mlbench_cli.commands._experiments import is_queue_problem, show_experiment
 from mlbench_cli.commands._repeats import show_repeats
 from mlbench_cli.commands._report import Reporter, format_eta, in_words
 from mlbench_cli.commands._selection import complete_names
 from mlbench_cli.durations import parse_since
 from mlbench_cli.errors import UsageError, did_you_mean
-from mlbench_cli.model import FindingDocument, Outcome, Run, RunRow, RunState
+from mlbench_cli.model import FindingDocument, Outcome, RunState
 from mlbench_cli.network import network_phrase
-from mlbench_cli.runs.experiment_status import ExperimentStatus, experiment_status
-from mlbench_cli.runs.finished import read_finished
+from mlbench_cli.runs.experiment_status import ExperimentStatus
 from mlbench_cli.runs.repeats import repeats_in
-from mlbench_cli.runs.select import Selection, select
-from mlbench_cli.runs.snapshot import ENDED, UNKNOWN, GoalStanding, RunStatus, find_metric, read_states
-from mlbench_cli.runs.views import EngineCache, run_details, runs_document, summary_figures
-from mlbench_cli.store import Store
+from mlbench_cli.runs.snapshot import ENDED, UNKNOWN, GoalStanding, RunStatus, find_metric
+from mlbench_cli.runs.views import runs_document, summary_figures
 from mlbench_cli.times import parse_timestamp
-
-if TYPE_CHECKING:
-    from mlbench_cli.engines.base import Engine
 
 MAX_SHOWN = 50  # runs, unless --limit says otherwise
 STATES = (*RunState, ENDED, UNKNOWN, *Outcome)
@@ -48,14 +44,12 @@ class Choice:
         """Whether it leaves out runs for another reason than their number."""
         return not (self.state is None and self.task is None and self.since is None)
 
-    def select(self, newest_first: Iterable[RunRow], engine_of: "Callable[[Run], Engine]") -> list[RunStatus]:
+    def select(self, newest_first: Iterable[RunHandle], client: Client) -> list[RunStatus]:
         """The states of the runs that match, oldest first."""
         begin = float("-inf") if self.since is None else self.since
-        recent = takewhile(lambda row: parse_timestamp(row.run.created) >= begin, newest_first)
-        rows = (row for row in recent if self.task in (None, row.run.spec.task))
-        states = (
-            status for status in read_states(rows, engine_of) if self.state in (None, status.state, status.outcome)
-        )
+        recent = takewhile(lambda run: parse_timestamp(run.run.created) >= begin, newest_first)
+        runs = (run for run in recent if self.task in (None, run.run.spec.task))
+        states = (status for status in client.read_states(runs) if self.state in (None, status.state, status.outcome))
         return list(islice(states, self.limit or None))[::-1]
 
 
@@ -105,54 +99,54 @@ def status(
         )
     if choice.is_filter and cluster is not None:
         raise UsageError("--state, --task and --since choose among runs.", hint="mlbench status --state running")
-    store = Store()
+    client = Client(notice=console.note)
     if cluster is not None:
         from mlbench_cli.commands._cluster_status import show_cluster
 
         if names or metric is not None or watch:
             raise UsageError("--cluster shows a cluster; NAME, --metric and --watch are about a run.")
-        show_cluster(store, cluster, output, cloud=cloud)
+        show_cluster(client.store, cluster, output, cloud=cloud)
         return
     if cloud:
         raise UsageError("--cloud is about a cluster.", hint="mlbench status --cluster NAME --cloud")
     if not names:
         if metric is not None or watch:
             raise UsageError("--metric and --watch are about one run.", hint="mlbench status NAME --watch")
-        _show_all(store, choice, output)
+        _show_all(client, choice, output)
         return
-    chosen = select(store, names, readable=False)
-    is_one_run = len(chosen.rows) == 1 and not choice.is_filter
+    chosen = client.select(names, readable=False)
+    is_one_run = len(chosen.runs) == 1 and not choice.is_filter
     if is_one_run and (names == chosen.names or watch or metric is not None):
-        (row,) = select(store, chosen.names).rows
-        _show_run(row, store, metric, watch, verbose, output)
+        (run,) = client.select(chosen.names).runs
+        _show_run(run, metric, watch, verbose, output)
         return
     if metric is not None or watch:
         raise UsageError(
-            f"--metric and --watch are about one run; these are {len(chosen.rows)}.",
-            hint=f"mlbench status {chosen.names[0]} --watch" if chosen.rows else "mlbench status",
+            f"--metric and --watch are about one run; these are {len(chosen.runs)}.",
+            hint=f"mlbench status {chosen.names[0]} --watch" if chosen.runs else "mlbench status",
         )
-    _show_named(chosen, store, choice, verbose, output)
+    _show_named(chosen, client, choice, verbose, output)
 
 
-def _show_run(row: RunRow, store: Store, metric: str | None, watch: bool, verbose: bool, output: Format) -> None:
-    if watch and read_finished(row.run) is None:
-        _watch(row, store)
-    document = run_details(row, EngineCache(store, console.note))
+def _show_run(run: RunHandle, metric: str | None, watch: bool, verbose: bool, output: Format) -> None:
+    if watch and not run.is_finished:
+        with Reporter(run.run) as report:
+            run.watch(report)
+    document = run.status()
     if metric is not None:
         document["metric"] = {"name": metric, "value": find_metric(document["metrics"], metric)}
     if output == Format.json:
         console.out_json(document)
     else:
-        _show_one(row.run, document, metric, verbose)
+        _show_one(run, document, metric, verbose)
 
 
-def _show_named(chosen: Selection, store: Store, choice: Choice, verbose: bool, output: Format) -> None:
+def _show_named(chosen: Chosen, client: Client, choice: Choice, verbose: bool, output: Format) -> None:
     """Experiments and runs that were named: each experiment in a few lines, then the table of all runs."""
-    engines = EngineCache(store, console.note)
-    newest_first = sorted(chosen.rows, key=lambda row: row.run.created, reverse=True)
-    states = choice.select(newest_first, engines) if choice.is_filter else list(read_states(chosen.rows, engines))
+    newest_first = sorted(chosen.runs, key=lambda run: run.run.created, reverse=True)
+    states = choice.select(newest_first, client) if choice.is_filter else list(client.read_states(chosen.runs))
     experiments = [] if choice.is_filter else chosen.experiments
-    known = [experiment_status(item, states, store, engines) for item in experiments]
+    known = [experiment.read_status(states) for experiment in experiments]
     if output == Format.text:
         for item in known:
             show_experiment(item, verbose)
@@ -162,20 +156,13 @@ def _show_named(chosen: Selection, store: Store, choice: Choice, verbose: bool, 
     _show_rows(states, output, known)
 
 
-def _watch(row: RunRow, store: Store) -> None:
-    from mlbench_cli.runs import supervise
-
-    with Reporter(row.run) as report:
-        supervise.watch(row.run, engine_of_run(row.run, store), report)
-
-
-def _show_all(store: Store, choice: Choice, output: Format) -> None:
-    states = choice.select(store.iterate_runs(), EngineCache(store, console.note))
+def _show_all(client: Client, choice: Choice, output: Format) -> None:
+    states = choice.select(client.iterate_runs(), client)
     if not states and choice.is_filter and output == Format.text:
         console.note("No run matches.\nNext: mlbench status")
         return
     _show_rows(states, output)
-    hidden = store.count_runs() - len(states)
+    hidden = client.count_runs() - len(states)
     if hidden and not choice.is_filter and output == Format.text:
         console.note(f"{hidden} older runs are not shown: --limit 0 shows all.")
 
@@ -226,9 +213,9 @@ def _goal_cell(goal: GoalStanding | None) -> str | None:
     return f"{goal['metric']} {value} ({goal['comparison']} {goal['threshold']:g})"
 
 
-def _show_one(run: Run, document: dict[str, Any], metric: str | None, verbose: bool) -> None:
+def _show_one(run: RunHandle, document: dict[str, Any], metric: str | None, verbose: bool) -> None:
     facts: list[tuple[str, str | None]] = [
-        ("Run", f"{run.name}: {in_words(run.spec)}"),
+        ("Run", f"{run.name}: {in_words(run.run.spec)}"),
         ("State", document["state"] + (f", {document['outcome']}" if document["outcome"] else "")),
         ("Result", document.get("summary")),
         ("Progress", _progress(document["progress"])),
@@ -279,11 +266,11 @@ def _label(functional_only: str | None) -> str | None:
     return f"functional, not a performance measurement: {functional_only}" if functional_only else None
 
 
-def _network(run: Run) -> str | None:
+def _network(run: RunHandle) -> str | None:
     """What the network between the ranks was, if it matters; of a run that is not over, what was asked for."""
-    finished = read_finished(run)
+    finished = run.finished
     network = finished.result.get("network") if finished and finished.result else None
-    return network_phrase(network) if network else run.spec.network
+    return network_phrase(network) if network else run.run.spec.network
 
 
 def _show_metrics(document: dict[str, Any], metric: str | None) -> None:

@@ -6,13 +6,12 @@ from typing import Annotated
 
 import typer
 
-from mlbench_cli import console
+from mlbench_cli import api, console
 from mlbench_cli.commands._common import Format, Output
 from mlbench_cli.errors import CannotTellError, CredentialError, UsageError
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.sign import OriginError, Signer, check_origin, require_signers
 from mlbench_cli.results.archive.verify import Verification
-from mlbench_cli.results.archive.verify import verify as check
 
 # Codes of problems by which all files are as they were sealed, but say what does not follow from the evidence.
 _DERIVATION = {"schema", "inconsistent"}
@@ -70,7 +69,7 @@ class CheckedArchive:
 
 
 def _judge(path: Path, signers: Path | None) -> CheckedArchive:
-    checked = check(path)
+    checked = api.check_archive(path)
     if signers is None or checked.problems:  # a signature of what is damaged proves nothing
         return CheckedArchive(path, checked)
     try:

@@ -6,16 +6,12 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import console
-from mlbench_cli.commands._common import Format, Output, RequireGoal, engine_of_run
+from mlbench_cli.api import Client, RunHandle
+from mlbench_cli.commands._common import Format, Output, RequireGoal
 from mlbench_cli.commands._report import Ended, Reporter, report_ended
 from mlbench_cli.commands._selection import All, Names, NewerThan, OlderThan, States, Tasks, make_filter
+from mlbench_cli.durations import parse_duration
 from mlbench_cli.errors import MlbenchError, Stopped, explain_stop
-from mlbench_cli.model import Run
-from mlbench_cli.runs import supervise
-from mlbench_cli.runs.finished import read_finished
-from mlbench_cli.runs.request import parse_duration
-from mlbench_cli.runs.select import select
-from mlbench_cli.store import Store
 
 
 def wait(
@@ -37,19 +33,19 @@ def wait(
     have reached its goal here, too.
     """
     seconds = None if timeout is None else parse_duration(timeout)
-    store = Store()
-    chosen = select(store, names or (), all_runs=all_runs, filter=make_filter(states, tasks, older_than, newer_than))
-    if not chosen.rows:
+    client = Client(notice=console.note)
+    chosen = client.select(names or (), all_runs=all_runs, filter=make_filter(states, tasks, older_than, newer_than))
+    if not chosen.runs:
         console.note("There is no such run: nothing to wait for.")
     deadline = None if seconds is None else time.monotonic() + seconds
     ended: list[Ended] = []
     problem: MlbenchError | None = None
-    for row in chosen.rows:
+    for run in chosen.runs:
         try:
-            ended.append(_wait_for(row.run, store, seconds, deadline, require_goal))
+            ended.append(_wait_for(run, seconds, deadline, require_goal))
         except MlbenchError as error:
             problem = error if problem is None or error.exit_code > problem.exit_code else problem
-            if len(chosen.rows) > 1:
+            if len(chosen.runs) > 1:
                 console.warn(error.message + (f" Next: {error.hint}" if error.hint else ""))
     if problem is not None and not ended:
         raise problem
@@ -57,19 +53,18 @@ def wait(
     return max([item.exit_code for item in ended] + ([problem.exit_code] if problem else []), default=0)
 
 
-def _wait_for(run: Run, store: Store, seconds: float | None, deadline: float | None, require_goal: bool) -> Ended:
-    if read_finished(run) is None:
+def _wait_for(run: RunHandle, seconds: float | None, deadline: float | None, require_goal: bool) -> Ended:
+    if not run.is_finished:
         limit = f"this command waits at most {console.duration(seconds)}" if seconds else "this command waits as long"
-        console.note(f"{run.name} is stopped {console.duration(run.spec.timeout)} after its start; {limit}.")
+        console.note(f"{run.name} is stopped {console.duration(run.run.spec.timeout)} after its start; {limit}.")
     left = None if deadline is None else max(0.0, deadline - time.monotonic())
     try:
-        with Reporter(run) as report:
-            engine = engine_of_run(run, store)
-            finished = supervise.follow(run, engine, store, timeout=left, report=report, notice=console.note)
+        with Reporter(run.run) as report:
+            finished = run.wait(left, report=report)
     except (KeyboardInterrupt, Stopped) as stopped:
         raise explain_stop(
             stopped, f"Waiting for {run.name} was stopped; the run goes on.", f"mlbench wait {run.name}"
         ) from None
-    experiment = store.find_experiment_of(run)
+    experiment = run.experiment
     must_reach = require_goal or bool(experiment and experiment.require_goal)
     return Ended(finished, finished.exit_code(require_goal=must_reach))

@@ -34,8 +34,13 @@ class LogReader:
     def __init__(self, run: Run, engine: Engine | None, ranks: Sequence[int]) -> None:
         self._run = run
         self._engine = engine
-        self._ranks = ranks
+        self.ranks = ranks
         self._cursors: dict[int, Cursor | None] = dict.fromkeys(ranks)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing more will come: the archive is complete."""
+        return self._engine is None
 
     def read_lines(self, rank: int, follow: bool = False) -> Iterator[bytes]:
         """The lines of one rank as they are now, or with `follow` until the rank has ended."""
@@ -49,16 +54,16 @@ class LogReader:
     def read_blocks(self) -> Iterator[LogBlock]:
         """The lines of all ranks as they are now, merged by time; lines of one rank keep their order."""
         sizes = read_log_sizes(self._run.folder)
-        blocks = [split_blocks(rank, self.read_lines(rank), sizes.get(rank)) for rank in self._ranks]
+        blocks = [split_blocks(rank, self.read_lines(rank), sizes.get(rank)) for rank in self.ranks]
         return heapq.merge(*blocks, key=lambda block: (block.time or 0.0, block.rank))
 
     def follow(self, write: Callable[[int, bytes], None], flush: Callable[[], None]) -> None:
         """Hand over the lines behind those that were read, whole, in the order in which they arrive, until the ranks
         have ended. Raises the first trouble that a rank has."""
         arrived: deque[tuple[int, bytes | Exception | None]] = deque()
-        for rank in self._ranks:
+        for rank in self.ranks:
             threading.Thread(target=self._collect, args=(rank, arrived), daemon=True).start()
-        open_ranks = len(self._ranks)
+        open_ranks = len(self.ranks)
         while open_ranks:
             while arrived:
                 rank, item = arrived.popleft()

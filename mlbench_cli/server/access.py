@@ -1,11 +1,15 @@
-"""The API's client in a server: one for each thread, since a store belongs to one; and which runs may be shown."""
+"""The API's client in a server: one for each thread, since a store belongs to one; and what may be shown.
+
+A dashboard of one cluster knows the runs of that cluster, and the experiments that have a run on it, and nothing else.
+"""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from mlbench_cli.api import Client, RunHandle
+from mlbench_cli.api import Client, ExperimentHandle, RunHandle
 from mlbench_cli.errors import NotFoundError
+from mlbench_cli.model import Cluster
 from mlbench_cli.server.config import ServerConfig
 
 _local = threading.local()
@@ -30,7 +34,7 @@ def find_run(config: ServerConfig, name: str) -> RunHandle:
             handle = client.find_run_by_id(name)
         except NotFoundError:
             raise NotFoundError(f'There is no run "{name[:60]}".', hint="mlbench status") from None
-    if config.cluster not in (None, handle.run.spec.cluster):
+    if not _is_shown(config, handle):
         raise NotFoundError(f'The run "{name[:60]}" is not on {config.cluster}.', hint="mlbench serve")
     return handle
 
@@ -45,9 +49,45 @@ def list_runs(
     offset: int = 0,
 ) -> list[RunHandle]:
     """Runs, newest first, of the cluster that is shown."""
+    found = client_of(config).iterate_runs(states=states, tasks=tasks, contains=contains)
+    here: Iterable[RunHandle] = (handle for handle in found if _is_shown(config, handle))
+    return list(islice(here, offset, None if limit is None else offset + limit))
+
+
+def count_runs(config: ServerConfig) -> int:
+    """How many runs may be shown."""
     client = client_of(config)
     if config.cluster is None:
-        return client.runs(states=states, tasks=tasks, contains=contains, limit=limit, offset=offset)
-    found: Iterator[RunHandle] = iter(client.runs(states=states, tasks=tasks, contains=contains))
-    here = (handle for handle in found if handle.run.spec.cluster == config.cluster)
-    return list(islice(here, offset, None if limit is None else offset + limit))
+        return client.count_runs()
+    return sum(_is_shown(config, handle) for handle in client.iterate_runs())
+
+
+def list_experiments(config: ServerConfig, *, limit: int) -> list[ExperimentHandle]:
+    """The newest experiments of the cluster that is shown."""
+    client = client_of(config)
+    if config.cluster is None:
+        return client.experiments(limit=limit)
+    here: Iterator[ExperimentHandle] = (item for item in client.experiments() if _has_shown(config, item))
+    return list(islice(here, limit))
+
+
+def find_experiment(config: ServerConfig, name: str) -> ExperimentHandle:
+    """The experiment of that name, of the cluster that is shown. Raises NotFoundError."""
+    handle = client_of(config).find_experiment(name)
+    if not _has_shown(config, handle):
+        raise NotFoundError(f'The experiment "{name[:60]}" is not on {config.cluster}.', hint="mlbench serve")
+    return handle
+
+
+def list_clusters(config: ServerConfig) -> list[Cluster]:
+    """The clusters that this machine knows, or the one that is shown."""
+    found = client_of(config).clusters()
+    return [cluster for cluster in found if config.cluster in (None, cluster.name)]
+
+
+def _is_shown(config: ServerConfig, handle: RunHandle) -> bool:
+    return config.cluster in (None, handle.run.spec.cluster)
+
+
+def _has_shown(config: ServerConfig, experiment: ExperimentHandle) -> bool:
+    return config.cluster is None or any(_is_shown(config, run) for run in experiment.runs())

@@ -16,7 +16,15 @@ from mlbench_cli.api import RunHandle
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model import JsonObject
 from mlbench_cli.results.report.environment import FOLDER, make_environment
-from mlbench_cli.server.access import client_of, find_run, list_runs
+from mlbench_cli.server.access import (
+    client_of,
+    count_runs,
+    find_experiment,
+    find_run,
+    list_clusters,
+    list_experiments,
+    list_runs,
+)
 from mlbench_cli.server.config import ServerConfig
 from mlbench_cli.server.live import latest_resources
 from mlbench_cli.server.rest import compare_runs, whole_number
@@ -99,7 +107,7 @@ class _Pages:
         def read() -> JsonObject:
             handles = asked.read(self._config)
             rows = [{**handle.describe(), "goal": None, "seconds": None, "problem": None} for handle in handles]
-            total = client_of(self._config).store.count_runs()
+            total = count_runs(self._config)
             return {"runs": rows[:PAGE_SIZE], "has_more": len(rows) > PAGE_SIZE, "total": total, "experiments": []}
 
         document = await run_in_threadpool(read)
@@ -114,7 +122,7 @@ class _Pages:
         def read() -> JsonObject:
             client = client_of(self._config)
             status = client.status(asked.read(self._config)[:PAGE_SIZE])
-            newest = [] if asked.offset else client.experiments(limit=MAX_EXPERIMENTS)
+            newest = [] if asked.offset else list_experiments(self._config, limit=MAX_EXPERIMENTS)
             experiments = [item.status() for item in newest]
             under_way = [item for item in experiments if item["state"] not in ("completed", "failed")]
             is_open = bool(under_way) or any(run["state"] != "finished" for run in status["runs"])
@@ -139,7 +147,7 @@ class _Pages:
                 "resources": latest_resources(handle),
                 "is_over": handle.is_sealed,
                 "command": " ".join(handle.run.spec.argv),
-                "experiment": getattr(client_of(self._config).store.find_experiment_of(handle.run), "name", None),
+                "experiment": getattr(handle.experiment, "name", None),
             }
 
         document = await run_in_threadpool(read)
@@ -153,7 +161,7 @@ class _Pages:
 
         def read() -> JsonObject:
             groups: dict[str, list[JsonObject]] = {}
-            for handle in client_of(self._config).experiments(limit=MAX_LISTED):
+            for handle in list_experiments(self._config, limit=MAX_LISTED):
                 groups.setdefault(handle.campaign or "", []).append(handle.status())
             found = [_sum_progress(name, items) for name, items in groups.items()]
             under_way = any(item["state"] in OPEN_STATES for group in found for item in group["experiments"])
@@ -167,7 +175,7 @@ class _Pages:
 
         def read() -> JsonObject:
             client = client_of(self._config)
-            found = client.find_experiment(name)
+            found = find_experiment(self._config, name)
             return {"experiment": found.status(), "runs": client.status(found.runs())["runs"]}
 
         return render(
@@ -180,8 +188,7 @@ class _Pages:
         if not self._config.allows_actions:
             raise UsageError("This dashboard is read-only.", hint="mlbench serve --allow-actions")
         tasks = await run_in_threadpool(lambda: list(load_catalog().values()))
-        clusters = [cluster.name for cluster in client_of(self._config).store.clusters()]
-        shown = [self._config.cluster] if self._config.cluster else clusters
+        shown = [cluster.name for cluster in list_clusters(self._config)]
         return render(request, self._config, "new.html.j2", "Start a run", tasks=tasks, clusters=shown)
 
     async def compare(self, request: Request) -> Response:
@@ -225,7 +232,7 @@ class _Pages:
         try:
             return [find_run(self._config, name).archive()]
         except NotFoundError:
-            return client_of(self._config).find_experiment(name).archives()
+            return find_experiment(self._config, name).archives()
 
 
 def warm_up(config: ServerConfig) -> None:

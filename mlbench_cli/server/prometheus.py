@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from mlbench_cli.api import RunHandle
-from mlbench_cli.server.access import client_of, list_runs
+from mlbench_cli.server.access import count_runs, list_runs
 from mlbench_cli.server.config import ServerConfig
 
 MAX_RUNS = 500
@@ -21,7 +21,7 @@ _Row = tuple[str, Mapping[str, str], float]
 
 def render_metrics(config: ServerConfig) -> str:
     """The text of /metrics: the newest MAX_RUNS runs."""
-    rows: list[_Row] = [("mlbench_runs_total", {}, float(client_of(config).store.count_runs()))]
+    rows: list[_Row] = [("mlbench_runs_total", {}, float(count_runs(config)))]
     for handle in list_runs(config, limit=MAX_RUNS):
         rows += _rows_of(handle)
     lines = []

@@ -14,7 +14,15 @@ from starlette.routing import BaseRoute, Route
 from mlbench_cli import api
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model import JsonObject
-from mlbench_cli.server.access import client_of, find_run, list_runs
+from mlbench_cli.server.access import (
+    client_of,
+    count_runs,
+    find_experiment,
+    find_run,
+    list_clusters,
+    list_experiments,
+    list_runs,
+)
 from mlbench_cli.server.config import ServerConfig
 from mlbench_cli.server.live import Feeds, point_document
 from mlbench_cli.server.log_pages import PAGE_BYTES, read_page
@@ -72,7 +80,7 @@ class _Rest:
         def read() -> JsonObject:
             client = client_of(self._config)
             handles = list_runs(self._config, states=states, tasks=tasks, contains=contains, limit=limit, offset=offset)
-            return {**client.status(handles), "total": client.store.count_runs(), "offset": offset}
+            return {**client.status(handles), "total": count_runs(self._config), "offset": offset}
 
         return JSONResponse(await run_in_threadpool(read))
 
@@ -149,14 +157,14 @@ class _Rest:
 
     async def experiments(self, request: Request) -> Response:
         def read() -> JsonObject:
-            found = client_of(self._config).experiments(limit=MAX_PAGE)
+            found = list_experiments(self._config, limit=MAX_PAGE)
             return {"experiments": [{"name": item.name, "created": item.experiment.created} for item in found]}
 
         return JSONResponse(await run_in_threadpool(read))
 
     async def experiment(self, request: Request) -> Response:
         name = request.path_params["name"]
-        return JSONResponse(await run_in_threadpool(lambda: client_of(self._config).find_experiment(name).status()))
+        return JSONResponse(await run_in_threadpool(lambda: find_experiment(self._config, name).status()))
 
     async def compare(self, request: Request) -> Response:
         query = request.query_params
@@ -183,7 +191,7 @@ class _Rest:
 
     async def clusters(self, request: Request) -> Response:
         def read() -> JsonObject:
-            found = client_of(self._config).store.clusters()
+            found = list_clusters(self._config)
             return {"clusters": [{"name": item.name, "provider": item.provider, "state": item.state} for item in found]}
 
         return JSONResponse(await run_in_threadpool(read))
@@ -232,7 +240,7 @@ class _Rest:
 
     async def cancel_experiment(self, request: Request) -> Response:
         name = request.path_params["name"]
-        await run_in_threadpool(lambda: client_of(self._config).find_experiment(name).cancel())
+        await run_in_threadpool(lambda: find_experiment(self._config, name).cancel())
         return JSONResponse({"experiment": name})
 
     async def delete(self, request: Request) -> Response:

@@ -124,9 +124,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "mlbench_cli.runs.hooks": (*BASE, "mlbench_cli.config", "mlbench_cli.runs.finished"),
     "mlbench_cli.runs.defaults": (*BASE, "mlbench_cli.config", "mlbench_cli.runs.request"),
     "mlbench_cli.runs": (*BASE, "mlbench_cli.engines", "mlbench_cli.results", "mlbench_cli.__init__"),
-    "mlbench_cli.archives": (*BASE, "mlbench_cli.results"),
     "mlbench_cli.api": (
-        "mlbench_cli.archives",
         *(*BASE, "mlbench_cli.runs", "mlbench_cli.results", "mlbench_cli.engines.base", "mlbench_cli.clusters"),
         *("mlbench_cli.durations", "mlbench_cli.__init__"),
     ),
@@ -245,6 +243,31 @@ def test_no_command_imports_another_command() -> None:
     for name, path in commands.items():
         others = set(imports(name, path, set(modules()))) & (commands.keys() - shared - {name})
         assert not others, f"{name} imports {others}"
+
+
+# The API reads and changes runs, experiments and archives; these commands print what it returns.
+THROUGH_API = (
+    *("status", "logs", "wait", "cancel", "delete", "download", "discover", "compare", "charts", "report", "gate"),
+    *("export", "_export_live", "baselines", "verify"),
+)
+BELOW_API = (
+    *("mlbench_cli.store", "mlbench_cli.runs.supervise", "mlbench_cli.runs.finalize", "mlbench_cli.runs.finished"),
+    *("mlbench_cli.runs.queue", "mlbench_cli.runs.removal", "mlbench_cli.runs.connect", "mlbench_cli.clusters"),
+    *("mlbench_cli.engines", "mlbench_cli.results.archive.pack", "mlbench_cli.results.archive.evidence"),
+)
+
+
+@pytest.mark.parametrize("command", THROUGH_API)
+def test_what_runs_do_is_shown_through_the_api(command: str) -> None:
+    found = list(imports(command, ROOT / "mlbench_cli" / "commands" / f"{command}.py", set(modules())))
+    assert any(covers("mlbench_cli.api", item) for item in found)
+    assert not [item for item in found if any(covers(below, item) for below in BELOW_API)]
+
+
+@pytest.mark.parametrize("name", sorted(name for name in modules() if name.startswith("mlbench_cli.server.")))
+def test_the_dashboard_knows_runs_by_the_api_alone(name: str) -> None:
+    found = imports(name, modules()[name], set(modules()))
+    assert not [item for item in found if any(covers(below, item) for below in BELOW_API)]
 
 
 def test_no_module_is_long() -> None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from mlbench_cli.results.analysis.series import Series
     from mlbench_cli.results.archive.judge import Judgement
     from mlbench_cli.results.archive.reader import Archive
+    from mlbench_cli.results.archive.verify import Verification
     from mlbench_cli.results.report.model import Report
 
 
@@ -20,6 +21,13 @@ def open_archive(path: Path | str, *, verify: bool = True) -> "Archive":
     from mlbench_cli.results.archive.verify import open_verified
 
     return open_verified(Path(path)) if verify else Archive.open(Path(path))
+
+
+def check_archive(path: Path | str) -> "Verification":
+    """Check digests, and judge the evidence once more; every problem, and what is proved."""
+    from mlbench_cli.results.archive.verify import verify
+
+    return verify(Path(path))
 
 
 def metrics_of(archive: "Archive") -> MetricTable:
@@ -41,11 +49,20 @@ def series(archives: "Iterable[Archive]") -> "Series":
     return collect(archives)
 
 
-def compare(a: "Sequence[Archive]", b: "Sequence[Archive]", *, across: Collection[str] = ()) -> "Comparison":
-    """Two sides of archives: what differs, whether they may be compared, and how their figures relate."""
+def compare(
+    a: "Sequence[Archive]",
+    b: "Sequence[Archive]",
+    *,
+    names: tuple[str, str] | None = None,
+    across: Collection[str] = (),
+) -> "Comparison":
+    """Two sides of archives: what differs, whether they may be compared, and how their figures relate.
+
+    `names` are those of the sides; default: of their runs. `across` are the differences to accept.
+    """
     from mlbench_cli.results.analysis.compare import compare as compare_archives
 
-    return compare_archives(a, b, across=across)
+    return compare_archives(a, b, names, across)
 
 
 def judge(folder: Path) -> "Judgement":

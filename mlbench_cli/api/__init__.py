@@ -1,0 +1,78 @@
+"""The public Python API: what the commands do, as objects.
+
+    from mlbench_cli.api import Client, open_archive
+
+    client = Client()
+    experiment = client.run("demo", [1, 2], task="digits_resnet", preset="tiny")
+    for run in experiment.runs():
+        run.wait()
+        table = run.metrics(["val_global_Prec@1"])
+        print(run.name, run.outcome, table[-1].value)
+
+Names without an underscore in `__all__` follow semantic versioning. Errors are those of `mlbench_cli.errors`, whose
+tree is the table of exit codes. Nothing is printed. `to_pandas`, `to_polars` and `to_arrow` need these libraries;
+without them everything is a dataclass of plain values. A client may be used by one thread; make one per thread.
+
+A name is imported when it is first used, so that a command which prints one line does not wait for the others.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mlbench_cli.api.archives import (
+        check_archive,
+        compare,
+        judge,
+        metrics_of,
+        open_archive,
+        report,
+        resources_of,
+        series,
+    )
+    from mlbench_cli.api.client import Chosen, Client
+    from mlbench_cli.api.experiments import ExperimentHandle
+    from mlbench_cli.api.runs import RunHandle
+    from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceTable
+
+__all__ = [
+    "Chosen",
+    "Client",
+    "ExperimentHandle",
+    "MetricPoint",
+    "MetricTable",
+    "ResourceTable",
+    "RunHandle",
+    "check_archive",
+    "compare",
+    "judge",
+    "metrics_of",
+    "open_archive",
+    "report",
+    "resources_of",
+    "series",
+]
+
+# Name -> the module that has it.
+_HOMES = {
+    **dict.fromkeys(
+        ("check_archive", "compare", "judge", "metrics_of", "open_archive", "report", "resources_of", "series"),
+        "mlbench_cli.api.archives",
+    ),
+    **dict.fromkeys(("Chosen", "Client"), "mlbench_cli.api.client"),
+    **dict.fromkeys(("ExperimentHandle",), "mlbench_cli.api.experiments"),
+    **dict.fromkeys(("RunHandle",), "mlbench_cli.api.runs"),
+    **dict.fromkeys(("MetricPoint", "MetricTable", "ResourceTable"), "mlbench_cli.results.analysis.tables"),
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,240 @@
+"""The client of the API: finds, starts and follows what this machine knows."""
+
+import os
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlbench_cli.api.experiments import ExperimentHandle
+from mlbench_cli.api.runs import RunHandle
+from mlbench_cli.api.workspace import Workspace
+from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.model import Cluster, Experiment, JsonObject
+
+if TYPE_CHECKING:
+    from mlbench_cli.results.archive.reader import Archive
+    from mlbench_cli.runs.discovery import Discovered
+    from mlbench_cli.runs.experiment import Plan
+    from mlbench_cli.runs.select import Filter
+    from mlbench_cli.runs.snapshot import RunStatus
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The runs that names and filters mean, each once; and the experiments that were named as a whole."""
+
+    runs: tuple[RunHandle, ...]
+    experiments: tuple[ExperimentHandle, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the runs."""
+        return [run.name for run in self.runs]
+
+
+class Client(Workspace):
+    """The runs, experiments and clusters that this machine knows. `home` is the data folder; default: as the commands'.
+
+    `notice` gets the sentences that the commands print on stderr.
+    """
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- starting ---------------------------------------------------------------------------------------------------
+
+    def run(
+        self, name: str, workers: int | Sequence[int] = 1, *, require_goal: bool = False, **options: Any
+    ) -> "ExperimentHandle":
+        """Start an experiment and return at once: `mlbench run NAME WORKERS... --detach`.
+
+        `options` are those of `mlbench run` with underscores: task, preset, command, backend, repeat, matrix, set, ...
+        Interrupted and missing members of an experiment of that name are started; finished ones stay. Raises
+        UsageError for options that contradict each other, and what the engine raises.
+        """
+        from mlbench_cli.runs.request import Request
+
+        sizes = (workers,) if isinstance(workers, int) else tuple(workers)
+        unknown = sorted(set(options) - set(Request.__dataclass_fields__))
+        if unknown:
+            raise UsageError(f"{unknown[0][:60]} is no option of a run.", hint="mlbench run --help")
+        return self.submit(Request(name=name, workers=sizes, **options), require_goal=require_goal)
+
+    def submit(
+        self, request: Any, *, require_goal: bool = False, command_line: Sequence[str] = ("mlbench.api",)
+    ) -> "ExperimentHandle":
+        """Start what a `Request` asks for, detached; the experiment."""
+        from mlbench_cli.runs import queue
+        from mlbench_cli.runs.defaults import default_cluster, with_defaults
+        from mlbench_cli.runs.experiment import absolute_paths, expand
+        from mlbench_cli.runs.recording import record
+        from mlbench_cli.runs.request import request_document
+        from mlbench_cli.runs.start import document_writer, plan_experiment
+        from mlbench_cli.runs.views import EngineCache
+        from mlbench_cli.times import now
+
+        cluster: Cluster = self.store.cluster(request.cluster) if request.cluster else default_cluster(self.store)
+        request = with_defaults(request, cluster)
+        candidates = expand(request, cluster, find_cluster=self.store.cluster, with_defaults=with_defaults)
+        engines = EngineCache(self.store, self.notice)
+        for candidate in candidates:
+            # Refuses what cannot be submitted before anything is recorded.
+            engines.of_cluster(candidate.spec.cluster).render(candidate.spec)
+        known = self.store.find_experiment(request.name)
+        experiment = Experiment(
+            id=known.id if known else os.urandom(6).hex(),
+            name=request.name,
+            created=known.created if known else now(),
+            request=request_document(absolute_paths(request)),
+            members=known.members if known else (),
+            require_goal=require_goal or bool(known and known.require_goal),
+            parallel=request.parallel or (known.parallel if known else 1),
+        )
+        with queue.hold(experiment, self.store) as held:
+            plan: Plan = plan_experiment(experiment, candidates, self.store)
+            record(plan.experiment, plan.new, self.store, document_writer(command_line))
+            if plan.left:
+                queue.start(plan.experiment, plan.left, self.store.folder, held)
+        return ExperimentHandle(self, plan.experiment)
+
+    # --- finding ----------------------------------------------------------------------------------------------------
+
+    def runs(
+        self,
+        *,
+        states: Collection[str] = (),
+        tasks: Collection[str] = (),
+        contains: str = "",
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> "list[RunHandle]":
+        """The runs, newest first. `states` are states or outcomes as the store knows them; `contains` is a part of the
+        name. `limit` and `offset` page through those that match."""
+        end = None if limit is None else offset + limit
+        return list(islice(self.iterate_runs(states=states, tasks=tasks, contains=contains), offset, end))
+
+    def iterate_runs(
+        self, *, states: Collection[str] = (), tasks: Collection[str] = (), contains: str = ""
+    ) -> "Iterator[RunHandle]":
+        """The same, read as far as the caller goes."""
+        from mlbench_cli.runs.select import Filter
+
+        keep = Filter(tuple(states), tuple(tasks))
+        moment = time.time()
+        found = self.store.iterate_runs(contains=contains, words=keep.words)
+        return (RunHandle(self, row) for row in found if not keep or keep.keeps(row, moment))
+
+    def count_runs(self) -> int:
+        """How many runs the store has."""
+        return self.store.count_runs()
+
+    def find_run(self, name: str) -> "RunHandle":
+        """The run of that name. Raises NotFoundError with the nearest name."""
+        return RunHandle(self, self.store.run(name))
+
+    def find_run_by_id(self, run_id: str) -> "RunHandle":
+        """The run with that id. Raises NotFoundError."""
+        row = self.store.find_run(run_id)
+        if row is None:
+            raise NotFoundError(f'There is no run with the id "{run_id[:60]}".', hint="mlbench status")
+        return RunHandle(self, row)
+
+    def experiments(self, *, limit: int | None = None) -> "list[ExperimentHandle]":
+        """All experiments, or the newest `limit`, newest first."""
+        found = self.store.experiments() if limit is None else self.store.newest_experiments(limit)
+        return [ExperimentHandle(self, item) for item in reversed(found)]
+
+    def find_experiment(self, name: str) -> "ExperimentHandle":
+        """The experiment of that name. Raises NotFoundError."""
+        found = self.store.find_experiment(name)
+        if found is None:
+            raise NotFoundError(f'There is no experiment "{name[:60]}".', hint="mlbench status")
+        return ExperimentHandle(self, found)
+
+    def find_cluster(self, name: str) -> Cluster:
+        """The record of a cluster, also of a removed one. Raises NotFoundError, UsageError if several had that name."""
+        from mlbench_cli.clusters import find_record
+
+        return find_record(self.store, name)
+
+    def clusters(self) -> list[Cluster]:
+        """The clusters that this machine knows, `local` among them."""
+        return self.store.clusters()
+
+    def clusters_of(self, archives: "Iterable[Archive]") -> list[Cluster]:
+        """The records of the clusters that runs were on, also of removed ones; this machine and what is not known here
+        are left out."""
+        found = []
+        for name in dict.fromkeys(str(archive.run["spec"]["cluster"]) for archive in archives):
+            try:
+                cluster = self.find_cluster(name)
+            except (NotFoundError, UsageError):
+                continue
+            found += [] if cluster.provider == "local" else [cluster]
+        return found
+
+    def select(
+        self,
+        names: Sequence[str] = (),
+        *,
+        all_runs: bool = False,
+        filter: "Filter | None" = None,
+        readable: bool = True,
+    ) -> Chosen:
+        """The runs of some names (runs, experiments, what repeats have in common) or all, as far as they pass a filter.
+
+        Raises NotFoundError with the nearest name; UsageError if nothing says which runs are meant or, with `readable`,
+        for a run that a newer mlbench wrote.
+        """
+        from mlbench_cli.runs.select import select
+
+        found = select(self.store, names, all_runs=all_runs, filter=filter, readable=readable)
+        return Chosen(
+            tuple(RunHandle(self, row) for row in found.rows),
+            tuple(ExperimentHandle(self, experiment) for experiment in found.experiments),
+        )
+
+    def find_archives(self, words: Sequence[str] = ()) -> list[Path]:
+        """The archives that words name (runs, experiments, folders, zips), each once; without words those of all runs.
+
+        Of experiments those of runs that have ended. Raises NotFoundError, or UsageError if none has.
+        """
+        from mlbench_cli.api.sources import find_archives
+
+        return find_archives(words, self.store, self.notice)
+
+    def find_archives_below(self, folder: Path) -> list[Path]:
+        """The archives in a folder: itself, or its zips and sealed folders, sorted by name. Raises NotFoundError."""
+        from mlbench_cli.api.sources import find_archives_below
+
+        return find_archives_below(folder)
+
+    # --- how things stand -------------------------------------------------------------------------------------------
+
+    def read_states(self, runs: "Iterable[RunHandle]") -> "Iterator[RunStatus]":
+        """The state of each run now, in turn. A run or cluster that gives no answer affects only its own rows."""
+        from mlbench_cli.runs.snapshot import read_states
+
+        return read_states((run.row for run in runs), self.engine_of)
+
+    def status(self, runs: "Iterable[RunHandle]", experiments: "Sequence[ExperimentHandle]" = ()) -> JsonObject:
+        """The runs as they are now: the document of `mlbench status -o json`, with experiments if there are any."""
+        from mlbench_cli.runs.views import runs_document
+
+        states = list(self.read_states(runs))
+        return runs_document(states, [experiment.read_status(states) for experiment in experiments])
+
+    def discover(self, cluster: str, namespace: str | None = None) -> "list[Discovered]":
+        """Record the runs of a cluster that another machine started, under the ids that they have there.
+
+        Raises NotFoundError for an unknown cluster, UsageError for one that has no runs but this machine's.
+        """
+        from mlbench_cli.runs.discovery import discover_runs
+
+        return discover_runs(self.store.cluster(cluster), self.store, namespace, self.notice)

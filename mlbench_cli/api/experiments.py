@@ -1,0 +1,105 @@
+"""An experiment as an object: its runs, its progress, its end."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mlbench_cli.api.runs import RunHandle
+from mlbench_cli.api.workspace import Workspace
+from mlbench_cli.model import Experiment, ExperimentState, JsonObject
+from mlbench_cli.run_folder import RUN, RunFolder
+
+if TYPE_CHECKING:
+    from mlbench_cli.results.archive.reader import Archive
+    from mlbench_cli.runs.experiment_status import ExperimentStatus
+    from mlbench_cli.runs.finished import FinishedRun
+    from mlbench_cli.runs.snapshot import RunStatus
+
+
+@dataclass(frozen=True)
+class ExperimentHandle:
+    """An experiment, and what can be asked of it."""
+
+    workspace: Workspace
+    experiment: Experiment
+
+    @property
+    def name(self) -> str:
+        """The experiment's name."""
+        return self.experiment.name
+
+    def runs(self) -> "list[RunHandle]":
+        """Its runs in their order; those that were deleted are left out."""
+        from mlbench_cli.runs.select import members
+
+        return [RunHandle(self.workspace, row) for row in members(self.workspace.store, self.experiment)]
+
+    def read_status(self, states: "Sequence[RunStatus] | None" = None) -> "ExperimentStatus":
+        """State, progress, time left and queue. `states` are those of its runs, if they are known already."""
+        from mlbench_cli.runs.experiment_status import experiment_status
+        from mlbench_cli.runs.snapshot import read_states
+
+        workspace = self.workspace
+        if states is None:
+            states = list(read_states([run.row for run in self.runs()], workspace.engine_of))
+        return experiment_status(self.experiment, states, workspace.store, workspace.engine_of)
+
+    def status(self) -> JsonObject:
+        """The same as an entry of "experiments" of `mlbench status NAME -o json`."""
+        return self.read_status().to_dict()
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether its queue still has something to start or to follow."""
+        from mlbench_cli.queue_folder import QueueFolder, QueueState
+
+        folder = QueueFolder.of(self.workspace.store.folder, self.experiment.id)
+        return any(not run.is_finished for run in self.runs()) and folder.find_state() is QueueState.ALIVE
+
+    def read_queue_log(self) -> list[str]:
+        """What its queue has printed; nothing if it never had one of its own."""
+        from mlbench_cli.queue_folder import QueueFolder
+
+        return list(QueueFolder.of(self.workspace.store.folder, self.experiment.id).read_log())
+
+    @property
+    def campaign(self) -> str | None:
+        """Name of the campaign file whose command started its first run; None for an experiment of its own."""
+        from mlbench_cli.runs.campaign import campaign_of
+
+        for run in self.runs()[:1]:
+            document = RunFolder(run.folder).read_json(RUN) or {}
+            return campaign_of((document.get("provenance") or {}).get("command_line") or ())
+        return None
+
+    @property
+    def state(self) -> ExperimentState:
+        """How far the experiment is now."""
+        return ExperimentState(self.status()["state"])
+
+    def wait(self, timeout: float | None = None) -> "list[FinishedRun]":
+        """Wait for all runs to end, at most `timeout` seconds (DeadlineError); as they ended."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        left: list[FinishedRun] = []
+        for run in self.runs():
+            seconds = None if deadline is None else max(0.0, deadline - time.monotonic())
+            left.append(run.wait(seconds))
+        return left
+
+    def stop(self, reason: str = "the API stopped it") -> None:
+        """Start nothing further. Runs that are under way go on."""
+        from mlbench_cli.runs import queue
+
+        queue.stop(self.experiment, self.workspace.store.folder, reason, self.workspace.notice)
+
+    def cancel(self) -> None:
+        """Start nothing further, and stop the runs that are under way."""
+        self.stop()
+        for run in self.runs():
+            if run.is_started and not run.is_finished:
+                run.cancel()
+
+    def archives(self) -> "list[Archive]":
+        """The verified archives of its finished runs."""
+        return [run.archive() for run in self.runs() if run.is_sealed]

@@ -1,0 +1,332 @@
+"""A run as an object: how far it is, what its ranks have reported and printed, and its archive."""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlbench_cli.api.workspace import Workspace
+from mlbench_cli.errors import CleanupError, DeadlineError, NotFoundError, UsageError
+from mlbench_cli.model import Experiment, FindingDocument, JsonObject, Outcome, Run, RunRow, RunState
+from mlbench_cli.run_folder import METRICS, RESOURCES, RunFolder
+
+if TYPE_CHECKING:
+    from mlbench_cli.goals import Goal
+    from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceTable
+    from mlbench_cli.results.archive.reader import Archive
+    from mlbench_cli.runs.finished import FinishedRun
+    from mlbench_cli.runs.log_reader import LogEntry, LogReader
+    from mlbench_cli.runs.progress import Progress
+    from mlbench_cli.runs.supervise import Report
+
+
+@dataclass(frozen=True)
+class RunHandle:
+    """A run, and what can be asked of it. `row` is what the store knew when the handle was made."""
+
+    workspace: Workspace
+    row: RunRow
+
+    @property
+    def run(self) -> Run:
+        """The run as it was recorded."""
+        return self.row.run
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.run.name
+
+    @property
+    def folder(self) -> Path:
+        """The archive, also while it is under construction."""
+        return self.run.folder
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the folder is a complete archive."""
+        return RunFolder(self.run.folder).is_sealed
+
+    @property
+    def finished(self) -> "FinishedRun | None":
+        """How the run ended, as its archive has it; None as long as that is not complete."""
+        from mlbench_cli.runs.finished import read_finished
+
+        return read_finished(self.run)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run is over and has its documents."""
+        return self.finished is not None
+
+    @property
+    def experiment(self) -> Experiment | None:
+        """The record of the experiment that it is a member of."""
+        return self.workspace.store.find_experiment_of(self.run)
+
+    @property
+    def goal(self) -> "Goal | None":
+        """The goal that the run was asked to reach."""
+        from mlbench_cli.runs.progress import find_goal
+
+        return find_goal(self.run.spec)
+
+    @property
+    def is_started(self) -> bool:
+        """Whether an engine has it; until then it waits in the queue of its experiment."""
+        from mlbench_cli.queue_folder import read_queued
+
+        note = read_queued(self.run.folder)
+        return note is None or note.is_starting
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What came of the run; None as long as it has not ended."""
+        finished = self.finished
+        return finished.outcome if finished else self.row.outcome
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the store has the run as running now and it has no documents yet."""
+        row = self.workspace.store.find_run(self.run.id)
+        return row is not None and row.state is RunState.RUNNING and not self.is_finished
+
+    def describe(self) -> JsonObject:
+        """What the store knew when the handle was made, without a look at the run's folder or cluster."""
+        from mlbench_cli.runs.snapshot import describe_run
+
+        return describe_run(self.row)
+
+    def _repr_html_(self) -> str:
+        """Name, state and outcome, for notebooks."""
+        from mlbench_cli.results.report.display import display_table
+
+        known = self.describe()
+        names = ("name", "task", "workers", "backend", "cluster", "state", "outcome", "created")
+        return display_table(names, [[known[name] for name in names]])
+
+    def status(self) -> JsonObject:
+        """The document of `mlbench status NAME -o json`."""
+        from mlbench_cli.runs.views import run_details
+
+        row = self.workspace.store.find_run(self.run.id) or self.row
+        return run_details(row, self.workspace.engine_of)
+
+    # --- following --------------------------------------------------------------------------------------------------
+
+    def wait(self, timeout: float | None = None, *, report: "Report | None" = None) -> "FinishedRun":
+        """Wait until the run has ended, at most `timeout` seconds (DeadlineError), and complete its archive.
+
+        `report` is called at least once a second with how far it is.
+        """
+        from mlbench_cli.runs import supervise
+
+        workspace = self.workspace
+        engine = workspace.engine_of(self.run)
+        return supervise.follow(
+            self.run, engine, workspace.store, timeout=timeout, report=report, notice=workspace.notice
+        )
+
+    def watch(self, report: "Report") -> None:
+        """Wait until the run has ended, and do nothing else: neither run nor archive change."""
+        from mlbench_cli.runs import supervise
+
+        supervise.watch(self.run, self.workspace.engine_of(self.run), report)
+
+    def complete(self) -> "FinishedRun":
+        """Fetch what is still outside, and complete the archive of a run that has ended.
+
+        Raises UsageError if it has not been started or has not ended, CleanupError if something cannot be fetched.
+        """
+        from mlbench_cli.queue_folder import read_queued
+        from mlbench_cli.runs.finalize import finalize
+
+        if (known := self.finished) is not None:
+            return known
+        note = read_queued(self.folder)
+        if note is not None and not note.is_starting:
+            raise UsageError(f'The run "{self.name}" has not been started.', hint=f"mlbench wait {note.experiment}")
+        workspace = self.workspace
+        workspace.notify(f"Fetching and sealing the results of {self.name} ...")
+        finished = finalize(self.run, workspace.engine_of(self.run), workspace.store, notice=workspace.notice)
+        if finished is None:
+            raise UsageError(
+                f'The run "{self.name}" has not ended yet.',
+                hint=f"mlbench wait {self.name}, or mlbench cancel {self.name}",
+            )
+        if finished.result is None:
+            raise CleanupError(finished.findings[-1].summary, hint=finished.findings[-1].hint)
+        return finished
+
+    def follow(self, poll: float = 1.0) -> "Iterator[Progress]":
+        """How far the run is, about every `poll` seconds, until it has ended. Changes nothing."""
+        from mlbench_cli.runs.progress import EventReader, ProgressTracker
+        from mlbench_cli.times import parse_timestamp
+
+        engine = self.workspace.engine_of(self.run)
+        reader, tracker = EventReader(engine, self.run), ProgressTracker.of(self.run.spec)
+        while True:
+            observation = engine.look(self.run)
+            for event in reader.poll():
+                tracker.take(event)
+            yield tracker.progress(observation, parse_timestamp(self.run.created))
+            if observation.ended:
+                return
+            time.sleep(poll)
+
+    def cancel(self) -> "FinishedRun":
+        """Stop the run and keep what it has left.
+
+        Raises UsageError for a run of a cluster that its experiment has not started, DeadlineError if it does not end
+        in time.
+        """
+        from mlbench_cli.queue_folder import read_queued
+        from mlbench_cli.runs import supervise
+
+        if (known := self.finished) is not None:
+            return known
+        note = read_queued(self.folder)
+        if note is not None and not note.is_starting and self.run.spec.engine != "local":
+            raise UsageError(
+                f'The run "{self.name}" has not been started; its experiment decides when.',
+                hint=f"mlbench cancel {note.experiment}, or: mlbench delete {self.name}",
+            )
+        workspace = self.workspace
+        seconds = supervise.CANCEL_SECONDS
+        workspace.notify(f"Stopping {self.name}; this waits at most {seconds:g} s for its end.")
+        engine = workspace.engine_of(self.run)
+        finished = supervise.cancel(self.run, engine, workspace.store, seconds=seconds, notice=workspace.notice)
+        if finished is None:
+            raise DeadlineError(
+                f'The run "{self.name}" is being stopped, but has not ended yet.', hint=f"mlbench wait {self.name}"
+            )
+        return finished
+
+    def delete(self, *, force: bool = False, warn: "Callable[[str], None]" = lambda text: None) -> None:
+        """Remove the run and its results. `force` stops it if it is running; `warn` gets what could not be removed."""
+        from mlbench_cli.runs.removal import delete_run
+
+        delete_run(self.run, self.workspace.store, force=force, notice=self.workspace.notice, warn=warn)
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def metrics(
+        self,
+        names: Collection[str] | None = None,
+        *,
+        since: float | None = None,
+        last: int | None = None,
+        summarize: int | None = None,
+        ranks: Collection[int] | None = None,
+    ) -> "MetricTable":
+        """What the ranks have reported so far, in the order of time.
+
+        `names` are exact; default: all. `since` is in seconds since 1970. `summarize` N means at most N points of each
+        name and rank: means of groups of equal size, dated by their first (an incomplete last group is left out, as the
+        original's API did). `last` N: the last N of each name and rank, after summarizing. 0 means no limit for both.
+        """
+        from mlbench_cli.results.analysis.tables import MetricTable
+
+        table = MetricTable(self._metric_points(ranks))
+        return table.select(names, since=since, summarize=summarize, last=last)
+
+    def _metric_points(self, ranks: Collection[int] | None) -> "Iterator[MetricPoint]":
+        from mlbench_cli.results.analysis.tables import MetricPoint
+        from mlbench_cli.results.archive.events import parse_metric
+        from mlbench_cli.runs.progress import EventReader
+
+        workers = self.run.spec.workers
+        if self.is_sealed:
+            rows: Iterable[Mapping[str, Any]] = self._rows(METRICS)
+        else:
+            reader = EventReader(self.workspace.engine_of(self.run), self.run, range(self.run.spec.world_size))
+            events = (event for event in reader.poll() if event["event"] == "metric")
+            rows = (metric for event in events if (metric := parse_metric(event)))
+        points = (MetricPoint.parse(self.name, workers, row) for row in rows)
+        return (point for point in points if point is not None and (ranks is None or point.rank in ranks))
+
+    def resources(self) -> "ResourceTable":
+        """The samples of CPU, memory and traffic of every rank, in the order of time."""
+        from mlbench_cli.results.analysis.tables import ResourceTable
+
+        if self.is_sealed:
+            return ResourceTable.parse(self.name, self._rows(RESOURCES))
+        from mlbench_cli.results.archive.evidence import read_samples
+
+        return ResourceTable.parse(self.name, read_samples(self.run.folder / RESOURCES))
+
+    def latest_samples(self) -> "ResourceTable":
+        """The last samples of the ranks, as far as the end of their file has them: cheap for a run of any length."""
+        from mlbench_cli.results.analysis.tables import ResourceTable
+        from mlbench_cli.results.archive.evidence import read_last_samples
+
+        return ResourceTable.parse(self.name, read_last_samples(self.run.folder / RESOURCES))
+
+    def _rows(self, name: str) -> Iterator[JsonObject]:
+        """The lines of a file of the complete archive."""
+        from mlbench_cli.results.archive.reader import Archive
+
+        with Archive.open(self.run.folder) as archive:
+            yield from archive.rows(name)
+
+    def logs(
+        self, rank: int | None = None, *, since: float | None = None, tail: int | None = None, raw: bool = False
+    ) -> "Iterator[LogEntry]":
+        """The lines of one rank, or of all ranks merged by time, as they are now; without events unless `raw`.
+
+        Raises NotFoundError for a rank that the run does not have.
+        """
+        from mlbench_cli.runs.log_reader import select_entries
+
+        yield from select_entries(self.open_log(rank).read_blocks(), raw=raw, since=since, tail=tail)
+
+    def open_log(self, rank: int | None = None) -> "LogReader":
+        """A reader of the lines of one rank, or of all ranks. Raises NotFoundError for a rank that the run has not."""
+        from mlbench_cli.runs.log_reader import LogReader
+
+        size = self.run.spec.process_count
+        if rank is not None and not 0 <= rank < size:
+            raise NotFoundError(
+                f'The run "{self.name}" has no rank {rank}, only 0 to {size - 1}.', hint=f"mlbench logs {self.name}"
+            )
+        # The archive is complete, and there when the cluster is long gone.
+        engine = None if self.is_sealed else self.workspace.engine_of(self.run)
+        return LogReader(self.run, engine, range(size) if rank is None else [rank])
+
+    def list_log_gaps(self) -> "list[FindingDocument]":
+        """The findings that lines of the log are missing."""
+        from mlbench_cli.engines.base import LOG_GAP
+
+        if not self.is_sealed:
+            return [finding.to_dict() for finding in self.workspace.engine_of(self.run).log_gaps(self.run)]
+        with self.archive(verify=False) as archive:
+            return [finding for finding in archive.findings if finding.get("code") == LOG_GAP]
+
+    def archive(self, *, verify: bool = True) -> "Archive":
+        """The run's archive. Raises UsageError as long as it is not complete."""
+        from mlbench_cli.api.archives import open_archive
+
+        return open_archive(self.results, verify=verify)
+
+    def download(self, target: Path) -> Path:
+        """Write the archive as a zip: the same archive gives the same bytes."""
+        from mlbench_cli.results.archive.pack import pack
+
+        pack(self.results, target)
+        return target
+
+    def download_v3(self, target: Path) -> Path:
+        """Write the zip of MLBench 3, for old scripts; it cannot be verified."""
+        from mlbench_cli.results.archive.mlbench_v3 import export_v3
+
+        with self.archive(verify=False) as archive:
+            export_v3(archive, target)
+        return target
+
+    @property
+    def results(self) -> Path:
+        """The folder of the complete archive. Raises UsageError as long as it is not complete."""
+        if not self.is_sealed:
+            raise UsageError(f'The run "{self.name}" has no results yet.', hint=f"mlbench wait {self.name}")
+        return self.folder

@@ -1,0 +1,62 @@
+"""From names of runs and experiments, and paths, to archives."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.run_folder import RunFolder
+from mlbench_cli.runs.repeats import is_sealed, runs_named
+from mlbench_cli.store import Store
+
+
+def find_archives(words: Sequence[str], store: Store, notice: Callable[[str], None] | None = None) -> list[Path]:
+    """The archives that words name (runs, experiments, folders, zips), each once; without words those of all runs.
+
+    Of experiments those of runs that have ended; `notice` hears of the others. Raises NotFoundError, or UsageError if
+    none has.
+    """
+    if not words:
+        found = [row.run.folder for row in store.runs() if is_sealed(row.run)]
+        if not found:
+            raise NotFoundError("There are no finished runs.", hint="mlbench run NAME 1 2 --task TASK")
+        return found
+    return list(dict.fromkeys(path for word in words for path in _find_by_name(word, store, notice)))
+
+
+def as_archive_path(word: str) -> Path | None:
+    """The path that a word with "/" or ".zip" is; None for a name. Raises NotFoundError if nothing is there."""
+    path = Path(word)
+    if "/" not in word and path.suffix != ".zip":
+        return None
+    if not path.exists():
+        raise NotFoundError(f"There is no archive {word}.", hint="mlbench download NAME --to FILE")
+    return path
+
+
+def find_archives_below(folder: Path) -> list[Path]:
+    """The archives in a folder: itself, or its zips and sealed folders, sorted by name. Raises NotFoundError."""
+    if RunFolder(folder).is_sealed:
+        return [folder]
+    found = sorted(path for path in folder.iterdir() if path.suffix == ".zip" or RunFolder(path).is_sealed)
+    if not found:
+        raise NotFoundError(f"There is no archive in {folder}.", hint="mlbench download NAME --to FOLDER/NAME.zip")
+    return found
+
+
+def _find_by_name(word: str, store: Store, notice: Callable[[str], None] | None) -> list[Path]:
+    if (given := as_archive_path(word)) is not None:
+        return [given]
+    path = Path(word)
+    try:
+        runs = runs_named(store, word)
+    except NotFoundError:
+        if RunFolder(path).is_sealed:
+            return [path]
+        raise
+    ended = [run.folder for run in runs if is_sealed(run)]
+    if not ended:
+        what = f'The run "{word}" has no results yet.' if len(runs) == 1 else f"No run of {word} has results yet."
+        raise UsageError(what, hint=f"mlbench wait {word}")
+    if len(ended) < len(runs) and notice is not None:
+        notice(f"{len(runs) - len(ended)} of {len(runs)} runs of {word} have no results yet and are left out.")
+    return ended
