@@ -1,7 +1,8 @@
 """The catalogue of tasks: every folder under task_images/ with a `task.yaml`, and those of other people
 (task_sources.py). Parsed into Task, checked, typed.
 
-A task.yaml looks like this (`legacy_name`, `goal`, `method`, `files`, `preflight`, `notes` and `free` are optional):
+A task.yaml looks like this (`extends`, `groups`, `packages`, `legacy_name`, `goal`, `method`, `files`, `preflight`,
+`notes` and `free` are optional):
 
     name: digits_resnet                  # the folder's name
     extends: cifar10_resnet20            # a task whose keys this one takes over; optional (task_files.py)
@@ -10,6 +11,7 @@ A task.yaml looks like this (`legacy_name`, `goal`, `method`, `files`, `prefligh
     title: ResNet-20 on handwritten digits
     legacy_name: PyTorch Cifar-10 ResNet-20
     image: digits_resnet                 # repository below the registry prefix; the tag is the tool's version
+    packages: ["scikit-learn>=1.4,<2"]   # what pip installs in its image (task_images/Dockerfile); optional
     command: [python, -m, task_images.digits_resnet]
     backends: [gloo, nccl]
     devices: [cpu, gpu]
@@ -49,6 +51,7 @@ TYPES = ("int", "float", "str", "bool", "list", "sizes")
 TORCH_BACKENDS = ("gloo", "nccl", "mpi")
 BACKENDS = (*TORCH_BACKENDS, "grpc")  # TensorFlow's own; a task names those that it can use
 _TASK_NAME = re.compile(r"[A-Za-z0-9_]+")
+OPTIONAL = {"goal", "method", "files", "free", "notes", "preflight", "legacy_name", "packages", "extends"}
 BUDGET = "budget_seconds"  # the parameter of tasks that can train for a given time
 
 
@@ -137,6 +140,8 @@ class Task:
     notes: tuple[str, ...] = ()
     preflight: str | None = None
     legacy_name: str | None = None
+    packages: tuple[str, ...] = ()
+    extends: str | None = None
     folder: Path = field(default=Path(), compare=False)
     origin: str | None = None  # who brought it; None: it is mlbench's own
     search_path: str | None = None  # folder from which its ranks import it; None: it is installed
@@ -279,7 +284,7 @@ def parse_task(text: str, path: Path) -> Task:
     for key in data:
         if key not in known:
             raise UsageError(f"{file}: unknown key {key!r}.{did_you_mean(str(key), sorted(known))}")
-    for key in sorted(known - {"goal", "method", "files", "free", "notes", "preflight", "legacy_name"}):
+    for key in sorted(known - OPTIONAL):
         if key not in data:
             raise UsageError(f'{file}: the key "{key}" is missing.')
     for key in ("name", "title", "image", "data", "preflight", "legacy_name"):
@@ -311,6 +316,8 @@ def parse_task(text: str, path: Path) -> Task:
         preflight=data.get("preflight"),
         method=_method(file, data["method"]) if "method" in data else None,
         legacy_name=data.get("legacy_name"),
+        packages=_texts(file, data, "packages") if "packages" in data else (),
+        extends=data.get("extends"),
         folder=path.parent,
     )
 

@@ -23,6 +23,7 @@ from mlbench_cli.registries import Login, Presence, docker_folder, find_image
 
 BUILD_SECONDS = 3600.0
 PUSH_SECONDS = 3600.0
+DOCKERFILE = "Dockerfile"
 INSTALL = "Install Docker: https://docs.docker.com/engine/install/"
 # What Docker says of a push or a build, and what helps. Sources: ECR's, Artifact Registry's and GHCR's own words.
 _REMEDIES: tuple[tuple[tuple[str, ...], type[MlbenchError], str], ...] = (
@@ -91,16 +92,17 @@ def _build_base(folder: Path, registry: str, build: Build, environment: Mapping[
 
 
 def _build_image(folder: Path, task: Task, name: str, base: str, build: Build, environment: Mapping[str, str]) -> None:
-    dockerfile = (folder / "task_images" / task.name / "Dockerfile").read_text("utf-8")
-    # A Dockerfile that names a base of its own is not built on ours.
-    arguments = {} if "\nARG BASE=" in f"\n{dockerfile}" else {"BASE": base}
-    _run_build(folder, task.name, name, arguments, build, environment)
+    if (folder / "task_images" / task.name / DOCKERFILE).is_file():  # which names a base of its own
+        _run_build(folder, task.name, name, {}, build, environment)
+        return
+    parts = {"PACKAGES": " ".join(task.packages), "TASK": task.name, "EXTENDS": task.extends or task.name}
+    _run_build(folder, ".", name, {"BASE": base, **parts}, build, environment)
 
 
 def _run_build(
     folder: Path, part: str, name: str, arguments: Mapping[str, str], build: Build, environment: Mapping[str, str]
 ) -> None:
-    dockerfile = str(folder / "task_images" / part / "Dockerfile")
+    dockerfile = str(folder / "task_images" / part / DOCKERFILE)
     given = [word for key, text in arguments.items() for word in ("--build-arg", f"{key}={text}")]
     if build.platforms:
         platforms = ",".join(build.platforms)

@@ -26,8 +26,10 @@ def compose_task(text: str, path: Path, shipped: Path) -> Entries:
     """The task.yaml `text` (in `path`) with what it extends and its groups. `shipped` is the folder of mlbench's own
     tasks. Raises UsageError that names file and key."""
     file = f"{path.parent.name}/{path.name}"
-    entries = _extend(_read_mapping(text, file), path, shipped, MAX_ANCESTORS)
-    return _add_groups(entries, file, shipped / GROUPS_FILE)
+    own = _read_mapping(text, file)
+    parent = own.get("extends")
+    entries = _add_groups(_extend(own, path, shipped, MAX_ANCESTORS), file, shipped / GROUPS_FILE)
+    return entries if parent is None else {**entries, "extends": str(parent)}
 
 
 def _read_mapping(text: str, file: str) -> Entries:

@@ -19,17 +19,26 @@ export DOCKER_BUILDKIT=0
 
 [ $# -gt 0 ] || set -- $(for file in task_images/*/task.yaml; do basename "$(dirname "$file")"; done)
 
+# read_key KEY FILE...: what the first file that has the key says
+read_key() {
+  key=$1
+  shift
+  sed -n "s/^$key: *//p" "$@" | head -n 1
+}
+
 docker build --quiet --file task_images/base/Dockerfile --tag "$registry/base:$version" \
   ${BASE:+--build-arg "BASE=$BASE"} ${INDEX:+--build-arg "INDEX=$INDEX"} .
 for task; do
-  image=$(sed -n 's/^image: *//p' "task_images/$task/task.yaml")
-  # A Dockerfile that names a base of its own is not built on ours.
-  if grep -q '^ARG BASE=' "task_images/$task/Dockerfile"; then
+  parent=$(read_key extends "task_images/$task/task.yaml")
+  set -- "task_images/$task/task.yaml" ${parent:+"task_images/$parent/task.yaml"}
+  image=$(read_key image "$@")
+  if [ -f "task_images/$task/Dockerfile" ]; then  # which names a base of its own
     docker build --quiet --file "task_images/$task/Dockerfile" --tag "$registry/$image:$version" \
       ${TF_BASE:+--build-arg "BASE=$TF_BASE"} ${TENSORFLOW:+--build-arg "TENSORFLOW=$TENSORFLOW"} .
   else
-    docker build --quiet --file "task_images/$task/Dockerfile" --tag "$registry/$image:$version" \
-      --build-arg "BASE=$registry/base:$version" .
+    docker build --quiet --file task_images/Dockerfile --tag "$registry/$image:$version" \
+      --build-arg "BASE=$registry/base:$version" --build-arg "PACKAGES=$(read_key packages "$@" | sed 's/", "/ /g; s/[]["]//g')" \
+      --build-arg "TASK=$task" --build-arg "EXTENDS=${parent:-$task}" .
   fi
   echo "$registry/$image:$version"
 done

@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +12,13 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli import __version__
+import task_images
+from mlbench_cli import __version__, image_builds
 from mlbench_cli.app import run
+from mlbench_cli.catalog import load_catalog
 from mlbench_cli.images import name_image, parse_image
 from mlbench_cli.model import Cluster
-from mlbench_cli.registries import Login, Presence, find_docker_login, find_image
+from mlbench_cli.registries import Finding, Login, Presence, find_docker_login, find_image
 from mlbench_cli.store import Store
 from tests.fakes.registry import FakeDocker, FakeRegistry
 
@@ -59,6 +64,41 @@ def record_cluster(folder: Path) -> None:
     )
     details = {"kubeconfig": str(kubeconfig), "context": "c", "server": "https://127.0.0.1:9", "registry": "ghcr.io/me"}
     Store().record_cluster(Cluster("far", "attached", details=details))
+
+
+def test_the_script_builds_every_image_as_the_command_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command reads task.yaml as the catalogue does, the script line by line with sed."""
+    log = tmp_path / "log"
+    log.mkdir()
+    (tmp_path / "docker").write_text(
+        f"#!{sys.executable}\nimport json, os, sys\n"
+        f"json.dump(sys.argv[1:], open({str(log)!r} + '/' + str(os.getpid()), 'w'))\n"
+    )
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("REGISTRY", "localhost/mlbench")
+    monkeypatch.setattr(image_builds, "find_image", lambda image, login: Finding(Presence.PRESENT, "sha256:1"))
+    for variable in ("BASE", "TF_BASE", "TENSORFLOW", "INDEX"):
+        monkeypatch.delenv(variable, raising=False)
+    tasks = list(load_catalog().values())
+    subprocess.run(["sh", Path(task_images.__file__).parent / "build.sh"], check=True, capture_output=True, timeout=120)
+    script = read_builds(log)
+    image_builds.push_images(tasks, "localhost/mlbench", image_builds.Build(), None, lambda text: None)
+    assert len(script) == 1 + len(tasks)
+    assert script == read_builds(log)
+
+
+def read_builds(log: Path) -> dict[str, tuple[str, dict[str, str]]]:
+    """Image name -> Dockerfile and build arguments of the builds in the log, which is emptied."""
+    found: dict[str, tuple[str, dict[str, str]]] = {}
+    for entry in sorted(log.iterdir()):
+        words = json.loads(entry.read_text())
+        entry.unlink()
+        if words[0] == "build":
+            pairs = [word.partition("=") for word in words[1:-1] if re.match("[A-Z]+=", word)]
+            file = words[words.index("--file") + 1].partition("task_images/")[2].removeprefix("./")
+            found[words[words.index("--tag") + 1]] = (file, {key: text for key, _, text in pairs})
+    return found
 
 
 def test_a_registry_is_a_prefix_or_one_repository_with_tags() -> None:
