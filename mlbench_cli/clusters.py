@@ -18,16 +18,7 @@ from mlbench_cli.model import Cluster, ClusterIdentity
 from mlbench_cli.spec import check_name
 from mlbench_cli.store import Store
 from providers import registry
-from providers.base import (
-    CanCreate,
-    CanScale,
-    CanSketch,
-    EndsClusters,
-    HasAccounts,
-    Plan,
-    Provider,
-    Resource,
-)
+from providers.base import CanCreate, CanScale, CanSketch, EndsClusters, HasAccounts, Plan, Provider, Resource
 from providers.operation_errors import delete_command
 
 if TYPE_CHECKING:
@@ -92,23 +83,31 @@ class PlannedCluster:
         details = {**self.cluster.details, "expires": int(time.time() + ttl.seconds), "ttl": ttl.text}
         return PlannedCluster(replace(self.cluster, details=details), self.plan, self.provider, self.installation)
 
-    def create(self, store: Store, report: "Report") -> Cluster:
+    def create(self, store: Store, report: "Report", warn: Callable[[str], None]) -> Cluster:
         """Create it, or what is missing of it, and choose it for the next commands. Returns its record."""
+        from mlbench_cli.zone_failover import create_in_first_zone
+
+        known = store.find_cluster(self.cluster.identity)
+        ready = create_in_first_zone(
+            self.provider, self.cluster, known, lambda cluster: self._create(cluster, store, report), warn
+        )
+        store.choose_cluster(ready)
+        return ready
+
+    def _create(self, cluster: Cluster, store: Store, report: "Report") -> Cluster:
         from providers.lifecycle import up
 
-        resources: list[Resource] = list(self.provider.resources(self.cluster))
+        resources: list[Resource] = list(self.provider.resources(cluster))
         if self.installation is None:
-            ready = up(self.cluster, resources, store, report=report)
-        else:
-            from providers.helm.install import Release
+            return up(cluster, resources, store, report=report)
+        from providers.helm.install import Release
 
-            def connect() -> Any:
-                return self.provider.connect(self.cluster)
+        def connect() -> Any:
+            return self.provider.connect(cluster)
 
-            with closing(Release(self.cluster, self.installation, connect, resources)) as release:
-                ready = up(self.cluster, [*resources, release], store, report=report)
-                self.chart_notes = release.notes
-        store.choose_cluster(ready)
+        with closing(Release(cluster, self.installation, connect, resources)) as release:
+            ready = up(cluster, [*resources, release], store, report=report)
+            self.chart_notes = release.notes
         return ready
 
 

@@ -31,6 +31,7 @@ LATER_OPTIONS: dict[str, object] = {
     "priority_class": None,
     "scheduler": None,
     "network_policy": True,
+    "provisioning_class": None,
 }
 KEEP_SECONDS = 86400
 
@@ -88,6 +89,7 @@ class KubernetesOptions:
     pod_annotations: Mapping[str, str] = field(default_factory=dict)
     priority_class: str | None = None
     scheduler: str | None = None  # None: the cluster's default scheduler
+    provisioning_class: str | None = None  # by which the cluster books the machines of all workers at once
     network_policy: bool = True  # False: the run's pods are reachable as the cluster has it
 
 

@@ -223,6 +223,19 @@ class CanScale(Protocol):
 
 
 @runtime_checkable
+class CanMove(Protocol):
+    """A provider that tries several zones for the workers of a cluster, one after the other."""
+
+    def list_zones(self, cluster: Cluster) -> Sequence[str]:
+        """The zones to try, in their order; empty if there is no choice."""
+        ...
+
+    def place_workers(self, cluster: Cluster, zone: str) -> Cluster:
+        """The record of the same cluster with its workers in `zone`: its resources replace those of another zone."""
+        ...
+
+
+@runtime_checkable
 class EndsClusters(Protocol):
     """A provider that arms the end of a cluster (its `expires`) in the cloud, so that it needs no machine of ours."""
 
@@ -327,6 +340,22 @@ def reason_to_keep_images(cluster: Cluster, command: str) -> str | None:
 
 
 REGISTRY_HELP = "where runs get the tasks' images: a prefix as ghcr.io/me, or auto: a repository made with the cluster"
+
+
+ZONES_HELP = "zones of one region to try for the workers, one after the other until one has them: a,b,c"
+
+
+def split_zones(text: str | None) -> tuple[str, ...]:
+    """The zones of --zones, in their order. Raises UsageError for empty or repeated ones, or zones of two regions."""
+    zones = tuple(part.strip() for part in text.split(",")) if text is not None else ()
+    if any(not zone for zone in zones) or len(set(zones)) < len(zones):
+        raise UsageError(f'--zones "{text}" is not a list of different zones.', hint="--zones eu-west-1a,eu-west-1b")
+    if len({re.sub("-?[a-z]$", "", zone) for zone in zones}) > 1:
+        raise UsageError(
+            f"--zones {text}: these are zones of several regions.",
+            hint="A cluster is in one region: try the next region when none of this one's zones has machines.",
+        )
+    return zones
 
 
 def identity_options(cluster: Cluster) -> str:

@@ -121,7 +121,7 @@ def _create(store: Store, request: CreationRequest, ttl: str | None, dry_run: bo
         if planned.plan.total != 0:
             console.confirm(f"Create the cluster {request.name}?", yes=yes)
         with StepPrinter() as report:
-            cluster = planned.create(store, report)
+            cluster = planned.create(store, report, console.warn)
         if planned.chart_notes:
             console.note(f"Notes of the Helm chart:\n{console.clean(planned.chart_notes, keep=chr(10))}\n")
     _print_result(cluster, output)

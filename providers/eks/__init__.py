@@ -3,14 +3,24 @@
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model import Cluster
-from providers.base import REGISTRY_HELP, Plan, Resource, check_ranges, option, read_options, registry_details
+from providers.base import (
+    REGISTRY_HELP,
+    ZONES_HELP,
+    Plan,
+    Resource,
+    check_ranges,
+    option,
+    read_options,
+    registry_details,
+    split_zones,
+)
 from providers.eks.aws import REGION_VARIABLES, account_of, aws_in, region_of
 from providers.eks.control_plane import AddOn, Admin, ControlPlane, access_to
 from providers.eks.devices import Device, DevicePlugin, gpu_device, gpu_probe, network_card_device
@@ -23,7 +33,7 @@ from providers.eks.machines import (
     require_equivalent,
     require_supported,
 )
-from providers.eks.network import PlacementGroup, Stack
+from providers.eks.network import MAX_ZONES, PlacementGroup, Stack
 from providers.eks.nodes import (
     BOTTLEROCKET,
     EFA,
@@ -74,6 +84,7 @@ class EksOptions:
         None, "--region", help="AWS region; default: the zone's, the environment's or the profile's"
     )
     zone: str | None = option(None, "--zone", "-z", help="zone of the workers; default: the first with such machines")
+    zones: str | None = option(None, "--zones", help=ZONES_HELP)
     spot: bool = option(False, "--spot", "--preemptible", "-e", help="cheaper machines that may be taken away")
     spot_type: tuple[str, ...] = option(
         (),
@@ -135,6 +146,7 @@ class EksProvider:
                 f'--kubernetes-version "{options.kubernetes_version}" is not of the form X.Y.',
                 hint="EKS chooses the patch: --kubernetes-version 1.34",
             )
+        options = _with_first_zone(options)
         _check_network(options, machine)
         region = region_of(options.region, options.zone)
         details = {
@@ -190,6 +202,7 @@ class EksProvider:
             gpu=machine.gpu is not None,
             spot=options.spot,
             zone=options.zone,
+            zones=split_zones(options.zones),
             reservation=options.capacity_reservation,
             private=_private(options, machine),
             efa=options.efa,
@@ -203,7 +216,7 @@ class EksProvider:
         aws = aws_in(_region(cluster))
         machine = _machine(options)
         system, workers = self.groups(cluster)
-        stack = Stack(cluster, aws, list(workers.types), options.zone, workers.private)
+        stack = Stack(cluster, aws, list(workers.types), options.zone, workers.private, workers.zones)
         plane = ControlPlane(cluster, aws, stack, options.kubernetes_version, options.allow_from)
         before = tuple(AddOn(plane, addon, plain=options.no_network_policies) for addon in BEFORE_NODES)
         # A cluster of which nothing but the name is known may have any of the optional resources.
@@ -240,6 +253,15 @@ class EksProvider:
         if (gpus := ClusterDetails.of(cluster).gpus_per_node) and options.probe_image != NONE:
             found.append(gpu_probe(plane, working, gpus, options.probe_image or PROBE_IMAGE, tuple(devices)))
         return found
+
+    def list_zones(self, cluster: Cluster) -> Sequence[str]:
+        """The zones of --zones."""
+        return split_zones(read_options(cluster, EksOptions).zones)
+
+    def place_workers(self, cluster: Cluster, zone: str) -> Cluster:
+        """The cluster with its node group in `zone`; network and control plane stay."""
+        options = {**ClusterDetails.of(cluster).options, "zone": zone}
+        return replace(cluster, details={**cluster.details, "options": options, "location": zone})
 
     def fetch_registry_login(self, cluster: Cluster) -> tuple[str, str]:
         """The login that ECR gives for twelve hours."""
@@ -331,6 +353,19 @@ def _machine(options: EksOptions) -> Machine:
             f"{machine.name} has {machine.vcpus} vCPUs, not {options.num_cpus}.", hint="Choose a larger --machine-type."
         )
     return machine
+
+
+def _with_first_zone(options: EksOptions) -> EksOptions:
+    """The options with the workers in the first of --zones."""
+    zones = split_zones(options.zones)
+    if not zones:
+        return options
+    if options.zone or options.capacity_reservation:
+        other = "--zone" if options.zone else "--capacity-reservation"
+        raise UsageError(f"--zones and {other} exclude each other: {other} is of one zone.")
+    if len(zones) > MAX_ZONES:
+        raise UsageError(f"--zones names {len(zones)} zones: the network of a cluster has at most {MAX_ZONES}.")
+    return replace(options, zone=zones[0])
 
 
 def _check_network(options: EksOptions, machine: Machine) -> None:

@@ -25,7 +25,8 @@ SET_CLOCK = "AWS refuses signatures that are more than five minutes off: set thi
 ASK_RIGHTS = "Ask for that right, or use another profile: export AWS_PROFILE=NAME"
 MORE_QUOTA = "Ask for more: https://console.aws.amazon.com/servicequotas   or use less, or another --region"
 ELSEWHERE = (
-    "Try another --zone or --machine-type, --spot or no --spot, or wait: the same command goes on with what is there"
+    "Try --zones a,b,c or another --machine-type, --spot or no --spot, or wait: the same command goes on with what is "
+    "there"
 )
 
 # AWS' error codes and the errors of mlbench that they become. The first match counts.

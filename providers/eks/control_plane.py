@@ -119,7 +119,7 @@ class ControlPlane(EksResource):
     def create(self) -> None:
         """Request the cluster with access by API entries, standard support only and no add-ons of AWS' choice."""
         network = self.stack.network()
-        access: dict[str, Any] = {"subnetIds": list(network.subnets.values())}
+        access: dict[str, Any] = {"subnetIds": list(network.subnets.values())[:2]}
         access |= {"endpointPublicAccess": True, "endpointPrivateAccess": True}
         if self.allowed:
             access["publicAccessCidrs"] = list(self.allowed)

@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,8 @@ from providers.eks.aws import ELSEWHERE, Aws, error_from_code, tag_list, tags_of
 from providers.eks.leftovers import clear_network, is_in_use, list_interfaces
 
 TEMPLATE = "cloudformation/network.yaml"
+ZONE_PARAMETERS = ("FirstZone", "SecondZone", "ThirdZone", "FourthZone")
+MAX_ZONES = len(ZONE_PARAMETERS)
 CREATE_MINUTES = 20
 # After this the stack's deletion is requested although interfaces are still attached: its NAT gateway and address,
 # which cost money, go at once; subnets and network, which do not, follow when the interfaces are gone.
@@ -27,7 +30,7 @@ class Network:
 
     vpc: str
     subnets: dict[str, str]  # public ones, by zone; the first is where the machines are meant to be
-    private_subnet: str | None
+    private_subnets: dict[str, str]  # by zone; empty unless machines need one
     control_role: str
     machine_role: str
     volume_role: str  # "" for a stack of an older version
@@ -42,7 +45,13 @@ class Stack(Resource):
     delete_seconds = 3600.0
 
     def __init__(
-        self, cluster: Cluster, aws: Aws, machine_types: list[str], zone: str | None = None, private: bool = False
+        self,
+        cluster: Cluster,
+        aws: Aws,
+        machine_types: list[str],
+        zone: str | None = None,
+        private: bool = False,
+        zones: Sequence[str] = (),
     ) -> None:
         self.cluster = cluster
         self.aws = aws
@@ -50,6 +59,7 @@ class Stack(Resource):
         self.machine_types = machine_types
         self.zone = zone
         self.private = private
+        self.zones = zones  # that the machines may move to
         self.token = uuid.uuid4().hex
         self.remove_command = f"aws cloudformation delete-stack --region {aws.region} --stack-name {self.name}"
         self._network: Network | None = None
@@ -78,8 +88,10 @@ class Stack(Resource):
         """
         from templates import render
 
-        first, second = zones_for(self.aws, self.machine_types, self.zone)[:2]
-        parameters = {"FirstZone": first, "SecondZone": second, "PrivateMachines": "yes" if self.private else "no"}
+        offered = zones_for(self.aws, self.machine_types, self.zone)
+        zones = [*self.zones, *(zone for zone in offered if zone not in self.zones)][: max(2, len(self.zones))]
+        parameters = dict(zip(ZONE_PARAMETERS, zones, strict=False))
+        parameters |= {"PrivateMachines": "yes" if self.private else "no", "Moving": "yes" if self.zones else "no"}
         self.aws.call(
             "cloudformation",
             "create_stack",
@@ -125,8 +137,8 @@ class Stack(Resource):
                 raise NotFoundError(f"The stack {self.name} is not complete: {stack.get('StackStatus', 'absent')}.")
             self._network = Network(
                 made["Vpc"],
-                {made["FirstZone"]: made["FirstSubnet"], made["SecondZone"]: made["SecondSubnet"]},
-                made.get("PrivateSubnet") or None,
+                _subnets_by_zone(made, ("FirstSubnet", "SecondSubnet", "ThirdSubnet", "FourthSubnet")),
+                _subnets_by_zone(made, ("PrivateSubnet", "SecondPrivate", "ThirdPrivate", "FourthPrivate")),
                 made["ControlRole"],
                 made["MachineRole"],
                 made.get("VolumeRole", ""),
@@ -143,9 +155,10 @@ class Stack(Resource):
 
     def _difference(self, stack: dict[str, Any]) -> str | None:
         given = {item["ParameterKey"]: item.get("ParameterValue") for item in stack.get("Parameters", [])}
-        zones = [given.get("FirstZone"), given.get("SecondZone")]
-        if self.zone and self.zone not in zones:
-            return f"it is in the zones {zones[0]} and {zones[1]}, not in {self.zone}"
+        zones = [zone for key in ZONE_PARAMETERS if (zone := given.get(key))]
+        lacking = [zone for zone in (self.zone, *self.zones) if zone and zone not in zones]
+        if lacking:
+            return f"it is in the zones {' and '.join(zones)}, not in {lacking[0]}"
         if self.private and given.get("PrivateMachines") != "yes":
             return "it has no private subnet, which machines with several network cards need"
         return None
@@ -232,6 +245,12 @@ class PlacementGroup(Resource):
             return
         except UsageError as error:
             raise BusyError(error.message) from None  # machines in it are just ending
+
+
+def _subnets_by_zone(made: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    """The subnets among the stack's outputs, by their zone. A stack of an older version has fewer outputs."""
+    pairs = ((made.get(zone), made.get(name)) for zone, name in zip(ZONE_PARAMETERS, names, strict=True))
+    return {zone: subnet for zone, subnet in pairs if zone and subnet}
 
 
 def zones_for(aws: Aws, machine_types: list[str], zone: str | None) -> list[str]:

@@ -1,6 +1,7 @@
 """The machines of a cluster: node groups that EKS manages, and the template that those with fast networks need."""
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,7 @@ class Group:
     worker: bool = True
     spot: bool = False
     zone: str | None = None
+    zones: tuple[str, ...] = ()  # all that are tried
     private: bool = False
     efa: bool = False
     reservation: str | None = None  # of capacity, by its ID
@@ -263,26 +265,29 @@ class NodeGroup(EksResource):
             return f"its machines are {described['instanceTypes'][0]}, not {group.types[0]}"
         if group.reservation is None and described.get("capacityType") not in (None, self._capacity_type()):
             return f"its machines are {described['capacityType']}"
-        if described["status"] == "ACTIVE" and self._has_moved(described):
+        if described["status"] == "ACTIVE" and self._has_moved(described, group.zones):
             return f"its machines are not in the zone {group.zone}"
         count = described["scalingConfig"]["desiredSize"]
         if count != group.count:
             return f"it has {count} machines, not {group.count} (mlbench scale-cluster {self.cluster.name} N)"
         return None
 
-    def _has_moved(self, described: dict[str, Any]) -> bool:
-        if self.group.zone is None or self.group.private:
+    def _has_moved(self, described: dict[str, Any], others: Sequence[str] = ()) -> bool:
+        """Whether the group is in none of the asked-for zone and `others`."""
+        if self.group.zone is None:
             return False
         try:
-            return self._subnet() not in described["subnets"]
+            network = self.stack.network()
+            subnets = network.private_subnets if self.group.private else network.subnets
+            wanted = {subnets[zone] for zone in (self.group.zone, *others) if zone in subnets}
+            return bool(wanted) and not wanted & set(described["subnets"])
         except NotFoundError:
             return False  # without its network it is only still to be removed
 
     def _subnet(self) -> str:
         network = self.stack.network()
-        if self.group.private and network.private_subnet:
-            return network.private_subnet
-        return network.subnets.get(self.group.zone or "") or next(iter(network.subnets.values()))
+        subnets = network.private_subnets if self.group.private and network.private_subnets else network.subnets
+        return subnets.get(self.group.zone or "") or next(iter(subnets.values()))
 
     def _capacity_type(self) -> str:
         """EKS' name of how the machines are bought."""

@@ -66,6 +66,8 @@ def make_plan(cluster: Cluster, options: PlannedOptions, groups: tuple[Group, Gr
     aws.call("sts", "get_caller_identity")
     workers = groups[1]
     zone = zones_for(aws, list(workers.types), options.zone)[0]
+    for other in workers.zones[1:]:
+        zones_for(aws, list(workers.types), other)
     warnings = [*_version(aws, options), *_gpus(aws, workers, ClusterDetails.of(cluster).gpus_per_node or 0)]
     if workers.reservation:  # bought before: quotas of vCPUs do not count for blocks, and were granted for others
         warnings += check_reservation(

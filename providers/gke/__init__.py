@@ -2,30 +2,34 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.model import Cluster
-from providers.base import Plan, Resource, check_ranges, read_options, registry_details
+from providers.base import Plan, Resource, check_ranges, read_options, registry_details, split_zones
 from providers.gke import api
 from providers.gke.api import Gke
 from providers.gke.end_timer import EndIdentity, EndTimer
-from providers.gke.families import NOT_ON_DEMAND
+from providers.gke.families import FLEX_START_COMPACT, NOT_ON_DEMAND
 from providers.gke.machines import CPU_DEFAULT, Machine, choose_machine
 from providers.gke.options import DEFAULT_ZONE, GkeDetails, GkeOptions
 from providers.gke.readiness import EndLabel, ReadyMachines, gpu_probe
 from providers.gke.repository import USER, ImageRepository, registry_of
 from providers.gke.reservations import parse_reservation
 from providers.gke.resources import (
+    FLEX_START_LABEL,
+    QUEUED_CLASS,
+    QUEUED_TOLERATION,
     ROLE_LABEL,
     WORKER,
     ControlPlane,
     PoolSize,
     WorkerPool,
     access_to,
+    is_queued,
 )
 from providers.gpu_probe import NONE
 
@@ -57,6 +61,7 @@ class GkeProvider:
         """
         if not 0 <= nodes <= MAX_NODES:
             raise UsageError(f"{nodes} workers: a cluster on GKE has from 0 to {MAX_NODES}.")
+        options = _with_first_zone(options)
         machine = machine_of(options)
         _check(options, machine)
         zones = len(options.worker_zone) or 1
@@ -75,6 +80,7 @@ class GkeProvider:
             "location": place_of(options),
             "options": asdict(options),
             "node_selector": {ROLE_LABEL: WORKER},
+            **_flex_start_details(options, nodes),
             **registry_details(options.registry, registry_of(project, place_of(options), name)),
         }
         return Cluster(name, self.name, "creating", details=details, account=project, location=place_of(options))
@@ -115,6 +121,15 @@ class GkeProvider:
                 image = options.probe_image or PROBE_IMAGE
                 found.append(gpu_probe(plane, machine.gpus, image, (ready,)))
         return found
+
+    def list_zones(self, cluster: Cluster) -> Sequence[str]:
+        """The zones of --zones."""
+        return split_zones(read_options(cluster, GkeOptions).zones)
+
+    def place_workers(self, cluster: Cluster, zone: str) -> Cluster:
+        """The cluster with its node pool in `zone`; the control plane stays."""
+        options = {**ClusterDetails.of(cluster).options, "worker_zone": [zone]}
+        return replace(cluster, details={**cluster.details, "options": options, "location": zone})
 
     def fetch_registry_login(self, cluster: Cluster) -> tuple[str, str]:
         """A user name that stands for access tokens, and this process' token."""
@@ -181,6 +196,27 @@ class GkeProvider:
         return [size, ReadyMachines(plane, nodes, machine.gpus, (size,))] if nodes else [size]
 
 
+def _with_first_zone(options: GkeOptions) -> GkeOptions:
+    """The options with the workers in the first of --zones, and the control plane there, too, unless it has a place."""
+    zones = split_zones(options.zones)
+    if not zones:
+        return options
+    if options.worker_zone:
+        raise UsageError("--zones and --worker-zone exclude each other: one tries zones in turn, one uses all at once.")
+    zone = options.zone if options.zone or options.region else zones[0]
+    return replace(options, zone=zone, worker_zone=zones[:1])
+
+
+def _flex_start_details(options: GkeOptions, nodes: int) -> dict[str, object]:
+    """What runs need so that machines of flex-start come for them: all at once, if they are several."""
+    if not options.flex_start:
+        return {}
+    details: dict[str, object] = {"node_selector": {ROLE_LABEL: WORKER, FLEX_START_LABEL: "true"}}
+    if is_queued(options, nodes):
+        details |= {"tolerations": [QUEUED_TOLERATION], "provisioning_class": QUEUED_CLASS}
+    return details
+
+
 def place_of(options: GkeOptions) -> str:
     """The zone or region that the cluster is in."""
     return options.region or options.zone or DEFAULT_ZONE
@@ -231,6 +267,8 @@ def _check(options: GkeOptions, machine: Machine) -> None:
             hint="--spot: cheap, may be taken away. --flex-start: queued until there are some, for at most 7 days. "
             "--reservation NAME: bought before.",
         )
+    if options.flex_start and options.compact_placement and not machine.name.startswith(FLEX_START_COMPACT):
+        raise UsageError(f"--compact-placement and --flex-start do not go together for {machine.name}.")
     if options.compact_placement and machine.name.startswith(("e2-", "n1-")):
         raise UsageError(
             f"--compact-placement is not possible with {machine.name}.", hint="For example: g2, a2, a3, c2."
@@ -245,13 +283,14 @@ def _check_place(options: GkeOptions) -> None:
             f'--region "{options.region}" is not a region.',
             hint="For example europe-west1: gcloud compute regions list",
         )
-    for flag, zone in (("--zone", options.zone), *(("--worker-zone", zone) for zone in options.worker_zone)):
+    named = (*options.worker_zone, *split_zones(options.zones))
+    for flag, zone in (("--zone", options.zone), *(("--worker-zone", zone) for zone in named)):
         if zone is not None and not ZONE.fullmatch(zone):
             raise UsageError(
                 f'{flag} "{zone}" is not a zone.', hint="For example europe-west1-b: gcloud compute zones list"
             )
     place = place_of(options)
-    for zone in options.worker_zone:
+    for zone in named:
         if api.region_of(zone) != api.region_of(place):
             raise UsageError(f"--worker-zone {zone} is in another region than {place}.")
     if len(set(options.worker_zone)) < len(options.worker_zone):

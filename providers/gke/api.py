@@ -229,7 +229,7 @@ def capacity_error(message: str, project: str, said: str = "") -> CapacityError:
     if any(phrase in f"{message} {said}" for phrase in STOCK_OUT):
         return CapacityError(
             message,
-            hint="The zone has none left: repeat with --worker-zone (another of the region), without --spot, or later.",
+            hint="The zone has none left: repeat with --zones a,b,c, without --spot, or later.",
             details={"reason": "stock_out"},
         )
     return CapacityError(

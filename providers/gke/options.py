@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mlbench_cli.cluster_details import ClusterDetails, fact
-from providers.base import REGISTRY_HELP, option
+from providers.base import REGISTRY_HELP, ZONES_HELP, option
 
 DEFAULT_ZONE = "europe-west1-b"
 
@@ -39,6 +39,7 @@ class GkeOptions:
         "--worker-zone",
         help="zone of the workers; repeatable; default: the cluster's, or the first with such machines",
     )
+    zones: str | None = option(None, "--zones", help=ZONES_HELP)
     project: str | None = option(None, "--project", "-p", help="Google project; default: the credentials' own")
     spot: bool = option(False, "--spot", "--preemptible", "-e", help="cheaper machines that may be taken away")
     flex_start: bool = option(

@@ -4,14 +4,14 @@ from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model import Cluster
 from providers import pricing
-from providers.base import Plan
+from providers.base import Plan, split_zones
 from providers.gke.api import Gke, region_of
-from providers.gke.compute import Demand, Purchase, check_machines
+from providers.gke.compute import Compute, Demand, Purchase, check_machines
 from providers.gke.families import FABRICS, default_disk_type
 from providers.gke.machines import Machine
 from providers.gke.options import GkeOptions
 from providers.gke.reservations import check_reservation, parse_reservation
-from providers.gke.resources import SYSTEM_DISK, SYSTEM_NODES, ControlPlane
+from providers.gke.resources import SYSTEM_DISK, SYSTEM_NODES, ControlPlane, is_queued
 from providers.gpu_probe import IMAGE_CUDA, MIN_DRIVERS
 
 UNCHECKED = (
@@ -26,6 +26,8 @@ def make_plan(cluster: Cluster, options: GkeOptions, machine: Machine, gke: Gke)
     count = ClusterDetails.of(cluster).nodes or 0
     system_type = options.system_machine_type
     zones = ControlPlane(cluster, gke, options).zones(machine)
+    for zone in split_zones(options.zones)[1:]:
+        Compute(gke.project).check_offer(zone, machine)
     demands = [
         Demand(Machine(options.system_machine_type), SYSTEM_NODES, SYSTEM_DISK, default_disk_type(system_type)),
         Demand(
@@ -65,7 +67,8 @@ def _price(
             f"CUDA {IMAGE_CUDA} need (it was 535 in 2026-02). The GPU probe at the end tells."
         )
     if options.flex_start:
-        warnings.append("Flex-start machines come only when a run asks for them; it may wait for hours.")
+        together = ", all at once" if is_queued(options, count) else ""
+        warnings.append(f"Flex-start machines come only when a run asks for them{together}; it may wait for hours.")
     prices = pricing.load_prices("gke")
     region = region_of(cluster.location)
     regional = " in all zones of the region" if options.region else ""

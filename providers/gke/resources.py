@@ -20,6 +20,7 @@ from providers.gke.api import Gke, Message
 from providers.gke.compute import Compute
 from providers.gke.families import default_disk_type
 from providers.gke.machines import Machine
+from providers.gke.options import GkeOptions
 from providers.gke.reservations import parse_reservation
 from providers.kubernetes_calls import open_young_cluster
 
@@ -28,6 +29,10 @@ WORKER_POOL = "workers"
 ROLE_LABEL = "mlbench-role"
 WORKER = "worker"
 GPU = "nvidia.com/gpu"
+# By which pods make flex-start machines come, and what machines of queued provisioning are tainted with.
+FLEX_START_LABEL = "cloud.google.com/gke-flex-start"
+QUEUED_TOLERATION = "cloud.google.com/gke-queued=true:NoSchedule"
+QUEUED_CLASS = "queued-provisioning.gke.io"
 GPU_TAINT = {"key": GPU, "value": "present", "effect": "NO_SCHEDULE"}
 # The system pool has no taint, so that Helm charts and controllers find a place; runs select the workers' label. Two
 # machines, so that DNS survives the upgrade of one.
@@ -302,6 +307,8 @@ class WorkerPool(GkeResource):
             request["autoscaling"] = {"enabled": True, "total_max_node_count": self.count, "location_policy": "ANY"}
             request["management"] = {"auto_repair": False, "auto_upgrade": True}
             config["reservation_affinity"] = {"consume_reservation_type": "NO_RESERVATION"}
+            if is_queued(options, self.count):
+                request["queued_provisioning"] = {"enabled": True}
         return request
 
     def _difference(self, found: Any) -> str | None:
@@ -347,6 +354,14 @@ class PoolSize(Resource):
     def delete(self) -> None:
         """Do nothing: a size is not deleted."""
         return
+
+
+def is_queued(options: GkeOptions, workers: int) -> bool:
+    """Whether flex-start machines come all at once: else those that come first would wait, paid for, for the last.
+
+    Not with a compact placement, which queued provisioning does not take.
+    """
+    return options.flex_start and workers > 1 and not options.compact_placement
 
 
 def access_to(found: Any) -> Access:

@@ -185,7 +185,9 @@ class EksRules(Base):
         return answer
 
     def _make_group(self, group: Any) -> None:
-        lacking = [kind for kind in group.instance_types if kind in self.rules["no_capacity"]]
+        zone = self._subnet(group.region, group.subnets[0]).availability_zone
+        gone = self.rules["no_capacity"]  # TYPE, or TYPE@ZONE
+        lacking = [kind for kind in group.instance_types if kind in gone or f"{kind}@{zone}" in gone]
         if lacking and len(lacking) == len(group.instance_types) and group.scaling_config["desiredSize"]:
             group.status = "CREATE_FAILED"
             said = (

@@ -180,6 +180,17 @@ class ServiceRules(Base):
         items = f"<capacityReservationSet><item>{body}</item></capacityReservationSet>"
         return xml_answer("DescribeCapacityReservationsResponse", EC2_SPACE, items)
 
+    def _ec2_DescribeInstanceTypeOfferings(self, request: Request) -> Answer:
+        """moto's own, or those of the rule `offered`: pairs of type and zone."""
+        offered = self.rules.get("offered")
+        if not offered:
+            return self._pass(request)
+        items = "".join(
+            f"<item><instanceType>{kind}</instanceType><location>{zone}</location></item>" for kind, zone in offered
+        )
+        answer = f"<instanceTypeOfferingSet>{items}</instanceTypeOfferingSet>"
+        return xml_answer("DescribeInstanceTypeOfferingsResponse", EC2_SPACE, answer)
+
     def _ec2_DescribeRegions(self, request: Request) -> Answer:
         """A few of them: moto takes its time with each that is asked for the first time."""
         items = "".join(f"<item><regionName>{name}</regionName></item>" for name in REGIONS)

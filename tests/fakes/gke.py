@@ -76,6 +76,7 @@ class World:
     # By request number or method: kill-before kill-after, or CODE-before CODE-after; a gRPC status code or THROTTLED.
     trouble: dict[int | str, str] = field(default_factory=dict)
     failing: dict[str, str] = field(default_factory=dict)  # method of an operation: key of OPERATION_ERRORS
+    empty_zones: set[str] = field(default_factory=set)  # that have no machine left for a new pool
     missing_zones: list[str] = field(default_factory=list)
     quotas: dict[str, float] = field(default_factory=lambda: {"NVIDIA_L4_GPUS": 8, "NVIDIA_T4_GPUS": 8})
     used: dict[str, float] = field(default_factory=dict)  # of the quotas
@@ -227,6 +228,8 @@ class World:
         self._check_zones(asked.locations, cluster.location)
         asked.status = g.NodePool.Status.PROVISIONING
         cluster.node_pools.append(asked)
+        if set(asked.locations) & self.empty_zones:
+            return self._change("CreateNodePool", _cluster_path(request.parent), asked.name, "stockout")
         return self._change("CreateNodePool", _cluster_path(request.parent), asked.name)
 
     def do_SetNodePoolSize(self, request: Any) -> g.Operation:
@@ -250,22 +253,23 @@ class World:
 
     # --- rules --------------------------------------------------------------------------------------------------
 
-    def _change(self, method: str, path: str, name: str) -> g.Operation:
-        cluster = self.clusters[path]
+    def _change(self, method: str, path: str, name: str, failure: str | None = None) -> g.Operation:
+        cluster, failure = self.clusters[path], failure or self.failing.get(method)
 
         def finish(failed: bool) -> None:
             cluster.status = Status.RUNNING
             pool = next(pool for pool in cluster.node_pools if pool.name == name)
             pool.status = g.NodePool.Status.ERROR if failed else g.NodePool.Status.RUNNING
             if failed:
-                _, code, message = OPERATION_ERRORS[self.failing[method]]
+                _, code, message = OPERATION_ERRORS[failure or "stockout"]
                 pool.conditions = [g.StatusCondition({"code": code, "message": message})]
 
         cluster.status = Status.RECONCILING
-        return self._begin(method, path, finish)
+        return self._begin(method, path, finish, failure)
 
-    def _begin(self, method: str, cluster: str, finish: Any) -> g.Operation:
-        error = OPERATION_ERRORS[self.failing[method]] if method in self.failing else None
+    def _begin(self, method: str, cluster: str, finish: Any, failure: str | None = None) -> g.Operation:
+        failure = failure or self.failing.get(method)
+        error = OPERATION_ERRORS[failure] if failure else None
         name = f"operation-{len(self.operations)}"
         operation = Operation(name, cluster, self.looks, time.monotonic() + self.seconds, finish, error)
         self.operations[name] = operation
@@ -329,6 +333,11 @@ class World:
             raise ApiError(Code.INVALID_ARGUMENT, f"Machine type {machine} is not available on demand.")  # ASSUMED
         if pool.config.flex_start and not pool.autoscaling.enabled:
             raise ApiError(Code.INVALID_ARGUMENT, "Flex start node pools require autoscaling enabled.")
+        if pool.queued_provisioning.enabled:
+            affinity = pool.config.reservation_affinity.consume_reservation_type.name
+            compact = pool.placement_policy.type_.name == "COMPACT"
+            if affinity != "NO_RESERVATION" or pool.config.spot or compact or not pool.autoscaling.enabled:
+                raise ApiError(Code.INVALID_ARGUMENT, "Queued provisioning excludes reservations, spot and placement.")
         if pool.config.flex_start and pool.initial_node_count:
             raise ApiError(Code.INVALID_ARGUMENT, "Flex start node pools require initial node count to be set to 0.")
         if pool.config.flex_start and reserved:

@@ -33,6 +33,7 @@ GRACE_SECONDS = 60  # the command has 10 of them to end; in the rest a client ca
 TTL_SECONDS = 7 * 86400
 DEADLINE_MARGIN = 120
 NODE_LOSS_SECONDS = 30
+MAX_BOOKED_SECONDS = 7 * 86400  # for which DWS flex-start gives machines
 HOSTS_BYTES = 120_000  # one environment variable holds at most 128 KiB
 ANNOTATION_BYTES = 200_000
 KEEPER_PORT = 29600
@@ -45,7 +46,7 @@ CPU_REQUEST, MEMORY_REQUEST = "500m", "512Mi"
 INSTALLED_CODE_ONLY = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
 
 # In the order in which they are created. The Job comes first because the others are owned by it.
-TEMPLATES = ("job", "configmap", "service", "networkpolicy", "keeper")
+TEMPLATES = ("job", "configmap", "service", "networkpolicy", "provisioning", "keeper")
 
 # Nodes that a run measures on are not taken away to save money.
 SAFE_TO_EVICT = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
@@ -66,11 +67,22 @@ def manifests(spec: RunSpec, namespace: str) -> tuple[dict[str, Any], ...]:
         return tuple(
             document
             for kind in TEMPLATES
-            if (kind != "keeper" or has_keeper(spec)) and (kind != "networkpolicy" or spec.kubernetes.network_policy)
+            if _is_wanted(kind, spec)
             for document in templates.documents(f"kubernetes/{kind}.yaml.j2", values, folder)
         )
     except templates.TemplateError as error:
         raise UsageError(f"A template of the run's objects is wrong: {error}") from None
+
+
+def _is_wanted(kind: str, spec: RunSpec) -> bool:
+    options = spec.kubernetes
+    # Kueue books machines itself, for the runs of its queues.
+    optional = {
+        "keeper": has_keeper(spec),
+        "networkpolicy": options.network_policy,
+        "provisioning": options.provisioning_class is not None and options.queue is None,
+    }
+    return optional.get(kind, True)
 
 
 def spec_of(job: Mapping[str, Any]) -> RunSpec:
@@ -128,14 +140,16 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
         "job_labels": {**labels, HASH_LABEL: spec.hash, **queue},
         "selector": selector,
         "worker_labels": {**options.pod_labels, **labels, ROLE_LABEL: WORKER},
-        "worker_annotations": {**SAFE_TO_EVICT, **options.pod_annotations},
+        "worker_annotations": {**SAFE_TO_EVICT, **_booking(spec), **options.pod_annotations},
         "priority_class": options.priority_class,
         "scheduler": options.scheduler,
         "worker_selector": {**selector, ROLE_LABEL: WORKER},
-        "annotations": {SPEC_ANNOTATION: canonical_json(spec.to_dict()).decode()},
+        "annotations": {SPEC_ANNOTATION: canonical_json(spec.to_dict()).decode(), **_booking_of_queue(spec, deadline)},
+        "provisioning_class": options.provisioning_class,
         "pods": spec.unit_count,
         "run_on_all": spec.run_on_all,
         "active_deadline_seconds": deadline,
+        "booked_seconds": min(deadline, MAX_BOOKED_SECONDS),
         "ttl_seconds": max(TTL_SECONDS, keep + 86400),
         "grace_seconds": GRACE_SECONDS,
         "host_network": options.host_network,
@@ -166,6 +180,24 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
         "keep_seconds": keep,
         "keep_storage": options.keep_storage,
     }
+
+
+def _booking(spec: RunSpec) -> dict[str, str]:
+    """The annotations by which pods take the machines that were booked for their run."""
+    options = spec.kubernetes
+    if options.provisioning_class is None or options.queue:
+        return {}
+    return {
+        "autoscaling.x-k8s.io/consume-provisioning-request": spec.name,
+        "autoscaling.x-k8s.io/provisioning-class-name": options.provisioning_class,
+    }
+
+
+def _booking_of_queue(spec: RunSpec, seconds: int) -> dict[str, str]:
+    """What Kueue puts into the request by which it books machines: how long they are needed."""
+    if spec.kubernetes.provisioning_class is None or not spec.kubernetes.queue:
+        return {}
+    return {"provreq.kueue.x-k8s.io/maxRunDurationSeconds": str(min(seconds, MAX_BOOKED_SECONDS))}
 
 
 def _check(spec: RunSpec) -> None:

@@ -1,4 +1,4 @@
-"""Workers from capacity that was reserved before: reservations and capacity blocks of EC2."""
+"""Workers from capacity that was reserved before: reservations and capacity blocks of EC2; and zones tried in turn."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -89,3 +89,48 @@ def test_too_few_machines_and_the_end_of_a_block_are_said(command: Callable[...,
         "EC2 takes the machines away half an hour before"
         in command("create-cluster", "eks", "2", "x", *words, "--dry-run").err
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "machine", "efa"), [("move-2", "m5.large", ()), ("wide-2", "p4d.24xlarge", ("--efa",))]
+)
+def test_the_next_zone_is_tried_and_what_the_first_left_is_removed(
+    command: Callable[..., Any], aws: AwsServer, name: str, machine: str, efa: tuple[str, ...]
+) -> None:
+    zones = ["eu-west-1a", "eu-west-1b", "eu-west-1c"]
+    words = ("-t", machine, "--zones", ",".join(zones), "--yes", "--probe-image", "none", *efa)
+    aws.rules(no_capacity=[f"{machine}@{zone}" for zone in zones[:2]], offered=[[machine, zone] for zone in zones])
+    aws.rules(quotas={"L-417A185B": 1000.0})
+    try:
+        result = command("create-cluster", "eks", "2", name.partition("-")[0], *words)
+        assert result.code == 0, result.err
+        assert "eu-west-1b is tried" in result.err
+        assert "eu-west-1c is tried" in result.err
+        groups = [entry for entry in aws.log("me") if entry["action"] == "eks:CreateNodegroup"]
+        subnets = [entry["parameters"]["subnets"][0] for entry in groups if entry["target"].endswith("workers")]
+        assert len(set(subnets)) == 3
+        again = command("create-cluster", "eks", "2", name.partition("-")[0], *words)
+        assert again.code == 0, again.err
+    finally:
+        aws.rules(no_capacity=[], offered=[], quotas={})
+    assert command("delete-cluster", "eks", name, "--yes").code == 0
+    assert aws.list_left(name) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--zones", "eu-west-1a,eu-west-1a"), "is not a list of different zones"),
+        (("--zones", "eu-west-1a,us-east-1a"), "zones of several regions"),
+        (("--zones", "somewhere"), "is not the name of a zone"),
+        (("--zones", "eu-west-1a,eu-west-1b", "--zone", "eu-west-1a"), "exclude each other"),
+        (("--zones", "eu-west-1a,eu-west-1z"), "does not have m5.large"),
+        (("--zones", ",".join(f"eu-west-1{letter}" for letter in "abcde")), "at most 4"),
+    ],
+)
+def test_wrong_zones_are_refused_before_anything_is_made(
+    command: Callable[..., Any], aws: AwsServer, words: tuple[str, ...], says: str
+) -> None:
+    result = command("create-cluster", "eks", "2", "never", "-t", "m5.large", *words, "--yes")
+    assert result.code == 2, result.err
+    assert says in result.err

@@ -475,6 +475,7 @@ def test_every_kind_of_pool_is_one_that_the_sdk_knows(world: World, tmp_path: Pa
     pool = world.find_cluster("rel-2").node_pools[-1]
     if options.flex_start:
         assert pool.config.reservation_affinity.consume_reservation_type.name == "NO_RESERVATION"
+        assert pool.queued_provisioning.enabled
         assert (pool.initial_node_count, pool.autoscaling.total_max_node_count, pool.config.flex_start) == (0, 2, True)
     if options.reservation:
         assert list(pool.config.reservation_affinity.values) == ["mine"]
