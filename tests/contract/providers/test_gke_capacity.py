@@ -90,8 +90,8 @@ def test_the_next_zone_is_tried_and_what_the_first_left_is_removed(command: Comm
     assert [line.split()[0] for line in gke_world.log if "NodePool" in line and "Get" not in line] == [
         "CreateNodePool", "DeleteNodePool", "CreateNodePool",
     ]  # fmt: skip
-    (listed,) = [item for item in command("list-clusters", "-o", "json").json["clusters"] if item["provider"] == "gke"]
-    assert (listed["location"], listed["details"]["location"]) == (FIRST, SECOND)
+    record = Store().cluster("rel-2")
+    assert (record.location, record.details["location"]) == (FIRST, SECOND)
     again = create(command, *ZONES)  # what exists is adopted, in whatever zone it is
     assert again.code == 0, again.err
     assert len([line for line in gke_world.log if line.startswith("CreateNodePool")]) == 2
