@@ -7,13 +7,7 @@ own copies of the model and the same batches, so that what else the machine does
 Printed: the median of a round's ratio of step times to DDP's, with the quartiles, and a 95 % interval of the median (by
 order statistics); below 1 is faster than DDP. With --delay (seconds per message and per byte that every message takes
 longer) there is no DDP, which knows no delay: ratios are then to bsp. `--model mlp25m` has 25 million parameters.
-Also printed: the seconds of each method's self-check.
-
-    .venv/bin/python benchmarks/methods.py --plans --delay 0.01,2e-9 [--ranks 2] [--rounds 12]
-
-What BSP, WFBP, fusion, MG-WFBP and the optimal plan take under a delay, against the model that plans them. Predicted:
-the step without communication, and what the plan's last message exposes after the backward pass, from the measured
-moments at which gradients were ready and the measured cost of a message, which is that of the delay almost alone.
+Also printed: the seconds of each method's self-check. What plans take under a delay is in plans.py.
 """
 
 import argparse
@@ -28,13 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from task_images.comm import plans
 from task_images.comm.base import Placement, Strategy
 from task_images.comm.choose import make_strategy
 from task_images.comm.methods import NATIVE, Method, MethodError, check
-from task_images.comm.plans import Cost
 from task_images.comm.presets import PRESETS, resolve
-from task_images.comm.reducer import MEASURED_UPDATES, Reducer
 from task_images.comm.selfcheck import check_method
 from task_images.contract import Contract
 from task_images.harness.distributed import World, open_world
@@ -42,8 +33,6 @@ from task_images.harness.models.resnet import resnet
 
 BATCH = 16
 STEPS = 3
-PLAN_OF = {"bsp": "all", "wfbp": "tensor", "fusion": "threshold:256KiB", "mgwfbp": "mgwfbp", "optfusion": "optimal"}
-MEASURED = "optfusion"  # a method whose reducer measures backward passes and the cost of messages
 WARM_UP = 5  # plans, buckets and buffers are made in the first updates
 
 
@@ -55,14 +44,10 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="every method without servers, not only fusion")
     parser.add_argument("--method", action="append", default=[], help="only these, besides what ratios are to")
     parser.add_argument("--delay", action="append", default=[], help="ALPHA,BETA; several are measured in turn")
-    parser.add_argument("--plans", action="store_true", help="plans under a delay, against their model")
     options = parser.parse_args()
     if _ranks.is_rank():
         world = open_world(Contract())
         for delay in options.delay or ["none"]:
-            if options.plans:
-                measure_plans(world, options.rounds, delay)
-                continue
             measure(world, options.rounds, options.model, choose(world.size, options, delay), delay)
         world.close()
         return
@@ -112,51 +97,6 @@ def measure(world: World, rounds: int, model: str, methods: Sequence[Method], de
             f"   self-check {checks[name]:.2f} s",
             flush=True,
         )
-
-
-def measure_plans(world: World, rounds: int, delay: str) -> None:
-    reducers = {}
-    steps: dict[str, Callable[[], None]] = {"noop": make_step(world, make_strategy(resolve("noop")))}
-    for name in PLAN_OF:
-        changes = {"delay": delay, **({"plan": PLAN_OF[name]} if name == "fusion" else {})}
-        reducers[name] = make_strategy(resolve(name, changes))
-        steps[name] = make_step(world, reducers[name])
-    for step in steps.values():
-        for _ in range(WARM_UP):
-            step()
-    sizes, ready, cost = read_profile(reducers[MEASURED])
-    times = interleave(world, steps, rounds)
-    if not world.is_first:
-        return
-    print(
-        f"{world.size} ranks, ResNet-20, delay {delay} (a message takes {1e3 * cost.alpha:.2f} ms +"
-        f" {1e9 * cost.beta:.2f} ns/B), backward {1e3 * ready[-1]:.1f} ms, {rounds} rounds"
-    )
-    for name in PLAN_OF:
-        exposed = predict_exposed(PLAN_OF[name], sizes, ready, cost)
-        # Round by round, so that what else the machine does meets both.
-        found = sorted(one / (other + exposed) for one, other in zip(times[name], times["noop"], strict=True))
-        low, high = find_median_interval(found)
-        print(
-            f"{name:<10} predicted {1e3 * (statistics.median(times['noop']) + exposed):7.1f} ms"
-            f"   measured {1e3 * statistics.median(times[name]):7.1f} ms"
-            f"   ratio {statistics.median(found):.3f} ({low:.3f} to {high:.3f})"
-            f"   {len(plans.build(PLAN_OF[name], sizes, ready, cost)):3d} messages",
-            flush=True,
-        )
-
-
-def read_profile(strategy: object) -> tuple[list[int], list[float], Cost]:
-    """Bytes of gradients in the order in which they are ready, the moments in seconds, and the cost of a message."""
-    assert isinstance(strategy, Reducer)
-    moments = [strategy._times.get(name, 0.0) / MEASURED_UPDATES for name, _ in strategy._named]
-    found = sorted(zip(moments, (item.numel() * item.element_size() for _, item in strategy._named), strict=True))
-    return [size for _, size in found], [moment for moment, _ in found], strategy._cost
-
-
-def predict_exposed(plan: str, sizes: Sequence[int], ready: Sequence[float], cost: Cost) -> float:
-    """Seconds after the backward pass until the last message is over."""
-    return plans.predict_end(plans.build(plan, sizes, ready, cost), sizes, ready, cost) - ready[-1]
 
 
 def interleave(world: World, steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:

@@ -9,7 +9,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.distributed import all_reduce as start_all_reduce
 
 from task_images.comm.codecs import (
     Codec,
@@ -104,9 +103,7 @@ class AllReduce:
         payload = message.encode(seed, 0.0)
         flat = message.flat
         summed = payload[0]
-        self._link.book(summed, 2 * (self._link.size - 1) / self._link.size)
-        work = start_all_reduce(summed, group=self._link.group, async_op=True)
-        assert work is not None
+        work = self._link.start_all_reduce(summed)
 
         def finish() -> None:
             work.wait()

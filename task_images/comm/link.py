@@ -21,6 +21,7 @@ class Link:
     def __init__(self, world: World, delay: tuple[float, float] | None = None) -> None:
         self.size = world.size
         self.rank = world.rank
+        self.device = world.device
         group = dist.new_group(list(range(world.size)), group_desc="gradients")
         assert isinstance(group, dist.ProcessGroup)
         self.group = group
@@ -31,9 +32,15 @@ class Link:
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """`tensor` becomes its sum over ranks."""
-        self.book(tensor, 2 * (self.size - 1) / self.size)
-        dist.all_reduce(tensor, group=self.group)
+        self.start_all_reduce(tensor).wait()
         return tensor
+
+    def start_all_reduce(self, tensor: Tensor) -> dist.Work:
+        """Begin to sum `tensor` over ranks; several may be under way. The work says when it is done."""
+        self.book(tensor, 2 * (self.size - 1) / self.size)
+        work = dist.all_reduce(tensor, group=self.group, async_op=True)
+        assert work is not None
+        return work
 
     def reduce_scatter(self, tensor: Tensor) -> Tensor:
         """tensor (P n) -> this rank's n numbers of the sum over ranks."""
@@ -125,13 +132,25 @@ class Leader:
 
 
 def measure_cost(link: Link, sizes: Sequence[int] = (1024, 16384, 65536, 262144), repeats: int = 5) -> list[float]:
-    """Mean seconds of an all-reduce of each of `sizes` numbers, after two that do not count. Collective."""
+    """Mean seconds of an all-reduce of each of `sizes` numbers, after two that do not count. Collective.
+
+    They are handed over one after the other without waiting, as gradients are: what counts in a plan is how much later
+    the last message ends for one message more.
+    """
     seconds = []
     for size in sizes:
-        tensor = torch.zeros(size)
-        for number in range(repeats + 2):
-            if number == 2:
-                begin = time.perf_counter()
+        tensors = [torch.zeros(size, device=link.device) for _ in range(repeats + 2)]
+        for tensor in tensors[:2]:
             link.all_reduce(tensor)
+        _synchronize(link)
+        begin = time.perf_counter()
+        for work in [link.start_all_reduce(tensor) for tensor in tensors[2:]]:
+            work.wait()
+        _synchronize(link)
         seconds.append((time.perf_counter() - begin) / repeats)
     return seconds
+
+
+def _synchronize(link: Link) -> None:
+    if link.device.type == "cuda":
+        torch.cuda.synchronize(link.device)
