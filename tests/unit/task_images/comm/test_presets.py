@@ -1,8 +1,10 @@
 """The table of methods: every preset is legal, everything else is refused with a neighbour that is legal."""
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -111,6 +113,11 @@ def test_companions_are_legal() -> None:
     assert "fp16" in list_companions("fusion")["codec"]
     assert "fp16" not in list_companions("topk").get("codec", ())
     assert set(list_companions("fusion")) <= set(AXES)
+
+
+def test_every_preset_has_its_row_among_what_methods_reach() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "explanation" / "methods-measured.md").read_text()
+    assert re.findall(r"^\| `([a-z0-9-]+)` \|", page, re.M) == list(PRESETS)
 
 
 def test_the_table_is_read_without_torch() -> None:
