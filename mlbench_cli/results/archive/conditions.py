@@ -109,11 +109,12 @@ def assess_conditions(
     meters = {worker: meter for worker, meter in meters.items() if meter.last}
     facts = next((meter.facts for meter in meters.values() if meter.facts), {})
     local = _fact(spec, "engine", "local") == "local"
+    locks = [meter.facts for meter in meters.values() if local or meter.facts.get("lock")]  # pods know of none
     return Conditions(
         crowded=_check_crowding(spec, _amount(facts.get("cores")) or _cores_of(provenance)) if local else None,
         contended=_worst([_check_contention(meter) for meter in meters.values() if local or is_alone], "other_cpus"),
         quota_limited=_worst([_quota_limited(meter) for meter in meters.values()], "throttled_seconds"),
-        shared=_check_sharing(spec, facts) if local else None,
+        shared=_check_sharing(spec, locks) if local or locks else None,
         measured=bool(meters),
     )
 
@@ -191,10 +192,12 @@ def _quota_limited(meter: _Meter) -> Condition | None:
     return Condition("quota_limited", reason, figures if quota is None else {**figures, "quota": quota})
 
 
-def _check_sharing(spec: RunSpec | Mapping[str, Any], facts: Mapping[str, Any]) -> Condition | None:
+def _check_sharing(spec: RunSpec | Mapping[str, Any], machines: Iterable[Mapping[str, Any]]) -> Condition | None:
+    """The condition of a run without the lock of all of its machines; machines without facts say nothing."""
     if _fact(spec, "share_machine", False):
         return Condition("shared", "--share-machine")
-    if not facts or facts.get("lock") == "held":
+    facts = next((item for item in machines if item and item.get("lock") != "held"), None)
+    if facts is None:
         return None
     return Condition("shared", f"no lock of this machine ({str(facts.get('lock_reason') or 'unknown reason')[:200]})")
 

@@ -113,6 +113,18 @@ def test_a_run_without_the_lock_is_shared(changes: dict[str, Any], facts: dict[s
     assert found.shared == Condition("shared", reason)
 
 
+@pytest.mark.parametrize("engine", ["hosts", "slurm"])
+def test_a_run_without_the_lock_of_one_of_its_machines_is_shared(engine: str) -> None:
+    held = [row | {"worker": 0} for row in rows()]
+    without = [row | {"worker": 1} for row in rows(lock="unavailable", lock_reason="attached with --share-nodes")]
+    assert assess_conditions(spec(engine=engine), None, held).shared is None
+    found = assess_conditions(spec(engine=engine), None, [*held, *without])
+    assert found.shared == Condition("shared", "no lock of this machine (attached with --share-nodes)")
+    chosen = assess_conditions(spec(engine=engine, share_machine=True), None, rows(lock="shared"))
+    assert chosen.shared == Condition("shared", "--share-machine")
+    assert assess_conditions(spec(engine="kubernetes"), None, rows(lock=None)).shared is None
+
+
 def test_of_several_machines_the_worst_counts() -> None:
     both = [row | {"worker": 0} for row in rows(cores=4, other=1.0)]
     both += [row | {"worker": 1} for row in rows(cores=4, other=3.0)]
