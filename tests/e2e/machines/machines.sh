@@ -8,7 +8,8 @@
 set -euo pipefail
 root=${MACHINES_STATE:-/var/tmp/mlbench-machines}
 slurm=$root/slurm ssh=$root/ssh munge=$root/munge database=$root/database
-controller_port=17400 ssh_port=2422 database_port=17390 accounting_port=17391
+first_port=${MACHINES_PORT:-17400}  # another one lets a second fleet run beside the first, with a MACHINES_STATE of its own
+controller_port=$first_port ssh_port=$((first_port + 20)) database_port=$((first_port + 21)) accounting_port=$((first_port + 22))
 
 is_alive() { [ -s "$1" ] && kill -0 "$(cat "$1")" 2>/dev/null; }
 

@@ -4,7 +4,7 @@
 #
 # MACHINES names another program that starts them: `$MACHINES up 3`, `$MACHINES env`, `$MACHINES down`.
 set -eu
-[ "$(id -u)" = 0 ] || exec sudo --preserve-env=MACHINES,PYTHON env "PATH=$PATH" sh "$0" "$@"
+[ "$(id -u)" = 0 ] || exec sudo --preserve-env=MACHINES,MACHINES_STATE,MACHINES_PORT,PYTHON env "PATH=$PATH" sh "$0" "$@"
 cd "$(dirname "$0")/../../.."
 machines=${MACHINES:-tests/e2e/machines/machines.sh}
 [ -x "$machines" ] || { echo "e2e-machines: $machines is no program that starts Slurm and hosts: set MACHINES" >&2; exit 2; }
