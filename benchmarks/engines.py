@@ -6,12 +6,15 @@ MACHINES_SHARED, MACHINES_HOSTS and MACHINES_SSH_CONFIG name a Slurm cluster and
 """
 
 import os
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from mlbench_cli.engines.hosts.engine import HostsEngine
@@ -25,7 +28,7 @@ from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.spec import RunSpec
 from mlbench_cli.store import Store
 
-ROUNDS = 8
+ROUNDS, HOST_ROUNDS, DRAWS = 12, 8, 4000
 PAUSE_SECONDS = 4.0  # in which nodes are idle again, and the scheduler has no other request
 JOBS = 1000
 LINES = 200_000
@@ -53,38 +56,108 @@ def record(store: Store, engine: str, argv: tuple[str, ...], workers: int) -> Ru
     return run
 
 
-def time_ranks(engine: MachinesEngine, store: Store, name: str, workers: int) -> float:
-    """Seconds from the call of submit until the last rank has written its first line."""
+@dataclass(frozen=True)
+class Start:
+    """Seconds of one submission: the client's call, Slurm's queue (None for hosts), and until the last rank's line."""
+
+    client: float
+    queue: float | None
+    ranks: float
+
+    @property
+    def whole(self) -> float:
+        """From the call until the last rank's line."""
+        return self.client + (self.queue or 0.0) + self.ranks
+
+    @property
+    def own(self) -> float:
+        """Without Slurm's queue, in which no submitted job can change anything."""
+        return self.client + self.ranks
+
+
+def time_ranks(engine: MachinesEngine, store: Store, name: str, workers: int, folder: str | None = None) -> Start:
+    """From the call of submit until the last rank has written its first line. `folder` is the one that nodes share."""
     run = record(store, name, ("date", "+%s.%N"), workers)
     submission = engine.render(run.spec)
     time.sleep(PAUSE_SECONDS)
     begun = time.time()
     engine.submit(run, submission, detach=True)
+    submitted = time.time()
     for observation in engine.watch(run):
         if observation.ended:
             break
     moments = [float((run.folder / f"logs/rank-{rank}.log").read_text()) for rank in range(workers)]
+    started = None
+    if folder is not None:  # the script's first act is to write this file
+        started = Path(folder, "runs", run.name, "started", "job").stat().st_mtime
     engine.delete(run, force=True)
-    return max(moments) - begun
+    return make_start(begun, submitted, started, max(moments))
 
 
-def time_sbatch(shared: Path, workers: int) -> float:
+def time_sbatch(shared: Path, workers: int) -> Start:
     """The same of a plain batch script."""
-    script = f"#!/bin/bash\n#SBATCH --nodes={workers} --exclusive --output={shared}/plain.log\nsrun date +%s.%N\n"
+    log, mark = shared / "plain.log", shared / "plain.start"
+    script = f"#!/bin/bash\n#SBATCH --nodes={workers} --exclusive --output={log}\ndate >{mark}\nsrun date +%s.%N\n"
     time.sleep(PAUSE_SECONDS)
     begun = time.time()
-    subprocess.run(["sbatch", "--wait"], input=script, text=True, check=True, stdout=subprocess.DEVNULL)
-    lines = (shared / "plain.log").read_text().split()
-    (shared / "plain.log").unlink()
-    return max(map(float, lines)) - begun
+    words = ["sbatch", "--parsable"]
+    number = subprocess.run(words, input=script, text=True, check=True, capture_output=True).stdout.strip()
+    submitted = time.time()
+    while subprocess.run(["squeue", "-h", "-j", number], capture_output=True, text=True, check=False).stdout:
+        time.sleep(0.5)
+    lines = log.read_text().split()
+    started = mark.stat().st_mtime
+    log.unlink()
+    mark.unlink()
+    return make_start(begun, submitted, started, max(map(float, lines)))
 
 
-def time_pair(engine: MachinesEngine, store: Store, shared: Path, number: int) -> tuple[float, float]:
-    """Ours and a plain script's, one after the other, and which of them goes first alternates."""
-    if number % 2:
-        plain = time_sbatch(shared, 3)
-        return time_ranks(engine, store, "slurm", 3), plain
-    return time_ranks(engine, store, "slurm", 3), time_sbatch(shared, 3)
+def make_start(begun: float, submitted: float, started: float | None, last: float) -> Start:
+    """The parts of one submission. A script that started before its submission was answered waited for nothing."""
+    ready = submitted if started is None else max(submitted, started)
+    return Start(submitted - begun, None if started is None else ready - submitted, last - ready)
+
+
+def compare_starts(slurm: SlurmEngine, store: Store, folder: str, shared: Path) -> Iterator[str]:
+    """Ours, a plain script and the same plain script again, ROUNDS times in an order that rotates.
+
+    Slurm starts a job when its scheduler comes round to it, which scatters by seconds: the second plain script shows by
+    how much a ratio differs from 1 for no reason.
+    """
+    arms: dict[str, list[Start]] = {"ours": [], "plain": [], "again": []}
+    names = list(arms)
+    for number in range(ROUNDS):
+        for position in range(3):
+            name = names[(number + position) % 3]
+            is_ours = name == "ours"
+            arms[name].append(time_ranks(slurm, store, "slurm", 3, folder) if is_ours else time_sbatch(shared, 3))
+    for name, starts in arms.items():
+        whole, client, queue, ranks = (
+            statistics.median(times)
+            for times in zip(*((s.whole, s.client, s.queue or 0.0, s.ranks) for s in starts), strict=True)
+        )
+        parts = f"client {client:.2f} s, queue {queue:.2f} s, script to last rank {ranks:.2f} s"
+        yield f"submit to the last rank on 3 Slurm nodes, {name}: {whole:.2f} s ({parts})"
+    for what in ("whole", "own"):
+        ours, plain, again = ([getattr(start, what) for start in arms[name]] for name in names)
+        yield (
+            f"ratio of medians, {what}: ours to plain {describe_ratio(ours, plain)}, ours to both plain "
+            f"{describe_ratio(ours, plain + again)}, plain to itself {describe_ratio(again, plain)}"
+        )
+    yield f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, {ROUNDS} rounds"
+
+
+def describe_ratio(ones: Sequence[float], others: Sequence[float]) -> str:
+    """The ratio of the medians with its 95 % interval by the bootstrap."""
+    chance = random.Random(1)
+
+    def ratio(some: Sequence[float], rest: Sequence[float]) -> float:
+        return statistics.median(some) / statistics.median(rest)
+
+    found = sorted(
+        ratio(chance.choices(ones, k=len(ones)), chance.choices(others, k=len(others))) for _ in range(DRAWS)
+    )
+    return f"{ratio(ones, others):.2f} ({found[DRAWS // 40]:.2f} to {found[-DRAWS // 40]:.2f})"
 
 
 def find_address(host: str) -> str:
@@ -122,7 +195,7 @@ def time_squeue() -> str:
             words = ["sbatch", "--parsable", "--hold", "--output=/dev/null", "--job-name=mlbench-bench"]
             ids.append(subprocess.run(words, input=script, text=True, check=True, capture_output=True).stdout.strip())
         times = []
-        for _ in range(ROUNDS):
+        for _ in range(HOST_ROUNDS):
             begun = time.perf_counter()
             jobs = controller.list_jobs(channel)
             times.append(time.perf_counter() - begun)
@@ -158,14 +231,9 @@ def main() -> None:
         )
         time_ranks(hosts, store, "hosts", len(names))  # copies the code, and connects
         time_ranks(slurm, store, "slurm", 3)
-        pairs = [time_pair(slurm, store, shared, number) for number in range(ROUNDS)]
-        ours, plain = (statistics.median(times) for times in zip(*pairs, strict=True))
-        ratios = sorted(one / other for one, other in pairs)
-        print(
-            f"submit to the last rank on 3 Slurm nodes: {ours:.2f} s, plain sbatch {plain:.2f} s, {ours / plain:.2f}x "
-            f"(pairs {ratios[0]:.2f} to {ratios[-1]:.2f})"
-        )
-        times = [time_ranks(hosts, store, "hosts", len(names)) for _ in range(ROUNDS)]
+        for line in compare_starts(slurm, store, folder, shared):
+            print(line, flush=True)
+        times = [time_ranks(hosts, store, "hosts", len(names)).whole for _ in range(HOST_ROUNDS)]
         print(f"submit to the last rank on {len(names)} hosts, connected: {statistics.median(times):.2f} s")
         print(f"Slurm: {follow_logs(slurm, store, 'slurm')}")
         print(f"hosts: {follow_logs(hosts, store, 'hosts')}")
