@@ -1,8 +1,8 @@
 """The catalogue of tasks: every folder under task_images/ with a `task.yaml`, and those of other people
 (task_sources.py). Parsed into Task, checked, typed.
 
-A task.yaml looks like this (`extends`, `groups`, `packages`, `legacy_name`, `goal`, `method`, `files`, `preflight`,
-`notes` and `free` are optional):
+A task.yaml looks like this (`extends`, `groups`, `packages`, `legacy_name`, `goal`, `method`, `files`, `workers`,
+`preflight`, `notes` and `free` are optional):
 
     name: digits_resnet                  # the folder's name
     extends: cifar10_resnet20            # a task whose keys this one takes over; optional (task_files.py)
@@ -18,6 +18,7 @@ A task.yaml looks like this (`extends`, `groups`, `packages`, `legacy_name`, `go
     goal: {metric: "Prec@1", comparison: ">=", wording: "{threshold}% Top 1 Validation Accuracy"}
     data: where the data come from, one line
     files: {...}                         # what the data folder must hold (datafiles.py); optional
+    workers: {sensible: 32, reason: a line}   # beyond so many ranks a goal means little; optional
     preflight: task_images.gpt_pretraining.preflight   # module whose `check` refuses runs that cannot work; optional
     notes: [a line]                      # further lines for `mlbench tasks NAME`
     method: {own: bsp}                   # how its ranks communicate, and limits on other methods (MethodRule); optional
@@ -51,7 +52,7 @@ TYPES = ("int", "float", "str", "bool", "list", "sizes")
 TORCH_BACKENDS = ("gloo", "nccl", "mpi")
 BACKENDS = (*TORCH_BACKENDS, "grpc")  # TensorFlow's own; a task names those that it can use
 _TASK_NAME = re.compile(r"[A-Za-z0-9_]+")
-OPTIONAL = {"goal", "method", "files", "free", "notes", "preflight", "legacy_name", "packages", "extends"}
+OPTIONAL = {"goal", "method", "files", "free", "notes", "preflight", "legacy_name", "packages", "workers", "extends"}
 BUDGET = "budget_seconds"  # the parameter of tasks that can train for a given time
 
 
@@ -111,6 +112,14 @@ class MethodRule:
 
 
 @dataclass(frozen=True)
+class WorkersRule:
+    """Up to how many ranks a training to the goal makes sense, and why not beyond."""
+
+    sensible: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class GoalRule:
     """Metric and comparison of a task's goal; the thresholds are its parameters goal_full and goal_light."""
 
@@ -141,6 +150,7 @@ class Task:
     preflight: str | None = None
     legacy_name: str | None = None
     packages: tuple[str, ...] = ()
+    workers: WorkersRule | None = None
     extends: str | None = None
     folder: Path = field(default=Path(), compare=False)
     origin: str | None = None  # who brought it; None: it is mlbench's own
@@ -317,6 +327,7 @@ def parse_task(text: str, path: Path) -> Task:
         method=_method(file, data["method"]) if "method" in data else None,
         legacy_name=data.get("legacy_name"),
         packages=_texts(file, data, "packages") if "packages" in data else (),
+        workers=_workers(file, data["workers"]) if "workers" in data else None,
         extends=data.get("extends"),
         folder=path.parent,
     )
@@ -368,6 +379,13 @@ def _method(file: str, entry: Any) -> MethodRule:
     if not isinstance(entry, dict) or not isinstance(entry.get("own"), str):
         raise UsageError(f'{file}: "method" is not a mapping with a preset as "own".')
     return MethodRule(entry["own"], {axis: _texts(file, entry, axis) for axis in entry if axis != "own"})
+
+
+def _workers(file: str, entry: Any) -> WorkersRule:
+    known = isinstance(entry, dict) and entry.keys() == {"sensible", "reason"}
+    if not known or not isinstance(entry["sensible"], int) or not isinstance(entry["reason"], str):
+        raise UsageError(f'{file}: "workers" is not a mapping with a number as "sensible" and a text as "reason".')
+    return WorkersRule(entry["sensible"], entry["reason"])
 
 
 def _mapping(file: str, data: Mapping[str, Any], key: str) -> Entries:

@@ -34,6 +34,7 @@ from mlbench_cli.runs.defaults import default_cluster, with_defaults
 from mlbench_cli.runs.experiment import Plan, absolute_paths, expand, request_of
 from mlbench_cli.runs.finished import read_finished
 from mlbench_cli.runs.matrix import MAX_CONFIRMED, MAX_MEMBERS
+from mlbench_cli.runs.preflight import find_too_many_workers
 from mlbench_cli.runs.recording import record
 from mlbench_cli.runs.repeats import repeats_in
 from mlbench_cli.runs.request import (
@@ -309,6 +310,8 @@ def _print_submissions(submissions: list[Submission], output: Format) -> None:
 
 
 def _warn(specs: Sequence[RunSpec]) -> None:
+    for rule, found in find_too_many_workers(specs).items():
+        console.warn(f"{', '.join(found)}: more than {rule.sensible} ranks; {rule.reason}.")
     local = [spec for spec in specs if spec.engine == "local"]
     if not local:
         return

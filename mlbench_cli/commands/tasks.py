@@ -1,5 +1,6 @@
 """`mlbench tasks`: the catalogue."""
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -67,6 +68,7 @@ def _document(task: Task) -> dict[str, object]:
             for parameter in task.parameters.values()
         },
         "presets": {preset: task.resolve(preset) for preset in task.presets},
+        "workers": None if task.workers is None else asdict(task.workers),
         "notes": list(task.notes),
         "origin": task.origin,
     }
@@ -81,6 +83,7 @@ def _describe(task: Task) -> None:
         ("Light goal", _goal(task, "spec", "goal_light")),
         ("Data", task.data),
         ("Presets", ", ".join(task.presets)),
+        ("Workers", task.workers and f"up to {task.workers.sensible}: {task.workers.reason}"),
         ("Free", ", ".join(task.free) or None),
         ("Origin", task.origin),
     ]

@@ -12,12 +12,12 @@ module imports the standard library only.
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from mlbench_cli.catalog import Task
+from mlbench_cli.catalog import Task, WorkersRule, load_task
 from mlbench_cli.errors import UsageError
 from mlbench_cli.spec import RunSpec
 
@@ -41,6 +41,16 @@ def check_run(task: Task, spec: RunSpec) -> None:
         check(spec.parameters, spec.world_size, sharing, memory)
     except ValueError as error:
         raise UsageError(f"{spec.name}: {error}.", hint=getattr(error, "hint", None)) from None
+
+
+def find_too_many_workers(specs: Iterable[RunSpec]) -> dict[WorkersRule, list[str]]:
+    """The names of runs with more ranks than make sense for a training of their task to its goal, by its rule."""
+    found: dict[WorkersRule, list[str]] = {}
+    for spec in specs:
+        rule = load_task(spec.task).workers if spec.runs_task_program else None
+        if rule is not None and spec.world_size > rule.sensible and not spec.parameters.get("blocks"):
+            found.setdefault(rule, []).append(spec.name)
+    return found
 
 
 def local_memory(root: str = "/") -> float:

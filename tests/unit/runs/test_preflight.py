@@ -1,5 +1,6 @@
 """A task refuses a run before it starts, with the numbers."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model import Cluster
 from mlbench_cli.runs.launch import Machine, resolve
-from mlbench_cli.runs.preflight import local_memory, parse_memory
+from mlbench_cli.runs.preflight import find_too_many_workers, local_memory, parse_memory
 from mlbench_cli.runs.request import Request
 
 LOCAL = Cluster("local", "local")
@@ -37,6 +38,14 @@ def test_on_a_cluster_the_memory_of_a_worker_counts_if_it_is_given() -> None:
     assert resolve(request("8B", 16, memory="64Gi"), REMOTE)
     with pytest.raises(UsageError, match=r"there are 8(\.00)? GiB"):
         resolve(request("8B", 16, memory="8Gi"), REMOTE)
+
+
+def test_more_ranks_than_a_task_can_use_are_found_unless_speed_is_measured() -> None:
+    asked = Request(name="x", workers=(32, 64), task="wikitext2_awd_lstm")
+    [(rule, names)] = find_too_many_workers(resolve(asked, REMOTE)).items()
+    assert (rule.sensible, names) == (32, ["x-64"])
+    assert not find_too_many_workers(resolve(replace(asked, preset="throughput"), REMOTE))
+    assert not find_too_many_workers(resolve(Request(name="y", workers=(64,), command="true", image="a:1"), REMOTE))
 
 
 def test_a_fitting_run_passes() -> None:
