@@ -75,10 +75,12 @@ def choose(size: int, options: argparse.Namespace, delay: str) -> list[Method]:
 def measure(world: World, rounds: int, model: str, methods: Sequence[Method], delay: str) -> None:
     checks, steps = {}, {}
     for method in methods:
+        strategy = make_strategy(method)
+        world.barrier()
         begin = time.perf_counter()
         check_method(Placement(world), method)
         checks[method.name] = world.max([time.perf_counter() - begin])[0]
-        steps[method.name] = make_step(world, make_strategy(method), model)
+        steps[method.name] = make_step(world, strategy, model)
     for step in steps.values():
         for _ in range(WARM_UP):
             step()

@@ -22,6 +22,7 @@ def prepare_strategy(world: World, own: Callable[[], Strategy]) -> Strategy:
             print("method: the task's own", flush=True)
         return own()
     method = read_method(contract)
+    strategy = make_strategy(method, contract.seed)
     world.await_loading()
     begin = time.perf_counter()
     found = check_method(Placement(world), method)
@@ -31,4 +32,4 @@ def prepare_strategy(world: World, own: Callable[[], Strategy]) -> Strategy:
             f" ({found['steps']:.0f} updates, largest error {found['error']:g})",
             flush=True,
         )
-    return make_strategy(method, contract.seed)
+    return strategy

@@ -1,6 +1,8 @@
 """What comes before a training with a method: its self-check, and when that begins."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -29,3 +31,21 @@ def test_the_self_check_waits_for_ranks_that_still_load_their_data(monkeypatch: 
     monkeypatch.setattr(prepare, "check_method", check_method)
     prepare.prepare_strategy(world, GradientAllReduce)
     assert done == ["loaded", "checked fusion"]
+
+
+def test_what_torchs_engines_load_is_loaded_before_the_self_check() -> None:
+    """Two seconds of a core, which were counted as the self-check's."""
+    code = "\n".join(
+        [
+            "import sys, torch",
+            "from task_images.comm.choose import make_strategy",
+            "from task_images.comm.presets import resolve",
+            "assert 'torch._dynamo' not in sys.modules",
+            "make_strategy(resolve('fusion'))",
+            "assert 'torch._dynamo' not in sys.modules",
+            "make_strategy(resolve('ddp'))",
+            "assert 'torch._dynamo' in sys.modules",
+        ]
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
