@@ -97,6 +97,30 @@ class Browser:
     def screenshot(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self._call("GET", f"{self._session}/screenshot")))
 
+    def type(self, text: str) -> None:
+        """Type a text into whatever has the focus."""
+        self.press(*text)
+
+    def accept(self, seconds: float = PATIENCE) -> str:
+        """Answer the question of a page with yes; its text."""
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                text = str(self._call("GET", f"{self._session}/alert/text"))
+                break
+            except AssertionError:
+                if time.monotonic() >= end:
+                    raise
+                time.sleep(0.1)
+        self._call("POST", f"{self._session}/alert/accept")
+        return text
+
+    def emulate(self, width: int, height: int = 800) -> None:
+        """Have the page as wide as a phone's screen, which a window cannot be."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        command = {"cmd": "Emulation.setDeviceMetricsOverride", "params": metrics}
+        self._call("POST", f"{self._session}/goog/cdp/execute", command)
+
     def resize(self, width: int, height: int) -> None:
         self._call("POST", f"{self._session}/window/rect", {"width": width, "height": height})
 

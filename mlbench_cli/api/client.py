@@ -17,7 +17,9 @@ from mlbench_cli.model import Cluster, Experiment, JsonObject
 if TYPE_CHECKING:
     from mlbench_cli.results.archive.reader import Archive
     from mlbench_cli.runs.discovery import Discovered
-    from mlbench_cli.runs.experiment import Plan
+    from mlbench_cli.runs.experiment import Candidate
+    from mlbench_cli.runs.questions import Questions
+    from mlbench_cli.runs.request import Request
     from mlbench_cli.runs.select import Filter
     from mlbench_cli.runs.snapshot import RunStatus
 
@@ -66,30 +68,60 @@ class Client(Workspace):
             raise UsageError(f"{unknown[0][:60]} is no option of a run.", hint="mlbench run --help")
         return self.submit(Request(name=name, workers=sizes, **options), require_goal=require_goal)
 
-    def submit(
-        self, request: Any, *, require_goal: bool = False, command_line: Sequence[str] = ("mlbench.api",)
-    ) -> "ExperimentHandle":
-        """Start what a `Request` asks for, detached; the experiment."""
-        from mlbench_cli.runs import queue
+    def questions(self) -> "Questions":
+        """What `mlbench run` asks on a terminal, with the answers that there are: what a form needs."""
+        from mlbench_cli.runs.defaults import default_cluster
+        from mlbench_cli.runs.questions import ask_questions
+
+        taken = [row.run.name for row in self.store.iterate_runs()]
+        return ask_questions(self.store.clusters(), default_cluster(self.store).name, taken)
+
+    def remember(self, request: "Request") -> None:
+        """Keep what a `Request` answers, as the wizard does, for the next questions."""
+        from mlbench_cli.runs import questions
+
+        if problem := questions.remember(request):
+            self.notify(problem)
+
+    def plan(self, request: "Request") -> JsonObject:
+        """What a `Request` would start, checked as far as it can be without starting it: "runs" by name, and "command",
+        the line that asks for the same."""
+        from mlbench_cli.runs.request import equivalent_command
+
+        request, candidates = self._prepare(request)
+        return {"runs": [candidate.spec.name for candidate in candidates], "command": equivalent_command(request)}
+
+    def _prepare(self, request: "Request") -> "tuple[Request, list[Candidate]]":
+        """The request with its defaults, and the runs that it asks for. Raises what refuses any of them."""
         from mlbench_cli.runs.defaults import default_cluster, with_defaults
-        from mlbench_cli.runs.experiment import absolute_paths, expand
-        from mlbench_cli.runs.recording import record
-        from mlbench_cli.runs.request import request_document
-        from mlbench_cli.runs.start import document_writer, plan_experiment
+        from mlbench_cli.runs.experiment import expand
         from mlbench_cli.runs.views import EngineCache
-        from mlbench_cli.times import now
 
         cluster: Cluster = self.store.cluster(request.cluster) if request.cluster else default_cluster(self.store)
         request = with_defaults(request, cluster)
         candidates = expand(request, cluster, find_cluster=self.store.cluster, with_defaults=with_defaults)
         engines = EngineCache(self.store, self.notice)
         for candidate in candidates:
-            # Refuses what cannot be submitted before anything is recorded.
             engines.of_cluster(candidate.spec.cluster).render(candidate.spec)
-        known = self.store.find_experiment(request.name)
+        return request, list(candidates)
+
+    def submit(
+        self, request: "Request", *, require_goal: bool = False, command_line: Sequence[str] = ("mlbench.api",)
+    ) -> ExperimentHandle:
+        """Start what a `Request` asks for, detached; the experiment."""
+        from mlbench_cli.runs import queue
+        from mlbench_cli.runs.experiment import absolute_paths
+        from mlbench_cli.runs.recording import record
+        from mlbench_cli.runs.request import request_document
+        from mlbench_cli.runs.start import document_writer, plan_experiment
+        from mlbench_cli.times import now
+
+        request, candidates = self._prepare(request)
+        name = str(request.name)
+        known = self.store.find_experiment(name)
         experiment = Experiment(
             id=known.id if known else os.urandom(6).hex(),
-            name=request.name,
+            name=name,
             created=known.created if known else now(),
             request=request_document(absolute_paths(request)),
             members=known.members if known else (),
@@ -97,7 +129,7 @@ class Client(Workspace):
             parallel=request.parallel or (known.parallel if known else 1),
         )
         with queue.hold(experiment, self.store) as held:
-            plan: Plan = plan_experiment(experiment, candidates, self.store)
+            plan = plan_experiment(experiment, candidates, self.store)
             record(plan.experiment, plan.new, self.store, document_writer(command_line))
             if plan.left:
                 queue.start(plan.experiment, plan.left, self.store.folder, held)

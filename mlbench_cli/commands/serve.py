@@ -42,13 +42,14 @@ def serve(
     """Serve the dashboard and its REST API on this machine until Ctrl-C.
 
     The printed address holds a token that is made at each start; keep it to yourself. With --cluster, only
-    the runs of that cluster are shown, as the API server has them; mlbench discover records those that other machines
-    have started. The cluster is reached as all commands reach it, so that it needs no public port.
+    the runs of that cluster are shown, as the API server has them; those that other machines start are recorded every
+    30 seconds. The cluster is reached as all commands reach it, so that it needs no public port.
     """
     try:
         import uvicorn
 
         from mlbench_cli.server.app import make_app
+        from mlbench_cli.server.discovery import keep_discovering
         from mlbench_cli.server.pages import warm_up
     except ImportError as error:
         raise UsageError(f"The dashboard needs {error.name}.", hint=install_hint("dashboard")) from None
@@ -65,8 +66,7 @@ def serve(
             f"--host {host}: without TLS everybody on the way can read the token.",
             hint="--tls-cert FILE --tls-key FILE, or ssh -L PORT:127.0.0.1:PORT, or --insecure",
         )
-    if cluster is not None:
-        Store().cluster(cluster)
+    is_remote = cluster is not None and Store().cluster(cluster).provider != "local"
     listener = _listen(host, port)
     bound = listener.getsockname()[1]
     own = LOOPBACK if is_loopback else (_bracket(host), *LOOPBACK)
@@ -104,6 +104,8 @@ def serve(
             console.out(config.url)
         _explain(config.client_url, is_loopback, allows_actions, certificate is not None)
         threading.Thread(target=warm_up, args=(config,), daemon=True).start()
+        if is_remote:
+            threading.Thread(target=keep_discovering, args=(config,), daemon=True).start()
         server.run(sockets=[listener])
     finally:
         address.unlink(missing_ok=True)

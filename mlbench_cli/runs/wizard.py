@@ -4,26 +4,21 @@ Name, cluster, task (or image and command), preset, data folder, device, numbers
 of one's own whether the command runs on all workers.
 """
 
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mlbench_cli import console, settings
+from mlbench_cli import console
 from mlbench_cli.catalog import TORCH_BACKENDS, Task, load_catalog, load_task
-from mlbench_cli.errors import MlbenchError, UsageError
-from mlbench_cli.files import write_atomically
+from mlbench_cli.errors import UsageError
 from mlbench_cli.model import Cluster
-from mlbench_cli.runs import launch
+from mlbench_cli.runs import launch, questions
 from mlbench_cli.runs.request import Request
 from mlbench_cli.spec import CUSTOM
 from mlbench_cli.text import Option
 
 T = TypeVar("T")
-REMEMBERED = ("task", "preset", "image", "command", "backend", "custom_backend", "run_on_all", "cluster", "data_dir")
-MAX_WORKERS = 4096
-DEFAULT_NAME = "my-run"
 
 
 def complete(
@@ -38,7 +33,7 @@ def complete(
     `clusters` are all that are known, `current` is the one that counts unless another is chosen, `taken` the names of
     other runs. `add_defaults` fills in what needs no question on the cluster that was chosen.
     """
-    memory = _recall()
+    memory = questions.recall()
     has_program = request.task is not None or request.command is not None
     if request.name is None:
         request = replace(request, name=_ask_name(request, taken))
@@ -51,13 +46,14 @@ def complete(
         request = _ask_program(request, memory, is_local)
         if request.task is not None and request.command is None:
             request = _ask_preset(request, memory, is_local)
-        if request.gpu is None and _has_gpus(request, current):
+        if request.gpu is None and _may_use_gpus(request, current):
             request = replace(request, gpu=_ask_device())
     if not request.workers:
         request = replace(request, workers=_ask_sizes(request, taken))
     if not has_program and request.backend is None and request.custom_backend is None:
         request = _ask_backend(request, memory)
-    _remember(request)
+    if problem := questions.remember(request):
+        console.warn(problem)
     return request, current
 
 
@@ -65,26 +61,20 @@ def complete(
 
 
 def _ask_name(request: Request, taken: Collection[str]) -> str:
-    def is_free(name: str) -> bool:
-        return not any(run == name or run.startswith(f"{name}-") for run in taken)
-
-    numbers = (f"{DEFAULT_NAME}{number}" for number in range(2, len(taken) + 3))
-    default = DEFAULT_NAME if is_free(DEFAULT_NAME) else next(filter(is_free, numbers))
-
     def read(answer: str) -> str:
         launch.check_names(replace(request, name=answer, workers=request.workers or (1,)), taken)
         return answer
 
-    return _ask_until("Name of the run", default, read)
+    return _ask_until("Name of the run", questions.propose_name(taken), read)
 
 
 def _ask_sizes(request: Request, taken: Collection[str]) -> tuple[int, ...]:
     def read(answer: str) -> tuple[int, ...]:
         words = answer.replace(",", " ").split()
         if not words or not all(
-            word.isascii() and word.isdecimal() and 1 <= int(word) <= MAX_WORKERS for word in words
+            word.isascii() and word.isdecimal() and 1 <= int(word) <= questions.MAX_WORKERS for word in words
         ):
-            raise UsageError(f"Answer with numbers from 1 to {MAX_WORKERS}, as 1 2 4.")
+            raise UsageError(f"Answer with numbers from 1 to {questions.MAX_WORKERS}, as 1 2 4.")
         sizes = tuple(map(int, words))
         launch.check_names(replace(request, workers=sizes), taken)
         return sizes
@@ -101,12 +91,10 @@ def _ask_cluster(clusters: Sequence[Cluster], current: Cluster) -> Cluster:
     return clusters[console.choose("Cluster", options, names.index(current.name) if current.name in names else 0)]
 
 
-def _has_gpus(request: Request, cluster: Cluster) -> bool:
+def _may_use_gpus(request: Request, cluster: Cluster) -> bool:
     if request.task is not None and "gpu" not in load_task(request.task).devices:
         return False
-    if cluster.provider == "local":
-        return launch.local_machine().gpus > 0
-    return bool(cluster.details.get("gpus_per_node"))
+    return questions.has_gpus(cluster)
 
 
 def _ask_device() -> bool:
@@ -136,7 +124,8 @@ def _ask_preset(request: Request, memory: Mapping[str, Any], is_local: bool) -> 
     if request.preset is None and len(task.presets) > 1:
         presets = list(task.presets)
         options = [
-            Option(preset, _preset_note(task, preset), _lack(task, preset, request, is_local)) for preset in presets
+            Option(preset, questions.describe_preset(task, preset), _lack(task, preset, request, is_local))
+            for preset in presets
         ]
         remembered = memory.get("preset") if memory.get("task") == task.name else "spec"
         request = replace(request, preset=presets[console.choose("Preset", options, _index(presets, remembered))])
@@ -160,24 +149,8 @@ def _task_option(task: Task, preset: str, request: Request, is_local: bool) -> O
     return Option(task.name, task.title, _lack(task, preset, request, is_local))
 
 
-def _preset_note(task: Task, preset: str) -> str:
-    changes = task.presets[preset]
-    if preset == "spec":
-        return "what the benchmark's specification says"
-    shown = [f"{name}={value}" for name, value in changes.items() if not isinstance(value, list)]
-    return ", ".join(shown[:4]) + (", …" if len(changes) > 4 else "")
-
-
 def _lack(task: Task, preset: str, request: Request, is_local: bool) -> str:
-    """What is missing of the data that the task reads, or ""; only this machine's folders can be looked into."""
-    files = task.files
-    try:
-        parameters = task.resolve(preset, request.set)
-    except MlbenchError:  # --set names a parameter of another task
-        parameters = task.resolve(preset)
-    if files is None or not is_local or not files.are_read(parameters) or not files.list_missing(request.data_dir):
-        return ""
-    return f"downloads {files.download}" if files.download else "data missing"
+    return questions.find_lack(task, preset, is_local=is_local, changes=request.set, data_dir=request.data_dir)
 
 
 # --- backend --------------------------------------------------------------------------------------------------------
@@ -235,34 +208,3 @@ def _ask_until(title: str, default: str, read: Callable[[str], T], shown: str = 
             return read(console.ask(f"{title}{hint}: ") or default)
         except UsageError as error:
             console.note(error.message)
-
-
-# --- memory ---------------------------------------------------------------------------------------------------------
-
-
-def _memory_file() -> Path:
-    return settings.config_dir() / "answers.json"
-
-
-def _recall() -> dict[str, object]:
-    """The last answers, by name. A file that was damaged is as good as none."""
-    try:
-        data = json.loads(_memory_file().read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
-def _remember(request: Request) -> None:
-    """Keep the answers for next time, on top of older ones. Failing to do so is no reason not to run."""
-    answers = {name: getattr(request, name) for name in REMEMBERED if getattr(request, name) is not None}
-    if request.task is None:
-        answers["task"] = CUSTOM
-    if request.custom_backend is not None:
-        answers["backend"] = CUSTOM
-    path = _memory_file()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(path, json.dumps({**_recall(), **answers}, indent=2).encode() + b"\n")
-    except OSError as error:
-        console.warn(f"The answers could not be remembered in {path}: {error.strerror}.")

@@ -21,13 +21,12 @@ from mlbench_cli.server.access import (
     count_runs,
     find_experiment,
     find_run,
-    list_clusters,
     list_experiments,
     list_runs,
 )
 from mlbench_cli.server.config import ServerConfig
 from mlbench_cli.server.live import latest_resources
-from mlbench_cli.server.rest import compare_runs, whole_number
+from mlbench_cli.server.rest import compare_runs, read_questions, whole_number
 
 if TYPE_CHECKING:
     from mlbench_cli.results.archive.reader import Archive
@@ -61,6 +60,7 @@ def make_routes(config: ServerConfig) -> list[BaseRoute]:
         Route("/experiments", pages.experiments),
         Route("/experiment-list", pages.experiment_list),
         Route("/experiments/{name}", pages.experiment),
+        Route("/experiments/{name}/part", pages.experiment_part),
         Route("/new", pages.new),
         Route("/compare", pages.compare),
         Route("/report", pages.report),
@@ -171,25 +171,28 @@ class _Pages:
         return render(request, self._config, "experiment_list.html.j2", "Experiments", **document)
 
     async def experiment(self, request: Request) -> Response:
+        return await self._render_experiment(request, "experiment.html.j2")
+
+    async def experiment_part(self, request: Request) -> Response:
+        """What changes on the page of an experiment while its runs go on."""
+        return await self._render_experiment(request, "experiment_part.html.j2")
+
+    async def _render_experiment(self, request: Request, template: str) -> Response:
         name = request.path_params["name"]
 
         def read() -> JsonObject:
-            client = client_of(self._config)
             found = find_experiment(self._config, name)
-            return {"experiment": found.status(), "runs": client.status(found.runs())["runs"]}
+            status = client_of(self._config).status(found.runs())
+            return {"experiment": found.status(), "runs": status["runs"]}
 
-        return render(
-            request, self._config, "experiment.html.j2", f"Experiment {name[:80]}", **await run_in_threadpool(read)
-        )
+        document = await run_in_threadpool(read)
+        return render(request, self._config, template, f"Experiment {name[:80]}", **document)
 
     async def new(self, request: Request) -> Response:
-        from mlbench_cli.catalog import load_catalog
-
         if not self._config.allows_actions:
             raise UsageError("This dashboard is read-only.", hint="mlbench serve --allow-actions")
-        tasks = await run_in_threadpool(lambda: list(load_catalog().values()))
-        shown = [cluster.name for cluster in list_clusters(self._config)]
-        return render(request, self._config, "new.html.j2", "Start a run", tasks=tasks, clusters=shown)
+        questions = await run_in_threadpool(read_questions, self._config)
+        return render(request, self._config, "new.html.j2", "Start a run", questions=questions)
 
     async def compare(self, request: Request) -> Response:
         query = request.query_params

@@ -4,6 +4,7 @@ import json
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
@@ -30,6 +31,9 @@ from mlbench_cli.server.openapi import describe_api
 from mlbench_cli.server.original import parse_since
 from mlbench_cli.server.prometheus import CONTENT_TYPE, render_metrics
 
+if TYPE_CHECKING:
+    from mlbench_cli.runs.request import Request as Asked
+
 MAX_PAGE = 1000  # runs in one answer
 MAX_POINTS = 100_000
 Handler = Callable[[Request], Awaitable[Response]]
@@ -53,6 +57,7 @@ def make_routes(config: ServerConfig, feeds: Feeds) -> list[BaseRoute]:
         ("GET", "/api/v1/experiments/{name}", rest.experiment),
         ("POST", "/api/v1/experiments/{name}/cancel", rest.cancel_experiment),
         ("GET", "/api/v1/compare", rest.compare),
+        ("GET", "/api/v1/questions", rest.questions),
         ("GET", "/api/v1/tasks", rest.tasks),
         ("GET", "/api/v1/clusters", rest.clusters),
         ("GET", "/api/v1/openapi.json", rest.openapi),
@@ -170,6 +175,9 @@ class _Rest:
         query = request.query_params
         return JSONResponse(await run_in_threadpool(compare_runs, self._config, query, query.getlist("across")))
 
+    async def questions(self, request: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(read_questions, self._config))
+
     async def tasks(self, request: Request) -> Response:
         from mlbench_cli.catalog import load_catalog
 
@@ -207,27 +215,35 @@ class _Rest:
     # --- acting -----------------------------------------------------------------------------------------------------
 
     async def start(self, request: Request) -> Response:
-        """Start what a spec file's mapping, as JSON, asks for."""
-        data = await request.body()
+        """Start what a spec file's mapping, as JSON, asks for; with check=true only say what that would be."""
+        data, checks = await request.body(), request.query_params.get("check") == "true"
 
         def begin() -> JsonObject:
-            from mlbench_cli.runs.request import parse_file
-
-            try:
-                document = json.loads(data)
-            except (ValueError, RecursionError):
-                raise UsageError("The request is no JSON.") from None
-            if not isinstance(document, dict):
-                raise UsageError("The request is no JSON object of options to values.")
-            asked = parse_file(json.dumps(document))
-            if not asked.name or not asked.workers or not (asked.task or asked.command):
-                raise UsageError("A run needs name, workers, and task or command.")
-            if self._config.cluster is not None and asked.cluster != self._config.cluster:
-                raise UsageError(f"This dashboard is that of {self._config.cluster}.")
-            experiment = client_of(self._config).submit(asked, command_line=("mlbench", "serve"))
+            client, asked = client_of(self._config), self._parse(data)
+            if checks:
+                return client.plan(asked)
+            experiment = client.submit(asked, command_line=("mlbench", "serve"))
+            client.remember(asked)
             return {"experiment": experiment.name, "runs": [run.name for run in experiment.runs()]}
 
-        return JSONResponse(await run_in_threadpool(begin), 201)
+        return JSONResponse(await run_in_threadpool(begin), 200 if checks else 201)
+
+    def _parse(self, data: bytes) -> "Asked":
+        """The request in a body. Raises UsageError."""
+        from mlbench_cli.runs.request import parse_file
+
+        try:
+            document = json.loads(data)
+        except (ValueError, RecursionError):
+            raise UsageError("The request is no JSON.") from None
+        if not isinstance(document, dict):
+            raise UsageError("The request is no JSON object of options to values.")
+        asked = parse_file(json.dumps(document))
+        if not asked.name or not asked.workers or not (asked.task or asked.command):
+            raise UsageError("A run needs name, workers, and task or command.")
+        if self._config.cluster is not None and asked.cluster != self._config.cluster:
+            raise UsageError(f"This dashboard is that of {self._config.cluster}.")
+        return asked
 
     async def cancel(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -247,6 +263,15 @@ class _Rest:
         name = request.path_params["name"]
         await run_in_threadpool(lambda: find_run(self._config, name).delete())
         return JSONResponse({"run": name, "deleted": True})
+
+
+def read_questions(config: ServerConfig) -> JsonObject:
+    """What `mlbench run` asks, for the cluster that is shown or for all."""
+    questions = client_of(config).questions().to_dict()
+    if config.cluster is None:
+        return questions
+    shown = [cluster for cluster in questions["clusters"] if cluster["name"] == config.cluster]
+    return {**questions, "clusters": shown, "cluster": config.cluster}
 
 
 def compare_runs(config: ServerConfig, query: object, across: list[str]) -> JsonObject:

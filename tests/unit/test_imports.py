@@ -102,8 +102,16 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("mlbench_cli.runs.preflight", "mlbench_cli.runs.methods", "mlbench_cli.__init__"),
     ),
     "mlbench_cli.runs.methods": (*BASE, "mlbench_cli.runs.request"),
+    "mlbench_cli.runs.questions": (*BASE, "mlbench_cli.runs.request", "mlbench_cli.runs.launch"),
     "mlbench_cli.runs.wizard": (
-        *(*BASE, "mlbench_cli.runs.request", "mlbench_cli.runs.launch", "mlbench_cli.console", "mlbench_cli.text"),
+        *(
+            *BASE,
+            "mlbench_cli.runs.questions",
+            "mlbench_cli.runs.request",
+            "mlbench_cli.runs.launch",
+            "mlbench_cli.console",
+            "mlbench_cli.text",
+        ),
     ),
     "mlbench_cli.kube": (*BASE, "mlbench_cli.engines.base"),
     # What a run does with a method is a table of axes and pure functions, which a prediction shares.

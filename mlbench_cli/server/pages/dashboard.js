@@ -31,63 +31,104 @@
     });
   }
 
+  // Of buttons that come with a part of the page later, too.
   function actions() {
-    document.querySelectorAll("button[data-action]").forEach(function (button) {
-      button.addEventListener("click", function () {
-        if (!window.confirm(button.dataset.question)) return;
-        var status = document.querySelector(".status");
-        button.disabled = true;
-        if (status) { status.classList.remove("bad"); status.textContent = "…"; }
-        act(button.dataset.action, button.dataset.target).then(function () {
-          if (button.dataset.next) location.assign(button.dataset.next); else location.reload();
-        }, function (error) {
-          button.disabled = false;
-          if (status) { status.classList.add("bad"); status.textContent = error.message; }
-        });
+    document.addEventListener("click", function (event) {
+      var button = event.target.closest("button[data-action]");
+      if (!button || !window.confirm(button.dataset.question)) return;
+      var status = document.querySelector(".status");
+      button.disabled = true;
+      if (status) { status.classList.remove("bad"); status.textContent = "…"; }
+      act(button.dataset.action, button.dataset.target).then(function () {
+        if (button.dataset.next) location.assign(button.dataset.next); else location.reload();
+      }, function (error) {
+        button.disabled = false;
+        if (status) { status.classList.add("bad"); status.textContent = error.message; }
       });
     });
   }
 
   // --- the form of a run -------------------------------------------------------------------------------------------
 
+  // Which questions are asked depends on the answers before them, as on a terminal; the server checks all of them.
   function form() {
     var questions = byId("new");
     if (!questions) return;
-    var task = byId("task");
-    function fill(select, words) {
+    var known = JSON.parse(byId("choices").textContent), fields = questions.elements, answers = known.answers;
+    var status = questions.querySelector(".status"), same = byId("same"), CUSTOM = "custom";
+
+    function row(name, isAsked, isRequired) {
+      questions.querySelector("[data-row=" + name + "]").hidden = !isAsked;
+      fields[name].disabled = !isAsked;
+      if (fields[name].type === "text") fields[name].required = isAsked && isRequired !== false;
+    }
+    function find(list, name) { return list.filter(function (item) { return item.name === name; })[0]; }
+    function fill(select, names, preferred) {
+      var chosen = [select.value, preferred].filter(function (name) { return names.indexOf(name) >= 0; })[0] || names[0];
       select.replaceChildren();
-      words.forEach(function (word) { select.appendChild(element("option", word)); });
+      names.forEach(function (name) { select.appendChild(element("option", name)); });
+      if (chosen) select.value = chosen;
     }
     function choose() {
-      var option = task.selectedOptions[0], own = task.value === "";
-      byId("command-row").hidden = !own;
-      questions.elements.command.required = own;
-      fill(byId("preset"), own ? [] : (option.dataset.presets || "").split(" "));
-      fill(byId("backend"), own ? ["gloo", "nccl", "mpi"] : (option.dataset.backends || "").split(" "));
-      byId("preset").disabled = own;
+      var task = find(known.tasks, fields.task.value), cluster = find(known.clusters, fields.cluster.value);
+      row("image", !task && !cluster.is_local);
+      row("command", !task);
+      row("preset", Boolean(task));
+      row("light", Boolean(task));
+      if (task) fill(fields.preset, task.presets.map(function (item) { return item.name; }), task.name === answers.task ? answers.preset : "spec");
+      var preset = task && find(task.presets, fields.preset.value), lack = preset && cluster.is_local ? preset.lack : "";
+      byId("preset-note").textContent = preset ? preset.note + (lack ? " – " + lack : "") : "";
+      row("data_dir", lack !== "" && Boolean(task && task.data));
+      byId("data-note").textContent = task && task.data ? task.name + " needs: " + task.data : "";
+      row("device", cluster.has_gpus && (!task || task.has_gpu));
+      var gpu = !fields.device.disabled && fields.device.value === "gpu";
+      var backends = (task ? task.backends : known.own_backends).filter(function (name) { return name !== "nccl" || gpu; });
+      fill(fields.backend, backends.concat([CUSTOM]), gpu ? "nccl" : answers.backend);
+      var isCustom = fields.backend.value === CUSTOM;
+      row("custom_backend", isCustom);
+      row("run_on_all", isCustom && !task);
+      same.hidden = true;
     }
-    task.addEventListener("change", choose);
+    function read() {
+      var wanted = { name: fields.name.value, workers: fields.workers.value.split(/[ ,]+/).filter(Boolean).map(Number), cluster: fields.cluster.value };
+      ["task", "image", "command", "preset", "data_dir", "timeout"].forEach(function (name) {
+        if (!fields[name].disabled && fields[name].value.trim()) wanted[name] = fields[name].value.trim();
+      });
+      if (fields.custom_backend.disabled) wanted.backend = fields.backend.value;
+      else wanted.custom_backend = fields.custom_backend.value;
+      if (!fields.run_on_all.disabled) wanted.run_on_all = fields.run_on_all.value === "yes";
+      if (!fields.device.disabled) wanted.gpu = fields.device.value === "gpu";
+      if (Number(fields.repeat.value) > 1) wanted.repeat = Number(fields.repeat.value);
+      if (fields.light.checked && !fields.light.disabled) wanted.light = true;
+      if (fields.share_machine.checked) wanted.share_machine = true;
+      return wanted;
+    }
+    function send(target, text, done) {
+      if (!questions.reportValidity()) return;
+      status.classList.remove("bad");
+      status.textContent = text;
+      same.hidden = true;
+      act("POST", target, read()).then(done, function (error) {
+        status.classList.add("bad");
+        status.textContent = error.message;
+        status.focus();
+      });
+    }
+    questions.addEventListener("change", choose);
     choose();
+    byId("check").addEventListener("click", function () {
+      send("/api/v1/runs?check=true", "Checking …", function (plan) {
+        status.textContent = "This starts " + plan.runs.join(", ") + ".";
+        same.querySelector("code").textContent = plan.command;
+        same.hidden = false;
+      });
+    });
     questions.addEventListener("submit", function (event) {
       event.preventDefault();
-      var fields = questions.elements, status = questions.querySelector(".status");
-      var wanted = {
-        name: fields.name.value,
-        workers: fields.workers.value.split(/[ ,]+/).filter(Boolean).map(Number),
-        backend: fields.backend.value
-      };
-      if (fields.task.value) { wanted.task = fields.task.value; if (fields.preset.value) wanted.preset = fields.preset.value; }
-      else wanted.command = fields.command.value;
-      if (fields.cluster.value && fields.cluster.value !== "local") wanted.cluster = fields.cluster.value;
-      if (Number(fields.repeat.value) > 1) wanted.repeat = Number(fields.repeat.value);
-      if (fields.light.checked) wanted.light = true;
-      if (fields.gpu.checked) wanted.gpu = true;
-      status.classList.remove("bad");
-      status.textContent = "Starting …";
-      act("POST", "/api/v1/runs", wanted).then(function (started) {
+      send("/api/v1/runs", "Starting …", function (started) {
         var one = started.runs.length === 1;
         location.assign(one ? "/runs/" + encodeURIComponent(started.runs[0]) : "/experiments/" + encodeURIComponent(started.experiment));
-      }, function (error) { status.classList.add("bad"); status.textContent = error.message; });
+      });
     });
   }
 
@@ -270,10 +311,13 @@
         return answer.text();
       }).then(function (text) {
         var made = new DOMParser().parseFromString(text, "text/html").body; // rendered and escaped by our own server
-        var focused = document.activeElement && box.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+        var now = document.activeElement, focused = null;
+        if (now && box.contains(now)) focused = now.getAttribute("href") || now.dataset.target;
         box.replaceChildren.apply(box, Array.from(made.childNodes));
         box.dataset.loaded = "yes";
-        if (focused) Array.from(box.querySelectorAll("a")).filter(function (link) { return link.getAttribute("href") === focused; }).slice(0, 1).forEach(function (link) { link.focus(); });
+        if (focused) Array.from(box.querySelectorAll("a, button")).filter(function (each) {
+          return (each.getAttribute("href") || each.dataset.target) === focused;
+        }).slice(0, 1).forEach(function (each) { each.focus(); });
         if (box.querySelector("[data-open=yes]")) setTimeout(load, delay);
       }, function () { delay = Math.min(60000, 2 * delay); setTimeout(load, delay); });
     }

@@ -17,6 +17,38 @@ def shoot(browser: Browser, name: str) -> None:
         browser.screenshot(Path(SHOTS) / f"{name}.png")
 
 
+ENTER, TAB, SPACE = "\ue007", "\ue004", " "
+# Cells whose words are broken into single letters.
+NARROW_CELLS = (
+    "return Array.from(document.querySelectorAll('.scroll th, .scroll td')).filter(e => e.offsetWidth && "
+    "e.textContent.trim().length > 2 && e.offsetWidth < 40).map(e => e.textContent)"
+)
+IS_NARROW = "return document.documentElement.scrollWidth <= window.innerWidth"
+
+
+def fill(browser: Browser, **fields: str) -> None:
+    """Type texts into fields of the form, as a person at a keyboard does."""
+    for name, text in fields.items():
+        browser.run("const f = document.querySelector(`main [name=${arguments[0]}]`); f.focus(); f.select()", name)
+        browser.type(text)
+
+
+def choose(browser: Browser, **fields: str) -> None:
+    for name, value in fields.items():
+        script = "const f = document.getElementById('new').elements[arguments[0]]; f.value = arguments[1];"
+        browser.run(f"{script} f.dispatchEvent(new Event('change', {{bubbles: true}}))", name, value)
+
+
+def list_questions(browser: Browser) -> list[str]:
+    """The questions that can be answered now."""
+    script = "return Array.from(document.getElementById('new').elements).filter(e => e.name && !e.disabled)"
+    return list(browser.run(f"{script}.filter(e => e.offsetParent !== null).map(e => e.name)"))
+
+
+def status_text(browser: Browser) -> str:
+    return str(browser.run("return document.querySelector('#new .status').textContent"))
+
+
 def test_a_run_from_the_form_to_its_report(acting: Dashboard, program: str, tmp_path: Path) -> None:
     """Start, live curve, log, archive, report; no complaint on the console, and no request to anybody else."""
     with open_browser() as browser:
@@ -24,16 +56,11 @@ def test_a_run_from_the_form_to_its_report(acting: Dashboard, program: str, tmp_
         assert browser.run("return location.search") == ""  # the token has left the address bar
         assert acting.token not in browser.run("return document.cookie")
         browser.run("document.querySelector('a[href=\"/new\"]').click()")
-        browser.wait_for(
-            "return document.getElementById('new') !== null && document.getElementById('preset').length > 0"
-        )
+        browser.wait_for("return document.getElementById('new') && document.querySelector('[name=preset]').length > 0")
         shoot(browser, "new")
-        browser.run(
-            "const f = document.getElementById('new').elements; f.name.value = 'form'; f.workers.value = '1';"
-            "f.task.value = ''; f.task.dispatchEvent(new Event('change')); f.command.value = arguments[0];"
-            "document.querySelector('#new button').click()",
-            program,
-        )
+        choose(browser, task="")
+        fill(browser, name="form", command=program)
+        browser.press(ENTER)
         browser.wait_for("return location.pathname === '/runs/form-1'")
         points = "Number((document.querySelector('figure[data-curve=loss]') || {dataset: {}}).dataset.points || 0)"
         first = browser.wait_for(f"return {points} > 0 && {points}")
@@ -64,6 +91,101 @@ def test_a_run_from_the_form_to_its_report(acting: Dashboard, program: str, tmp_
         assert browser.console() == []
 
 
+def test_the_form_asks_what_the_wizard_asks_and_checks_the_answers(acting: Dashboard, tmp_path: Path) -> None:
+    """Questions follow from answers; the browser refuses bad forms, and the server what only it can know."""
+    (tmp_path / "empty").mkdir()
+    with open_browser() as browser:
+        browser.open(acting.url)
+        browser.open(f"http://127.0.0.1:{acting.port}/new")
+        browser.wait_for("return document.querySelector('[name=preset]').length > 0")
+        choose(browser, task="digits_resnet", preset="tiny")
+        always = ["name", "cluster", "task", "workers", "backend", "repeat", "timeout", "share_machine"]
+        assert sorted(list_questions(browser)) == sorted([*always, "preset", "light"])
+        choose(browser, backend="custom")
+        assert "custom_backend" in list_questions(browser)
+        assert "run_on_all" not in list_questions(browser)
+        choose(browser, task="")
+        assert sorted(list_questions(browser)) == sorted([*always, "command", "custom_backend", "run_on_all"])
+        choose(browser, task="epsilon_logistic_regression", preset="spec", backend="gloo")
+        assert "data_dir" in list_questions(browser)
+        assert "data missing" in browser.text()
+        choose(browser, preset="tiny")
+        assert "data_dir" not in list_questions(browser)
+        fill(browser, name="Bad name")
+        browser.run("document.getElementById('check').click()")
+        assert status_text(browser) == ""
+        assert browser.run("return document.activeElement.name") == "name"  # the browser says there what is wrong
+        fill(browser, name="good", workers="1 2")
+        browser.run("document.getElementById('check').click()")
+        browser.wait_for("return !document.getElementById('same').hidden")
+        assert status_text(browser) == "This starts good-1, good-2."
+        assert "mlbench run good 1 2 --task epsilon_logistic_regression --preset tiny" in browser.text()
+        shoot(browser, "checked")
+        choose(browser, preset="spec")
+        fill(browser, data_dir=str(tmp_path / "empty"))
+        browser.press(ENTER)
+        browser.wait_for("return document.querySelector('#new .status').classList.contains('bad')")
+        assert str(tmp_path / "empty") in status_text(browser)
+        assert acting.ask("/api/v1/runs").document["runs"] == []
+        browser.emulate(360)
+        assert browser.run(IS_NARROW) is True
+        shoot(browser, "new-narrow")
+        (refusal,) = browser.console()  # of the answer that the form shows
+        assert "/api/v1/runs - Failed to load resource" in refusal
+
+
+def test_an_experiment_is_started_stopped_and_its_runs_deleted_by_keyboard(acting: Dashboard) -> None:
+    with open_browser() as browser:
+        browser.open(acting.url)
+        browser.open(f"http://127.0.0.1:{acting.port}/new")
+        browser.wait_for("return document.querySelector('[name=preset]').length > 0")
+        choose(browser, task="")
+        fill(browser, name="long", workers="1 2", command="sleep 600")
+        browser.press(ENTER)
+        browser.wait_for("return location.pathname === '/experiments/long'")
+        browser.wait_for("return document.querySelector('button[data-action]') !== null")
+        shoot(browser, "experiment")
+        press_button(browser, "Stop")
+        assert "Stop the experiment long?" in browser.accept()
+        browser.wait_for("return document.querySelector('button[data-action]') === null")
+        browser.open(f"http://127.0.0.1:{acting.port}/runs/long-1")
+        browser.wait_for("return document.getElementById('outcome').textContent === 'cancelled'")
+        assert "Download the archive" in browser.text()
+        shoot(browser, "cancelled")
+        press_button(browser, "Delete")
+        browser.accept()
+        browser.wait_for("return location.pathname === '/'")
+        browser.wait_for("return document.getElementById('listing').dataset.loaded === 'yes'")
+        assert "long-1" not in browser.text()
+        assert browser.console() == []
+
+
+def press_button(browser: Browser, text: str) -> None:
+    """Go to a button by the tabulator key, and press it."""
+    browser.run("document.body.focus()")
+    for _ in range(40):
+        browser.press(TAB)
+        if browser.run("return document.activeElement.textContent").startswith(text):
+            browser.press(SPACE)
+            return
+    raise AssertionError(f"no button {text} can be reached by the keyboard")
+
+
+def test_two_runs_are_compared_by_keyboard_and_their_report_opens(dashboard: Dashboard) -> None:
+    with open_browser() as browser:
+        browser.open(dashboard.url)
+        browser.open(f"http://127.0.0.1:{dashboard.port}/compare")
+        fill(browser, a="alpha-1", b="alpha-4")
+        browser.press(ENTER)
+        browser.wait_for("return document.body.innerText.includes('Differences')")
+        assert "These figures mean little together" in browser.text()  # another number of workers
+        browser.run("Array.from(document.links).find(a => a.textContent === 'Report of both').focus()")
+        browser.press(ENTER)
+        browser.wait_for("return location.pathname === '/report'")
+        assert "alpha-4" in browser.text()
+        assert browser.console() == []
+
+
 def test_a_finished_run_has_figures_and_a_paged_log(dashboard: Dashboard) -> None:
     with open_browser() as browser:
         browser.open(dashboard.url)
@@ -86,10 +208,19 @@ def test_a_finished_run_has_figures_and_a_paged_log(dashboard: Dashboard) -> Non
 def test_pages_work_on_a_narrow_screen_and_by_keyboard(dashboard: Dashboard) -> None:
     with open_browser(500, 900) as browser:
         browser.open(dashboard.url)
-        for path in ("/", "/experiments", "/runs/alpha-2", "/compare?a=alpha-1&b=alpha-2"):
+        browser.emulate(360)
+        paths = (
+            "/",
+            "/experiments",
+            "/runs/alpha-2",
+            "/compare?a=alpha-1&b=alpha-2",
+            "/report?run=alpha-1&run=alpha-2",
+        )
+        for number, path in enumerate(paths):
             browser.open(f"http://127.0.0.1:{dashboard.port}{path}")
-            assert browser.run("return document.documentElement.scrollWidth <= window.innerWidth") is True, path
-        shoot(browser, "narrow")
+            assert browser.run(IS_NARROW) is True, path
+            assert browser.run(NARROW_CELLS) == [], path
+            shoot(browser, f"narrow-{number}")
         browser.open(f"http://127.0.0.1:{dashboard.port}/")
         browser.press("\ue004")
         assert browser.run("return document.activeElement.className") == "skip"

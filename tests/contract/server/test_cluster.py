@@ -1,0 +1,85 @@
+"""A dashboard of one cluster: its runs through its API server, and nothing of other clusters."""
+
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli.model import Cluster, Experiment, Member
+from mlbench_cli.store import Store
+from mlbench_cli.times import now
+from tests.contract.kube.test_engine import a_run, put_pod, submit
+from tests.contract.local_runs import until
+from tests.contract.server.conftest import record_sealed
+from tests.contract.server.dashboards import PATIENCE, Dashboard, serve
+from tests.fakes.kube_api import KubeApi
+
+
+@pytest.fixture
+def server() -> Iterator[KubeApi]:
+    with KubeApi() as found:
+        yield found
+
+
+@pytest.fixture
+def dashboard(server: KubeApi, tmp_path: Path) -> Iterator[Dashboard]:
+    """Of the cluster "there", on a machine that has runs of its own."""
+    home = tmp_path / "home"
+    home.mkdir()
+    server.write_kubeconfig(home / "kubeconfig")
+    details = {"kubeconfig": str(home / "kubeconfig"), "context": "x", "namespace": "default"}
+    store = Store(home)
+    store.record_cluster(Cluster("there", "attached", details=details))
+    record_sealed(store, "mine-1", 1, 20.0)
+    run = store.run("mine-1").run
+    members = (Member(0, run.id, "x", {}),)
+    store.record_experiment(Experiment("e" * 12, "mine", now(), {"name": "mine"}, members), [])
+    store.close()
+    with serve(home, "--cluster", "there", "--allow-actions") as found:
+        yield found
+
+
+def test_a_cluster_shows_its_runs_and_nothing_of_others(server: KubeApi, dashboard: Dashboard, tmp_path: Path) -> None:
+    """Another machine's run is found, and its log followed, over the connection of all commands."""
+    submit(server, a_run(tmp_path / "elsewhere"))
+    running = [{"name": "main", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}]
+    for index in (0, 1):
+        put_pod(server, index, phase="Running", containerStatuses=running)
+    pods = sorted(name for kind, name in server.objects if kind == "pods")
+    server.write(pods[0], b"first line\n")
+    until(lambda: dashboard.ask("/api/v1/runs").document["total"] == 1)
+    listed = dashboard.ask("/api/v1/runs").document
+    assert [run["name"] for run in listed["runs"]] == ["r-2"]
+    lines = follow_log(dashboard, "r-2")
+    server.write(pods[0], b"second line\n")
+    assert next(lines) == "first line"
+    assert next(lines) == "second line"
+    for path in ("/runs/mine-1", "/api/v1/runs/mine-1", "/api/v1/runs/mine-1/archive", "/report?run=mine-1"):
+        assert dashboard.ask(path).status == 404, path
+    for path in ("/experiments/mine", "/api/v1/experiments/mine", "/report?run=mine", "/compare?a=mine-1&b=mine-1"):
+        assert dashboard.ask(path).status == 404, path
+    for path in ("/", "/listing", "/experiment-list", "/api/v1/experiments", "/api/runs/", "/metrics"):
+        answer = dashboard.ask(path)
+        assert (answer.status, b"mine" in answer.body) == (200, False), path
+    questions = dashboard.ask("/api/v1/questions").document
+    assert [cluster["name"] for cluster in questions["clusters"]] == ["there"]
+    wanted = {"name": "x", "workers": [1], "command": "true", "cluster": "local"}
+    refused = dashboard.post("/api/v1/runs", wanted)
+    assert (refused.status, "that of there" in refused.document["message"]) == (400, True)
+
+
+def follow_log(dashboard: Dashboard, run: str) -> Iterator[str]:
+    connection = http.client.HTTPConnection("127.0.0.1", dashboard.port, timeout=PATIENCE)
+    connection.request("GET", f"/api/v1/runs/{run}/events", headers={"Authorization": f"Bearer {dashboard.token}"})
+    answer = connection.getresponse()
+    assert answer.fp is not None
+    kind = ""
+    try:
+        while line := answer.fp.readline().decode():
+            kind = line[7:].strip() if line.startswith("event: ") else kind
+            if kind == "log" and line.startswith("data: "):
+                yield from (item["text"] for item in json.loads(line[6:])["lines"])
+    finally:
+        connection.close()
