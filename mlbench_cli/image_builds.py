@@ -48,7 +48,10 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Build:
-    """How images are built: base image, package index for torch, and platforms (none: this machine's)."""
+    """How images are built: base image, package index for torch, and platforms (none: this machine's).
+
+    `base` is an image, or the name of a variant: a file `task_images/base/NAME.Dockerfile`.
+    """
 
     base: str | None = None
     index: str | None = None
@@ -86,23 +89,33 @@ def _build_base(folder: Path, registry: str, build: Build, environment: Mapping[
     """Build what the tasks' images stand on. For several platforms it has to be in the registry, too."""
     name = name_image(registry if build.platforms else LOCAL_REGISTRY, "base", __version__)
     report(f"building {name}")
-    arguments = {"BASE": build.base, "INDEX": build.index}
-    _run_build(folder, "base", name, {key: text for key, text in arguments.items() if text}, build, environment)
+    own = build.base
+    if own and (variant := folder / "task_images" / "base" / f"{Path(own).name}.Dockerfile").is_file():
+        own = name_image(registry if build.platforms else LOCAL_REGISTRY, f"base-{build.base}", __version__)
+        report(f"building {own}")
+        _run_build(folder, variant, own, {}, build, environment)
+    arguments = {"BASE": own, "INDEX": build.index}
+    given = {key: text for key, text in arguments.items() if text}
+    _run_build(folder, _dockerfile(folder, "base"), name, given, build, environment)
     return name
 
 
+def _dockerfile(folder: Path, part: str) -> Path:
+    return folder / "task_images" / part / DOCKERFILE
+
+
 def _build_image(folder: Path, task: Task, name: str, base: str, build: Build, environment: Mapping[str, str]) -> None:
-    if (folder / "task_images" / task.name / DOCKERFILE).is_file():  # which names a base of its own
-        _run_build(folder, task.name, name, {}, build, environment)
+    if (own := _dockerfile(folder, task.name)).is_file():  # which names a base of its own
+        _run_build(folder, own, name, {}, build, environment)
         return
     parts = {"PACKAGES": " ".join(task.packages), "TASK": task.name, "EXTENDS": task.extends or task.name}
-    _run_build(folder, ".", name, {"BASE": base, **parts}, build, environment)
+    _run_build(folder, _dockerfile(folder, "."), name, {"BASE": base, **parts}, build, environment)
 
 
 def _run_build(
-    folder: Path, part: str, name: str, arguments: Mapping[str, str], build: Build, environment: Mapping[str, str]
+    folder: Path, file: Path, name: str, arguments: Mapping[str, str], build: Build, environment: Mapping[str, str]
 ) -> None:
-    dockerfile = str(folder / "task_images" / part / DOCKERFILE)
+    dockerfile = str(file)
     given = [word for key, text in arguments.items() for word in ("--build-arg", f"{key}={text}")]
     if build.platforms:
         platforms = ",".join(build.platforms)

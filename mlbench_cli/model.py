@@ -194,10 +194,15 @@ class Observation:
     findings: tuple[Finding, ...] = ()
     ended: Ending | None = None
     first_failed: int | None = None  # rank that failed first
+    # Where each worker's node is in the cloud's network: node to zone, block, subblock, host or layers, by name.
+    topology: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """The observation as plain values; times in seconds since 1970."""
-        return asdict(self)
+        """The observation as plain values; times in seconds since 1970. The topology is left out if none is known."""
+        document = asdict(self)
+        if not self.topology:
+            del document["topology"]
+        return document
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> "Observation":

@@ -32,6 +32,7 @@ LATER_OPTIONS: dict[str, object] = {
     "scheduler": None,
     "network_policy": True,
     "provisioning_class": None,
+    "fabric": {},
 }
 KEEP_SECONDS = 86400
 
@@ -90,6 +91,9 @@ class KubernetesOptions:
     priority_class: str | None = None
     scheduler: str | None = None  # None: the cluster's default scheduler
     provisioning_class: str | None = None  # by which the cluster books the machines of all workers at once
+    fabric: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # fast network of each machine: name and gbits, if it has one
     network_policy: bool = True  # False: the run's pods are reachable as the cluster has it
 
 

@@ -3,7 +3,8 @@
 #
 #   task_images/build.sh [TASK...]
 #
-# BASE      image to build the base image on, with Python and pip (torch is added if it is missing)
+# BASE      image to build the base image on, with Python and pip (torch is added if it is missing); or efa: the one that
+#           task_images/base/efa.Dockerfile makes, for Amazon's fast network
 # TF_BASE   the same for the TensorFlow task, which stands on an image of its own, without torch
 # TENSORFLOW  what that task installs if its base has none, as "tensorflow[and-cuda]>=2.20,<2.22" for GPUs
 # INDEX     package index for torch, if not pip's own
@@ -26,6 +27,10 @@ read_key() {
   sed -n "s/^$key: *//p" "$@" | head -n 1
 }
 
+if [ -f "task_images/base/${BASE:-none}.Dockerfile" ]; then
+  docker build --quiet --file "task_images/base/$BASE.Dockerfile" --tag "$registry/base-$BASE:$version" .
+  BASE="$registry/base-$BASE:$version"
+fi
 docker build --quiet --file task_images/base/Dockerfile --tag "$registry/base:$version" \
   ${BASE:+--build-arg "BASE=$BASE"} ${INDEX:+--build-arg "INDEX=$INDEX"} .
 for task; do

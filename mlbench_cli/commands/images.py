@@ -66,7 +66,10 @@ def push(
         str | None,
         typer.Option("--platform", help="platforms of the images, e.g. linux/amd64,linux/arm64; needs Docker's buildx"),
     ] = None,
-    base: Annotated[str | None, typer.Option("--base", help="image to build on, with Python and pip")] = None,
+    base: Annotated[
+        str | None,
+        typer.Option("--base", help="image to build on, with Python and pip; or efa: the one for Amazon's EFA"),
+    ] = None,
     index: Annotated[
         str | None, typer.Option("--index", metavar="URL", help="package index for torch, e.g. one for another CUDA")
     ] = None,

@@ -47,6 +47,7 @@ def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
         "priority_class": _check_label(request.priority_class, "priority_class"),
         "scheduler": _check_label(request.scheduler, "scheduler"),
         "network_policy": False if _lacks_policies(request, cluster) else request.network_policy,
+        "fabric": dict(ClusterDetails.of(cluster).fabric),
         "provisioning_class": ClusterDetails.of(cluster).provisioning_class,
         "registry": None if request.registry is None else request.registry.rstrip("/"),
     }

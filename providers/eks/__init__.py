@@ -35,8 +35,10 @@ from providers.eks.machines import (
 )
 from providers.eks.network import MAX_ZONES, PlacementGroup, Stack
 from providers.eks.nodes import (
+    AL2023,
     BOTTLEROCKET,
     EFA,
+    HUGE_PAGES,
     IMAGES,
     ROLE_LABEL,
     WORKER,
@@ -160,8 +162,12 @@ class EksProvider:
             "node_selector": {ROLE_LABEL: WORKER},
             **registry_details(options.registry),
         }
+        if machine.fabric_gbits:
+            details["fabric"] = {"name": "EFA", "gbits": machine.fabric_gbits}
         if options.efa:
-            details["devices_per_node"] = {EFA: machine.efa}
+            # The image with EFA's driver has 5128 of these pages; NCCL's plugin takes them for its buffers.
+            pages = {HUGE_PAGES: 5120 << 20} if options.node_image == AL2023 else {}
+            details["devices_per_node"] = {EFA: machine.efa, **pages}
         return Cluster(name, self.name, "creating", details=details, location=region)
 
     def find_account(self, cluster: Cluster) -> str:

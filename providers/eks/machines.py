@@ -21,6 +21,26 @@ class Machine:
     gpus: int = 0
     efa: int = 0
 
+    @property
+    def fabric_gbits(self) -> int | None:
+        """Bandwidth of its EFA cards together in Gbit/s; None without EFA, or if the table does not know it."""
+        return EFA_GBITS.get(self.name) if self.efa else None
+
+
+# Source: AWS' pages on accelerated instance types, as of 2026-11. Machines with one card of less than 100 Gbit/s (g4dn,
+# g5, g6) are left out.
+EFA_GBITS = {
+    "g6e.24xlarge": 200,
+    "g6e.48xlarge": 400,
+    "p3dn.24xlarge": 100,
+    "p4d.24xlarge": 400,
+    "p4de.24xlarge": 400,
+    "p5.48xlarge": 3200,
+    "p5e.48xlarge": 3200,
+    "p5en.48xlarge": 3200,
+    "p6-b200.48xlarge": 3200,
+}
+
 
 def _sizes(family: str, gpu: str, sizes: str) -> dict[str, Machine]:
     """From "size:vcpus:gpus:efa ..."."""

@@ -24,6 +24,7 @@ ROLE_LABEL = "mlbench-role"
 WORKER = "worker"
 GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NO_SCHEDULE"}
 GPU, EFA = "nvidia.com/gpu", "vpc.amazonaws.com/efa"
+HUGE_PAGES = "hugepages-2Mi"
 AL2023, BOTTLEROCKET = "al2023", "bottlerocket"
 # EKS' name of each image, without and with NVIDIA's driver.
 IMAGES = {

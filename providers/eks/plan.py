@@ -36,7 +36,7 @@ QUOTAS = (
 )
 EFA_WARNING = (
     "--efa: every worker of a run gets its machine's EFA cards; only an image with libfabric and NCCL's plugin for it "
-    "uses them, and all others go over TCP."
+    "uses them (mlbench images push --base efa); all others go over TCP, and results are labelled slow_network."
 )
 
 
@@ -75,8 +75,7 @@ def make_plan(cluster: Cluster, options: PlannedOptions, groups: tuple[Group, Gr
         )
     else:
         warnings += _quota(aws, workers)
-    if options.efa:
-        warnings.append(EFA_WARNING)
+    warnings += _fabric_warnings(options, workers)
     if options.spot and len(workers.types) > 1:
         warnings.append(f"Any of these machines may come, all of one type or mixed: {', '.join(workers.types)}.")
     workers_line = _spot(aws, workers, zone)
@@ -95,8 +94,21 @@ def sketch_plan(cluster: Cluster, options: PlannedOptions, groups: tuple[Group, 
     line = None
     if workers.spot:
         line = PlanLine(f"worker {workers.types[0]} (spot)", workers.count, None)
-    warnings = [UNCHECKED, *([EFA_WARNING] if options.efa else [])]
+    warnings = [UNCHECKED, *_fabric_warnings(options, workers)]
     return _price(groups, cluster.location, options.zone or cluster.location, warnings, line)
+
+
+def _fabric_warnings(options: PlannedOptions, workers: Group) -> list[str]:
+    """What to know of the machines' fast network before money is spent."""
+    if options.efa:
+        return [EFA_WARNING]
+    gbits = machine_of(workers.types[0]).fabric_gbits
+    if not gbits or workers.count < 2:
+        return []
+    return [
+        f"{workers.types[0]} has {gbits} Gbit/s of EFA, which this cluster does not set up (--efa): between machines, "
+        "NCCL will use TCP over one network card, and results are labelled slow_network."
+    ]
 
 
 def _price(

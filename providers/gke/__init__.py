@@ -13,7 +13,7 @@ from providers.base import Plan, Resource, check_ranges, read_options, registry_
 from providers.gke import api
 from providers.gke.api import Gke
 from providers.gke.end_timer import EndIdentity, EndTimer
-from providers.gke.families import FLEX_START_COMPACT, NOT_ON_DEMAND
+from providers.gke.families import FABRICS, FLEX_START_COMPACT, NOT_ON_DEMAND
 from providers.gke.machines import CPU_DEFAULT, Machine, choose_machine
 from providers.gke.options import DEFAULT_ZONE, GkeDetails, GkeOptions
 from providers.gke.readiness import EndLabel, ReadyMachines, gpu_probe
@@ -80,6 +80,7 @@ class GkeProvider:
             "location": place_of(options),
             "options": asdict(options),
             "node_selector": {ROLE_LABEL: WORKER},
+            **({"fabric": asdict(fabric)} if (fabric := FABRICS.get(machine.name)) else {}),
             **_flex_start_details(options, nodes),
             **registry_details(options.registry, registry_of(project, place_of(options), name)),
         }

@@ -100,7 +100,7 @@ def _network_warnings(options: GkeOptions, machine: Machine, count: int) -> list
     if (fabric := FABRICS.get(machine.name)) and count > 1:
         warnings.append(
             f"{machine.name} has {fabric.gbits} Gbit/s of {fabric.name}, which this cluster does not set up: between "
-            "machines, NCCL will use TCP over one network card."
+            "machines, NCCL will use TCP over one network card, and results are labelled slow_network."
         )
     if options.private_nodes:
         warnings.append(

@@ -13,9 +13,9 @@ LOG = "nccl.log"
 MAX_LOG_BYTES = 1 << 20
 
 # "Using network IB", "NET/Socket : Using [0]eth0:10.0.0.1<0>", "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0"
-_CHOSEN = re.compile(r"Using network (\S+)")
+_CHOSEN = re.compile(r"Using network (\S+(?: \S+)?)$", re.MULTILINE)
 _PLUGIN = re.compile(r"NET/(\w+)\s*: Using (.+)")
-_VIA = re.compile(r"\bvia (NET/\w+|P2P/\w+|SHM/?\w*)")
+_VIA = re.compile(r"\bvia (NET/(?:AWS )?\w+|P2P/\w+|SHM/?\w*)")
 _VERSION = re.compile(r"NCCL version (\S+)")
 
 
@@ -42,8 +42,8 @@ def describe(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
 
 def parse_log(text: str) -> dict[str, object]:
     """version, network (IB, Socket, a plugin's name), interfaces, and by which ways channels run, as far as named."""
-    chosen, plugin, version = _CHOSEN.search(text), _PLUGIN.search(text), _VERSION.search(text)
-    network = chosen[1] if chosen else plugin[1] if plugin else None
+    chosen, plugin, version = _CHOSEN.findall(text), _PLUGIN.search(text), _VERSION.search(text)
+    network = chosen[-1] if chosen else plugin[1] if plugin else None  # of several attempts, the last counts
     ways = sorted(set(_VIA.findall(text)))
     found = {
         "version": version[1] if version else None,

@@ -90,6 +90,8 @@ class Reporter:
         details = dict(details or {})
         if facts := self._world.backend_facts():
             details["backend"] = facts
+            if self._world.backend == "nccl":  # each rank's own: one that fell back to TCP slows all others
+                emit("environment", self._world.rank, nccl=facts)
         if (timeline := tracker.timeline.to_dict()) is not None:
             details["timeline"] = timeline
         if goal:

@@ -25,6 +25,7 @@ ROLE_LABEL = "mlbench/role"
 WORKER, KEEPER = "worker", "keeper"
 TOKEN_ANNOTATION = "mlbench/run-uid"  # on the keeper's pod: the Job's uid, which workers know from a label of theirs
 
+EFA = "vpc.amazonaws.com/efa"
 HOST = "kubernetes.io/hostname"
 CONTAINER = "main"
 WORK_DIR = "/results"
@@ -161,6 +162,7 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
         "tolerations": _tolerations(spec),
         "anti_affinity": _anti_affinity(spec, selector),
         "pod_security": _pod_security(spec),
+        "capabilities": {"drop": ["ALL"], **({"add": ["IPC_LOCK"]} if _pins_memory(spec) else {})},
         "read_only_root": not options.writable_root,
         "egress": options.egress,
         "image": spec.image,
@@ -244,6 +246,7 @@ def _environment(spec: RunSpec) -> dict[str, str]:
         "TRITON_CACHE_DIR": "/tmp/.cache/triton",
         "PYTHONUNBUFFERED": "1",
         **_threads(spec),
+        **_fabric_environment(spec),
         **options.env,
         **(INSTALLED_CODE_ONLY if spec.runs_task_program else {}),
         **contract_environment(spec, _hosts(spec), f"{spec.name}-0.{spec.name}", str(_port(spec))),
@@ -256,6 +259,13 @@ def _environment(spec: RunSpec) -> dict[str, str]:
         "MLBENCH_TIMEOUT": str(math.ceil(spec.timeout)),
         **({"MLBENCH_KEEPER": f"{keeper_name(spec.name)}.{spec.name}:{KEEPER_PORT}"} if has_keeper(spec) else {}),
     }
+
+
+def _fabric_environment(spec: RunSpec) -> dict[str, str]:
+    """What libfabric and NCCL need to know if the workers have EFA cards. Source: awsome-distributed-ai."""
+    if EFA not in spec.kubernetes.devices:
+        return {}
+    return {"FI_PROVIDER": "efa", "FI_EFA_FORK_SAFE": "1", "NCCL_SOCKET_IFNAME": "^docker,lo,veth"}
 
 
 def _threads(spec: RunSpec) -> dict[str, str]:
@@ -305,6 +315,11 @@ def _pod_security(spec: RunSpec) -> dict[str, object]:
         "fsGroup": user,
         "seccompProfile": {"type": "RuntimeDefault"},
     }
+
+
+def _pins_memory(spec: RunSpec) -> bool:
+    """Whether a worker has network cards that read and write its memory, which it has to lock for them."""
+    return EFA in spec.kubernetes.devices
 
 
 def _limits(spec: RunSpec) -> dict[str, str]:

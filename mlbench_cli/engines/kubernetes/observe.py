@@ -15,6 +15,7 @@ from mlbench_cli.engines.kubernetes.ending import decide_ending, is_over, is_sto
 from mlbench_cli.engines.kubernetes.keeper import Keeper
 from mlbench_cli.engines.kubernetes.logs import MARKER, last_lines, log_gap, position_file, read_position
 from mlbench_cli.engines.kubernetes.manifests import RUN_LABEL, holders
+from mlbench_cli.engines.kubernetes.topology import find_topology
 from mlbench_cli.engines.kubernetes.workers import (
     Known,
     Pod,
@@ -54,6 +55,8 @@ class RunObserver:
         self._events: list[dict[str, Any]] = []
         self._nodes: list[dict[str, Any]] = []
         self._denied: set[str] = set()
+        self._topology: dict[str, dict[str, str]] = {}  # of all nodes that were listed, by name
+        self._topology_asked = False
         self._since: dict[str, float] = {}  # finding's code -> when it was seen first
         self._tails: dict[int, str] = {}
         self._state_of = Known(worker_state)
@@ -73,7 +76,11 @@ class RunObserver:
         self._events = self._ask_events(without_node) if waiting else []
         # A node that falls silent makes its pods unready.
         silent = any(condition(pod, "Ready").get("status") == "False" for pod in pods.values())
-        self._nodes = self._ask("nodes", "/api/v1/nodes") if waiting or without_node or failed or silent else []
+        unknown = {pod.get("spec", {}).get("nodeName") for pod in pods.values()} - {None} - set(self._topology)
+        wanted = waiting or without_node or failed or silent or (unknown and not self._topology_asked)
+        self._nodes = self._ask("nodes", "/api/v1/nodes") if wanted else []
+        self._topology |= find_topology(self._nodes)
+        self._topology_asked = not waiting  # once for all when the last worker has a node
 
     def pods(self) -> dict[int, Pod]:
         """The pods as they are now, by worker."""
@@ -146,6 +153,9 @@ class RunObserver:
             findings=tuple(self._confirm_lasting(found, now)),
             ended=None if word is None else Ending(word),
             first_failed=None if first is None else self._ranks[first],
+            topology={
+                state.node: place for state in states if state.node and (place := self._topology.get(state.node))
+            },
         )
 
     def _confirm_lasting(self, found: Sequence[Finding], now: float) -> list[Finding]:

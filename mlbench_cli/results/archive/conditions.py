@@ -7,6 +7,7 @@ engines/local/load.py; on Kubernetes templates/kubernetes/worker.sh writes them,
     contended      other processes (or other virtual machines) used more than MAX_OTHER_SHARE of the usable CPUs
     quota_limited  the kernel paused the run because a CPU quota of its control groups was used up
     shared         the run did not have the machine's lock, so that other runs of mlbench may have run at the same time
+    slow_network   NCCL did not use the fast network that the machines have (`fabric`)
 """
 
 import math
@@ -16,7 +17,9 @@ from typing import Any
 
 from mlbench_cli.spec import RunSpec
 
-LABELS = ("crowded", "contended", "quota_limited", "shared")
+LABELS = ("crowded", "contended", "quota_limited", "shared", "slow_network")
+# Documents of older versions lack these; they are left out unless they apply.
+LATER_LABELS = ("slow_network",)
 MAX_OTHER_SHARE = 0.10  # of the usable CPUs, on average over the run
 MIN_OTHER_SECONDS = 0.5  # CPU time; below it is the client that follows a short run
 MIN_PEAK_SECONDS = 0.5  # /proc/stat counts hundredths of a second, so shorter intervals say little
@@ -48,12 +51,13 @@ class Conditions:
     contended: Condition | None = None
     quota_limited: Condition | None = None
     shared: Condition | None = None
+    slow_network: Condition | None = None
     measured: bool = False
 
     @property
     def found(self) -> tuple[Condition, ...]:
         """Those conditions that apply."""
-        every = (self.crowded, self.contended, self.quota_limited, self.shared)
+        every = (self.crowded, self.contended, self.quota_limited, self.shared, self.slow_network)
         return tuple(condition for condition in every if condition is not None)
 
     @property
@@ -74,13 +78,15 @@ class Conditions:
             if label in by_label
             else None
             for label in LABELS
+            if label in by_label or label not in LATER_LABELS
         }
         return {"measured": self.measured, "labels": list(self.labels), **each}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> "Conditions":
         """The conditions in a dictionary as `to_dict` makes it. Raises KeyError, TypeError for any other."""
-        found = {label: entry for label in LABELS if (entry := document[label]) is not None}
+        present = [label for label in LABELS if label in document or label not in LATER_LABELS]
+        found = {label: entry for label in present if (entry := document[label]) is not None}
         each = {
             label: Condition(label, str(entry["reason"]), {str(key): float(x) for key, x in entry["figures"].items()})
             for label, entry in found.items()

@@ -8,7 +8,7 @@ then, only for the goal that was asked for, and only if a metric event has the v
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, cast
 
 from mlbench_cli.catalog import TaskRules
@@ -32,6 +32,7 @@ from mlbench_cli.results.archive.documents import (
     worker_document,
 )
 from mlbench_cli.results.archive.events import EventCollector, GoalWatcher, one_line, read_events
+from mlbench_cli.results.archive.fabric import check_fabric
 from mlbench_cli.results.archive.network import NetworkDocument, network_document
 from mlbench_cli.results.archive.official import official_line, official_text
 from mlbench_cli.spec import OPEN, RunSpec
@@ -102,7 +103,8 @@ def judge(evidence: Evidence, write_metric: Callable[[bytes], object] = lambda l
     result["division"] = division.to_dict()
     nodes = [worker.node for worker in evidence.observation.workers]
     is_alone = not spec.functional_only and len(set(nodes)) == len(nodes)
-    result["conditions"] = assess_conditions(spec, evidence.provenance, evidence.samples(), is_alone).to_dict()
+    conditions = assess_conditions(spec, evidence.provenance, evidence.samples(), is_alone)
+    result["conditions"] = replace(conditions, slow_network=check_fabric(spec, collector.environments)).to_dict()
     if spec.method:
         result["method"] = str(spec.method.get("name"))
     network = network_document(spec.network if spec.workers > 1 else None, collector.probes, evidence.shaping)

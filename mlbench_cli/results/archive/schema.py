@@ -10,7 +10,7 @@ from typing import Any
 from mlbench_cli import run_folder
 from mlbench_cli.goals import COMPARISONS, KINDS, is_finite_number
 from mlbench_cli.model import Ending, Outcome, Phase
-from mlbench_cli.results.archive.conditions import LABELS
+from mlbench_cli.results.archive.conditions import LABELS, LATER_LABELS
 from mlbench_cli.results.archive.events import SPREAD
 from mlbench_cli.times import parse_timestamp
 
@@ -68,7 +68,12 @@ _FINDING = _object(
 
 
 _CONDITION = _optional(_object(reason=_TEXT, figures=_map(_NUMBER)))
-_CONDITIONS = _object(measured=_FLAG, labels=_list(_one_of(*LABELS)), **dict.fromkeys(LABELS, _CONDITION))
+_CONDITIONS = _object(
+    dict.fromkeys(LATER_LABELS, _CONDITION),
+    measured=_FLAG,
+    labels=_list(_one_of(*LABELS)),
+    **{label: _CONDITION for label in LABELS if label not in LATER_LABELS},
+)
 
 
 _DATA_IDENTITY = _object(
@@ -120,6 +125,7 @@ SCHEMAS: Mapping[str, Schema] = {
         spec=_object(task=_TEXT, workers=_COUNT),
     ),
     run_folder.OBSERVATION: _object(
+        {"topology": _map(_map(_TEXT))},
         time=_NUMBER,
         workers=_list(_worker(_NUMBER)),
         findings=_list(_FINDING),

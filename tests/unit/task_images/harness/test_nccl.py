@@ -32,6 +32,22 @@ def test_the_network_and_the_ways_of_channels_are_read() -> None:
     assert parse_log("nothing of NCCL") == {}
 
 
+# As public logs of a machine with EFA and of one with GPUDirect show them; a first attempt had failed.
+EFA = """ip-10-0-0-7:51:77 [0] NCCL INFO NET/Plugin: Could not find: libnccl-net.so. Using internal network plugin.
+ip-10-0-0-7:51:77 [0] NCCL INFO Using network Socket
+ip-10-0-0-7:51:77 [0] NCCL INFO NET/OFI Initializing aws-ofi-nccl 1.17.1
+ip-10-0-0-7:51:77 [0] NCCL INFO NET/OFI Selected provider is efa, fabric is efa (found 32 nics)
+ip-10-0-0-7:51:77 [0] NCCL INFO Using network AWS Libfabric
+ip-10-0-0-7:51:77 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/AWS Libfabric/0/GDRDMA
+"""
+
+
+def test_the_last_network_that_was_chosen_counts() -> None:
+    assert parse_log(EFA) == {"network": "AWS Libfabric", "ways": ["NET/AWS Libfabric"]}
+    for name in ("Libfabric", "FasTrak", "GPUDirectTCPX_v7", "gIB"):
+        assert parse_log(f"gpu-1:51:77 [0] NCCL INFO Using network {name}\n")["network"] == name
+
+
 def test_the_log_goes_to_the_output_folder_unless_the_user_has_another_wish(tmp_path: Path) -> None:
     variables = {"PATH": "/bin", "NCCL_SOCKET_IFNAME": "eth0"}
     log_to(tmp_path, variables)
