@@ -11,7 +11,6 @@ A folder is named by --task-path, or by the variable MLBENCH_TASK_PATH (several 
 
 import os
 from collections.abc import Iterator
-from configparser import ConfigParser, Error
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -95,12 +94,17 @@ def _read_group(file: Path) -> list[str]:
     """The packages that an installed distribution has tasks in. Nothing of it is imported."""
     try:
         text = file.read_text("utf-8")
-        if GROUP not in text:
-            return []
-        parser = ConfigParser(delimiters=("=",), interpolation=None)
+    except (OSError, ValueError):
+        return []
+    if GROUP not in text:
+        return []
+    from configparser import ConfigParser, Error
+
+    parser = ConfigParser(delimiters=("=",), interpolation=None)
+    try:
         parser.read_string(text)
         return [value.strip() for _, value in parser.items(GROUP)] if parser.has_section(GROUP) else []
-    except (OSError, ValueError, Error):
+    except Error:
         return []
 
 
