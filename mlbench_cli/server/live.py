@@ -100,12 +100,13 @@ class Feeds:
         self._feeds: dict[str, tuple[Feed, asyncio.Task[None]]] = {}
         self._followers: dict[str, int] = {}
 
-    async def follow(self, name: str) -> AsyncIterator[str]:
-        """Server-sent events of a run until it is over: "status", "resources", "metrics", "log", "over".
-
-        Raises TooManyFollowers."""
+    def require_room(self) -> None:
+        """Raise TooManyFollowers if nobody more may follow: before an answer begins, which has its status then."""
         if sum(self._followers.values()) >= MAX_FOLLOWERS:
             raise TooManyFollowers(f"{MAX_FOLLOWERS} pages follow runs already.", hint="Close some of them.")
+
+    async def follow(self, name: str) -> AsyncIterator[str]:
+        """Server-sent events of a run until it is over: "status", "resources", "metrics", "log", "over"."""
         self._followers[name] = self._followers.get(name, 0) + 1
         try:
             feed = self._open(name)

@@ -141,6 +141,7 @@ class _Rest:
 
     async def events(self, request: Request) -> Response:
         name = await run_in_threadpool(lambda: find_run(self._config, request.path_params["name"]).name)
+        self._feeds.require_room()
         return StreamingResponse(self._feeds.follow(name), media_type="text/event-stream")
 
     async def archive(self, request: Request) -> Response:

@@ -49,7 +49,7 @@ def figure_csv(figure: Figure) -> str:
     """One line per point: line, x, y and the ends of its interval, empty if unknown."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["line", figure.x.label, figure.y.label, "low", "high"])
+    writer.writerow(["line", _plain_cell(figure.x.label), _plain_cell(figure.y.label), "low", "high"])
     for line, x, *values in figure.rows():
         writer.writerow(
             [_plain_cell(line), _plain_cell(x), *("" if value is None else repr(value) for value in values)]

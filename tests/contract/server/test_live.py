@@ -2,9 +2,12 @@
 
 import http.client
 import json
+import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 from mlbench_cli.results.archive.evidence import read_last_samples
+from mlbench_cli.server.live import MAX_FOLLOWERS
 from tests.contract.server.dashboards import PATIENCE, Dashboard
 
 
@@ -26,6 +29,23 @@ def test_a_follower_gets_status_metrics_resources_and_log_until_the_end(acting: 
     assert set(found) == {"status", "resources", "metrics", "log", "over"}
     assert found["resources"]["0"]["memory"] > 0
     assert found["status"]["state"] == "finished"
+
+
+def test_more_followers_than_allowed_are_refused(acting: Dashboard) -> None:
+    """With a status and a reason, not in the middle of an answer."""
+    acting.post("/api/v1/runs", {"name": "mine", "workers": [1], "command": "sleep 600"})
+    request = (
+        f"GET /api/v1/runs/mine-1/events HTTP/1.1\r\nHost: 127.0.0.1:{acting.port}\r\n"
+        f"Authorization: Bearer {acting.token}\r\n\r\n"
+    )
+    with ExitStack() as stack:
+        for _ in range(MAX_FOLLOWERS):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", acting.port), PATIENCE))
+            connection.sendall(request.encode())
+            assert connection.recv(12) == b"HTTP/1.1 200"
+        refused = acting.ask("/api/v1/runs/mine-1/events")
+        assert (refused.status, "follow runs already" in refused.document["message"]) == (503, True)
+    acting.post("/api/v1/experiments/mine/cancel", {})
 
 
 def test_only_the_end_of_the_samples_is_read(tmp_path: Path) -> None:

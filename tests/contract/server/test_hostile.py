@@ -1,0 +1,147 @@
+"""Texts of strangers, on every surface that shows them: nothing runs, nothing breaks out, no output is forged.
+
+They stand in an archive's metric names, parameters, data and log lines. `docs/explanation/hostile-inputs.md` lists them
+with all other hostile inputs; the last tests hold that list against the tests.
+"""
+
+import csv
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from mlbench_cli.app import run
+from mlbench_cli.model import Outcome, RunState
+from mlbench_cli.results.archive.documents import write_run_document
+from mlbench_cli.results.archive.seal import seal
+from mlbench_cli.store import Store
+from tests.browser import open_browser
+from tests.contract.server.dashboards import serve
+from tests.unit.results.runs import event, new_run, observation_of, result_event, spec
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "explanation" / "hostile-inputs.md"
+HOSTILE = {
+    "end of a script": "</script><script>window.hacked=1</script>",
+    "image with a handler": "<img src=x onerror=window.hacked=1>",
+    "end of an attribute": '" onmouseover="window.hacked=1" x=\'',
+    "SVG with a handler": "</title></svg><svg onload=window.hacked=1>",
+    "template": "{{ 7 * 7 }}{% for x in y %}",
+    "link in Markdown": "[click](javascript:window.hacked=1) | `x` | ![x](http://evil.example/x.png)",
+    "formula of a spreadsheet": '=HYPERLINK("http://evil.example")',
+    "sequence of a terminal": "\x1b]0;hacked\x07\x1b[2J\x1b[31m",
+    "command of a workflow": "%0A::error title=hacked::x",
+    "text from right to left": "abc\u202edef",
+    "line end of JavaScript": "a\u2028b\u2029c",
+    "label of Prometheus": 'x"} 1 # mlbench_evil 1',
+    "name of a prototype": "__proto__",
+    "path": "../../etc/passwd",
+    "end of CDATA": "]]>&lt;b&gt;&amp;",
+    "very long name": "A" * 5000,
+}
+RUN = "hostile-1"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with one sealed run that is full of them."""
+    home = tmp_path_factory.mktemp("home")
+    store = Store(home)
+    goal = {"metric": HOSTILE["image with a handler"], "comparison": ">=", "threshold": 1.0, "kind": "full", "value": 2}
+    lines = [*(text.replace("\n", " ") for text in HOSTILE.values())]
+    for step in (1, 2, 3):
+        lines += [event("metric", at=step, name=text, value=float(step)) for text in HOSTILE.values()]
+    lines.append(event("environment", at=1, framework=HOSTILE["end of a script"], version=HOSTILE["template"]))
+    lines.append(result_event(9.0, data=HOSTILE["SVG with a handler"], goal=goal))
+    parameters = {"batch_size": 8, "text": HOSTILE["link in Markdown"], "more": HOSTILE["formula of a spreadsheet"]}
+    recorded = store.record_run(spec(RUN, 1, parameters=parameters))
+    new_run(recorded.folder, recorded.spec, {0: lines})
+    write_run_document(recorded)
+    seal(recorded, observation_of(1, 12.0))
+    store.update_run(recorded, RunState.FINISHED, Outcome.GOAL_REACHED)
+    store.close()
+    return home
+
+
+def test_no_page_runs_or_loads_what_strangers_wrote(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLBENCH_HOME", str(home))
+    assert run(["report", str(tmp_path / "report.html"), RUN, "--title", HOSTILE["end of a script"]]) == 0
+    with serve(home) as dashboard, open_browser() as browser:
+        browser.open(dashboard.url)
+        base = f"http://127.0.0.1:{dashboard.port}"
+        pages = ("/", f"/runs/{RUN}", f"/compare?a={RUN}&b={RUN}", f"/report?run={RUN}", "/runs/%3Cimg src=x%3E")
+        for address in [*(base + page for page in pages), (tmp_path / "report.html").as_uri()]:
+            browser.open(address)
+            browser.run("document.querySelectorAll('figure').forEach(f => window.mlbenchFigures?.enliven(f))")
+            browser.run("document.querySelectorAll('details').forEach(d => d.open = true)")
+            if address.endswith(f"/runs/{RUN}"):
+                browser.wait_for("return document.getElementById('log').textContent.includes('onerror')")
+            assert browser.run("return window.hacked === undefined"), address
+            assert browser.run("return document.querySelectorAll('img, iframe, object, embed').length") == 0, address
+            handlers = "return Array.from(document.querySelectorAll('*')).filter(e => e.getAttributeNames()"
+            assert browser.run(f"{handlers}.some(n => n.startsWith('on'))).length") == 0, address
+            assert browser.foreign_requests() == [], address
+            assert not [line for line in browser.console() if "404" not in line], address
+        assert "49" not in browser.run("return document.title")
+
+
+def test_no_file_is_forged_by_what_strangers_wrote(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Markdown, CSV, XML, and the exposition of Prometheus."""
+    monkeypatch.setenv("MLBENCH_HOME", str(home))
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    assert run(["report", str(tmp_path / "report.md"), RUN]) == 0
+    run(["gate", RUN, "--baseline", RUN, "--junit", str(tmp_path / "gate.xml")])
+    for name in ("report.md", "summary.md"):
+        text = (tmp_path / name).read_text()
+        assert not re.search(r"<(?!(/?(details|summary|br|sup|sub)\b))[a-z/!]", text), name
+        assert not re.search(r"(?<!\\)\]\((?!#)", text), name
+    for path in (tmp_path / "report-data").rglob("*.csv"):
+        with open(path, newline="", encoding="utf-8") as file:
+            cells = [cell for row in csv.reader(file) for cell in row]
+        assert not [cell for cell in cells if cell.startswith(("=", "@"))], path
+    ElementTree.parse(tmp_path / "gate.xml")
+    with serve(home) as dashboard:
+        for line in dashboard.ask("/metrics").body.decode().splitlines():
+            assert line.startswith("# ") or re.fullmatch(r'\w+(\{(\w+="([^"\\]|\\.)*",?)+\})? [0-9.e+-]+', line)
+        status = dashboard.ask(f"/api/v1/runs/{RUN}")
+        plain = {text for text in HOSTILE.values() if text.isprintable() and len(text) < 300}
+        assert plain <= set(status.document["metrics"])  # as they are: JSON is data
+        assert status.headers["content-type"] == "application/json"
+
+
+def test_no_terminal_obeys_what_strangers_wrote(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLBENCH_HOME", str(home))
+    for words in (["status"], ["status", RUN], ["compare", RUN, RUN], ["gate", RUN, "--baseline", RUN]):
+        run(words)
+        out, err = capsys.readouterr()
+        assert "\x1b" not in out + err, words
+        assert "\u202e" not in out + err, words
+
+
+# --- the list -------------------------------------------------------------------------------------------------------
+
+
+def read_rows(heading: str) -> list[list[str]]:
+    section = PAGE.read_text("utf-8").split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+    return rows[2:]
+
+
+def test_the_list_has_every_text() -> None:
+    listed = [row[0] for row in read_rows("Texts of strangers")]
+    assert listed == list(HOSTILE)
+
+
+def test_every_other_input_of_the_list_has_its_test() -> None:
+    for heading in ("Requests to the dashboard", "Files", "Stores and ports"):
+        rows = read_rows(heading)
+        assert rows, heading
+        for row in rows:
+            for path, test in re.findall(r"`([\w/]+\.py)::(\w+)`", row[-1]) or [("", row[-1])]:
+                assert f"def {test}(" in (ROOT / "tests" / path).read_text("utf-8"), row

@@ -1,0 +1,62 @@
+"""Starting the dashboard: what is refused, and what another address needs."""
+
+import socket
+import ssl
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli.app import run
+from tests.contract.server.dashboards import serve
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_what_cannot_be_served_is_refused_before_it_starts(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    certificate = tmp_path / "cert.pem"
+    certificate.write_text("x")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        cases = [
+            (["--port", str(taken.getsockname()[1])], 2, "--port 0"),
+            (["--host", "0.0.0.0"], 2, "--insecure"),
+            (["--host", "192.0.2.1", "--insecure"], 2, "cannot listen on 192.0.2.1"),
+            (["--tls-cert", str(certificate)], 2, "belong together"),
+            (["--tls-cert", str(certificate), "--tls-key", str(tmp_path / "none")], 4, "no file"),
+            (["--cluster", "nowhere"], 4, "nowhere"),
+        ]
+        for words, code, text in cases:
+            assert run(["serve", *words]) == code, words
+            assert text in capsys.readouterr().err, words
+    assert not (home / "dashboard.json").exists()
+
+
+def test_another_address_is_served_with_tls_and_marks_its_cookie_secure(home: Path, tmp_path: Path) -> None:
+    words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    files = ["-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem")]
+    names = ["-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
+    subprocess.run(["openssl", *words, *names, *files], check=True, capture_output=True)
+    options = ("--host", "0.0.0.0", "--tls-cert", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem"))
+    home.mkdir()
+    with serve(home, *options) as dashboard:
+        assert dashboard.url.startswith("https://")
+        context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+        opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _StayHere())
+        answer = opener.open(f"https://127.0.0.1:{dashboard.port}/?token={dashboard.token}", timeout=30)
+        assert "Secure" in answer.headers["set-cookie"]
+
+
+class _StayHere(urllib.request.HTTPRedirectHandler):
+    """Hands out a redirect instead of following it."""
+
+    def http_error_303(self, req: object, fp: object, code: int, msg: str, headers: object) -> object:
+        return fp
