@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MAX_PANELS = 6
 MAX_MOMENT = 1e6  # seconds; two updates do not take so long
 QUEUED = "#F0E442"  # ready, but behind others
-TRAINING_LANE, COMMUNICATION_LANE = 1.0, 0.0
+TRAINING_LANE, COMMUNICATION_LANE, QUEUE_LANE = 1.0, 0.0, -0.42
 
 Span = tuple[float, float]
 
@@ -28,6 +28,7 @@ class Overlap:
     training   (category, begin, end); messages: (ready, begin, end)
     exposed    seconds in which messages were under way and the training waited for them
     hidden     seconds in which messages were under way and the training went on
+    queue      moments at which a message was ready and others were before it, as spans
     """
 
     title: str
@@ -41,6 +42,10 @@ class Overlap:
     @property
     def hidden(self) -> float:
         return sum(end - begin for begin, end in self._busy) - self.exposed
+
+    @property
+    def queue(self) -> list[Span]:
+        return merge_spans((ready, begin) for ready, begin, _ in self.messages if begin > ready)
 
     @property
     def _busy(self) -> list[Span]:
@@ -113,16 +118,18 @@ def draw(overlaps: Sequence[Overlap], folder: Path) -> list[Path]:
 def _draw_lanes(axes: "Axes", overlap: Overlap, colors: Mapping[str, Any]) -> None:
     for category, begin, end in overlap.training:
         axes.barh(TRAINING_LANE, 1e3 * (end - begin), 0.72, 1e3 * begin, color=colors.get(category, "#bdbdbd"))
-    for ready, begin, _ in overlap.messages:
-        axes.barh(COMMUNICATION_LANE, 1e3 * (begin - ready), 0.3, 1e3 * ready, color=QUEUED)
+    for begin, end in overlap.queue:
+        axes.barh(QUEUE_LANE, 1e3 * (end - begin), 0.14, 1e3 * begin, color=QUEUED)
     for _, begin, end in overlap.messages:
         width = 1e3 * (end - begin)
         axes.barh(
             COMMUNICATION_LANE, width, 0.6, 1e3 * begin, color=colors["communication"], edgecolor="white", linewidth=0.5
         )
     axes.set_yticks([COMMUNICATION_LANE, TRAINING_LANE], ["messages", "training"])
-    axes.set_ylim(-0.5, 1.5)
+    axes.set_ylim(-0.6, 1.5)
     axes.grid(True, axis="x")
     axes.grid(False, axis="y")
-    figures = f"hidden {1e3 * overlap.hidden:.3g} ms, exposed {1e3 * overlap.exposed:.3g} ms"
+    queued = sum(end - begin for begin, end in overlap.queue)
+    found = {"hidden": overlap.hidden, "exposed": overlap.exposed, "queue": queued}
+    figures = ", ".join(f"{name} {1e3 * seconds:.3g} ms" for name, seconds in found.items())
     axes.set_title(f"{shorten(overlap.title, 80)}  ({figures})")

@@ -8,6 +8,7 @@ import pytest
 
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.figures.overlap import Overlap, measure_common, merge_spans, read_overlap
+from mlbench_cli.results.figures.overlap import draw as draw_overlap
 from mlbench_cli.results.figures.runs import draw
 from tests.unit.results.runs import sealed_run
 
@@ -25,6 +26,16 @@ def test_hidden_and_exposed_add_up_to_what_was_under_way() -> None:
         ((1.0, 2.0, 6.0), (1.0, 4.0, 13.0), (0.0, 20.0, 21.0)),
     )
     assert (overlap.exposed, overlap.hidden) == (3.0, 9.0)
+    assert overlap.queue == [(0.0, 20.0)]
+
+
+def test_a_message_that_waits_is_drawn_beside_those_that_travel(tmp_path: Path) -> None:
+    """Beneath them it was hidden: somebody travels while others wait."""
+    overlap = Overlap("a", (("backward", 0.0, 0.010),), ((0.0, 0.0, 0.004), (0.001, 0.004, 0.008)))
+    png, svg = sorted(draw_overlap([overlap], tmp_path))
+    assert png.is_file()
+    assert "queue 3 ms" in svg.read_text("utf-8")
+    assert overlap.queue == [(0.001, 0.004)]
 
 
 def test_spans_are_merged_and_cut() -> None:
