@@ -32,12 +32,12 @@ print(torch.__version__, torch.cuda.device_count(), ",".join(backends) or "none"
 """
 
 
-def _print_policy(providers: list[str] | None) -> None:
+def _print_policy(providers: list[str] | None, command: str | None) -> None:
     if [registry.ALIASES.get(name, name) for name in providers or ()] != ["eks"]:
         raise UsageError("Only EKS has an IAM policy.", hint="mlbench doctor eks --policy")
-    from providers.eks.doctor import load_policy
+    from providers.eks.doctor import load_policy, policy_of
 
-    console.out(json.dumps(load_policy(), indent=2))
+    console.out(json.dumps(policy_of(command) if command else load_policy(), indent=2))
 
 
 def doctor(
@@ -49,6 +49,10 @@ def doctor(
     policy: Annotated[
         bool, typer.Option("--policy", help="with eks: print the IAM policy that all commands together need, and exit")
     ] = False,
+    command: Annotated[
+        str | None,
+        typer.Option("--for", metavar="COMMAND", help="with --policy: what this command needs, e.g. gc"),
+    ] = None,
     output: Output = Format.text,
 ) -> int:
     """Check what this machine has and what is missing; or what a cloud has: credentials, rights, quotas, versions.
@@ -56,8 +60,10 @@ def doctor(
     Nothing is written anywhere. The exit code is 0 unless something has failed; then it is that failure's.
     """
     if policy:
-        _print_policy(providers)
+        _print_policy(providers, command)
         return 0
+    if command is not None:
+        raise UsageError("--for needs --policy.", hint="mlbench doctor eks --policy --for list-clusters")
     if providers:
         from mlbench_cli.commands._machine_checks import KINDS, check_machines
         from providers.doctor import run_checks

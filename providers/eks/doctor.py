@@ -4,9 +4,11 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
+from mlbench_cli.errors import UsageError, did_you_mean
 from providers import doctor
 from providers.checks import Check
 from providers.doctor import Checklist
@@ -51,6 +53,30 @@ def load_policy() -> Policy:
     text = Path(__file__).with_name("policy.json").read_text("utf-8")
     policy: Policy = json.loads(text)
     return policy
+
+
+def load_rights() -> dict[str, list[str]]:
+    """The actions that each command needs, by its name: its own calls, and what AWS does for it with its rights."""
+    rights: dict[str, list[str]] = json.loads(Path(__file__).with_name("rights.json").read_text("utf-8"))
+    return rights
+
+
+def policy_of(command: str) -> Policy:
+    """The part of the policy that one command needs. Raises UsageError for a command that asks nothing of AWS."""
+    rights = load_rights()
+    if command not in rights:
+        raise UsageError(
+            f'"{command}" is no command that needs rights of AWS.{did_you_mean(command, list(rights))}',
+            hint=f"--for: {', '.join(rights)}",
+        )
+    policy = load_policy()
+    statements = []
+    for statement in policy["Statement"]:
+        patterns = list_actions(statement)
+        actions = [name for name in rights[command] if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        if actions:
+            statements.append(cast(Statement, {**statement, "Action": actions}))
+    return {"Version": policy["Version"], "Statement": statements}
 
 
 def run_checks(project: str | None, location: str | None) -> Iterator[Check]:

@@ -1,5 +1,6 @@
 """The HTTP side of the GKE double: sign-in, Compute Engine, and the Kubernetes API of the clusters."""
 
+import contextlib
 import json
 import re
 from collections.abc import Callable
@@ -39,7 +40,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data)
+        with contextlib.suppress(ConnectionError):  # the client was killed
+            self.wfile.write(data)
 
     def log_message(self, *_: object) -> None:
         pass

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from providers.eks import EksOptions
-from providers.eks.doctor import load_policy, principal_of
+from providers.eks.doctor import list_actions, load_policy, load_rights, policy_of, principal_of
 from tests.contract.providers.eks_world import make, remove
 from tests.fakes.aws_server import AwsServer
 
@@ -18,6 +18,7 @@ COMMANDS = (
     ("gc", "eks", "--dry-run"),
     ("delete-cluster", "eks", "rights-1", "--yes"),
     ("doctor", "eks"),
+    ("prices", "update", "eks"),
 )
 
 
@@ -42,14 +43,20 @@ def test_every_call_of_every_command_is_allowed(command: Callable[..., Any], aws
         assert result.code == 0 or words[0] == "doctor", result.err
         assert aws.log("me"), words
         assert refused_calls(aws) == [], words
+        assert {entry["action"] for entry in aws.log("me")} <= set(load_rights()[words[0]]), words
 
 
 def test_calls_of_fast_networks_and_of_what_others_left_are_allowed(aws: AwsServer, tmp_path: Path) -> None:
     aws.rules(guardduty=True, crossed_groups=True)
+    rights = load_rights()
     arn = "arn:aws:iam::123456789012:role/ci"
     try:
-        make("wide-2", tmp_path / "home", EksOptions(machine_type="p4d.24xlarge", efa=True, admin=(arn,)))
+        options = EksOptions(machine_type="p4d.24xlarge", efa=True, admin=(arn,), registry="auto")
+        make("wide-2", tmp_path / "home", options)
+        assert {entry["action"] for entry in aws.log("me")} <= set(rights["create-cluster"])
+        aws.calm("me")
         remove("wide-2", tmp_path / "empty")
+        assert {entry["action"] for entry in aws.log("me")} <= set(rights["delete-cluster"])
     finally:
         aws.rules(guardduty=False, crossed_groups=False)
     assert refused_calls(aws) == []
@@ -78,3 +85,20 @@ def test_the_policy_is_printed(command: Callable[..., Any]) -> None:
     result = command("doctor", "eks", "--policy")
     assert result.code == 0
     assert result.json == load_policy()
+
+
+def test_each_command_has_a_policy_of_its_own_that_is_part_of_the_whole(command: Callable[..., Any]) -> None:
+    whole = {statement["Sid"]: statement for statement in load_policy()["Statement"]}
+    for name, actions in load_rights().items():
+        policy = policy_of(name)
+        given = [action for statement in policy["Statement"] for action in list_actions(statement)]
+        assert sorted(set(given)) == sorted(actions), name  # nothing that the whole policy lacks
+        for statement in policy["Statement"]:
+            assert {**statement, "Action": None} == {**whole[statement["Sid"]], "Action": None}
+    looking = command("doctor", "eks", "--policy", "--for", "list-clusters")
+    assert looking.code == 0
+    assert not any("Create" in action or "Delete" in action for action in looking.json["Statement"][0]["Action"])
+    assert len(looking.json["Statement"]) == 1
+    for words in (("--policy", "--for", "list-cluster"), ("--for", "gc")):
+        refused = command("doctor", "eks", *words)
+        assert refused.code == 2, refused.err
