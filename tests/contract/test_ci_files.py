@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -110,6 +111,33 @@ def test_the_own_action_gets_only_inputs_that_it_has(path: Path) -> None:
     jobs = yaml.safe_load(path.read_text("utf-8"))["jobs"].values()
     for step in (step for job in jobs for step in job["steps"] if step.get("uses") == "./"):
         assert set(step["with"]) <= set(ACTION["inputs"])
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck: apt-get install shellcheck")
+def test_no_script_of_the_templates_has_a_finding_of_shellcheck(tmp_path: Path) -> None:
+    scripts = {step["name"]: step["run"] for step in STEPS if "run" in step}
+    scripts["gitlab"] = "\n".join(read_gitlab()["mlbench"]["script"])
+    for name, text in scripts.items():
+        path = tmp_path / f"{name}.sh"
+        path.write_text(text)
+        # Numbers of workers are words of their own (SC2086); runners set the variables (SC2153, SC2154).
+        words = ["shellcheck", "--shell=bash", "--exclude=SC2086,SC2153,SC2154", str(path)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+
+
+ACTIONLINT = shutil.which("actionlint")
+
+
+@pytest.mark.skipif(
+    ACTIONLINT is None, reason="needs actionlint: go install github.com/rhysd/actionlint/cmd/actionlint"
+)
+def test_no_workflow_has_a_finding_of_actionlint() -> None:
+    """Also inputs and outputs of the action, if workflows use it."""
+    assert ACTIONLINT is not None
+    paths = sorted(map(str, (ROOT / ".github" / "workflows").glob("*.yml")))
+    done = subprocess.run([ACTIONLINT, "-no-color", *paths], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.slow

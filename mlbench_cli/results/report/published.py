@@ -60,6 +60,36 @@ def published_lines(task: str, metric: str) -> Iterator[Line]:
         )
 
 
+# Metric -> name of the phase, in the order of a step. "compute" stands for the first four.
+PHASES = {
+    "compute_seconds": "compute",
+    **{f"{name}_seconds": name for name in ("forward", "loss", "backward", "optimizer")},
+    "communication_seconds": "communication",
+}
+
+
+def published_phases(task: str) -> Iterator[tuple[str, list[int], tuple[Line, ...]]]:
+    """The published bars of a task: variant, numbers of workers, and a line for each phase.
+
+    A variant whose total alone is known besides the communication has the rest of it as "all else".
+    """
+    values: dict[str, dict[str, dict[int, float]]] = {}
+    for item in read_published():
+        if item.task == _SAME.get(task, task):
+            values.setdefault(item.variant, {}).setdefault(item.metric, {})[item.workers] = item.value
+    for variant, metrics in values.items():
+        phases = {name: metrics[metric] for metric, name in PHASES.items() if metric in metrics}
+        if not phases:
+            continue
+        if list(phases) == ["communication"] and "seconds" in metrics:
+            spent = phases["communication"]
+            phases["all else"] = {k: total - spent[k] for k, total in metrics["seconds"].items() if k in spent}
+        counts = sorted({workers for points in phases.values() for workers in points})
+        xs = tuple(map(float, range(len(counts))))
+        lines = (Line(name, xs, tuple(points.get(k) for k in counts)) for name, points in phases.items())
+        yield variant, counts, tuple(lines)
+
+
 def published_sources(task: str) -> list[str]:
     """Where the published figures of a task are from, each source once."""
     return list(dict.fromkeys(item.source for item in read_published() if item.task == _SAME.get(task, task)))

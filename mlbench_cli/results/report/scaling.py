@@ -11,7 +11,7 @@ from mlbench_cli.results.analysis.comparability import ComparisonKey
 from mlbench_cli.results.analysis.series import Group, Point, Series
 from mlbench_cli.results.analysis.statistics import Estimate, estimate
 from mlbench_cli.results.report.model import Axis, Figure, Kind, Line, Scale
-from mlbench_cli.results.report.published import published_lines
+from mlbench_cli.results.report.published import published_lines, published_phases
 from task_images.contract import CATEGORIES
 
 COMPUTE = ("forward", "loss", "backward", "optimizer")
@@ -86,11 +86,14 @@ def scaling_figures(job: Job, number: int) -> Iterator[Figure]:
         _efficiency(job, key),
         _compute_speedup(job, key),
         *_phases(job, key),
+        *_published_phases(job, key),
         _share(job, key),
         _cost(job, key),
         _price_index(job, key),
         _throughput(job, key),
+        _node_hours(job, key),
         _after_time(job, key),
+        _final_error(job, key),
     )
     return (figure for figure in made if figure is not None)
 
@@ -158,6 +161,20 @@ def _phases(job: Job, key: str) -> Iterator[Figure]:
         )
 
 
+def _published_phases(job: Job, key: str) -> Iterator[Figure]:
+    """The original's bars, one figure for each of its series: seconds of other machines, never beside ours."""
+    for index, (variant, counts, lines) in enumerate(published_phases(job.task)):
+        yield Figure(
+            f"{key}published-phases-{index}",
+            f"Published time by phase: {variant}",
+            Axis(_WORKERS, Scale.CATEGORIES, categories=tuple(map(str, counts))),
+            Axis("seconds", from_zero=True),
+            lines,
+            "As the original MLBench published it; of other machines and other software.",
+            Kind.STACK,
+        )
+
+
 def _share(job: Job, key: str) -> Figure | None:
     lines = _collect_lines(job, _share_of)
     if not any(y for line in lines for y in line.ys):
@@ -202,6 +219,44 @@ def _throughput(job: Job, key: str) -> Figure | None:
     caption = "Samples of all ranks per second of training, waiting for data included, validation left out."
     title = f"Throughput: {job.name}"
     return _figure(job, f"{key}throughput", title, "samples per second", lines, caption, from_zero=True)
+
+
+def _node_hours(job: Job, key: str) -> Figure | None:
+    """Only beside published ones: without prices, what the machines were occupied is the cost."""
+    published = list(published_lines(job.task, "node_hours"))
+    if not published or job.groups[0].after_time or not job.groups[0].metric:
+        return None
+
+    def node_hours(_: Group, point: Point) -> Estimate | None:
+        return _map_estimate(point.seconds, lambda seconds: seconds * point.workers / 3600) if point.good else None
+
+    lines = [*_collect_lines(job, node_hours), *published]
+    caption = "Workers times hours to the goal."
+    return _figure(job, f"{key}node-hours", f"Node hours: {job.name}", "hours", lines, caption, y_scale=Scale.LOG10)
+
+
+def _final_error(job: Job, key: str) -> Figure | None:
+    """Only beside published ones: the error at the end of a fixed training, over the number of workers."""
+    published = list(published_lines(job.task, "final_error"))
+    metric = job.groups[0].metric or ""
+    if not published or not metric.startswith("Prec@"):
+        return None
+
+    def error(_: Group, point: Point) -> Estimate | None:
+        return _map_estimate(point.value, lambda value: 100.0 - value) if point.value else None
+
+    lines = [*_collect_lines(job, error), *published]
+    caption = f"100 % minus {metric}: ours at the goal or the end of the time, the published ones after all epochs."
+    title = f"Final error: {job.name}"
+    return _figure(job, f"{key}final-error", title, "error, %", lines, caption, from_zero=True)
+
+
+def _map_estimate(found: Estimate, change: Callable[[float], float]) -> Estimate:
+    """The estimate of a quantity that follows from another one, rising or falling."""
+    if found.low is None or found.high is None:
+        return replace(found, mean=change(found.mean))
+    low, high = sorted((change(found.low), change(found.high)))
+    return replace(found, mean=change(found.mean), low=low, high=high)
 
 
 def _after_time(job: Job, key: str) -> Figure | None:

@@ -1,0 +1,91 @@
+"""The table of the documentation that says which figure here stands for which of the original's: each is drawn."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mlbench_cli.results.archive.documents import write_run_document
+from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.results.archive.seal import seal
+from mlbench_cli.results.report.collect import collect
+from mlbench_cli.results.report.model import Report
+from mlbench_cli.results.report.provisioning import provisioning_figures
+from mlbench_cli.results.report.published import read_published
+from mlbench_cli.results.report.svg import render_svg
+from tests.unit.results.analysis.test_collectives import measured_run
+from tests.unit.results.figures.test_provisioning import RECORD
+from tests.unit.results.runs import event, new_run, observation_of, result_event, spec, training_log
+
+PAGE = Path(__file__).parents[4] / "docs" / "how-to" / "report.md"
+COUNTERS = ("cpu_seconds", "received_bytes", "sent_bytes", "read_bytes", "write_bytes")
+SAMPLES = [
+    {"time": 1_760_000_000.0 + second, "rank": rank, "rss_bytes": 1e9, "gpu_percent": 50.0 + second}
+    | dict.fromkeys(COUNTERS, float(second))
+    for second in range(4)
+    for rank in (0, 1)
+]
+PRICE = {"per_hour": 1.5, "currency": "USD", "source": "a table"}
+
+
+def seal_training(folder: Path, workers: int, seconds: float) -> Archive:
+    """A run that reports its learning rate and its steps, on a cluster with a price."""
+    logs = {rank: training_log(rank, seconds) for rank in range(workers)}
+    extra = [event("metric", at=5.0 + step, name="learning_rate", value=0.1 * step, step=step) for step in range(3)]
+    extra += [event("phase", at=5.0 + step, phase="training", epoch=0, epochs=3, step=step) for step in range(1, 30)]
+    logs[0][4:4] = extra
+    made = new_run(folder, spec(f"run-{workers}", workers, price=PRICE, task="cifar10_resnet20"), logs)
+    (folder / "resources.jsonl").write_text("".join(f"{sample}\n".replace("'", '"') for sample in SAMPLES))
+    write_run_document(made)
+    seal(made, observation_of(workers, seconds + 3))
+    return Archive.open(folder)
+
+
+def seal_budget(folder: Path, workers: int) -> Archive:
+    goal = {"metric": "Prec@1", "comparison": ">=", "threshold": 80.0, "kind": "full", "value": 80.5, "last": 80.5}
+    logs = {rank: training_log(rank) for rank in range(workers)}
+    logs[0][-1] = result_event(60.0, "budget_spent", goal=goal, budget_seconds=60.0)
+    made = new_run(folder, spec(f"budget-{workers}", workers, parameters={"budget_seconds": 60.0}), logs)
+    write_run_document(made)
+    seal(made, observation_of(workers, 63.0))
+    return Archive.open(folder)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    folder = tmp_path_factory.mktemp("runs")
+    archives = [seal_training(folder / f"run-{k}", k, 100.0 / k) for k in (1, 2, 4)]
+    archives += [seal_budget(folder / f"budget-{k}", k) for k in (1, 2)]
+    archives.append(Archive.open(measured_run(folder / "allreduce")))
+    return collect(archives, more=list(provisioning_figures([RECORD])))
+
+
+def read_table() -> list[tuple[str, list[str], list[str]]]:
+    """Rows: the original's figure, keys of figures here, and variants of published series."""
+    section = PAGE.read_text("utf-8").split("## The original's figures, and ours\n", 1)[1].split("\n## ", 1)[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+    return [(row[0], re.findall(r"`([\w-]+)`", row[1]), re.findall(r"`([^`]+)`", row[2])) for row in rows[2:]]
+
+
+def test_every_figure_of_the_table_is_drawn_with_two_ticks_and_a_name(report: Report) -> None:
+    drawn = {re.sub(r"^(job|collective|cluster)\d+-", "", figure.key): figure for figure in report.figures}
+    wanted = {key for _, keys, _ in read_table() for key in keys}
+    assert wanted <= drawn.keys(), wanted - drawn.keys()
+    for key in wanted:
+        picture = render_svg(drawn[key])
+        assert 'role="img"' in picture
+        assert picture.count("<text") >= 4, key  # two ticks on each axis at least
+
+
+def test_every_published_series_of_the_table_is_shipped() -> None:
+    shipped = {(item.task, item.metric) for item in read_published()}
+    for what, _, series in read_table():
+        for text in series:
+            task, _, metric = text.partition(" ")
+            assert (task, metric) in shipped, f"{what}: {text}"
+
+
+def test_every_shipped_series_stands_in_the_table() -> None:
+    named = {text for _, _, series in read_table() for text in series}
+    missing = {f"{item.task} {item.metric}" for item in read_published()} - named
+    assert not missing
