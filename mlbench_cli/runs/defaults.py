@@ -25,10 +25,11 @@ def default_cluster(store: Store) -> Cluster:
 
 def with_defaults(request: Request, cluster: Cluster) -> Request:
     """The request with what environment and config file say of options that it leaves open, as far as they concern
-    the cluster: the data folder is one of this machine, registry and namespace are for clusters without their own."""
+    the cluster: the data folder is one of this machine, registry and namespace are for Kubernetes without its own."""
     is_local = cluster.provider == "local"
+    is_kubernetes = cluster.provider not in ("local", "slurm", "hosts")
     open_keys = [key for key in ("data-dir",) if is_local]
-    open_keys += [key for key in ("registry", "namespace") if not is_local and not cluster.details.get(key)]
+    open_keys += [key for key in ("registry", "namespace") if is_kubernetes and not cluster.details.get(key)]
     changes: JsonObject = {}
     for key in (*open_keys, "timeout"):
         name = key.replace("-", "_")

@@ -105,6 +105,19 @@ def test_a_variable_limits_the_cluster_to_a_shell(
     assert 'MLBENCH_CLUSTER: There is no cluster "fra". Did you mean "far"?' in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("provider", ["slurm", "hosts"])
+def test_registry_and_namespace_are_not_for_machines_without_kubernetes(
+    provider: str, home: Path, capsys: Captured
+) -> None:
+    write(home, 'registry = "ghcr.io/me"\nnamespace = "bench"\n')
+    host = {"name": "m1", "login": "m1", "slots": 1, "address": "127.0.0.1", "interface": None}
+    Store(home).record_cluster(Cluster("lab", provider, details={"folder": "/shared", "hosts": [host]}))
+    argv = ["run", "x", "1", "--command", "true", "--cluster", "lab", "--dry-run"]
+    assert run(argv) == 0, capsys.readouterr().err
+    assert run([*argv, "--registry", "ghcr.io/me"]) == 2
+    assert f"--registry has no meaning on {provider}" in capsys.readouterr().err
+
+
 def test_a_data_folder_that_is_not_there(home: Path, capsys: Captured) -> None:
     write(home, f'data-dir = "{home}/sets"\n')
     assert run(["run", "x", "1", "--command", "true"]) == 4

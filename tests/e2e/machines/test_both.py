@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.machines.fleet import Client, command_of, kill, ranks, supervisors, until
 
-WAIT = "echo begun $RANK; sleep 3; echo result $RANK > $MLBENCH_OUTPUT_DIR/file; echo done"
+WAIT = "echo begun $RANK; sleep 6; echo result $RANK > $MLBENCH_OUTPUT_DIR/file; echo done"
 
 
 @pytest.fixture(params=["slurm", "hosts"])
