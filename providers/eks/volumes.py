@@ -64,6 +64,6 @@ class StorageClass(Resource):
 
 def volume_resources(plane: ControlPlane, machines: Resource) -> list[Resource]:
     """What claims need, in the order of creation; `machines` are those that the driver's pods run on."""
-    agent = AddOn(plane, AGENT, (plane, machines))
+    agent = AddOn(plane, AGENT)  # a DaemonSet: it is ACTIVE without machines, and made while these come
     driver = AddOn(plane, DRIVER, (plane, agent, machines), account=DRIVER_ACCOUNT)
     return [agent, driver, StorageClass(plane)]

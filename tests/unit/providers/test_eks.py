@@ -347,3 +347,14 @@ def test_the_token_is_a_signed_question_for_the_caller(monkeypatch: pytest.Monke
     assert "never-shown" not in token
     assert refusal_of("Bearer something", "demo-2") is not None
     session.cache_clear()
+
+
+def test_the_longest_chain_of_waits_is_stack_control_plane_network_add_ons_machines_and_their_add_ons() -> None:
+    """Everything else is created beside it, so that it costs no time."""
+    provider = EksProvider()
+    cluster = provider.new_cluster("demo-2", 2, EksOptions(machine_type="m5.large"))
+    depth: dict[int, int] = {}
+    for resource in provider.resources(cluster):
+        if resource.kind in ("CloudFormation stack", "EKS cluster", "add-on", "node group"):
+            depth[id(resource)] = 1 + max((depth.get(id(need), 0) for need in resource.needs), default=0)
+    assert max(depth.values()) == 5
