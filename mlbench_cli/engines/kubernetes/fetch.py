@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.engines.members import keep_harmless
+from mlbench_cli.engines.members import unpack_members
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import ApiError
@@ -115,7 +115,7 @@ def unpack(part: Path, outputs: Path, ranks: Sequence[int], resources: Path) -> 
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir()
     with tarfile.open(part, "r:") as archive:
-        archive.extractall(fresh, filter=_keep_results)
+        unpack_members(archive, fresh, _is_result)
     files, size = _sync(fresh)
     outputs.mkdir(exist_ok=True)
     if (fresh / "resources.jsonl").exists():
@@ -233,9 +233,8 @@ def _check_room(part: Path, size: int) -> None:
         )
 
 
-def _keep_results(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
-    inside = member.name in ("output", "resources.jsonl") or member.name.startswith("output/")
-    return keep_harmless(member, folder) if inside else None
+def _is_result(name: str) -> bool:
+    return name in ("output", "resources.jsonl") or name.startswith("output/")
 
 
 def _sync(folder: Path) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from typing import Any
 from mlbench_cli.engines.base import LOG_GAP
 from mlbench_cli.engines.machines.channel import Channel
 from mlbench_cli.engines.machines.observe import NodeReport
-from mlbench_cli.engines.members import keep_harmless
+from mlbench_cli.engines.members import unpack_members
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.files import write_atomically
 from mlbench_cli.model import Finding, Run
@@ -76,7 +76,7 @@ def unpack(part: Path, run: Run, node: int) -> tuple[int, int]:
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir()
     with tarfile.open(part, "r:") as archive:
-        archive.extractall(fresh, filter=_keep_results)
+        unpack_members(archive, fresh, _is_result)
     files = size = 0
     outputs = run.folder / "output"
     outputs.mkdir(exist_ok=True)
@@ -143,6 +143,5 @@ def digest_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _keep_results(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
-    inside = member.name == "resources.jsonl" or member.name == "output" or member.name.startswith("output/rank-")
-    return keep_harmless(member, folder) if inside else None
+def _is_result(name: str) -> bool:
+    return name in ("output", "resources.jsonl") or name.startswith("output/rank-")
