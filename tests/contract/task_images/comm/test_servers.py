@@ -26,7 +26,7 @@ def start(method: Method, trainers: int, folder: Path, **parameters: bool) -> It
     processes = []
     for number, environment in enumerate(environments(trainers, folder, parameters, changes, method.server_count)):
         with open(folder / f"out-{number}", "wb") as out:
-            command = [sys.executable, "-m", "tests.contract.comm.server_checks"]
+            command = [sys.executable, "-m", "tests.contract.task_images.comm.server_checks"]
             processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out))
     try:
         yield processes

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.comm import checks
+from tests.contract.task_images.comm import checks
 from tests.contract.task_images.ranks import RankServer
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
 def test_all_checks_hold(ranks: RankServer, tmp_path: Path, size: int) -> None:
-    started = ranks.start("tests.contract.comm.checks", size, tmp_path, {})
+    started = ranks.start("tests.contract.task_images.comm.checks", size, tmp_path, {})
     for one in ranks.wait(started, 400):
         assert one.stderr == ""
         assert [line for line in one.stdout.splitlines() if line.startswith("OK ")] == [

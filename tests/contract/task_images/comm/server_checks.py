@@ -10,7 +10,7 @@ from task_images.comm.selfcheck import check_method
 from task_images.contract import Contract
 from task_images.harness.distributed import World, open_world
 from task_images.harness.entry import run
-from tests.contract.comm.training import MeanByHand, compare, train
+from tests.contract.task_images.comm.training import MeanByHand, compare, train
 
 
 def main(contract: Contract) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 PACKAGES = ("mlbench_cli", "providers", "templates", "task_images")
 RIGHT = "            work.wait()\n            if summed is not flat:"
 # One number of every message, on one rank.

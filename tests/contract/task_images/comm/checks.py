@@ -23,7 +23,7 @@ from task_images.harness.distributed import World, open_world
 from task_images.harness.entry import run
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.replicas import check_identical
-from tests.contract.comm.training import MeanByHand, MixedNet, Net, PlainNet, compare, train
+from tests.contract.task_images.comm.training import MeanByHand, MixedNet, Net, PlainNet, compare, train
 
 DENSE = ("single", "bsp", "wfbp", "fusion", "mgwfbp", "optfusion", "bytescheduler", "dear")
 Begin = Callable[[float, float, int], None]
