@@ -58,7 +58,7 @@ def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
             raise UsageError(f'--node-selector: "{clip(key)}" is not the key of a label.')
     return KubernetesOptions(
         node_selector={**ClusterDetails.of(cluster).node_selector, **request.node_selector},
-        devices={**_list_devices(request, cluster), **_check_devices(request.device)},
+        devices=_choose_devices(request, cluster),
         pod_labels=_check_metadata(request.pod_label, "--pod-label", _LABEL_VALUE),
         pod_annotations=_check_metadata(request.pod_annotation, "--pod-annotation", None),
         tolerations=(
@@ -97,6 +97,12 @@ def check_mount_point(path: str) -> str:
             f'--data-dir "{clip(path)}" is no place for data in a container.', hint="Name an absolute path, as /data."
         )
     return os.path.normpath(path)
+
+
+def _choose_devices(request: Request, cluster: Cluster) -> dict[str, str]:
+    """What each worker asks for: the machine's devices, and those of the request; 0 takes one of the former away."""
+    devices = {**_list_devices(request, cluster), **_check_devices(request.device)}
+    return {name: amount for name, amount in devices.items() if amount != "0"}
 
 
 def _list_devices(request: Request, cluster: Cluster) -> dict[str, str]:

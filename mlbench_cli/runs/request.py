@@ -170,7 +170,7 @@ class Request:
     )
     device: Mapping[str, str] = _cluster_option(
         "device or other resource of each worker besides GPUs, e.g. rdma/hca=1, vpc.amazonaws.com/efa=4 or "
-        "hugepages-2Mi=5Gi",
+        "hugepages-2Mi=5Gi; 0: none of what the cluster's machines have",
         kind="pairs",
         metavar="RESOURCE=N",
     )

@@ -76,7 +76,7 @@ def unschedulable(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> list[Find
         Finding(
             "unschedulable",
             f"{len(blocked)} of {workers} workers find no node: {why or message or 'the scheduler gives no reason'}",
-            hint="Ask for less (workers, --num-cpus, --memory, --gpus-per-worker), or make the cluster larger.",
+            hint="Ask for less (workers, --num-cpus, --memory, --gpus-per-worker, --device), or enlarge the cluster.",
             permanent=why is not None,
             evidence=evidence,
         )

@@ -93,6 +93,8 @@ def test_workers_with_efa_get_cards_huge_pages_and_locked_memory(monkeypatch: py
     assert int(limits["hugepages-2Mi"]) == 5120 * 2**20
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
     assert {"name": "FI_PROVIDER", "value": "efa"} in container["env"]
+    asked = Request(name="r", workers=(2,), task="allreduce", gpu=True, device={"hugepages-2Mi": "0"})
+    assert resolve(asked, made)[0].kubernetes.devices == {"vpc.amazonaws.com/efa": "32"}
     plain = EksProvider().new_cluster("c-2", 2, EksOptions(machine_type="p5.48xlarge", registry="ghcr.io/me"))
     (spec,) = resolve(Request(name="r", workers=(2,), task="allreduce", gpu=True), plain)
     (container,) = manifests(spec, "default")[0]["spec"]["template"]["spec"]["containers"]
