@@ -57,13 +57,13 @@ def make_plan(parameters: Mapping[str, Any], ranks: int) -> Plan:
                 f"the model {parameters['model']} has learned positions, which have no plan for tensor-parallel ranks",
                 "--set parallel=fsdp2, or a Llama model (1B, 8B)",
             )
+        length = parameters["sequence_length"]
+        check_tensor_parallel(layout, heads=shape.heads, kv_heads=shape.kv_heads, length=length, hidden=shape.hidden)
         if parameters["loss_chunk"]:
             raise LayoutError(
                 "loss_chunk has no plan for tensor-parallel ranks, which split a sequence already",
                 "--set loss_chunk=0, or --set parallel=fsdp2",
             )
-        length = parameters["sequence_length"]
-        check_tensor_parallel(layout, heads=shape.heads, kv_heads=shape.kv_heads, length=length, hidden=shape.hidden)
     global_batch, passes, micro_batch = plan_batch(layout, parameters)
     tokens = micro_batch * parameters["sequence_length"]
     memory = estimate_memory(

@@ -126,7 +126,7 @@ GKE = {
     "no stock half way": Case(
         CapacityError,
         "ZONE_RESOURCE_POOL_EXHAUSTED",
-        "--worker-zone",
+        "--zones a,b,c",
         spoil=lambda world: world.failing.update(CreateNodePool="stockout"),
         recorded=True,
     ),

@@ -79,11 +79,12 @@ def test_what_is_asked_for(aws: AwsServer, home: Path, tmp_path: Path) -> None:
     with EksProvider().connect(made).client() as kubernetes:
         found = kubernetes.get("/apis/storage.k8s.io/v1/storageclasses/mlbench-gp3")
     assert found["metadata"]["annotations"] == {"storageclass.kubernetes.io/is-default-class": "true"}
-    # The network plugin comes before the machines, DNS after them.
+    # The network plugin and the add-on for pod identities come before the machines, DNS after them.
     order = [
         entry["target"] for entry in aws.log("me") if entry["action"] in ("eks:CreateAddon", "eks:CreateNodegroup")
     ]
-    assert order[:4] == ["vpc-cni", "kube-proxy", "whole-2-system", "whole-2-workers"]
+    assert order[:3] == ["vpc-cni", "kube-proxy", "eks-pod-identity-agent"]
+    assert order[3:5] == ["whole-2-system", "whole-2-workers"]
     assert {entry["kind"] for entry in made.details["provisioning"]} >= {
         "EKS cluster",
         "node group",

@@ -299,7 +299,7 @@ def test_a_stock_out_leaves_a_healthy_cluster_to_try_again_on(mlbench: Any, worl
     world.failing = {"CreateNodePool": "stockout"}
     done = mlbench(*CREATE)
     assert done.code == 5
-    assert "--worker-zone" in done.err
+    assert "--zones a,b,c" in done.err
     assert "GKE cluster rel-2 (ready)" in done.err
     assert "mlbench delete-cluster gke rel-2" in done.err
     assert Store().cluster("rel-2").state == "failed"
