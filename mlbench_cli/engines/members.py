@@ -13,20 +13,15 @@ def unpack_members(archive: tarfile.TarFile, folder: Path, keep: Keep) -> None:
     Python before 3.11.4 (Debian 12 has 3.11.2) has no filters for that; there links are left out, too.
     """
 
-    def choose(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
-        return _make_harmless(member, path) if keep(member.name) else None
-
     if hasattr(tarfile, "data_filter"):
-        archive.extractall(folder, filter=choose)
+        archive.extractall(folder, filter=lambda member, path: _filter(member, path) if keep(member.name) else None)
         return
-    chosen = (choose(member, str(folder)) for member in archive)
+    chosen = (_check(member) for member in archive if keep(member.name))
     archive.extractall(folder, members=[member for member in chosen if member is not None])
 
 
-def _make_harmless(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+def _filter(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
     """The member as it may be written below `folder`; None for devices and the like, and for paths that lead out."""
-    if not hasattr(tarfile, "data_filter"):
-        return _check_member(member)
     if not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
         return None
     try:
@@ -35,8 +30,8 @@ def _make_harmless(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | No
         return None
 
 
-def _check_member(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """As `tarfile.data_filter` for files and folders, which alone are taken."""
+def _check(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """As `_filter`, without its help, for files and folders, which alone are taken."""
     parts = member.name.split("/")
     if not (member.isfile() or member.isdir()) or member.name.startswith("/") or ".." in parts:
         return None

@@ -18,7 +18,7 @@ from mlbench_cli.results.archive.pack import pack
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.figures.runs import draw
 from mlbench_cli.results.figures.style import style
-from tests.unit.results.figures.test_charts import drawn
+from tests.unit.results.figures.test_charts import check_texts, drawn
 from tests.unit.results.runs import sealed_run
 
 SIZES = [4 * 8**power for power in range(8)]
@@ -190,13 +190,7 @@ def test_no_text_overlaps_another_or_leaves_the_figure(tmp_path: Path, name: str
     with style():
         for figure_name, figure in figures(label_curves(curves)):
             figure.draw_without_rendering()
-            boxes = [(text.get_text(), text.get_window_extent()) for text in drawn(figure) if text.get_text().strip()]
-            for text, box in boxes:
-                inside = box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.width and box.y1 <= figure.bbox.height
-                assert inside, f"{figure_name}: {text!r} leaves the figure"
-            for (first, a), (second, b) in itertools.combinations(boxes, 2):
-                width, height = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
-                assert width <= 1 or height <= 1, f"{figure_name}: {first!r} and {second!r} overlap"
+            check_texts(figure_name, figure)
 
 
 def test_two_runs_are_compared_by_latency_and_bandwidth(tmp_path: Path) -> None:

@@ -386,13 +386,18 @@ SETS: dict[str, list[dict[str, Any]]] = {
 def test_no_text_overlaps_another_or_leaves_the_figure(tmp_path: Path, name: str) -> None:
     found = series(tmp_path, *SETS[name])
     for figure_name, figure in figures(found):
-        boxes = [(text.get_text(), text.get_window_extent()) for text in drawn(figure) if text.get_text().strip()]
-        for text, box in boxes:
-            inside = box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.width and box.y1 <= figure.bbox.height
-            assert inside, f"{figure_name}: {text!r} leaves the figure"
-        for (first, a), (second, b) in itertools.combinations(boxes, 2):
-            width, height = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
-            assert width <= 1 or height <= 1, f"{figure_name}: {first!r} and {second!r} overlap"
+        check_texts(figure_name, figure)
+
+
+def check_texts(figure_name: str, figure: Any) -> None:
+    """Every text lies within the figure, and none over another."""
+    boxes = [(text.get_text(), text.get_window_extent()) for text in drawn(figure) if text.get_text().strip()]
+    for text, box in boxes:
+        inside = box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.width and box.y1 <= figure.bbox.height
+        assert inside, f"{figure_name}: {text!r} leaves the figure"
+    for (first, a), (second, b) in itertools.combinations(boxes, 2):
+        width, height = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
+        assert width <= 1 or height <= 1, f"{figure_name}: {first!r} and {second!r} overlap"
 
 
 def drawn(figure: Any) -> Iterator[Any]:
