@@ -22,6 +22,7 @@ class Link:
         self.size = world.size
         self.rank = world.rank
         self.device = world.device
+        self.synchronize = world.synchronize
         group = dist.new_group(list(range(world.size)), group_desc="gradients")
         assert isinstance(group, dist.ProcessGroup)
         self.group = group
@@ -142,15 +143,10 @@ def measure_cost(link: Link, sizes: Sequence[int] = (1024, 16384, 65536, 262144)
         tensors = [torch.zeros(size, device=link.device) for _ in range(repeats + 2)]
         for tensor in tensors[:2]:
             link.all_reduce(tensor)
-        _synchronize(link)
+        link.synchronize()
         begin = time.perf_counter()
         for work in [link.start_all_reduce(tensor) for tensor in tensors[2:]]:
             work.wait()
-        _synchronize(link)
+        link.synchronize()
         seconds.append((time.perf_counter() - begin) / repeats)
     return seconds
-
-
-def _synchronize(link: Link) -> None:
-    if link.device.type == "cuda":
-        torch.cuda.synchronize(link.device)
