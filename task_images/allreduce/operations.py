@@ -25,10 +25,6 @@ IN_PLACE, OUT_OF_PLACE = "in_place", "out_of_place"
 PLACES = (IN_PLACE, OUT_OF_PLACE)
 _NOTHING = -1  # what no pattern holds: in a buffer before something arrives there
 
-# torch 2.12 and older know these by other names.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
 
 @dataclass(frozen=True)
 class Call:
@@ -140,7 +136,7 @@ def all_gather(ground: Ground, elements: int, place: str) -> Call:
 
     return Call(
         fill,
-        lambda: _all_gather(result, send),
+        lambda: dist.all_gather_into_tensor(result, send),
         lambda: sum(pattern.moved.wrong(row, pattern.place(source)) for source, row in enumerate(parts)),
         (send, result),
     )
@@ -158,7 +154,10 @@ def reduce_scatter(ground: Ground, elements: int, place: str) -> Call:
         pattern.own.fill(send)
 
     return Call(
-        fill, lambda: _reduce_scatter(result, send), lambda: pattern.total.wrong(result, rank * part), (send, result)
+        fill,
+        lambda: dist.reduce_scatter_tensor(result, send),
+        lambda: pattern.total.wrong(result, rank * part),
+        (send, result),
     )
 
 
@@ -234,6 +233,7 @@ class Collective:
     places: tuple[str, ...] = PLACES
     divided: bool = False  # S is k equal parts
     least_ranks: int = 1
+    is_pair: bool = False  # a rank exchanges with one other only
 
 
 def _share(k: int) -> float:
@@ -270,12 +270,12 @@ COLLECTIVES = {
     ),
     "ping_pong": Collective(
         ping_pong, "one message; time is half the round trip", "algbw", _one, "pair: alpha = a, beta = b", _one,
-        places=(OUT_OF_PLACE,), least_ranks=2,
+        places=(OUT_OF_PLACE,), least_ranks=2, is_pair=True,
     ),
     "bidirectional": Collective(
         bidirectional, "the message of each side, both at once", "algbw * 2", lambda k: 2.0,
         "pair: alpha = a, beta = 2 b, b of both directions together", _one,
-        places=(OUT_OF_PLACE,), least_ranks=2,
+        places=(OUT_OF_PLACE,), least_ranks=2, is_pair=True,
     ),
 }  # fmt: skip
 

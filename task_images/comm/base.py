@@ -66,12 +66,29 @@ class Traits:
     servers: int = 0
 
 
-class Applied(NamedTuple):
-    """What became of an update: False if the gradients were not finite and the model stayed as it was; the norm of the
-    gradients before clipping, None if nothing asked for it."""
+LOOK_EVERY = 50
 
-    updated: bool
-    norm: float | None
+
+class NormWatch:
+    """Whether the norms of gradients have been finite. The host need not wait for the device in every update: on a GPU
+    it looks every LOOK_EVERY of them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._every = LOOK_EVERY if device.type == "cuda" else 1
+        self._sum: Tensor | None = None  # one that is not finite stays in a sum
+        self._count = 0
+
+    def add(self, norm: Tensor) -> bool:
+        """Take the norm of an update; False if this one, or one since the last look, is known not to be finite."""
+        self._sum = norm if self._sum is None else self._sum + norm
+        self._count += 1
+        return self._count < self._every or self.look()
+
+    def look(self) -> bool:
+        """Whether all norms since the last look are finite. Waits for the device."""
+        found = self._sum is None or math.isfinite(float(self._sum))
+        self._sum, self._count = None, 0
+        return found
 
 
 class Profile(NamedTuple):
@@ -132,6 +149,7 @@ class Strategy:
         """
         self.place, self.model, self.profile, self._tracker = place, model, profile, tracker
         self._weight = self._total = 1.0
+        self._norms = NormWatch(place.world.device)
         self._stats = {"updates": 0.0, "messages": 0.0, "bytes": 0.0}
         broadcast_state(place.world, model)
         wrapped = self._prepare(model)
@@ -152,8 +170,9 @@ class Strategy:
         """The context of forward and backward of an update's last pass: gradients may travel while it runs."""
         return contextlib.nullcontext()
 
-    def step(self, rate: float, clip: float | None = None, scale: LossScale | None = None) -> Applied:
-        """Finish the update at learning rate `rate`.
+    def step(self, rate: float, clip: float | None = None, scale: LossScale | None = None) -> bool:
+        """Finish the update at learning rate `rate`. False if gradients were not finite: then the model stayed as it
+        was, or has diverged in one of the last updates (without a scale, on a GPU; see `is_finite`).
 
         clip    greatest norm of the gradients; infinity: only measure it
         scale   factor on the loss, divided out; an overflow skips the update on all ranks and lowers it
@@ -161,11 +180,16 @@ class Strategy:
         with self._section("communication"):
             self._reduce()
         with self._section("optimizer"):
-            applied = self._apply(rate, clip, scale)
+            updated = self._apply(rate, clip, scale)
         with self._section("communication"):
-            self._exchange(applied.updated)
+            self._exchange(updated)
         self._stats["updates"] += 1
-        return applied
+        return updated
+
+    def is_finite(self) -> bool:
+        """Whether the gradients of all updates so far were finite, as far as their norm was measured. Waits for the
+        device."""
+        return self._norms.look()
 
     def consensus(self) -> AbstractContextManager[object]:
         """The context of validation and checkpoints: nothing is under way, and all ranks have the same model."""
@@ -224,17 +248,19 @@ class Strategy:
     def _exchange(self, updated: bool) -> None:
         """After the optimiser: make the parameters what the next update should see."""
 
-    def _apply(self, rate: float, clip: float | None, scale: LossScale | None) -> Applied:
+    def _apply(self, rate: float, clip: float | None, scale: LossScale | None) -> bool:
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         if scale is not None and scale.value != 1:
             torch._foreach_mul_(gradients, 1 / scale.value)
-        norm = None
+        finite = True
         if clip is not None or scale is not None:
-            total = nn.utils.get_total_norm(gradients)
-            norm = float(total)
+            norm = nn.utils.get_total_norm(gradients)
             if clip is not None:
-                nn.utils.clip_grads_with_norm_(self._parameters, clip, total)
-        finite = norm is None or self._agree(math.isfinite(norm))
+                nn.utils.clip_grads_with_norm_(self._parameters, clip, norm)
+            if scale is not None or not self.traits.gradients_agree:
+                finite = self._agree(math.isfinite(float(norm)))
+            else:
+                finite = self._norms.add(norm)
         if scale is not None:
             scale.observe(finite)
         if finite:
@@ -242,7 +268,7 @@ class Strategy:
             self.optimizer.step()
         # In place if gradients are views of the buffers that are sent.
         self.optimizer.zero_grad(set_to_none=self._clear_to_none)
-        return Applied(finite, norm)
+        return finite
 
     def _agree(self, finite: bool) -> bool:
         """Whether the gradients of all ranks are finite."""

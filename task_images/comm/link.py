@@ -15,6 +15,7 @@ class Link:
     """One data group. Every call blocks, and is made by one thread only, in the same order on all ranks.
 
     delay            (alpha, beta): seconds that every message takes more, and seconds per byte of it
+    host_pairs       whether messages between two ranks go through host memory: gloo takes no GPU tensors for them
     messages, bytes  what this rank handed over; `wire_bytes`: what it sends of that by the ring or tree used
     """
 
@@ -27,6 +28,7 @@ class Link:
         assert isinstance(group, dist.ProcessGroup)
         self.group = group
         self._delay = delay
+        self.host_pairs = world.device.type == "cuda" and dist.get_backend(group) == "gloo"
         self.messages = 0
         self.bytes = 0
         self.wire_bytes = 0.0
@@ -47,19 +49,19 @@ class Link:
         """tensor (P n) -> this rank's n numbers of the sum over ranks."""
         self.book(tensor, (self.size - 1) / self.size)
         own = tensor.new_empty(tensor.numel() // self.size)
-        dist.reduce_scatter_single(own, tensor, group=self.group)
+        dist.reduce_scatter_tensor(own, tensor, group=self.group)
         return own
 
     def all_gather_into(self, whole: Tensor, own: Tensor) -> None:
         """own (n) of each rank -> whole (P n)."""
         self.book(whole, (self.size - 1) / self.size)
-        dist.all_gather_single(whole, own, group=self.group)
+        dist.all_gather_into_tensor(whole, own, group=self.group)
 
     def all_gather(self, own: Tensor) -> list[Tensor]:
         """Every rank's `own`, equally large on all, by rank."""
         self.book(own, self.size - 1)
         whole = own.new_empty(self.size * own.numel())
-        dist.all_gather_single(whole, own, group=self.group)
+        dist.all_gather_into_tensor(whole, own, group=self.group)
         return list(whole.chunk(self.size))
 
     def all_to_all(self, tensor: Tensor) -> list[Tensor]:
@@ -79,25 +81,31 @@ class Link:
     def send(self, tensor: Tensor, peer: int) -> None:
         """Send `tensor` to the rank `peer` of this link; returns when it may be changed."""
         self.book(tensor, 1)
-        dist.send(tensor, peer, group=self.group)
+        dist.send(self._between_two(tensor), peer, group=self.group)
 
     def receive(self, tensor: Tensor, peer: int) -> Tensor:
         """Fill `tensor` with what the rank `peer` of this link sends, and return it."""
-        dist.recv(tensor, peer, group=self.group)
-        return tensor
+        place = self._between_two(tensor)
+        dist.recv(place, peer, group=self.group)
+        return tensor if place is tensor else tensor.copy_(place)
 
     def swap(self, tensor: Tensor, peers: Sequence[int]) -> list[Tensor]:
         """`tensor` goes to all `peers`, whose own come back, in their order."""
-        received = [torch.empty_like(tensor) for _ in peers]
+        sent = self._between_two(tensor)
+        received = [torch.empty_like(sent) for _ in peers]
         works = []
         for peer, place in zip(peers, received, strict=True):
             self.book(tensor, 1)
-            works.append(dist.isend(tensor, peer, group=self.group))
+            works.append(dist.isend(sent, peer, group=self.group))
             works.append(dist.irecv(place, peer, group=self.group))
         for work in works:
             if work is not None:
                 work.wait()
-        return received
+        return [place.to(self.device) for place in received]
+
+    def _between_two(self, tensor: Tensor) -> Tensor:
+        """The tensor, or its copy in host memory, as the backend takes it for a message between two ranks."""
+        return tensor.cpu() if self.host_pairs else tensor
 
     @contextmanager
     def leave_out(self) -> Iterator[None]:

@@ -21,6 +21,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from task_images.comm.base import MakeOptimizer, MethodState, Placement, Profile, Strategy, StrategyState
 from task_images.comm.ddp import DdpAllReduce
 from task_images.comm.methods import Method, parse_size
+from task_images.harness.distributed import require_sharding
 from task_images.harness.tracker import Tracker
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -105,6 +106,7 @@ class ShardedModel(Strategy):
     def _prepare(self, model: nn.Module) -> nn.Module:
         if self.place.size == 1:
             return model
+        require_sharding(self.place.world)
         kind, count = self.place.world.device.type, self._group_count
         if count == 1:
             mesh = init_device_mesh(kind, (self.place.size,))

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from task_images.comm import plans
-from task_images.comm.base import Applied, MethodState, Strategy, Traits, set_rate
+from task_images.comm.base import MethodState, Strategy, Traits, set_rate
 from task_images.comm.client import ServerSum, make_server_transport
 from task_images.comm.exchange import Matrix, Transport, make_message, make_transport
 from task_images.comm.link import Leader, Link, measure_cost
@@ -238,7 +238,7 @@ class Reducer(Strategy):
                 self._take(slot)
         self._sender.release([group for group in self._groups if not group.ready])
 
-    def step(self, rate: float, clip: float | None = None, scale: LossScale | None = None) -> Applied:
+    def step(self, rate: float, clip: float | None = None, scale: LossScale | None = None) -> bool:
         """Update the model at learning rate `rate`; without a barrier, when each tensor is used next.
 
         Raises ValueError if clipping or a loss scale is asked for without a barrier.
@@ -257,7 +257,7 @@ class Reducer(Strategy):
             self._drain()
             self._plan_again()
         self._stats["updates"] += 1
-        return Applied(True, None)
+        return True
 
     def _plan_again(self) -> None:
         """With enough backward passes measured: the final plan, by rank 0's times."""

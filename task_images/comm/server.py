@@ -170,13 +170,20 @@ def serve(contract: Contract) -> None:
         sys.stdout.flush()
         listener.settimeout(RENDEZVOUS_SECONDS)
         connections = [_accept(listener, token) for _ in range(trainers)]
-        for connection, rank in connections:
-            threading.Thread(target=_serve_trainer, args=(state, connection, rank), daemon=True).start()
+        threads = [
+            threading.Thread(target=_serve_trainer, args=(state, connection, rank), daemon=True)
+            for connection, rank in connections
+        ]
+        for thread in threads:
+            thread.start()
         try:
             state.await_end()
         finally:
             for connection, _ in connections:
                 connection.close()
+        # A thread within torch while the interpreter ends takes the process down with SIGABRT.
+        for thread in threads:
+            thread.join()
     sys.stdout.write(f"parameter server {number}: all {trainers} trainers are done\n")
 
 

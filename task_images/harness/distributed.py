@@ -16,7 +16,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from task_images.contract import Contract, emit
 from task_images.harness import nccl
-from task_images.harness.errors import EnvironmentUnfitError, PeerLostError
+from task_images.harness.errors import EnvironmentUnfitError, PeerLostError, TaskUsageError
 from task_images.harness.gpu_sampler import GpuSampler
 from task_images.harness.network import measure_network
 from task_images.harness.ranks import GROUP_SECONDS, LOADING_SECONDS, RENDEZVOUS_SECONDS, cpu_threads, resident_peak
@@ -236,7 +236,12 @@ def _device(contract: Contract) -> torch.device:
             "Run with --processes-per-worker equal to the number of GPUs, or with more GPUs.",
         )
     device = torch.device("cuda", contract.local_rank)
-    torch.cuda.set_device(device)
+    try:
+        torch.cuda.set_device(device)
+    except RuntimeError as error:  # another program has all its memory, or has it for itself
+        raise EnvironmentUnfitError(
+            f"the GPU cannot be used: {str(error).splitlines()[0]}", "nvidia-smi shows who uses it."
+        ) from None
     return device
 
 
@@ -256,6 +261,14 @@ def _find_backend(contract: Contract, device: torch.device) -> str:
             f'this build of torch has no communication backend "{backend}"', "Choose --backend gloo."
         )
     return backend
+
+
+def require_sharding(world: World) -> None:
+    """Raise TaskUsageError for parameters in shards on GPUs with gloo: it would end the process (SIGSEGV)."""
+    if world.size > 1 and world.device.type == "cuda" and world.backend == "gloo":
+        raise TaskUsageError(
+            "parameters in shards on GPUs need the backend nccl, not gloo", "--backend nccl, with a GPU for every rank"
+        )
 
 
 def _cuda_libraries() -> dict[str, str]:

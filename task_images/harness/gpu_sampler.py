@@ -1,7 +1,7 @@
 """Utilisation, memory, power and energy of this rank's GPU while it trains, by NVIDIA's management library.
 
 Needs the package nvidia-ml-py (extra `gpu`); without it, or without a driver, nothing is sampled and nothing fails.
-Samples go to gpu.jsonl in the rank's output folder, the sums into the result. Not run on a GPU.
+Samples go to gpu.jsonl in the rank's output folder, the sums into the result.
 """
 
 import contextlib
@@ -42,8 +42,9 @@ class GpuSampler:
             self._thread.join()
 
     def facts(self) -> dict[str, object]:
-        """Means and sums so far; empty without samples. Energy is the difference of the GPU's own counter."""
-        samples = list(self._samples)
+        """Means and sums until now; empty without samples. Energy is the difference of the GPU's own counter."""
+        now = self._take() if self._samples else None
+        samples = [*self._samples, *([now] if now is not None else [])]
         if not samples:
             return {}
         facts: dict[str, object] = {

@@ -14,7 +14,7 @@ MAX_LOG_BYTES = 1 << 20
 
 # "Using network IB", "NET/Socket : Using [0]eth0:10.0.0.1<0>", "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0"
 _CHOSEN = re.compile(r"Using network (\S+(?: \S+)?)$", re.MULTILINE)
-_PLUGIN = re.compile(r"NET/(\w+)\s*: Using (.+)")
+_PLUGIN = re.compile(r"NET/(\w+)\s*: Using (.*\[\d+\].+)")  # without a number there is no interface
 _VIA = re.compile(r"\bvia (NET/(?:AWS )?\w+|P2P/\w+|SHM/?\w*)")
 _VERSION = re.compile(r"NCCL version (\S+)")
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-# Dense bf16 TFLOP/s by the datasheets, for words in torch's name of the device; the first that fits counts.
+# Dense bf16 and fp16 TFLOP/s by the datasheets, for words in torch's name of the device; the first that fits counts.
 DATASHEET = (
     ("GB300", 2500.0),
     ("GB200", 2500.0),
@@ -25,6 +25,7 @@ DATASHEET = (
     ("MI325X", 1300.0),
     ("MI300X", 1300.0),
 )
+_FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 SECONDS = 0.3
 COUNTED = "forward and backward pass, counted by torch.utils.flop_counter"
 
@@ -38,16 +39,19 @@ class Peak:
 
 
 def find_peak(device: torch.device, precision: str) -> Peak:
-    """Multiply square matrices in the number format of training for a third of a second; the fastest one counts."""
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    """Multiply square matrices in the number format of training for a third of a second; the fastest one counts.
+
+    The numbers are random: a GPU draws less power for zeros and ones, and is faster then.
+    """
+    dtype = _FORMATS.get(precision, torch.float32)
     size = 8192 if device.type == "cuda" else 768
-    left, right = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
-    best, end = float("inf"), time.perf_counter() + SECONDS
-    while time.perf_counter() < end:
-        begin = _now(device)
-        left @ right
-        best = min(best, _now(device) - begin)
-    return Peak(2.0 * size**3 / best, datasheet_peak(device, precision))
+    while True:
+        try:
+            seconds = _time_product(device, dtype, size)
+            break
+        except torch.OutOfMemoryError:
+            size //= 2
+    return Peak(2.0 * size**3 / seconds, datasheet_peak(device, precision))
 
 
 @dataclass(frozen=True)
@@ -87,9 +91,21 @@ def count_flops(compute_loss: Callable[[], Tensor]) -> float:
     return float(counter.get_total_flops())
 
 
+def _time_product(device: torch.device, dtype: torch.dtype, size: int) -> float:
+    """Least seconds of a product of two (size, size) matrices."""
+    generator = torch.Generator(device).manual_seed(0)  # the training's own random numbers are left alone
+    left, right = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
+    best, end = float("inf"), time.perf_counter() + SECONDS
+    while time.perf_counter() < end:
+        begin = _now(device)
+        left @ right
+        best = min(best, _now(device) - begin)
+    return best
+
+
 def datasheet_peak(device: torch.device, precision: str) -> float | None:
     """Dense FLOPs per second by the datasheet; None for formats and devices that the table does not have."""
-    if device.type != "cuda" or precision != "bf16":
+    if device.type != "cuda" or precision not in _FORMATS:
         return None
     name = torch.cuda.get_device_name(device)
     return next((1e12 * value for word, value in DATASHEET if word.lower() in name.lower()), None)

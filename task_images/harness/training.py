@@ -116,18 +116,15 @@ class Trainer(Loop[P], Generic[P]):
                 with section("backward"):
                     (loss.value * self._precision.factor).backward()  # type: ignore[no-untyped-call]
             losses.append(loss)
-        applied = self.strategy.step(rate, self.clip, self._precision.scale)
-        if not applied.updated and self._precision.scale is None:
-            raise DivergedError(
-                f"the norm of the gradient is {applied.norm}: the training has diverged",
-                "A lower learning rate may help.",
-            )
-        if applied.updated:
+        updated = self.strategy.step(rate, self.clip, self._precision.scale)
+        if not updated and self._precision.scale is None:
+            raise _diverged()
+        if updated:
             with section("metrics"):
                 for loss in losses:
                     self._recent.add(loss.mean, loss.weight)
                     self._whole.add_mean(loss.mean, loss.weight)
-        return applied.updated
+        return updated
 
     def _calibrate(self) -> None:
         """Leave what a prediction needs, from steps on one pass. Model and random numbers are as before afterwards."""
@@ -169,6 +166,8 @@ class Trainer(Loop[P], Generic[P]):
         return collect(self.world, [self._whole])["loss"]
 
     def _consensus(self) -> AbstractContextManager[object]:
+        if not self.strategy.is_finite():
+            raise _diverged()
         return self.strategy.consensus()
 
     def _check_replicas(self) -> Values:
@@ -358,6 +357,12 @@ def make_sample_trainer(
 
 def _keep_outputs(outputs: Tensor) -> Tensor:
     return outputs
+
+
+def _diverged() -> DivergedError:
+    return DivergedError(
+        "the norm of the gradients is not finite: the training has diverged", "A lower learning rate may help."
+    )
 
 
 def check_finite(values: Values, epoch: int) -> Values:

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from task_images.harness.distributed import World
+from task_images.harness.distributed import World, require_sharding
 from task_images.harness.language.layout import Layout
 from task_images.harness.seeds import generator
 
@@ -47,6 +47,7 @@ def make_mesh(world: World, layout: Layout) -> DeviceMesh | None:
     """The mesh (replicas, shards, tensor) of all ranks; None for one rank, or for plain replication."""
     if layout.ranks == 1 or layout.name == "ddp":
         return None
+    require_sharding(world)
     sizes = (layout.replicas, layout.shards, layout.tensor)
     return init_device_mesh(world.device.type, sizes, mesh_dim_names=("replicas", "shards", "tensor"))
 
@@ -183,8 +184,8 @@ def _assign(parameter: Tensor, whole: Tensor) -> None:
 # --- gradients ------------------------------------------------------------------------------------------------------
 
 
-def clip_gradients(parameters: Iterable[Tensor], limit: float) -> float:
-    """Scale all gradients so that their common norm is at most `limit`; returns the norm before.
+def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
+    """Scale all gradients so that their common norm is at most `limit`; returns the norm before (a scalar).
 
     Gradients may be plain tensors and sharded ones of several meshes. All ranks must call it and get the same number.
     """
@@ -193,15 +194,14 @@ def clip_gradients(parameters: Iterable[Tensor], limit: float) -> float:
         if parameter.grad is not None:
             mesh = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
             groups.setdefault(mesh, []).append(parameter)
-    squares = 0.0
+    norms = []
     for members in groups.values():
         norm = nn.utils.get_total_norm([cast("Tensor", member.grad) for member in members])
-        whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        squares += float(whole) ** 2
-    total = math.sqrt(squares)
+        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     if math.isfinite(limit):
         for members in groups.values():
-            nn.utils.clip_grads_with_norm_(members, limit, torch.tensor(total, device=members[0].device))
+            nn.utils.clip_grads_with_norm_(members, limit, total)
     return total
 
 

@@ -278,10 +278,11 @@ class PretrainingTrainer(Trainer[B]):
     def _facts(self, updates_per_second: float | None) -> Mapping[str, Any]:
         it = self.pretraining
         self._flops = self._count_flops()
+        used = self.world.peak_memory()  # before the device's speed is measured, which takes memory, too
         facts = dict(super()._facts(updates_per_second))
         sent = planned_communication(it.layout, it.settings, it.parameters, it.passes)
         facts["communication"] = {**sent, **facts["communication"]}
-        facts["memory"] = {"estimated_bytes": it.memory.total, "peak_bytes": self.world.peak_memory()}
+        facts["memory"] = {"estimated_bytes": it.memory.total, "peak_bytes": used}
         facts["data_epochs"] = self.position.total / it.workload.updates_per_epoch
         facts["tokens_per_second"] = updates_per_second and updates_per_second * it.workload.tokens
         facts["tokens_per_second_per_rank"] = updates_per_second and facts["tokens_per_second"] / self.world.size

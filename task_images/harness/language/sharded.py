@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import nn
 
-from task_images.comm.base import Applied, MakeOptimizer, Placement, Profile, Strategy, set_rate
+from task_images.comm.base import MakeOptimizer, NormWatch, Placement, Profile, Strategy, set_rate
 from task_images.harness.language.layout import Layout
 from task_images.harness.language.parallel import clip_gradients, set_last_pass
 from task_images.harness.precision import LossScale
@@ -39,6 +39,7 @@ class ShardedUpdate(Strategy):
         """Make the optimizer; all ranks have their parts of the same initial values already."""
         self.place, self.model, self.profile, self._tracker = place, model, profile, tracker
         self._weight = self._total = 1.0
+        self._norms = NormWatch(place.world.device)
         self._stats = {"updates": 0.0}
         self.optimizer = make_optimizer(model)
         return model
@@ -60,17 +61,16 @@ class ShardedUpdate(Strategy):
         set_last_pass(self.model, True)
         yield
 
-    def step(self, rate: float, clip: float | None = None, scale: LossScale | None = None) -> Applied:
+    def step(self, rate: float, clip: float | None = None, scale: LossScale | None = None) -> bool:
         """Clip by the norm over all shards of all ranks, and update. There is no loss scale: fp16 is not offered."""
         with self._section("optimizer"):
             parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
             factor = self._weight * self._layout.data / self._total
             torch._foreach_mul_([parameter.grad for parameter in parameters if parameter.grad is not None], factor)
-            norm = clip_gradients(parameters, math.inf if clip is None else clip)
-            is_finite = math.isfinite(norm)
+            is_finite = self._norms.add(clip_gradients(parameters, math.inf if clip is None else clip))
             if is_finite:
                 set_rate(self.optimizer, rate)
                 self.optimizer.step()
             self.optimizer.zero_grad()
         self._stats["updates"] += 1
-        return Applied(is_finite, norm)
+        return is_finite

@@ -93,10 +93,12 @@ def read_ended(codes: Sequence[int], folder: Path) -> list[Ended]:
     ]
 
 
-def launch(module: str, world_size: int, folder: Path, parameters: Mapping[str, Any], **changes: str) -> list[Ended]:
-    """Run `python -m MODULE` as every rank, as an engine would, and wait."""
+def launch(
+    module: str, world_size: int, folder: Path, parameters: Mapping[str, Any], *, servers: int = 0, **changes: str
+) -> list[Ended]:
+    """Run `python -m MODULE` as every rank, and as parameter servers behind them, as an engine would, and wait."""
     processes = []
-    for rank, environment in enumerate(environments(world_size, folder, parameters, changes)):
+    for rank, environment in enumerate(environments(world_size, folder, parameters, changes, servers)):
         with open(folder / f"out-{rank}", "wb") as out, open(folder / f"err-{rank}", "wb") as err:
             command = [sys.executable, "-m", module]
             processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=err))

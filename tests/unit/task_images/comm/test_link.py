@@ -34,6 +34,9 @@ class Recorder:
         self.notes.append("begun")
         return Work(self.notes)
 
+    def synchronize(self) -> None:
+        """A CPU has done what it was told."""
+
 
 def test_costs_are_those_of_messages_that_follow_each_other_without_waiting() -> None:
     """As the reducer sends gradients: the wait for one message's end is no cost of the next one."""

@@ -17,6 +17,7 @@ gpu-1:51:77 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read
 """
 SOCKETS = """pod-0:1:1 [0] NCCL INFO NET/Plugin: No plugin found (libnccl-net.so)
 pod-0:1:9 [0] NCCL INFO NET/IB : No device found.
+pod-0:1:9 [0] NCCL INFO NET/IB : Using [RO]; OOB eth0:10.8.0.4<0>
 pod-0:1:9 [0] NCCL INFO NET/Socket : Using [0]eth0:10.8.0.4<0>
 """
 

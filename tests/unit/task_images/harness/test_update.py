@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from task_images.comm.allreduce import GradientAllReduce
+from task_images.comm.base import LOOK_EVERY, NormWatch
 from task_images.contract import Contract
 from task_images.harness.checkpoint import load_checkpoint, save_checkpoint
 from task_images.harness.distributed import World, open_world
@@ -125,7 +126,7 @@ def test_the_loss_scale_cancels_out_and_an_overflow_leaves_the_model_alone(world
 
 
 def test_without_a_loss_scale_an_overflow_is_the_end(world: World) -> None:
-    with pytest.raises(DivergedError, match="norm of the gradient is nan"):
+    with pytest.raises(DivergedError, match="norm of the gradients is not finite"):
         train(world, Precision("fp32", CPU), [X * torch.nan])
 
 
@@ -156,3 +157,16 @@ def test_a_damaged_checkpoint_runs_no_code(world: World, tmp_path: Path, content
     path.write_bytes(content)
     with pytest.raises(EnvironmentUnfitError, match="cannot be read as a checkpoint"):
         load_checkpoint(world, path, "a_task", {})
+
+
+def test_a_gpu_is_looked_at_rarely_and_nothing_is_overlooked() -> None:
+    """Norms are only added up there; one that is not finite is known at the next look, whatever came after it."""
+    watch = NormWatch(torch.device("cuda"))
+    assert all(watch.add(torch.tensor(1.0)) for _ in range(LOOK_EVERY))
+    assert watch.add(torch.tensor(torch.nan))
+    assert all(watch.add(torch.tensor(1.0)) for _ in range(LOOK_EVERY - 2))
+    assert not watch.add(torch.tensor(1.0))
+    assert watch.add(torch.tensor(torch.inf))
+    assert not watch.look()  # before a validation or a checkpoint
+    assert watch.look()
+    assert not NormWatch(CPU).add(torch.tensor(torch.inf))

@@ -1,0 +1,14 @@
+"""Run a task with every wait of the host for the GPU told as a warning: the parameter `module` names it."""
+
+import json
+import os
+import runpy
+
+import torch
+
+if __name__ == "__main__":
+    parameters = json.loads(os.environ["MLBENCH_PARAMETERS"])
+    module = parameters.pop("module")
+    os.environ["MLBENCH_PARAMETERS"] = json.dumps(parameters)
+    torch.cuda.set_sync_debug_mode("warn")
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
