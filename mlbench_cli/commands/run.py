@@ -315,7 +315,11 @@ def _warn(specs: Sequence[RunSpec]) -> None:
     local = [spec for spec in specs if spec.engine == "local"]
     if not local:
         return
-    cores = launch.local_machine().cores
+    machine = launch.local_machine()
+    sharing = [spec.name for spec in local if spec.device == "gpu" and spec.world_size > machine.gpus]
+    if sharing:
+        console.warn(f"{', '.join(sharing)}: ranks share GPUs; their times say little about scaling.")
+    cores = machine.cores
     crowded = [spec for spec in local if spec.world_size > cores]
     if crowded:
         names = ", ".join(spec.name for spec in crowded)

@@ -76,6 +76,11 @@ def check_method(spec: RunSpec) -> None:
         check(Method.from_dict(spec.method), spec.world_size)
     except MethodError as error:
         raise _usage_error(spec.method["name"], error) from None
+    if spec.method.get("engine") in ("fsdp2", "hsdp") and (spec.device, spec.backend) == ("gpu", "gloo"):
+        raise UsageError(
+            f"The method {spec.method['name']} has parameters in shards, which gloo cannot do on GPUs.",
+            hint="--backend nccl, with a GPU for every rank; or --method zero1",
+        )
     if spec.servers and spec.gpus_per_worker and spec.engine == "kubernetes":
         raise UsageError(
             "A parameter server on Kubernetes gets what a worker gets, so it would keep "

@@ -1,7 +1,7 @@
 """The communication thread: it takes messages in one fixed order, waits until each is ready, and runs its transport.
 
 On a GPU it has a stream of its own. Work is given to a stream before it is done, so events order the two: the thread's
-stream waits for what wrote the gradients, and the training's stream for the sums. These lines have not run on a GPU.
+stream waits for what wrote the gradients, and the training's stream for the sums.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What NCCL says of itself: version, variables, and the network that it chose. Not run on a GPU.
+"""What NCCL says of itself: version, variables, and the network that it chose.
 
 NCCL writes its choices to a log if NCCL_DEBUG=INFO. `log_to` lets it write into the rank's output folder, beside the
 user's own settings; `describe` reads them back when the first collective is done.

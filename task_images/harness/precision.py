@@ -30,7 +30,7 @@ def set_arithmetic(settings: CudaSettings) -> None:
 
 def refuse_bf16_lstm(precision: str, device: torch.device) -> None:
     """Raise TaskUsageError for bf16 LSTMs on NVIDIA GPUs: torch.autocast runs them in fp16, and without a loss scale
-    small gradients would vanish (ATen/native/cudnn/AutocastRNN.cpp). Not run on a GPU."""
+    small gradients would vanish (ATen/native/cudnn/AutocastRNN.cpp)."""
     if precision == "bf16" and device.type == "cuda":
         raise TaskUsageError(
             "on GPUs torch computes LSTMs in fp16 when bf16 is asked for, without a scale for the loss",

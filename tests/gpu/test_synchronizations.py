@@ -27,7 +27,8 @@ class Lengths:
     changes: Mapping[str, Any]
 
 
-EPOCHS = Lengths("epochs", 1, 3, {"training_images": 12_800, "goal_full": 100.0, "goal_light": 100.0})
+# At this learning rate no goal is reached.
+EPOCHS = Lengths("epochs", 1, 3, {"training_images": 12_800, "goal_full": 100.0, "goal_light": 100.0, "rate": 1e-6})
 STEPS = Lengths("steps", 200, 600, {"evaluate_every": 200, "goal_full": 0.0, "goal_light": 0.0})
 
 

@@ -80,7 +80,7 @@ def test_speed_alone_is_measured(train: Train, task: str) -> None:
         peak = ended.result["details"]["peak_flops"]
         assert peak["measured"] > 1e12
         # The FLOP/s that matrices of random numbers reach, not more than NVIDIA states.
-        assert peak["datasheet"] is None or 0.4 < peak["measured"] / peak["datasheet"] < 1.05
+        assert peak["datasheet"] is None or 0.1 < peak["measured"] / peak["datasheet"] < 1.05
 
 
 def test_more_ranks_than_gpus_in_one_worker_are_refused(train: Train) -> None:

@@ -3,7 +3,7 @@
 Pure: from the spec, the provenance and the samples in resources.jsonl. The rows of kind "machine" are described in
 engines/local/load.py; on Kubernetes templates/kubernetes/worker.sh writes them, one meter for each worker. Labels:
 
-    crowded        more ranks, or more CPUs for them, than the machine has usable cores
+    crowded        more ranks, or more CPUs for them, than the machine has usable cores; or more ranks than GPUs
     contended      other processes (or other virtual machines) used more than MAX_OTHER_SHARE of the usable CPUs
     quota_limited  the kernel paused the run because a CPU quota of its control groups was used up
     shared         the run did not have the machine's lock, so that other runs of mlbench may have run at the same time
@@ -117,7 +117,7 @@ def assess_conditions(
     local = _fact(spec, "engine", "local") == "local"
     locks = [meter.facts for meter in meters.values() if local or meter.facts.get("lock")]  # pods know of none
     return Conditions(
-        crowded=_check_crowding(spec, _amount(facts.get("cores")) or _cores_of(provenance)) if local else None,
+        crowded=_check_crowding(spec, provenance, _amount(facts.get("cores"))) if local else None,
         contended=_worst([_check_contention(meter) for meter in meters.values() if local or is_alone], "other_cpus"),
         quota_limited=_worst([_quota_limited(meter) for meter in meters.values()], "throttled_seconds"),
         shared=_check_sharing(spec, locks) if local or locks else None,
@@ -147,7 +147,12 @@ class _Meter:
             self._before = counters
 
 
-def _check_crowding(spec: RunSpec | Mapping[str, Any], cores: float | None) -> Condition | None:
+def _check_crowding(
+    spec: RunSpec | Mapping[str, Any], provenance: Mapping[str, Any] | None, sampled_cores: float | None
+) -> Condition | None:
+    machine = (provenance or {}).get("machine")
+    machine = machine if isinstance(machine, Mapping) else {}
+    cores, gpus = sampled_cores or _amount(machine.get("cores")), machine.get("gpus")
     if cores is None or cores < 1:
         return None
     workers = int(_fact(spec, "workers", 1))
@@ -155,6 +160,9 @@ def _check_crowding(spec: RunSpec | Mapping[str, Any], cores: float | None) -> C
     ranks = workers * each if _fact(spec, "run_on_all", True) else 1
     cpus = float(_fact(spec, "cpus", None) or 0.0) * (workers if _fact(spec, "run_on_all", True) else 1)
     figures = {"ranks": ranks, "cpus": cpus, "cores": cores}
+    if _fact(spec, "device", "cpu") == "gpu" and isinstance(gpus, list | tuple) and 0 < len(gpus) < ranks:
+        figures["gpus"] = len(gpus)
+        return Condition("crowded", f"{ranks} ranks on {_count(len(gpus), 'GPU')}", figures)
     if ranks > cores:
         return Condition("crowded", f"{ranks} ranks on {_count(cores, 'core')}", figures)
     if cpus > cores:
@@ -211,11 +219,6 @@ def _check_sharing(spec: RunSpec | Mapping[str, Any], machines: Iterable[Mapping
 def _worst(found: Iterable[Condition | None], figure: str) -> Condition | None:
     known = [condition for condition in found if condition is not None]
     return max(known, key=lambda condition: condition.figures[figure], default=None)
-
-
-def _cores_of(provenance: Mapping[str, Any] | None) -> float | None:
-    machine = (provenance or {}).get("machine")
-    return _amount(machine.get("cores")) if isinstance(machine, Mapping) else None
 
 
 def _fact(spec: RunSpec | Mapping[str, Any], name: str, default: Any) -> Any:

@@ -104,6 +104,12 @@ def test_servers_that_would_keep_gpus_are_refused() -> None:
         spec(cluster=Cluster("far", "kind"), method="wfbp-ps", gpu=True, gpus_per_worker=1)
 
 
+def test_shards_on_gpus_are_refused_with_gloo() -> None:
+    with pytest.raises(UsageError, match="gloo cannot do on GPUs") as error:
+        spec(cluster=Cluster("far", "kind"), method="fsdp2", gpu=True, gpus_per_worker=1, backend="gloo")
+    assert "--backend nccl" in (error.value.hint or "")
+
+
 def test_every_tasks_own_method_and_limits_are_in_the_table() -> None:
     for task in load_catalog().values():
         if task.method is not None:

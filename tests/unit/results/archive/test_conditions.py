@@ -48,6 +48,15 @@ def test_more_ranks_than_cores_are_crowded() -> None:
     assert assess_conditions(spec(workers=4, engine="kubernetes"), None, rows(cores=2)).crowded is None
 
 
+def test_ranks_that_share_a_gpu_are_crowded() -> None:
+    two = spec(workers=2, device="gpu")
+    machine: dict[str, Any] = {"cores": 16, "gpus": ["NVIDIA H100 80GB HBM3"]}
+    assert assess_conditions(two, {"machine": machine}, rows(cores=16)).phrase == "crowded: 2 ranks on 1 GPU"
+    machine["gpus"] *= 2
+    assert assess_conditions(two, {"machine": machine}, rows(cores=16)).labels == ()
+    assert assess_conditions(two, {"machine": {"cores": 16}}, rows(cores=16)).labels == ()
+
+
 def test_more_cpus_than_cores_are_crowded() -> None:
     found = assess_conditions(spec(workers=2, cpus=3.0), None, rows(cores=4))
     assert found.phrase == "crowded: 6 CPUs for 2 ranks on 4 cores"
