@@ -39,7 +39,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlbench_cli.datafiles import DataFiles, parse_data_files
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError, did_you_mean
@@ -56,8 +56,7 @@ OPTIONAL = {"goal", "method", "files", "free", "notes", "preflight", "legacy_nam
 BUDGET = "budget_seconds"  # the parameter of tasks that can train for a given time
 
 
-@dataclass(frozen=True)
-class Parameter:
+class Parameter(NamedTuple):
     """One parameter of a task. `type` is one of TYPES; a list holds numbers or texts, sizes are whole bytes."""
 
     name: str
@@ -102,8 +101,7 @@ class Parameter:
         )
 
 
-@dataclass(frozen=True)
-class MethodRule:
+class MethodRule(NamedTuple):
     """How a task's ranks communicate: the preset that is its own way, and what it can take on some axes; on an axis
     that is not named it can take everything."""
 
@@ -111,8 +109,7 @@ class MethodRule:
     limits: Mapping[str, tuple[str, ...]]
 
 
-@dataclass(frozen=True)
-class WorkersRule:
+class WorkersRule(NamedTuple):
     """Up to how many ranks a training to the goal makes sense, and why not beyond."""
 
     sensible: int

@@ -12,9 +12,8 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlbench_cli import settings
 from mlbench_cli.durations import parse_duration
@@ -26,8 +25,7 @@ _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,61}[a-z0-9])?")
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]*")
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """One key of the config file; `built_in` is what counts without it.
 
     `kind` is name, folder, prefix, duration or command.
@@ -59,8 +57,7 @@ SETTINGS = {
 }
 
 
-@dataclass(frozen=True)
-class Default:
+class Default(NamedTuple):
     """The value of a setting. `source` is environment or config; `origin` names the variable, or file and line."""
 
     value: str

@@ -9,8 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from mlbench_cli.errors import Explanation, Interrupted, Stopped, UsageError
 from mlbench_cli.text import Option as Option
@@ -90,8 +89,7 @@ def format_table(
     return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class _Layout:
+class _Layout(NamedTuple):
     """A table's cells as texts, of the columns that are shown, and how wide each is."""
 
     headers: Sequence[str]

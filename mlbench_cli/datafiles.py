@@ -12,17 +12,15 @@ files:                              # key of task.yaml; a task without it needs 
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlbench_cli.errors import UsageError, did_you_mean
 
 _KEYS = ("when", "folders", "wanted", "imports", "download", "default_folder", "instead")
 
 
-@dataclass(frozen=True)
-class DataFiles:
+class DataFiles(NamedTuple):
     """What a task wants in the data folder. `download` is the size that it fetches itself, None if it fetches none."""
 
     when: Mapping[str, Any]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
 from mlbench_cli.errors import CleanupError, DeadlineError, NeverStartedError, TaskFailedError
 
@@ -229,8 +229,7 @@ class Run:
         return self.spec.name
 
 
-@dataclass(frozen=True)
-class RunRow:
+class RunRow(NamedTuple):
     """A run with what the store knows of its progress.
 
     `problem` says why its spec cannot be read as a whole, for example because a newer mlbench has written it: such a

@@ -7,8 +7,7 @@ us ms s.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlbench_cli.errors import UsageError
 
@@ -33,8 +32,7 @@ def worker_address(worker: int) -> str:
     return f"{SUBNET}.{worker + 1}"
 
 
-@dataclass(frozen=True)
-class NetworkShape:
+class NetworkShape(NamedTuple):
     """`rate` in bits per second, `delay` one way in seconds; `is_modelled` says that a formula stands for it."""
 
     rate: float

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlbench_cli.files import is_lock_held, write_atomically
 from mlbench_cli.model import Finding, Observation, Run, WorkerState
@@ -37,8 +37,7 @@ class QueueState(StrEnum):
     UNKNOWN = "unknown"  # started on another machine: nothing proves from here that it runs
 
 
-@dataclass(frozen=True)
-class QueueHolder:
+class QueueHolder(NamedTuple):
     """The process that holds, or last held, the queue. `ended` says why it ended; None if it could not say so."""
 
     pid: int
@@ -148,8 +147,7 @@ class QueueFolder:
 # --- the note in a run's folder -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class QueuedNote:
+class QueuedNote(NamedTuple):
     """That a run waits in a queue. `is_starting`: it is being handed to its engine just now."""
 
     queue: QueueFolder

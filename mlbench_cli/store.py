@@ -9,10 +9,9 @@ import os
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlbench_cli import settings
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
@@ -99,8 +98,7 @@ _STATES: dict[str, RunState] = {str(state): state for state in RunState}
 _OUTCOMES: dict[str | None, Outcome] = {str(outcome): outcome for outcome in Outcome}
 
 
-@dataclass(frozen=True)
-class JournalEntry:
+class JournalEntry(NamedTuple):
     """One request to a cloud: intent, created, ready, deleting, deleted, failed; `time` in seconds since 1970.
 
     The last record of a deleted cluster is kept, as "removed".

@@ -11,9 +11,9 @@ A folder is named by --task-path, or by the variable MLBENCH_TASK_PATH (several 
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import NamedTuple
 
 from mlbench_cli import isolation
 from mlbench_cli.errors import UsageError
@@ -22,8 +22,7 @@ GROUP = "mlbench.tasks"
 VARIABLE = "MLBENCH_TASK_PATH"
 
 
-@dataclass(frozen=True)
-class TaskSource:
+class TaskSource(NamedTuple):
     """A task.yaml, and who brought it: `origin` is a package with its version, or a folder; `search_path` is the folder
     that ranks must import from (None for installed packages)."""
 

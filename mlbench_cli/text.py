@@ -1,11 +1,10 @@
 """Texts for people: their width on a terminal, foreign text without control characters, figures in words."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """One line of a menu: the name that is chosen, and what is shown beside it."""
 
     name: str

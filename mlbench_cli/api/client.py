@@ -3,10 +3,9 @@
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlbench_cli.api.experiments import ExperimentHandle
 from mlbench_cli.api.runs import RunHandle
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     from mlbench_cli.runs.snapshot import RunStatus
 
 
-@dataclass(frozen=True)
-class Chosen:
+class Chosen(NamedTuple):
     """The runs that names and filters mean, each once; and the experiments that were named as a whole."""
 
     runs: tuple[RunHandle, ...]

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlbench_cli import console
 from mlbench_cli.commands._common import Format
@@ -131,8 +130,7 @@ def in_words(spec: RunSpec) -> str:
 # --- when it has ended ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(NamedTuple):
     """A run that has ended, with mlbench's exit code for it."""
 
     finished: FinishedRun

@@ -2,9 +2,8 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice, takewhile
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -30,8 +29,7 @@ MAX_SHOWN = 50  # runs, unless --limit says otherwise
 STATES = (*RunState, ENDED, UNKNOWN, *Outcome)
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """Which runs are shown: the newest `limit` (0: all) that match. `since` is in seconds since 1970."""
 
     limit: int = MAX_SHOWN

@@ -1,6 +1,5 @@
 """`mlbench tasks`: the catalogue."""
 
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -68,7 +67,7 @@ def _document(task: Task) -> dict[str, object]:
             for parameter in task.parameters.values()
         },
         "presets": {preset: task.resolve(preset) for preset in task.presets},
-        "workers": None if task.workers is None else asdict(task.workers),
+        "workers": None if task.workers is None else task.workers._asdict(),
         "notes": list(task.notes),
         "origin": task.origin,
     }

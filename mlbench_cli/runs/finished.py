@@ -1,8 +1,7 @@
 """A run that is over, as its archive tells it: read from two documents in its folder, without engine or judge."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from mlbench_cli import run_folder
 from mlbench_cli.model import Finding, Outcome, Run
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
 ARCHIVE_UNFINISHED = "archive_unfinished"
 
 
-@dataclass(frozen=True)
-class FinishedRun:
+class FinishedRun(NamedTuple):
     """How a run ended. `result` is its result.json; None if the archive could not be completed (a full disk)."""
 
     run: Run

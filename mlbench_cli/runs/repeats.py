@@ -1,8 +1,7 @@
 """Repeats of a run (`mlbench run --repeat`): found by their names, put together as mean and interval."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mlbench_cli.model import JsonObject, Run, RunRow
 from mlbench_cli.run_folder import RunFolder
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
     from mlbench_cli.results.analysis.series import Point
 
 
-@dataclass(frozen=True)
-class Repeats:
+class Repeats(NamedTuple):
     """The finished repeats of one size. `point` has its estimates; `total` counts those that have not finished, too."""
 
     name: str

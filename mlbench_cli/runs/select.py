@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model import Experiment, Outcome, RunRow, RunState
@@ -52,8 +53,7 @@ class Filter:
         return {str(RunState.CREATED) if state == PENDING else state for state in self.states}
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(NamedTuple):
     """The runs that were named, each once, in the order of the names; and the experiments named as a whole."""
 
     rows: tuple[RunRow, ...]
