@@ -75,9 +75,9 @@ class Parameter(NamedTuple):
         if read is None:
             raise UsageError(f'The parameter "{self.name}" is {short(value)}, which is not of type {self.type}.')
         if self.min is not None and read < self.min:
-            raise UsageError(f'The parameter "{self.name}" is {short(value)}, the least is {self.min:g}.')
+            raise self._out_of_range(value, "least", self.min)
         if self.max is not None and read > self.max:
-            raise UsageError(f'The parameter "{self.name}" is {short(value)}, the most is {self.max:g}.')
+            raise self._out_of_range(value, "most", self.max)
         if self.choices and self.type == "list":
             return self._chosen(read)
         if self.choices and read not in self.choices:
@@ -92,6 +92,12 @@ class Parameter(NamedTuple):
             if item not in self.choices:
                 raise self._no_choice(item)
         return list(dict.fromkeys(items))
+
+    def _out_of_range(self, value: Any, which: str, limit: float) -> UsageError:
+        exact = int(limit) if limit == int(limit) else limit
+        return UsageError(
+            f'The parameter "{self.name}" is {short(value)}, the {which} is {limit:g}.', hint=f"--set {self.name}={exact}"
+        )
 
     def _no_choice(self, value: Any) -> UsageError:
         what = "has" if self.type == "list" else "is"
@@ -169,7 +175,10 @@ class Task:
                     f'The task "{self.name}" has no parameter "{key}".{did_you_mean(key, list(self.parameters))}',
                     hint=f"mlbench tasks {self.name}",
                 )
-            values[key] = self.parameters[key].check(value)
+            try:
+                values[key] = self.parameters[key].check(value)
+            except UsageError as error:
+                raise UsageError(error.message, hint=error.hint or f"mlbench tasks {self.name}") from None
         return values
 
 
