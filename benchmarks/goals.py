@@ -4,13 +4,15 @@
     .venv/bin/python -m benchmarks.goals --ranks 2 --delay none      # which presets reach the goal
 
 All ranks and parameter servers are processes of this machine. Delays are what every message takes longer: none, that of
-10 Gbit/s, that of 1 Gbit/s. Each training is one run; FILE has one JSON line of each, and what is in there is not run
-again, so that the table can be made in pieces of --seconds. It is printed at the end, in Markdown.
+10 Gbit/s, that of 1 Gbit/s. The self-check's seconds are those before the first training. Each training is one run; FILE
+has one JSON line of each, and what is in there is not run again, so that the table can be made in pieces of --seconds.
+It is printed at the end, in Markdown.
 """
 
 import argparse
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -29,6 +31,7 @@ DELAYS = ("none", "0.0005,8e-10", "0.005,8e-9")
 TASK = "task_images.digits_resnet"
 UNCOUNTED = ("fsdp2", "hsdp")  # torch sends for them
 RECORD = Path("build/goals.jsonl")
+CHECK = re.compile(r"self-check passed in ([\d.]+) s")
 
 
 class Row(TypedDict, total=False):
@@ -44,6 +47,7 @@ class Row(TypedDict, total=False):
     seconds: float
     images_per_second: float
     bytes_per_update: float
+    check_seconds: float
     load: float
 
 
@@ -101,6 +105,7 @@ def train(server: RankServer, method: Method, delay: str, ranks: int) -> Row:
         "seconds": result["wall_seconds"],
         "images_per_second": result["samples"] / result["training_seconds"],
         "bytes_per_update": communication.get("bytes", 0.0) / max(1.0, communication.get("updates", 1.0)),
+        "check_seconds": float(found[1]) if (found := CHECK.search(ended[0].stdout)) else 0.0,
     }
 
 
@@ -117,7 +122,13 @@ def print_table(rows: list[Row]) -> None:
     loads = sorted(row.get("load", 0.0) for row in rows)
     print(f"{rows[0]['ranks']} ranks, load of the machine when a training began: {loads[0]:.0f} to {loads[-1]:.0f}\n")
     delays = list(dict.fromkeys(row["delay"] for row in rows))
-    heads = ["method", "updates", "bytes per update", *(f"{delay}: s to goal, images/s" for delay in delays)]
+    heads = [
+        "method",
+        "self-check, s",
+        "updates",
+        "bytes per update",
+        *(f"{delay}: s to goal, images/s" for delay in delays),
+    ]
     print_row(heads)
     print_row(["---"] * len(heads))
     for name in dict.fromkeys(row["method"] for row in rows):
@@ -125,6 +136,7 @@ def print_table(rows: list[Row]) -> None:
         first = next(iter(own.values()))
         size = "not counted" if name in UNCOUNTED else f"{first.get('bytes_per_update', 0):,.0f}"
         cells = [f"`{name}`", f"{first.get('updates', 0):.0f}", size]
+        cells.insert(1, f"{first.get('check_seconds', 0):.2f}")
         print_row([*cells, *(describe(own.get(delay)) for delay in delays)])
 
 
