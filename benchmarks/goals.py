@@ -4,7 +4,7 @@
     .venv/bin/python -m benchmarks.goals --ranks 2 --delay none      # which presets reach the goal
 
 All ranks and parameter servers are processes of this machine. Delays are what every message takes longer: none, that of
-10 Gbit/s, that of 1 Gbit/s. The self-check's seconds are those before the first training. Each training is one run; FILE
+10 Gbit/s, that of 1 Gbit/s. The self-check took its seconds before the first training. Each training is one run; FILE
 has one JSON line of each, and what is in there is not run again, so that the table can be made in pieces of --seconds.
 It is printed at the end, in Markdown.
 """

@@ -96,7 +96,8 @@ class Parameter(NamedTuple):
     def _out_of_range(self, value: Any, which: str, limit: float) -> UsageError:
         exact = int(limit) if limit == int(limit) else limit
         return UsageError(
-            f'The parameter "{self.name}" is {short(value)}, the {which} is {limit:g}.', hint=f"--set {self.name}={exact}"
+            f'The parameter "{self.name}" is {short(value)}, the {which} is {limit:g}.',
+            hint=f"--set {self.name}={exact}",
         )
 
     def _no_choice(self, value: Any) -> UsageError:

@@ -31,6 +31,20 @@ def numpy_generator(seed: int, *path: str | int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(derive(seed, *path)))
 
 
+def seed_device(device: "torch.device", seed: int, *path: str | int) -> None:
+    """Seed torch's generators of the CPU and of `device` with the stream `path`, for random numbers of single passes.
+
+    torch.manual_seed seeds every kind of device that torch knows, and keeps a stack trace for those that are not in
+    use: 0.8 ms, a fortieth of a step of the tiny decoder.
+    """
+    import torch
+
+    value = derive(seed, *path)
+    torch.default_generator.manual_seed(value)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(value)
+
+
 def seed_all(seed: int, rank: int | None = None) -> None:
     """Seed Python, numpy and torch: without `rank` the same everywhere, with it a stream of this rank's own."""
     import torch

@@ -26,7 +26,7 @@ from task_images.harness.precision import Precision, set_arithmetic
 from task_images.harness.replicas import average_buffers
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import Schedule
-from task_images.harness.seeds import derive
+from task_images.harness.seeds import seed_device
 from task_images.harness.settings import CudaSettings
 from task_images.harness.tracker import Tracker
 from task_images.harness.updates import Update
@@ -106,8 +106,8 @@ class Trainer(Loop[P], Generic[P]):
             with section("preprocessing"):
                 data = self.work.prepare(part)
             if update.first is not None:
-                seed = self.world.contract.seed
-                torch.manual_seed(derive(seed, "dropout", self.position.total, update.first + number))
+                path = ("dropout", self.position.total, update.first + number)
+                seed_device(self.world.device, self.world.contract.seed, *path)
             with self.strategy.last_pass() if number == update.count - 1 else contextlib.nullcontext():
                 with section("forward"), self._precision.autocast():
                     outputs = self.work.forward(self._trained, data)

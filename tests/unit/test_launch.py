@@ -315,7 +315,11 @@ def test_refused_on_this_machine(request_: Request, changes: dict[str, Any], wor
 
 @pytest.mark.parametrize(
     ("changes", "hint"),
-    [({"epochs": "0"}, "--set epochs=1"), ({"momentum": "1.5"}, "--set momentum=1"), ({"epochs": "x"}, "mlbench tasks")],
+    [
+        ({"epochs": "0"}, "--set epochs=1"),
+        ({"momentum": "1.5"}, "--set momentum=1"),
+        ({"epochs": "x"}, "mlbench tasks"),
+    ],
 )
 def test_a_parameter_that_cannot_be_comes_with_one_that_can(changes: dict[str, str], hint: str) -> None:
     with pytest.raises(UsageError) as error:
