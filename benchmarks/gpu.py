@@ -36,6 +36,7 @@ from task_images.harness.settings import CudaSettings
 ROOT = Path(__file__).parents[1]
 GPU = torch.device("cuda")
 Changes = Mapping[str, Any]
+Result = Mapping[str, Any]
 RUNS: tuple[tuple[str, Changes], ...] = (
     ("gpt_pretraining", {}),
     ("gpt_pretraining", {"compile": True}),
@@ -47,6 +48,7 @@ RUNS: tuple[tuple[str, Changes], ...] = (
     ("cifar10_resnet20", {}),
     ("cifar10_resnet20", {"resident": True}),
     ("cifar10_resnet20", {"resident": True, "compile": "whole", "precision": "bf16"}),
+    ("cifar10_resnet20", {"resident": True, "compile": "graphs"}),
     ("wikitext2_awd_lstm", {}),
     ("wmt16_gnmt", {}),
     ("wmt17_transformer", {}),
@@ -89,7 +91,7 @@ def describe(task: str, changes: Changes) -> str:
     )
 
 
-def run(task: str, changes: Changes) -> dict[str, Any]:
+def run(task: str, changes: Changes) -> Result:
     """The result of one run of the task with its preset `throughput`."""
     given = {
         "MLBENCH_DEVICE": "gpu",

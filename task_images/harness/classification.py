@@ -102,7 +102,9 @@ def train_classifier(
     same = {"seed": world.contract.seed, "global_batch": settings.batch_size * world.size}
     facts: dict[str, Any] = {"parameters": count_parameters(model.parameters()), "global_batch": same["global_batch"]}
     precision = long.speed.make_precision(world.device) if long else Precision("fp32", world.device)
+    chosen = prepare_strategy(world, lambda: strategy or GradientAllReduce())
     if long:
+        _check_graphs(long, chosen, world.contract.calibrate)
         long.speed.apply(model)
         facts["options"] = long.speed.facts()
     make_sample_trainer(
@@ -127,12 +129,13 @@ def train_classifier(
             resume=long.resume if long else "",
             protocol=settings.protocol,
         ),
-        strategy=prepare_strategy(world, lambda: strategy or GradientAllReduce()),
+        strategy=chosen,
         metrics=[] if measure else [TopK(k) for k in (1, 5) if k <= classes],
         goal=None if measure else make_goal(settings, world),
         validation_loss=nn.functional.cross_entropy,
         precision=precision,
         compiled=long is not None and long.compile != "no",
+        graphs=long.speed.graphs if long else None,
         arithmetic=settings,
         unit=Unit("images"),
         name=name,
@@ -140,6 +143,24 @@ def train_classifier(
         closing=closing,
         identity={**(identity or {}), **same},
     ).run()
+
+
+def _check_graphs(settings: LongSettings, strategy: Strategy, calibrates: bool) -> None:
+    """Raises TaskUsageError for what looks into single layers or moves parameters: a replay does not notice."""
+    if settings.compile != "graphs":
+        return
+    from task_images.comm.ddp import DdpAllReduce
+    from task_images.comm.reducer import Reducer
+
+    if not isinstance(strategy, GradientAllReduce | DdpAllReduce | Reducer) or not strategy.traits.barrier:
+        raise TaskUsageError(
+            "compile=graphs replays the whole model, and this method looks into its layers or moves its parameters",
+            "--set compile=blocks, or a method that exchanges gradients before the update, such as bsp",
+        )
+    if calibrates:
+        raise TaskUsageError(
+            "compile=graphs replays the whole model, and --calibrate times its layers", "--set compile=no"
+        )
 
 
 def make_goal(settings: ClassifierSettings, world: World) -> GoalWatch:

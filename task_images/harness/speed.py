@@ -1,10 +1,10 @@
 """Faster ways to compute the same: options of a task, all listed in its result."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from task_images.harness.precision import LossScale, Precision
 
@@ -12,7 +12,7 @@ from task_images.harness.precision import LossScale, Precision
 FIRST_LOSS_SCALE = 65536.0
 
 
-COMPILE = ("no", "blocks", "whole")
+COMPILE = ("no", "blocks", "whole", "graphs")
 
 # For each block, at most: the usual batch, and once more for whatever else torch finds changed.
 COMPILATIONS = 2
@@ -22,7 +22,9 @@ COMPILATIONS = 2
 class SpeedOptions:
     """channels_last   memory format of images and convolutions
     compile            "no", "blocks" (torch.compile for each block of the model, so that gradients still appear one
-                       after another), or "whole"; for training batches of the usual size, see training.Trainer
+                       after another), "whole", or "graphs": whole, and on a GPU the kernels of a pass are recorded once
+                       and replayed as CUDA graphs, so that small steps do not wait for the host that launches them
+                       (see `Graphs`); for training batches of the usual size, see training.SampleWork
     precision          fp32; bf16 or fp16: mixed, with parameters in fp32
     loaders            threads that load data ahead
     """
@@ -41,7 +43,12 @@ class SpeedOptions:
         modules = (blocks_of(model) if self.compile == "blocks" else []) or [model]
         _allow_compilations(COMPILATIONS * len(modules))
         for module in modules:
-            module.compile()
+            module.compile(mode="reduce-overhead" if self.compile == "graphs" else None)
+
+    @property
+    def graphs(self) -> "Graphs | None":
+        """What a training with CUDA graphs has to keep to; None without."""
+        return Graphs() if self.compile == "graphs" else None
 
     def make_precision(self, device: torch.device) -> Precision:
         """The precision on a device, with a fresh loss scale for float16."""
@@ -50,6 +57,31 @@ class SpeedOptions:
     def facts(self) -> Mapping[str, object]:
         """For the result; what the trainer itself knows is not among them."""
         return {"channels_last": self.channels_last, "compile": self.compile, "loaders": self.loaders}
+
+
+class Graphs:
+    """What torch's CUDA graphs ask of a training loop (torch.compiler_cudagraph_trees in its documentation).
+
+    A replay writes into the memory of the last one: its outputs and gradients do not outlive the pass. So every pass is
+    announced, and gradients that stay from one update to the next are added up in memory of their own.
+    """
+
+    def prepare(self, parameters: Iterable[Tensor]) -> None:
+        """Give gradients that are not there yet their own memory. Autograd would else keep what a graph wrote, and the
+        next pass add its gradients to themselves."""
+        for parameter in parameters:
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def begin_pass(self) -> None:
+        """Announce a pass: nothing that the graphs wrote before is needed any more."""
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+
+    def are_replayed(self, device: torch.device) -> bool:
+        """Whether all that was compiled became graphs; never on a CPU. Torch says why not in its log only."""
+        from torch._dynamo.utils import counters
+
+        return device.type == "cuda" and not counters["inductor"]["cudagraph_skips"]
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

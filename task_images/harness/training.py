@@ -28,6 +28,7 @@ from task_images.harness.report import Reporter
 from task_images.harness.schedules import Schedule
 from task_images.harness.seeds import seed_device
 from task_images.harness.settings import CudaSettings
+from task_images.harness.speed import Graphs
 from task_images.harness.tracker import Tracker
 from task_images.harness.updates import Update
 
@@ -70,6 +71,7 @@ class Trainer(Loop[P], Generic[P]):
     precision       None: fp32
     clip            greatest norm of the gradients; None: not clipped
     arithmetic      of GPUs
+    graphs          None: the device is given one kernel after another
     """
 
     work: Work[P] = field(kw_only=True)
@@ -79,6 +81,7 @@ class Trainer(Loop[P], Generic[P]):
     precision: Precision | None = field(default=None, kw_only=True)
     clip: float | None = field(default=None, kw_only=True)
     arithmetic: CudaSettings = field(default_factory=CudaSettings, kw_only=True)
+    graphs: Graphs | None = field(default=None, kw_only=True)
 
     def _make_tracker(self) -> Tracker:
         return Tracker(marks=self.world.marks())
@@ -96,6 +99,8 @@ class Trainer(Loop[P], Generic[P]):
         self._trained = self.strategy.attach(
             Placement(self.world), self.model, self.make_optimizer, tracker=self.tracker
         )
+        if self.graphs is not None:
+            self.graphs.prepare(self.model.parameters())
         self._recent, self._whole = TrainingLoss(), Mean("loss")
 
     def _update(self, update: Update[P], rate: float) -> bool:
@@ -108,6 +113,8 @@ class Trainer(Loop[P], Generic[P]):
             if update.first is not None:
                 path = ("dropout", self.position.total, update.first + number)
                 seed_device(self.world.device, self.world.contract.seed, *path)
+            if self.graphs is not None:
+                self.graphs.begin_pass()
             with self.strategy.last_pass() if number == update.count - 1 else contextlib.nullcontext():
                 with section("forward"), self._precision.autocast():
                     outputs = self.work.forward(self._trained, data)
@@ -118,7 +125,7 @@ class Trainer(Loop[P], Generic[P]):
             losses.append(loss)
         updated = self.strategy.step(rate, self.clip, self._precision.scale)
         if not updated and self._precision.scale is None:
-            raise _diverged()
+            raise _divergence_error()
         if updated:
             with section("metrics"):
                 for loss in losses:
@@ -167,7 +174,7 @@ class Trainer(Loop[P], Generic[P]):
 
     def _consensus(self) -> AbstractContextManager[object]:
         if not self.strategy.is_finite():
-            raise _diverged()
+            raise _divergence_error()
         return self.strategy.consensus()
 
     def _check_replicas(self) -> Values:
@@ -185,6 +192,7 @@ class Trainer(Loop[P], Generic[P]):
                 **asdict(self.arithmetic),
                 "fused_optimizer": True,
                 "reduction": type(self.strategy).__name__,
+                **({} if self.graphs is None else {"cuda_graphs": self.graphs.are_replayed(self.world.device)}),
             },
             "loss_scale": self._precision.factor,
             "communication": self.strategy.stats(),
@@ -316,6 +324,7 @@ def make_sample_trainer(
     scores: Callable[[Tensor], Tensor] | None = None,
     precision: Precision | None = None,
     compiled: bool = False,
+    graphs: Graphs | None = None,
     arithmetic: CudaSettings | None = None,
     unit: Unit | None = None,
     name: str = "",
@@ -351,6 +360,7 @@ def make_sample_trainer(
         strategy=strategy,
         precision=precision,
         arithmetic=arithmetic or CudaSettings(),
+        graphs=graphs,
         unit=unit or Unit(),
     )
 
@@ -359,7 +369,7 @@ def _keep_outputs(outputs: Tensor) -> Tensor:
     return outputs
 
 
-def _diverged() -> DivergedError:
+def _divergence_error() -> DivergedError:
     return DivergedError(
         "the norm of the gradients is not finite: the training has diverged", "A lower learning rate may help."
     )

@@ -1,16 +1,15 @@
 """Collectives of tensors on a GPU."""
 
-from typing import Any
-
 import pytest
 
 from task_images.allreduce.operations import COLLECTIVES
+from tests.contract.task_images.ranks import Record
 from tests.gpu.conftest import Train
 
 SIZES = {"min_exponent": 0, "max_exponent": 5, "count": 4, "samples": 5, "warmup": 1, "collectives": list(COLLECTIVES)}
 
 
-def series(result: dict[str, Any]) -> set[str]:
+def series(result: Record) -> set[str]:
     return {one["collective"] for one in result["details"]["series"]}
 
 

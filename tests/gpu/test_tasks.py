@@ -2,12 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from mlbench_cli.catalog import load_catalog
+from tests.contract.task_images.ranks import Parameters, Record
 from tests.gpu.conftest import Train
 
 # TensorFlow has no GPU without a build of its own; the collectives have a module of their own.
@@ -26,7 +26,7 @@ def test_a_task_reaches_its_goal(train: Train, tmp_path: Path, task: str, ranks:
     check_facts(first.result, tmp_path / "gpu" / "output-0")
 
 
-def check_facts(result: dict[str, Any], output: Path) -> None:
+def check_facts(result: Record, output: Path) -> None:
     """Device times add up to the wall time; memory, power and energy are those of a GPU."""
     wall = result["wall_seconds"]
     assert sum(times["rank0"] for times in result["timings"].values()) == pytest.approx(wall, rel=0.02)
@@ -50,6 +50,10 @@ def check_facts(result: dict[str, Any], output: Path) -> None:
         ("cifar10_resnet20", {"precision": "bf16", "tf32": True, "cudnn": "benchmark"}),
         ("cifar10_resnet20", {"precision": "fp16", "compile": "blocks"}),
         ("cifar10_resnet20", {"resident": True, "compile": "whole"}),
+        ("cifar10_resnet20", {"resident": True, "compile": "graphs"}),
+        ("cifar10_resnet20", {"precision": "fp16", "compile": "graphs"}),
+        ("cifar10_resnet20_ddp", {"compile": "graphs"}),
+        ("imagenet_resnet", {"precision": "bf16", "compile": "graphs"}),
         ("imagenet_resnet", {"precision": "bf16"}),
         ("gpt_pretraining", {"precision": "bf16", "compile": True}),
         ("gpt_pretraining", {"precision": "bf16", "loss_chunk": 256}),
@@ -58,15 +62,30 @@ def check_facts(result: dict[str, Any], output: Path) -> None:
     ],
     ids=str,
 )
-def test_an_option_reaches_the_goal_and_is_told(train: Train, task: str, changes: dict[str, Any]) -> None:
+def test_an_option_reaches_the_goal_and_is_recorded(train: Train, task: str, changes: Parameters) -> None:
     [ended] = train(task, **changes)
     assert ended.result["outcome"] == "goal_reached"
-    told = ended.result["details"]["options"]
-    assert {name: told[name] for name in changes if name in told} == {n: v for n, v in changes.items() if n in told}
+    used = ended.result["details"]["options"]
+    assert {name: used[name] for name in changes if name in used} == {n: v for n, v in changes.items() if n in used}
     assert ended.result["details"]["precision"] == changes.get("precision", "fp32")
+    assert used.get("cuda_graphs", False) == (changes.get("compile") == "graphs")
     if "loss_scale" in changes:  # the first updates overflow, are left out, and halve the scale
         assert ended.result["details"]["updates_skipped"] > 0
         assert ended.result["details"]["loss_scale"] < 2.0**30
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("task", ["cifar10_resnet20", "cifar10_resnet20_ddp"])
+def test_graphs_learn_as_single_kernels_do(train: Train, tmp_path: Path, task: str, ranks: int) -> None:
+    """Two epochs, some batches of which are smaller; replayed gradients that were added to themselves would show."""
+    curves = []
+    for word in ("no", "graphs"):
+        first = train(task, ranks=ranks, compile=word, epochs=2, goal_full=100.0, goal_light=100.0)[0]
+        curves.append([(point["train_loss"], point["loss"]) for point in first.result["details"]["curve"]])
+        (tmp_path / "gpu").rename(tmp_path / word)
+    assert len(curves[0]) == 2
+    for plain, replayed in zip(*curves, strict=True):
+        assert replayed == pytest.approx(plain, rel=0.05)
 
 
 @pytest.mark.parametrize("task", ["gpt_pretraining", "cifar10_resnet20", "epsilon_logistic_regression"])

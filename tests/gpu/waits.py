@@ -1,4 +1,4 @@
-"""Run a task with every wait of the host for the GPU told as a warning: the parameter `module` names it."""
+"""Run a task with every wait of the host for the GPU shown as a warning: the parameter `module` names it."""
 
 import json
 import os

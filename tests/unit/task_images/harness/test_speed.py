@@ -1,14 +1,22 @@
-"""Speed options: what is compiled, and that they are told as they are."""
+"""Speed options: what is compiled, and that they are recorded as they are."""
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.cudagraph_trees import MarkStepBox
 
 from task_images.comm.allreduce import GradientAllReduce
-from task_images.contract import Contract
+from task_images.comm.base import Strategy
+from task_images.comm.ddp import DdpAllReduce
+from task_images.comm.presets import resolve
+from task_images.comm.reducer import Reducer
+from task_images.contract import Contract, parse_event
+from task_images.harness.classification import LongSettings, train_classifier
 from task_images.harness.data import ArrayData
 from task_images.harness.distributed import open_world
 from task_images.harness.errors import TaskUsageError
@@ -32,7 +40,7 @@ def test_blocks_are_what_the_model_is_a_sequence_of(name: str, blocks: int) -> N
         assert len(blocks_of(imagenet_model(name, width=0.125))) == blocks
 
 
-@pytest.mark.parametrize(("word", "compiled"), [("no", 0), ("blocks", 9), ("whole", 1)])
+@pytest.mark.parametrize(("word", "compiled"), [("no", 0), ("blocks", 9), ("whole", 1), ("graphs", 1)])
 def test_what_is_compiled(word: str, compiled: int) -> None:
     model = resnet(20)
     SpeedOptions(False, word, "fp32", 0).apply(model)
@@ -92,6 +100,92 @@ def test_odd_batches_and_validation_compile_nothing_more(make_compiled: Compiled
         PerUpdate(Constant(0.01)), Plan(2), strategy=GradientAllReduce(), metrics=[TopK(1)], compiled=True,
     ).run()  # fmt: skip
     assert len(seen) == 3
+
+
+def make_graph_memory(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., object]:
+    """Code whose outputs are always in the same memory, as those of a CUDA graph are: the next call overwrites them."""
+    kept: list[torch.Tensor] = []
+
+    def replay(given: list[object]) -> list[object]:
+        outputs = list(graph(*given))
+        given.clear()
+        if not kept:
+            kept.extend(item.detach().clone() for item in outputs if isinstance(item, torch.Tensor))
+        places = iter(kept)
+        return [_alias(next(places), item) if isinstance(item, torch.Tensor) else item for item in outputs]
+
+    replay._boxed_call = True  # type: ignore[attr-defined]  # it takes its arguments in a list
+    return replay
+
+
+def _alias(place: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    place.copy_(value)
+    return place.as_strided(place.size(), place.stride())
+
+
+def train_images(word: str, strategy: Strategy, backend: object = None) -> tuple[nn.Module, list[float]]:
+    """A small network after six updates, two of them on smaller batches, and its losses in validation."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+    model, world = nn.Sequential(*layers), open_world(Contract({"OMP_NUM_THREADS": "1"}))
+    options = SpeedOptions(True, word, "fp32", 0)
+    losses: list[float] = []
+    options.apply(model)
+    if backend is not None:
+        model.compile(backend=backend)
+    samples = (np.random.default_rng(1).normal(size=(22, 3, 8, 8)).astype(np.float32), np.arange(22) % 10)
+    trainer = make_sample_trainer(
+        world, Reporter(world, "noise", synthetic=True), ArrayData(world, samples, samples, 8, 1), model,
+        nn.functional.cross_entropy, lambda model: torch.optim.SGD(model.parameters(), 0.1, momentum=0.9),
+        PerUpdate(Constant(0.1)), Plan(2), strategy=strategy, metrics=[TopK(1)], compiled=word != "no",
+        graphs=options.graphs,
+    )  # fmt: skip
+    trainer.after_validation = lambda epoch, values: losses.append(values["loss"])
+    trainer.run()
+    return model, losses
+
+
+@pytest.mark.parametrize("make_strategy", [GradientAllReduce, DdpAllReduce, lambda: Reducer(resolve("fusion"))])
+def test_gradients_do_not_stay_in_the_memory_of_a_graph(make_strategy: Callable[[], Strategy]) -> None:
+    """A compiler on the CPU that reuses its memory stands for the GPU."""
+    backend = aot_autograd(fw_compiler=make_graph_memory, bw_compiler=make_graph_memory)
+    plain, losses = train_images("no", make_strategy())
+    model, found = train_images("graphs", make_strategy(), backend)
+    assert found == pytest.approx(losses, rel=1e-5)
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_graphs_train_alike_and_are_not_claimed_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    """By torch's own compiler. Every pass is announced."""
+    _, losses = train_images("no", GradientAllReduce())
+    before = MarkStepBox.mark_step_counter
+    _, found = train_images("graphs", GradientAllReduce())
+    assert before - MarkStepBox.mark_step_counter == 6
+    assert found == pytest.approx(losses, rel=1e-4)
+    events = (parse_event(line) for line in capsys.readouterr().out.splitlines())
+    options = [event["details"]["options"] for event in events if event and event["event"] == "result"]
+    assert [one.get("cuda_graphs") for one in options] == [None, False]
+
+
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [
+        ({"MLBENCH_METHOD": json.dumps(resolve("dear").to_dict())}, "this method looks into its layers"),
+        ({"MLBENCH_METHOD": json.dumps(resolve("fsdp2").to_dict())}, "this method looks into its layers"),
+        ({"MLBENCH_CALIBRATE": "1"}, "--calibrate times its layers"),
+    ],
+    ids=["no barrier", "shards", "calibration"],
+)
+def test_graphs_refuse_what_needs_single_layers(variables: dict[str, str], why: str) -> None:
+    world = open_world(Contract({"OMP_NUM_THREADS": "1", **variables}))
+    data = ArrayData(world, (np.ones((8, 4), np.float32), np.arange(8) % 3), (np.ones((1, 4)), np.zeros(1)), 8, 1)
+    with pytest.raises(TaskUsageError, match=why):
+        train_classifier(
+            world, Reporter(world, "ones"), LongSettings(compile="graphs"), nn.Linear(4, 3), data,
+            PerUpdate(Constant(0.1)),
+        )  # fmt: skip
 
 
 def test_channels_last_and_the_list_for_the_result() -> None:

@@ -25,8 +25,9 @@ from mlbench_cli.spec import KubernetesOptions, RunSpec
 
 NAMESPACE = "recording"
 WAIT = ("sh", "-c", "sleep 600")
-Change = Callable[[dict[str, Any]], None]
-Pods = list[dict[str, Any]]
+Object = dict[str, Any]
+Change = Callable[[Object], None]
+Pods = list[Object]
 
 
 class Recorder:
