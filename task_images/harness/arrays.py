@@ -1,8 +1,13 @@
 """Images in arrays, without any framework: loading ahead in threads, and generated images."""
 
+import contextlib
+import ctypes
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+from itertools import islice, repeat
 from typing import TypeVar
 
 import numpy as np
@@ -26,7 +31,7 @@ def ahead(threads: int, calls: Iterator[Callable[[], Item]], window: int = 0) ->
             yield call()
         return
     waiting: deque[Future[Item]] = deque()
-    with ThreadPoolExecutor(threads, "loader") as pool:
+    with ThreadPoolExecutor(threads, "loader", _stay_alone) as pool:
         try:
             for call in calls:
                 waiting.append(pool.submit(call))
@@ -37,6 +42,38 @@ def ahead(threads: int, calls: Iterator[Callable[[], Item]], window: int = 0) ->
         finally:
             for future in waiting:
                 future.cancel()
+
+
+def stream_ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """The items in their order, each made in a thread while the ones before it are used."""
+
+    def make() -> list[Item]:
+        return list(islice(items, 1))
+
+    for made in ahead(1, repeat(make)):
+        if not made:
+            return
+        yield made[0]
+
+
+def _stay_alone() -> None:
+    """Let torch use no other threads in this one: OpenMP would make a team for every thread that calls it, and those
+    of the loaders would compete with the model's. torch.set_num_threads would change the model's, too."""
+    torch, openmp = sys.modules.get("torch"), _find_openmp()
+    if torch is not None and openmp is not None:
+        torch.get_num_threads()  # in a thread's first call it sets the number itself
+        openmp.omp_set_num_threads(1)
+
+
+@lru_cache(1)
+def _find_openmp() -> ctypes.CDLL | None:
+    """The OpenMP library that this process has loaded; None if there is none, or if the system does not list them."""
+    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            path = line.split(maxsplit=5)[-1].strip()
+            if path.rpartition("/")[2].startswith(("libgomp", "libiomp", "libomp")):
+                return ctypes.CDLL(path)
+    return None
 
 
 def synthetic_images(

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -18,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from task_images.comm.base import Strategy
 from task_images.comm.ddp import DdpAllReduce
 from task_images.comm.prepare import prepare_strategy
+from task_images.harness.arrays import stream_ahead
 from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.goals import GoalWatch
@@ -25,6 +27,7 @@ from task_images.harness.language.checkpoints import load_method_state, load_ste
 from task_images.harness.language.layout import CHECKPOINTING, PARALLEL, Layout, LayoutError, Memory, check_memory
 from task_images.harness.language.parallel import check_optimizer, split_decay
 from task_images.harness.language.sharded import ShardedUpdate
+from task_images.harness.language.tokens import map_tensors
 from task_images.harness.loop import Plan, Unit, Values
 from task_images.harness.metrics import Mean, collect
 from task_images.harness.parameters import check_choices
@@ -194,7 +197,7 @@ class Pretraining(Generic[B]):
         return PretrainingTrainer(
             world,
             self.report,
-            PretrainingBatches(self.workload, p.steps, self.layout.data_rank(world.rank) * self.passes),
+            PretrainingBatches(self.workload, p.steps, self.passes, self.layout.data_rank(world.rank), world.device),
             PerUpdate(WarmupCosine(p.learning_rate, p.warmup_steps, p.steps, p.final_rate)),
             Plan(
                 1,
@@ -315,20 +318,34 @@ class PretrainingTrainer(Trainer[B]):
 
 @dataclass(frozen=True)
 class PretrainingBatches(Generic[B]):
-    """The workload's updates. `first`: number of this rank's first pass among those of all ranks."""
+    """The workload's updates of `passes` passes each, for part `part` of the data. One thread makes passes ahead."""
 
     workload: Workload[B]
     steps: int
-    first: int
+    passes: int
+    part: int
+    device: torch.device
 
     def count(self, epoch: int) -> int:
         return self.steps
 
     def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[B]]:
         workload = self.workload
-        for number in range(begin, self.steps):
-            passes = list(workload.training((epoch - 1) * self.steps + number))
-            yield Update(passes, len(passes), 1.0, passes[0].terms, workload.samples, self.first)
+        numbers = range((epoch - 1) * self.steps + begin, epoch * self.steps)
+        made = make_ahead((one for number in numbers for one in workload.training(number)), self.device)
+        for _ in numbers:
+            first = next(made)
+            passes = chain([first], islice(made, self.passes - 1))
+            yield Update(passes, self.passes, 1.0, first.terms, workload.samples, self.part * self.passes)
+
+
+def make_ahead(passes: Iterator[B], device: torch.device) -> Iterator[B]:
+    """The passes, made in a thread; for a GPU in pinned memory, so that the host need not wait for a transfer."""
+
+    def pin(one: B) -> B:
+        return map_tensors(one, Tensor.pin_memory) if device.type == "cuda" else one
+
+    return stream_ahead(map(pin, passes))
 
 
 @dataclass(frozen=True)
@@ -362,7 +379,7 @@ class PretrainingValidator(Generic[B]):
         means: dict[str, Mean] = {}
         # Not inference_mode: sharded models allocate in their first forward pass, and must train on that later.
         with torch.no_grad(), self.precision.autocast():
-            for batch in self.workload.validation():
+            for batch in make_ahead(self.workload.validation(), self.world.device):
                 data = self.workload.prepare(batch)
                 for name, (value, weight) in self.workload.score(self.workload.forward(self.model, data), data).items():
                     means.setdefault(name, Mean(name)).add_mean(value, weight)

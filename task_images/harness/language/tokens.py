@@ -10,7 +10,7 @@ mapped, never read whole.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -202,9 +202,14 @@ class Batch:
 
 
 def move_tensors(item: Item, device: torch.device) -> Item:
-    """The dataclass `item` with its tensors on `device`, without waiting for the transfer."""
+    """The dataclass `item` with its tensors on `device`, without waiting for the transfer of those that are pinned."""
+    return map_tensors(item, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def map_tensors(item: Item, change: Callable[[Tensor], Tensor]) -> Item:
+    """The dataclass `item` with its tensors changed."""
     tensors = {name: value for name, value in vars(item).items() if isinstance(value, Tensor)}
-    return replace(item, **{name: value.to(device, non_blocking=True) for name, value in tensors.items()})  # type: ignore[type-var]
+    return replace(item, **{name: change(value) for name, value in tensors.items()})  # type: ignore[type-var]
 
 
 class Windows:

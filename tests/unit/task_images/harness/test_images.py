@@ -156,3 +156,14 @@ def test_generated_images_are_the_seeds_and_can_be_told_apart() -> None:
     means = np.stack([images[labels == label].mean(0) for label in range(10)])
     distances = ((images[:, None] - means) ** 2).mean((2, 3, 4))
     assert 0.5 < (distances.argmin(1) == labels).mean() < 1.0
+
+
+def test_loaders_make_no_teams_of_threads() -> None:
+    """Each would compute with as many threads as the model, and compete with it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert list(ahead(2, iter([torch.get_num_threads] * 4))) == [1] * 4
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
