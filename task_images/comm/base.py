@@ -280,9 +280,8 @@ class Strategy:
         """What is left of the weighted mean on a single rank."""
         if self._total == self._weight:
             return
-        for parameter in self._parameters:
-            if parameter.grad is not None:
-                parameter.grad.mul_(self._weight / self._total)
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        torch._foreach_mul_(gradients, self._weight / self._total)
 
     def _count(self, tensor: Tensor) -> None:
         """Book one message."""

@@ -242,8 +242,8 @@ class Windows:
 
     def take(self, numbers: Iterable[int]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Inputs, targets, places and mask of these windows, on the CPU."""
-        starts = [int(number) * self.length for number in numbers]
-        rows = np.stack([self._tokens[start : start + self.length + 1] for start in starts]).astype(np.int64)
+        starts = np.fromiter(numbers, np.int64)[:, None] * self.length
+        rows = self._tokens[starts + np.arange(self.length + 1)].astype(np.int64)
         whole = torch.from_numpy(rows)
         inputs, targets = whole[:, :-1].clone(), whole[:, 1:].clone()  # never the same memory
         if self._end is None:
