@@ -23,7 +23,7 @@ CUSTOM = "custom"  # the task and the preset of a run with a command of its own
 OPEN = "open"  # the preset of a command of one's own that is held to a task's goal
 SEED = 42
 # Fields of RunSpec that are left out while they are empty: the hash of a spec from before them stays what it was.
-LATER_FIELDS = ("network", "method", "calibrate", "servers_on", "task_path")
+LATER_FIELDS = ("network", "method", "calibrate", "servers_on", "task_path", "pin")
 # The same of KubernetesOptions, with their defaults.
 LATER_OPTIONS: dict[str, object] = {
     "pod_labels": {},
@@ -129,6 +129,7 @@ class RunSpec:
     servers_on: tuple[str, ...] = ()  # hosts of the parameter servers, which then have no workers
     network: str | None = None  # shaped: "1gbit,5ms", or "model:1gbit,5ms" (network.py)
     calibrate: bool = False  # measure a few steps without communication first, for predictions
+    pin: bool = False  # bind every process of the run to CPUs of its own
     task_path: str | None = None  # folder that the ranks import the task from; None: it is installed
     timeout: float = 86400.0
     # Of the cluster, as planned when it was made: per_hour (None: unknown), currency, source. Empty: nobody planned it.

@@ -22,6 +22,7 @@ from mlbench_cli.model import Cluster
 from mlbench_cli.runs.kubernetes_options import check_mount_point, gpus_of_machine, require_folder, resolve_kubernetes
 from mlbench_cli.runs.methods import check_method, refuse_method, resolve_method, resolve_servers_on, split_set
 from mlbench_cli.runs.network_options import check_network, refuse_network, resolve_network
+from mlbench_cli.runs.pinning import check_pinning
 from mlbench_cli.runs.preflight import check_run
 from mlbench_cli.runs.request import KUBERNETES, OPTIONS, Request, clip, flag, parse_duration
 from mlbench_cli.spec import CUSTOM, MAX_TIMEOUT, OPEN, SEED, RunSpec, check_name
@@ -97,6 +98,7 @@ def resolve(
             common["cpus"] = _equal_cpus(request.workers, common["processes_per_worker"], machine)
     specs = tuple(_spec(size, cluster, common) for size in sizes(request))
     for spec in specs:
+        check_pinning(spec, cluster, machine.cores if machine else None)
         if machine and local:
             check_local(spec, machine)
             check_network(spec)
@@ -386,6 +388,7 @@ def _placement(request: Request, cluster: Cluster) -> dict[str, Any]:
         "cpus": None if request.num_cpus is None else float(request.num_cpus),
         "data_dir": request.data_dir,
         "share_machine": bool(request.share_machine),
+        "pin": bool(request.pin),
         "servers_on": resolve_servers_on(request, engine_name(cluster)),
         "network": resolve_network(request),
         "calibrate": bool(request.calibrate),

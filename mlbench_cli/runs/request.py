@@ -127,6 +127,10 @@ class Request:
     calibrate: bool | None = _option(
         "measure some steps without communication before the training, for mlbench predict", kind="switch"
     )
+    pin: bool | None = _option(
+        "on local and hosts: bind every rank to CPUs of its own, equally many; more ranks than CPUs are refused",
+        kind="switch",
+    )
     share_machine: bool | None = _option(
         "on local and hosts: start even if another run has the machines, and let others start; the result is labelled "
         "as shared",

@@ -9,7 +9,10 @@ Sources: Documentation/admin-guide/cgroup-v2.rst (cpu.max, cpu.stat), Documentat
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+# Variable of a rank that is bound to its own CPUs: those that all ranks of its machine share, such as "0,1".
+PINNED_FROM = "MLBENCH_PINNED_FROM"
 
 
 class Throttling:
@@ -28,9 +31,43 @@ def effective_cores(root: str = "/") -> int:
     A quota of 2.5 CPUs counts as 2: a third thread would be paused half of the time, and all would wait for it.
     `root` holds proc/ and sys/.
     """
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = count_usable()
     quota = cpu_quota(root)
     return usable if quota is None else max(1, min(usable, int(quota)))
+
+
+def count_usable() -> int:
+    """CPUs that this process may run on; for a bound rank those of all ranks of its machine."""
+    if given := os.environ.get(PINNED_FROM):
+        return len(given.split(","))
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def pinned_cpus() -> list[int] | None:
+    """The CPUs that this rank is bound to; None if it is not."""
+    return sorted(os.sched_getaffinity(0)) if os.environ.get(PINNED_FROM) else None
+
+
+def share_cpus(cpus: Sequence[int], ranks: int, root: str = "/") -> list[list[int]]:
+    """For each of `ranks` ranks CPUs of its own, equally many; CPUs of a core, and cores of a socket, stay together.
+
+    Raises ValueError if there are more ranks than CPUs, or than the smallest quota pays for. A quota does not make
+    shares smaller: another container with the same quota would choose the same CPUs.
+    """
+    quota = cpu_quota(root)
+    most = len(cpus) if quota is None else max(1, min(len(cpus), int(quota)))
+    if ranks > most:
+        raise ValueError(f"{ranks} processes cannot have CPUs of their own: {most} may be used")
+    size, near = len(cpus) // ranks, sorted(cpus, key=lambda cpu: (*_place_of(cpu, root), cpu))
+    return [sorted(near[number * size : (number + 1) * size]) for number in range(ranks)]
+
+
+def _place_of(cpu: int, root: str) -> tuple[int, int]:
+    """Socket and core of a CPU; zeros if the system does not say."""
+    folder = f"{root}/sys/devices/system/cpu/cpu{cpu}/topology"
+    lines = [_read_lines(f"{folder}/{name}") for name in ("physical_package_id", "core_id")]
+    socket, core = (int(found[0]) if found and found[0].lstrip("-").isdigit() else 0 for found in lines)
+    return socket, core
 
 
 def cpu_quota(root: str = "/") -> float | None:

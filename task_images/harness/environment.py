@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from task_images.harness.cores import cpu_quota
+from task_images.harness.cores import count_usable, cpu_quota, pinned_cpus
 
 ROOT = Path(__file__).parents[2]  # the folder that holds task_images
 NVIDIA = Path("/proc/driver/nvidia")
@@ -93,12 +93,13 @@ def gpu_driver(driver: Path = NVIDIA) -> str | None:
 
 
 def machine_facts() -> dict[str, Any]:
-    """What every rank reports of its machine. `cores`: those that it may use; `cpu_quota`: see there."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    """What every rank reports of its machine. `cores`: those that the ranks may use; `cpu_quota`: see there;
+    `pinned_cpus`: those that this rank is bound to, if it is."""
     facts: Mapping[str, Any] = {
         "cpu": cpu_model(),
-        "cores": usable,
+        "cores": count_usable(),
         "cpu_quota": cpu_quota(),
+        "pinned_cpus": pinned_cpus(),
         "gpus": gpu_models(),
         "gpu_driver": gpu_driver(),
     }

@@ -217,3 +217,30 @@ def test_a_log_is_resumed_at_its_cursor_and_unfinished_lines_wait(lab: Lab) -> N
     lab.end(run)
     assert [line.text for line in lab.engine.logs(run, 0, lines[0].cursor)] == [b"two\n", b"three\n", b"last"]
     assert [line.text for line in lab.engine.logs(run, 0, Cursor(14))] == [b"last"]
+
+
+AFFINITY = python(
+    "import json, os; open(os.environ['MLBENCH_OUTPUT_DIR'] + '/seen.json', 'w').write(json.dumps("
+    "{'cpus': sorted(os.sched_getaffinity(0)), 'all': os.environ.get('MLBENCH_PINNED_FROM')}))"
+)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU cannot be shared")
+def test_bound_ranks_have_cpus_of_their_own(lab: Lab) -> None:
+    usable = sorted(os.sched_getaffinity(0))
+    run = lab.start(AFFINITY, workers=2, pin=True)
+    assert lab.end(run).ended == "exited"
+    first, second = (seen_by(run, rank) for rank in range(2))
+    assert len(first["cpus"]) == len(second["cpus"]) == len(usable) // 2
+    assert not {*first["cpus"]} & {*second["cpus"]}
+    assert first["all"] == second["all"] == ",".join(map(str, usable))
+    free = lab.start(AFFINITY, workers=2)
+    assert lab.end(free).ended == "exited"
+    assert seen_by(free, 0) == {"cpus": usable, "all": None}
+
+
+def test_more_bound_ranks_than_cpus_are_never_started(lab: Lab) -> None:
+    """The request is refused before; this is what a changed machine leads to."""
+    number = len(os.sched_getaffinity(0)) + 1
+    with pytest.raises(UsageError, match=f"--pin: {number} processes cannot have CPUs of their own"):
+        lab.start(AFFINITY, workers=number, pin=True)

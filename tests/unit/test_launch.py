@@ -92,6 +92,19 @@ def test_sharing_is_about_this_machine_only() -> None:
         one(DIGITS, REMOTE, share_machine=True)
 
 
+def test_ranks_are_bound_where_the_tool_starts_them_and_never_more_than_there_are_cpus() -> None:
+    plain, bound = one(DIGITS), one(DIGITS, pin=True)
+    assert (plain.pin, bound.pin) == (False, True)
+    assert "pin" not in plain.to_dict(), "the hash of older specs stays"
+    assert plain.hash != bound.hash
+    with pytest.raises(UsageError, match="this machine has 1") as error:
+        resolve(replace(DIGITS, pin=True, workers=(2,)), LOCAL, Machine(cores=1, gpus=0))
+    assert error.value.exit_code == 2
+    assert "leave out --pin" in (error.value.hint or "")
+    with pytest.raises(UsageError, match="binds ranks by its own rules"):
+        one(ELSEWHERE, REMOTE, pin=True)
+
+
 def test_the_kind_of_a_cluster_is_recorded() -> None:
     assert one(DIGITS).cluster_kind == "local"
     assert (

@@ -97,6 +97,8 @@ class LocalEngine:
             "defaults": defaults,
             "ranks": [_rank_plan(spec, rank) for rank in range(spec.process_count)],
         }
+        if spec.pin:
+            plan.update(pin=True)
         if is_shaped:
             plan.update(network=spec.network, workers=spec.unit_count)
         return Submission(spec, (plan,))

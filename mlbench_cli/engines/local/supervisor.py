@@ -88,6 +88,7 @@ class Rank:
         self.number: int = plan["rank"]
         self.argv: list[str] | None = plan["argv"]
         self.environment: dict[str, str] = plan["environment"]
+        self.cpus: list[int] = []  # those that it is bound to; empty: not bound
         self.pid = 0
         self.pidfd = -1
         self.facts = pending_facts(self.number)
@@ -149,6 +150,7 @@ class Supervisor:
         self._listen()
         try:
             self._reserve()
+            self._share_cpus()
             if not self._shape_network():
                 return f"network: {self.state['network_problem']}"
             for rank in self.ranks:
@@ -161,6 +163,18 @@ class Supervisor:
         self._sample()
         self._write_state()
         return None
+
+    def _share_cpus(self) -> None:
+        """Give every process CPUs of its own if the plan asks for it. Raises OSError if there are too few."""
+        ranks = [rank for rank in self.ranks if rank.argv is not None]
+        if not self.plan.get("pin") or not ranks:
+            return
+        try:
+            shares = cores.share_cpus(sorted(os.sched_getaffinity(0)), len(ranks))
+        except (ValueError, AttributeError) as error:
+            raise OSError(errno.EINVAL, f"--pin: {error}") from None
+        for rank, share in zip(ranks, shares, strict=True):
+            rank.cpus = share
 
     def _shape_network(self) -> bool:
         """Make the network that the plan asks for, and prove it; False if that cannot be done."""
@@ -254,12 +268,15 @@ class Supervisor:
             # What is ignored stays ignored across exec, and Python ignores some.
             for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
+            environment = self._environment(rank)
+            if rank.cpus:  # here, since what it starts and its threads inherit it
+                os.sched_setaffinity(0, rank.cpus)
             null = os.open(os.devnull, os.O_RDONLY)
             for source, target in ((null, 0), (log, 1), (log, 2)):
                 os.dup2(source, target)
             if self.installed_code_only:
                 argv = isolation.rank_command(argv, os.environ, self.plan["environment"].get("MLBENCH_TASK_PATH"))
-            os.execvpe(self.python if argv[0] == "python" else argv[0], argv, self._environment(rank))
+            os.execvpe(self.python if argv[0] == "python" else argv[0], argv, environment)
         except BaseException as error:
             code = 127 if isinstance(error, FileNotFoundError) else code
             os.write(report, f"{argv[0]}: {getattr(error, 'strerror', None) or error}".encode("utf-8", "replace"))
@@ -275,6 +292,8 @@ class Supervisor:
         defaults = {key: str(threads) if value == AT_START else value for key, value in self.plan["defaults"].items()}
         users = isolation.rank_environment(os.environ) if self.installed_code_only else os.environ
         environment = {**defaults, **users, **own}
+        if rank.cpus:
+            environment[cores.PINNED_FROM] = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         environment["PATH"] = os.path.dirname(self.python) + os.pathsep + environment.get("PATH", os.defpath)
         count, devices = self.plan["gpus_per_worker"], machine.visible_gpus(os.environ)
         if count and devices:

@@ -5,7 +5,7 @@ import tarfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import mlbench_cli
 from mlbench_cli.engines.environment import contract_environment
@@ -67,6 +67,7 @@ class Plan(TypedDict):
     lease_seconds: float | None
     grace: float
     lock: str
+    pin: NotRequired[bool]
 
 
 def make_plan(
@@ -90,7 +91,7 @@ def make_plan(
     }
     if spec.cpus is not None:
         environment["OMP_NUM_THREADS"] = str(max(1, int(spec.cpus) // spec.processes_per_worker))
-    return Plan(
+    plan = Plan(
         kind="MachinesRun",
         schema_version=1,
         name=spec.name,
@@ -118,6 +119,9 @@ def make_plan(
         grace=grace,
         lock=lock,
     )
+    if spec.pin:
+        plan["pin"] = True
+    return plan
 
 
 def _plan_rank(spec: RunSpec, rank: int) -> RankPlan:

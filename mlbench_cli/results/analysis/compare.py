@@ -21,7 +21,7 @@ from mlbench_cli.results.archive.reader import Archive
 
 _SPEC_FIELDS = (
     *("task", "preset", "backend", "device", "workers", "processes_per_worker", "gpus_per_worker", "cpus", "goal"),
-    *("seed", "engine", "cluster", "image", "network"),
+    *("seed", "engine", "cluster", "image", "network", "pin"),
 )
 THROUGHPUT = "samples per second"
 

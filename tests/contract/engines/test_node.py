@@ -131,6 +131,21 @@ def test_all_start_together_and_know_each_other(machines: Machines) -> None:
     assert machines.state(1)["bound"] == [{"rank": 1, "cpus": sorted(os.sched_getaffinity(0)), "gpus": []}]
 
 
+def test_bound_ranks_know_all_cpus_of_their_machine(machines: Machines) -> None:
+    machines.start("echo $RANK: $MLBENCH_PINNED_FROM", pin=True)
+    assert machines.end().ended is Ending.EXITED
+    cpus = sorted(os.sched_getaffinity(0))  # each machine has one rank, whose they all are
+    assert machines.log(1) == f"1: {','.join(map(str, cpus))}\n"
+    assert machines.state(1)["bound"] == [{"rank": 1, "cpus": cpus, "gpus": []}]
+    plans = [
+        make_plan(
+            replace(SPEC, pin=pin), MachineDetails(folder="/x", python="python"), [NodeShare((0, 1, 2))], lock=TAKE
+        )
+        for pin in (False, True)
+    ]
+    assert [plan.get("pin") for plan in plans] == [None, True]
+
+
 def test_a_failed_rank_ends_the_others_and_is_known_as_the_first(machines: Machines) -> None:
     machines.start("[ $RANK = 2 ] && exit 3; exec sleep 600")
     observation = machines.end()

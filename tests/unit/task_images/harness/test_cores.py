@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from task_images.harness.cores import cpu_quota, effective_cores, read_throttling
+from task_images.harness.cores import (
+    PINNED_FROM,
+    cpu_quota,
+    effective_cores,
+    pinned_cpus,
+    read_throttling,
+    share_cpus,
+)
+from task_images.harness.environment import machine_facts
 
 V1 = "32 31 0:29 {top} /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct\n"
 V2 = "30 23 0:26 {top} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -138,3 +146,39 @@ def test_a_real_group_of_half_a_core(half_a_core: Path) -> None:
     join = f'echo $$ > "{half_a_core}/cgroup.procs"; exec "$0" -c "$1"'
     done = subprocess.run(["sh", "-c", join, sys.executable, script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["0.5", "1", "True"]
+
+
+def topology(root: str, places: dict[int, tuple[int, int]]) -> None:
+    for cpu, (socket, core) in places.items():
+        folder = Path(root, f"sys/devices/system/cpu/cpu{cpu}/topology")
+        folder.mkdir(parents=True)
+        (folder / "physical_package_id").write_text(f"{socket}\n")
+        (folder / "core_id").write_text(f"{core}\n")
+
+
+def test_ranks_share_cpus_so_that_those_of_a_core_stay_together(tmp_path: Path) -> None:
+    """Eight CPUs on two sockets of two cores each; the second CPU of a core comes four numbers later."""
+    root = system(tmp_path, "0::/\n", V2.format(top="/"), {})
+    topology(root, {cpu: (cpu % 4 // 2, cpu % 2) for cpu in range(8)})
+    assert share_cpus(range(8), 4, root) == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert share_cpus(range(8), 2, root) == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    assert share_cpus(range(8), 3, root) == [[0, 4], [1, 5], [2, 6]]  # equally many, so two are left over
+    assert share_cpus([1, 2, 5], 1, root) == [[1, 2, 5]]
+
+
+def test_more_ranks_than_cpus_or_than_the_quota_pays_for_are_refused(tmp_path: Path) -> None:
+    root = system(tmp_path, "0::/a\n", V2.format(top="/"), {"a/cpu.max": "250000 100000\n"})
+    assert share_cpus(range(8), 2, root) == [[0, 1, 2, 3], [4, 5, 6, 7]], "a quota is time, not a choice of CPUs"
+    with pytest.raises(ValueError, match="3 processes cannot have CPUs of their own: 2 may be used"):
+        share_cpus(range(8), 3, root)
+    with pytest.raises(ValueError, match="2 processes cannot have CPUs of their own: 1 may be used"):
+        share_cpus([5], 2, str(tmp_path / "nothing"))
+
+
+def test_a_bound_rank_reports_its_machine_and_its_own_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "pinned_cpus" not in machine_facts()
+    assert pinned_cpus() is None
+    monkeypatch.setenv(PINNED_FROM, "0,1,2,3,4,5")
+    facts = machine_facts()
+    assert facts["cores"] == effective_cores(str(tmp_path)) == 6
+    assert facts["pinned_cpus"] == sorted(os.sched_getaffinity(0))
