@@ -19,7 +19,14 @@ from task_images.harness import nccl
 from task_images.harness.errors import EnvironmentUnfitError, PeerLostError, TaskUsageError
 from task_images.harness.gpu_sampler import GpuSampler
 from task_images.harness.network import measure_network
-from task_images.harness.ranks import GROUP_SECONDS, LOADING_SECONDS, RENDEZVOUS_SECONDS, cpu_threads, resident_peak
+from task_images.harness.ranks import (
+    GROUP_SECONDS,
+    LOADING_SECONDS,
+    RENDEZVOUS_SECONDS,
+    cpu_threads,
+    keep_freed_memory,
+    resident_peak,
+)
 from task_images.harness.tracker import Marks
 
 
@@ -216,6 +223,7 @@ def open_world(
     backend = _find_backend(contract, device)
     threads = cpu_threads(contract)
     torch.set_num_threads(threads)
+    keep_freed_memory()
     store = None
     if contract.world_size > 1 or grouped_alone:
         store = _meet(contract, backend, device, rendezvous_seconds, collective_seconds)
