@@ -59,10 +59,10 @@ browser:
 	  || { apt-get update -qq && apt-get install -qq --yes --no-install-recommends chromium chromium-driver; } \
 	  || echo "No browser could be installed: the tests of pages are skipped." >&2
 
-test-lowest: $(VENV)/.tools-lock  ## unit tests with the lowest allowed version of every dependency
+test-lowest: $(VENV)/.tools-lock ssh browser  ## the tests with the lowest allowed version of every dependency
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(LOWEST)
 	$(BIN)/uv pip install --quiet --python $(LOWEST) --resolution lowest-direct --editable ".[$(EXTRAS)]"
-	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -m "not cluster and not slow" tests/unit
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -m "not cluster" -n $(JOBS) --dist loadfile $(TESTS)
 
 lint: install  ## ruff, mypy, and the words of code and documentation
 	$(BIN)/ruff check .
