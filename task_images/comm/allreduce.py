@@ -14,14 +14,16 @@ class GradientAllReduce(Strategy):
     by_layer     one collective per tensor instead of one flat buffer (per data type) for the whole model
     probe_every  every so many updates a barrier before the collective tells waiting for slow peers from transfer
                  (stats: probes, waiting_seconds, transfer_seconds, both sums over the probes); 0: never
+    wire         format of the messages, if not that of the gradients: each is converted, summed and converted back
 
     Gradients are views into the flat buffer, so packing costs nothing as long as they stay there; new tensors are
     copied in. A missing gradient counts as zeros.
     """
 
-    def __init__(self, by_layer: bool = False, probe_every: int = 20) -> None:
+    def __init__(self, by_layer: bool = False, probe_every: int = 20, wire: torch.dtype | None = None) -> None:
         self._by_layer = by_layer
         self._probe_every = probe_every
+        self._wire = wire
 
     def _connect(self) -> None:
         if self._probe_every:
@@ -57,8 +59,11 @@ class GradientAllReduce(Strategy):
         for flat in self._buffers:
             # Before the sum, not after it: keeps half precision from overflowing.
             flat.mul_(self._weight / self._total)
-            world.all_reduce(flat)
-            self._count(flat)
+            sent = flat if self._wire is None else flat.to(self._wire)
+            world.all_reduce(sent)
+            self._count(sent)
+            if sent is not flat:
+                flat.copy_(sent)
         if probe:
             world.synchronize()
             self._stats["transfer_seconds"] += time.perf_counter() - begin

@@ -54,7 +54,7 @@ def cpu_threads(contract: Contract) -> int:
 
 def keep_freed_memory() -> None:
     """Let glibc keep up to 1 GiB of freed memory for the next step, which needs as much again. By itself it gives it
-    back, and the kernel clears every page anew: 4 % of a step of the tiny decoder. Other C libraries do as they did.
+    back, and the kernel clears every page again: 4 % of a step of the tiny decoder. Other C libraries do as they did.
 
     Source: mallopt(3), M_TRIM_THRESHOLD (-1), M_TOP_PAD (-2), M_MMAP_THRESHOLD (-3, 32 MiB at most).
     """

@@ -88,6 +88,16 @@ def test_graphs_learn_as_single_kernels_do(train: Train, tmp_path: Path, task: s
         assert replayed == pytest.approx(plain, rel=0.05)
 
 
+@pytest.mark.parametrize("task", ["wmt16_gnmt", "wmt17_transformer"])
+def test_gradients_in_fp16_travel_as_such(train: Train, task: str) -> None:
+    """As specified, and the goal is reached. One buffer holds them all."""
+    first = train(task, ranks=2, precision="fp16")[0]
+    assert first.result["outcome"] == "goal_reached"
+    details = first.result["details"]
+    assert details["wire"] == "fp16"
+    assert details["communication"]["bytes"] == 2 * details["parameters"] * details["communication"]["messages"]
+
+
 @pytest.mark.parametrize("task", ["gpt_pretraining", "cifar10_resnet20", "epsilon_logistic_regression"])
 def test_speed_alone_is_measured(train: Train, task: str) -> None:
     small = {"model": "tiny", "batch_per_rank": 4, "micro_batch": 4, "sequence_length": 64}

@@ -110,6 +110,8 @@ def train_translation(world: World, report: Reporter, task: TranslationTask, goa
     """Train to the goal and report the result."""
     precision = Precision(task.precision, world.device, task.loss_scale)
     validator = TranslationValidator(world, task, precision)
+    # As the reference implementations have it, gradients in fp16 travel as such; the loss scale keeps them in range.
+    wire = torch.float16 if precision.used == "fp16" else None
     Trainer(
         world,
         report,
@@ -129,13 +131,14 @@ def train_translation(world: World, report: Reporter, task: TranslationTask, goa
             "padding_share": task.batches.padding(1),
             "reference": task.reference,
             "goal_bleu": task.goal_bleu,
+            "wire": "fp32" if wire is None else "fp16",
         },
         closing=validator.facts,
         identity={**task.identity, "seed": world.contract.seed},
         work=TranslationWork(world, task),
         model=task.model,
         make_optimizer=task.make_optimizer,
-        strategy=prepare_strategy(world, GradientAllReduce),
+        strategy=prepare_strategy(world, lambda: GradientAllReduce(wire=wire)),
         precision=precision,
         arithmetic=task.arithmetic,
         unit=Unit("sentences"),

@@ -6,6 +6,8 @@ from torch import nn
 
 from task_images.comm.allreduce import GradientAllReduce, WeightAllReduce
 from task_images.comm.base import Placement
+from task_images.comm.choose import make_strategy
+from task_images.comm.presets import resolve
 from task_images.contract import CATEGORIES, Contract
 from task_images.harness.distributed import World, open_world
 from task_images.harness.entry import run
@@ -38,8 +40,8 @@ def clear(model: nn.Module) -> None:
 def gradients_become_the_weighted_mean(world: World) -> None:
     # Ranks hold 1, 2 and 5 samples with gradients 10, 20, 30: mean (10 + 40 + 150) / 8 = 25, exactly.
     weight = [1, 2, 5][world.rank]
-    for by_layer in (False, True):
-        strategy, model = GradientAllReduce(by_layer=by_layer, probe_every=1), make_model()
+    for by_layer, wire in ((False, None), (True, None), (False, torch.float16)):  # all of these numbers are also fp16
+        strategy, model = GradientAllReduce(by_layer=by_layer, probe_every=1, wire=wire), make_model()
         strategy.attach(Placement(world), model, make_optimizer)
         for _ in range(2):  # the second time in the buffers of the first
             clear(model)
@@ -50,8 +52,41 @@ def gradients_become_the_weighted_mean(world: World) -> None:
                 assert torch.equal(parameter, torch.full_like(parameter, -25.0 - number)), parameter
         stats = strategy.stats()
         assert stats["messages"] == (10 if by_layer else 2), stats
-        assert stats["bytes"] == 2 * 4 * sum(parameter.numel() for parameter in model.parameters()), stats
+        width = 4 if wire is None else 2
+        assert stats["bytes"] == 2 * width * sum(parameter.numel() for parameter in model.parameters()), stats
         assert stats["probes"] == 2, stats
+
+
+def gradients_in_fp16_travel_as_by_the_method_fp16(world: World) -> None:
+    found = []
+    for strategy in (GradientAllReduce(wire=torch.float16), make_strategy(resolve("fp16")), GradientAllReduce()):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(3, 40), nn.Tanh(), nn.Linear(40, 2))
+        strategy.attach(Placement(world), model, make_optimizer)
+        for number in range(4):
+            torch.manual_seed(100 * number + world.rank)
+            strategy.begin(5, 15)
+            with strategy.last_pass():
+                model(torch.randn(5, 3)).square().mean().backward()
+            strategy.step(0.1)
+        check_identical(world, model)
+        found.append(torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()]))
+        strategy.close()
+    wired, by_method, plain = found
+    torch.testing.assert_close(wired, by_method, rtol=1e-3, atol=1e-4)
+    assert not torch.equal(wired, plain)
+
+
+def an_overflow_in_fp16_leaves_the_model_alone(world: World) -> None:
+    strategy, model, scale = GradientAllReduce(wire=torch.float16), make_model(), LossScale(8.0)
+    strategy.attach(Placement(world), model, make_optimizer)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    strategy.begin(1, 3)
+    set_gradients(model, 1e6 if world.rank == 2 else 1.0)
+    assert not strategy.step(1.0, scale=scale)
+    assert scale.value == 4.0
+    for parameter, old in zip(model.parameters(), before, strict=True):
+        torch.testing.assert_close(parameter.detach(), old)
 
 
 def gradients_accumulate_in_the_buffer_without_copies(world: World) -> None:
@@ -158,6 +193,8 @@ CHECKS = [
     gradients_become_the_weighted_mean,
     gradients_accumulate_in_the_buffer_without_copies,
     a_missing_gradient_counts_as_zeros,
+    gradients_in_fp16_travel_as_by_the_method_fp16,
+    an_overflow_in_fp16_leaves_the_model_alone,
     an_overflow_on_one_rank_leaves_all_models_alone,
     weights_become_their_mean,
     models_start_equal_and_differences_are_found,
