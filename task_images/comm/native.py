@@ -117,7 +117,7 @@ class ShardedModel(Strategy):
         for block in _list_blocks(model):
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        model.register_full_backward_pre_hook(self._weigh)
+        model.register_forward_hook(self._weigh_outputs)
         return model
 
     def _connect(self) -> None:
@@ -125,9 +125,14 @@ class ShardedModel(Strategy):
             for group in self.optimizer.param_groups:  # torch has no fused SGD for parameters in shards
                 group["fused"] = False
 
-    def _weigh(self, module: nn.Module, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    def _weigh_outputs(self, module: nn.Module, inputs: object, outputs: Tensor | tuple[Tensor, ...]) -> None:
+        for tensor in outputs if isinstance(outputs, tuple) else (outputs,):
+            if tensor.requires_grad:
+                tensor.register_hook(self._weigh)  # type: ignore[no-untyped-call]
+
+    def _weigh(self, gradient: Tensor) -> Tensor:
         factor = self.place.size * self._weight / self._total
-        return None if factor == 1 else tuple(gradient * factor for gradient in gradients)
+        return gradient if factor == 1 else gradient * factor
 
     def begin(self, weight: float, total: float, passes: int = 1) -> None:
         """Begin an update of `passes` passes; only the last one reduces gradients."""

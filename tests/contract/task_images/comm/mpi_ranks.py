@@ -71,7 +71,7 @@ def scattered_reductions() -> None:
     for kind in (torch.float32, torch.bfloat16):
         total = torch.stack(everyone(kind, 3 * SIZE)).double().sum(0).to(kind)
         output = torch.empty(3, dtype=kind)
-        dist.reduce_scatter_single(output, own(kind, length=3 * SIZE))
+        dist.reduce_scatter_tensor(output, own(kind, length=3 * SIZE))
         same(output, total[3 * RANK : 3 * RANK + 3])
         dist.reduce_scatter(output, list(torch.split(own(kind, length=3 * SIZE), 3)), dist.ReduceOp.AVG)
         same(output, (total.double() / SIZE).to(kind)[3 * RANK : 3 * RANK + 3])
@@ -88,7 +88,7 @@ def moves() -> None:
         for got, expected in zip(parts, ranks, strict=True):
             same(got, expected)
         flat = torch.empty(5 * SIZE, dtype=kind)
-        dist.all_gather_single(flat, own(kind))
+        dist.all_gather_into_tensor(flat, own(kind))
         same(flat, torch.cat(ranks))
         dist.gather(own(kind), [torch.empty_like(row) for row in ranks] if RANK == 0 else None, 0)
         part = torch.empty(5, dtype=kind)
@@ -140,10 +140,10 @@ def in_place_and_strided() -> None:
     flat = torch.full((5 * SIZE,), -1.0)
     slot = flat[5 * RANK : 5 * RANK + 5]
     slot.copy_(own())
-    dist.all_gather_single(flat, slot)
+    dist.all_gather_into_tensor(flat, slot)
     same(flat, torch.cat(ranks))
     buffer = own(length=5 * SIZE)
-    dist.reduce_scatter_single(buffer[5 * RANK : 5 * RANK + 5], buffer)
+    dist.reduce_scatter_tensor(buffer[5 * RANK : 5 * RANK + 5], buffer)
     same(buffer[5 * RANK : 5 * RANK + 5], torch.stack(everyone(length=5 * SIZE)).sum(0)[5 * RANK : 5 * RANK + 5])
     sent = torch.tensor([RANK * 10 + other for other in range(SIZE)])
     dist.all_to_all_single(sent, sent)
