@@ -30,19 +30,29 @@ if TYPE_CHECKING:
         resources_of,
         series,
     )
+    from mlbench_cli.api.campaigns import CampaignHandle, CampaignStep
     from mlbench_cli.api.client import Chosen, Client
     from mlbench_cli.api.experiments import ExperimentHandle
+    from mlbench_cli.api.launches import Launch, OpenExperiment
     from mlbench_cli.api.runs import RunHandle
+    from mlbench_cli.engines.base import Submission
     from mlbench_cli.results.analysis.tables import MetricPoint, MetricTable, ResourceTable
+    from mlbench_cli.runs.finished import FinishedRun
 
 __all__ = [
+    "CampaignHandle",
+    "CampaignStep",
     "Chosen",
     "Client",
     "ExperimentHandle",
+    "FinishedRun",
+    "Launch",
     "MetricPoint",
     "MetricTable",
+    "OpenExperiment",
     "ResourceTable",
     "RunHandle",
+    "Submission",
     "check_archive",
     "compare",
     "judge",
@@ -59,8 +69,12 @@ _HOMES = {
         ("check_archive", "compare", "judge", "metrics_of", "open_archive", "report", "resources_of", "series"),
         "mlbench_cli.api.archives",
     ),
+    **dict.fromkeys(("CampaignHandle", "CampaignStep"), "mlbench_cli.api.campaigns"),
     **dict.fromkeys(("Chosen", "Client"), "mlbench_cli.api.client"),
+    **dict.fromkeys(("FinishedRun",), "mlbench_cli.runs.finished"),
+    **dict.fromkeys(("Launch", "OpenExperiment"), "mlbench_cli.api.launches"),
     **dict.fromkeys(("ExperimentHandle",), "mlbench_cli.api.experiments"),
+    **dict.fromkeys(("Submission",), "mlbench_cli.engines.base"),
     **dict.fromkeys(("RunHandle",), "mlbench_cli.api.runs"),
     **dict.fromkeys(("MetricPoint", "MetricTable", "ResourceTable"), "mlbench_cli.results.analysis.tables"),
 }

@@ -1,8 +1,8 @@
 """The client of the API: finds, starts and follows what this machine knows."""
 
-import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,12 +11,13 @@ from mlbench_cli.api.experiments import ExperimentHandle
 from mlbench_cli.api.runs import RunHandle
 from mlbench_cli.api.workspace import Workspace
 from mlbench_cli.errors import NotFoundError, UsageError
-from mlbench_cli.model import Cluster, Experiment, JsonObject
+from mlbench_cli.model import Cluster, JsonObject
 
 if TYPE_CHECKING:
+    from mlbench_cli.api.campaigns import CampaignHandle
+    from mlbench_cli.api.launches import Launch
     from mlbench_cli.results.archive.reader import Archive
     from mlbench_cli.runs.discovery import Discovered
-    from mlbench_cli.runs.experiment import Candidate
     from mlbench_cli.runs.questions import Questions
     from mlbench_cli.runs.request import Request
     from mlbench_cli.runs.select import Filter
@@ -86,52 +87,97 @@ class Client(Workspace):
         the line that asks for the same."""
         from mlbench_cli.runs.request import equivalent_command
 
-        request, candidates = self._prepare(request)
-        return {"runs": [candidate.spec.name for candidate in candidates], "command": equivalent_command(request)}
+        launch = self.prepare(request)
+        launch.render()
+        return {"runs": [spec.name for spec in launch.specs], "command": equivalent_command(launch.request)}
 
-    def _prepare(self, request: "Request") -> "tuple[Request, list[Candidate]]":
-        """The request with its defaults, and the runs that it asks for. Raises what refuses any of them."""
-        from mlbench_cli.runs.defaults import default_cluster, with_defaults
-        from mlbench_cli.runs.experiment import expand
-        from mlbench_cli.runs.views import EngineCache
+    def prepare(self, request: "Request", *, require_goal: bool = False, most: int | None = None) -> "Launch":
+        """The runs that a `Request` asks for, with its defaults; nothing is recorded or started.
 
-        cluster: Cluster = self.store.cluster(request.cluster) if request.cluster else default_cluster(self.store)
+        Raises UsageError or NotFoundError for runs that cannot work, and for more than `most` of them (default: what
+        `mlbench run` starts without a question).
+        """
+        from mlbench_cli.api.launches import make_launch
+        from mlbench_cli.runs.defaults import with_defaults
+        from mlbench_cli.runs.experiment import absolute_paths, expand
+        from mlbench_cli.runs.matrix import MAX_MEMBERS
+        from mlbench_cli.runs.request import request_document
+
+        request, cluster = self.complete(request)
+        candidates = expand(
+            request,
+            cluster,
+            find_cluster=self.store.cluster,
+            with_defaults=with_defaults,
+            most=MAX_MEMBERS if most is None else most,
+        )
+        document = request_document(absolute_paths(request))
+        return make_launch(self, request, candidates, document, require_goal=require_goal)
+
+    def complete(self, request: "Request") -> "tuple[Request, Cluster]":
+        """The request with what environment and config file say of options that it leaves open, and its cluster.
+
+        If the matrix names the clusters, the options of each point are completed later. Raises NotFoundError.
+        """
+        from mlbench_cli.runs.defaults import with_defaults
+        from mlbench_cli.runs.request import matrix_of
+
+        cluster = self.cluster(request.cluster)
+        if matrix_of(request).keys() & {"cluster"}:
+            return request, cluster
         request = with_defaults(request, cluster)
-        candidates = expand(request, cluster, find_cluster=self.store.cluster, with_defaults=with_defaults)
-        engines = EngineCache(self.store, self.notice)
-        for candidate in candidates:
-            engines.of_cluster(candidate.spec.cluster).render(candidate.spec)
-        return request, list(candidates)
+        if cluster.provider != "local" and request.cluster is None:
+            request = replace(request, cluster=cluster.name)
+        return request, cluster
+
+    def recall(self, request: "Request") -> "Request":
+        """A request that says nothing of what to run, but names an experiment: what was asked for then, changed by it.
+
+        Any other request is returned as it is.
+        """
+        from mlbench_cli.runs.experiment import request_of
+        from mlbench_cli.runs.request import merge
+
+        if request.name is None or request.workers or request.task is not None or request.command is not None:
+            return request
+        experiment = self.store.find_experiment(request.name)
+        return request if experiment is None else merge(request_of(experiment), request)
+
+    def prepare_repetition(self, source: str, request: "Request", *, require_goal: bool = False) -> "Launch":
+        """The run of an archive (folder, zip, or name of a run) exactly once more; `request` gives at most its name.
+
+        Raises UsageError or NotFoundError with the reason if it cannot be repeated here exactly.
+        """
+        from mlbench_cli.api.repetition import repeat_archive
+
+        return repeat_archive(self, source, request, require_goal=require_goal)
 
     def submit(
         self, request: "Request", *, require_goal: bool = False, command_line: Sequence[str] = ("mlbench.api",)
     ) -> ExperimentHandle:
         """Start what a `Request` asks for, detached; the experiment."""
-        from mlbench_cli.runs import queue
-        from mlbench_cli.runs.experiment import absolute_paths
-        from mlbench_cli.runs.recording import record
-        from mlbench_cli.runs.request import request_document
-        from mlbench_cli.runs.start import document_writer, plan_experiment
-        from mlbench_cli.times import now
+        launch = self.prepare(request, require_goal=require_goal)
+        launch.render()
+        return launch.start(command_line)
 
-        request, candidates = self._prepare(request)
-        name = str(request.name)
-        known = self.store.find_experiment(name)
-        experiment = Experiment(
-            id=known.id if known else os.urandom(6).hex(),
-            name=name,
-            created=known.created if known else now(),
-            request=request_document(absolute_paths(request)),
-            members=known.members if known else (),
-            require_goal=require_goal or bool(known and known.require_goal),
-            parallel=request.parallel or (known.parallel if known else 1),
-        )
-        with queue.hold(experiment, self.store) as held:
-            plan = plan_experiment(experiment, candidates, self.store)
-            record(plan.experiment, plan.new, self.store, document_writer(command_line))
-            if plan.left:
-                queue.start(plan.experiment, plan.left, self.store.folder, held)
-        return ExperimentHandle(self, plan.experiment)
+    def prepare_campaign(
+        self,
+        file: str,
+        *,
+        clusters: Sequence[str] = (),
+        max_hours: float | None = None,
+        max_cost: float | None = None,
+        most: int | None = None,
+        retry_failed: bool = False,
+    ) -> "CampaignHandle":
+        """The runs of a campaign file, or of a shipped one by its name; nothing is recorded or started.
+
+        Options that are given go before those in the file. Raises UsageError that names file and key, NotFoundError.
+        """
+        from mlbench_cli.api.campaigns import plan_campaign, read_campaign
+
+        found = read_campaign(file, clusters, max_hours, max_cost)
+        return plan_campaign(self, found, most, retry_failed=retry_failed)
 
     # --- finding ----------------------------------------------------------------------------------------------------
 
@@ -186,6 +232,15 @@ class Client(Workspace):
         if found is None:
             raise NotFoundError(f'There is no experiment "{name[:60]}".', hint="mlbench status")
         return ExperimentHandle(self, found)
+
+    def cluster(self, reference: str | None = None) -> Cluster:
+        """The cluster that is called NAME or NAME@LOCATION; without a name the one that commands use by default.
+
+        Raises NotFoundError with the nearest name, UsageError if several bear it.
+        """
+        from mlbench_cli.runs.defaults import default_cluster
+
+        return self.store.cluster(reference) if reference else default_cluster(self.store)
 
     def find_cluster(self, name: str) -> Cluster:
         """The record of a cluster, also of a removed one. Raises NotFoundError, UsageError if several had that name."""

@@ -73,6 +73,11 @@ class RunHandle:
         return find_goal(self.run.spec)
 
     @property
+    def dies_with_client(self) -> bool:
+        """Whether the run ends when the client that started it attached does."""
+        return self.workspace.engine_of(self.run).dies_with_client
+
+    @property
     def is_started(self) -> bool:
         """Whether an engine has it; until then it waits in the queue of its experiment."""
         from mlbench_cli.queue_folder import read_queued
@@ -175,8 +180,8 @@ class RunHandle:
                 return
             time.sleep(poll)
 
-    def cancel(self) -> "FinishedRun":
-        """Stop the run and keep what it has left.
+    def cancel(self, timeout: float | None = None) -> "FinishedRun":
+        """Stop the run and keep what it has left. `timeout`: seconds to wait for its end; default: 10.
 
         Raises UsageError for a run of a cluster that its experiment has not started, DeadlineError if it does not end
         in time.
@@ -193,7 +198,7 @@ class RunHandle:
                 hint=f"mlbench cancel {note.experiment}, or: mlbench delete {self.name}",
             )
         workspace = self.workspace
-        seconds = supervise.CANCEL_SECONDS
+        seconds = supervise.CANCEL_SECONDS if timeout is None else timeout
         workspace.notify(f"Stopping {self.name}; this waits at most {seconds:g} s for its end.")
         engine = workspace.engine_of(self.run)
         finished = supervise.cancel(self.run, engine, workspace.store, seconds=seconds, notice=workspace.notice)

@@ -5,11 +5,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlbench_cli.model import Run
 from mlbench_cli.store import Store
 
 if TYPE_CHECKING:
-    from mlbench_cli.engines.base import Engine
+    from mlbench_cli.runs.views import EngineCache
 
 Notice = Callable[[str], None]
 
@@ -36,7 +35,7 @@ class Workspace:
         self.store.close()
 
     @cached_property
-    def engine_of(self) -> "Callable[[Run], Engine]":
+    def engine_of(self) -> "EngineCache":
         """A function from a run to the engine that executes it; one engine per cluster."""
         from mlbench_cli.runs.views import EngineCache
 

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlbench_cli import console
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model import Cluster, Run
+from mlbench_cli.model import Run
 from mlbench_cli.run_folder import RunFolder
 from mlbench_cli.store import Store
 
 if TYPE_CHECKING:
-    from mlbench_cli.engines.base import Engine
+    pass
 
 
 class Format(StrEnum):
@@ -85,29 +84,7 @@ RunName = Annotated[
 ]
 
 
-# --- engines --------------------------------------------------------------------------------------------------------
-
-
-def engine_of(cluster: Cluster) -> "Engine":
-    """The engine that executes runs on `cluster`."""
-    from mlbench_cli.runs.connect import connect_engine
-
-    return connect_engine(cluster, report=console.note)
-
-
-def renderer_of(cluster: Cluster) -> "Engine":
-    """An engine that renders for `cluster` and reaches nothing: --dry-run needs no network and no credentials."""
-    if cluster.provider in ("local", "attached", "slurm", "hosts"):  # an attached one's access is read from a file
-        return engine_of(cluster)
-    from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
-    from mlbench_cli.kube.access import Access
-
-    return KubernetesEngine(Access("https://nowhere.invalid", cluster.details.get("namespace") or "default"))
-
-
-def engine_of_run(run: Run, store: Store) -> "Engine":
-    """The engine that executes `run`. For a sealed run any will do: all is in its folder, and no engine is asked."""
-    return engine_of(Cluster("local", "local") if is_sealed(run) else store.cluster(run.spec.cluster))
+# --- runs ----------------------------------------------------------------------------------------------------------
 
 
 def is_sealed(run: Run) -> bool:

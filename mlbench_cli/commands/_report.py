@@ -8,15 +8,14 @@ from mlbench_cli import console
 from mlbench_cli.commands._common import Format
 from mlbench_cli.commands._repeats import show_repeats
 from mlbench_cli.errors import MlbenchError
-from mlbench_cli.model import Outcome, Run
+from mlbench_cli.model import Outcome
 from mlbench_cli.network import network_phrase
-from mlbench_cli.runs.finished import FinishedRun
 from mlbench_cli.runs.repeats import Repeats
 from mlbench_cli.spec import CUSTOM, RunSpec
 from task_images import contract
 
 if TYPE_CHECKING:
-    from mlbench_cli.engines.base import Cursor, Engine
+    from mlbench_cli.api import FinishedRun, RunHandle
     from mlbench_cli.results.archive.documents import GoalDocument
     from mlbench_cli.runs.progress import Progress
 
@@ -26,12 +25,11 @@ LAST_WORDS = 3  # lines of the log that failed
 
 
 class Reporter:
-    """Shows on stderr how far a run is, and each finding once; with `engine` also the log lines of rank 0."""
+    """Shows on stderr how far a run is, and each finding once; with `shows_log` also the log lines of rank 0."""
 
-    def __init__(self, run: Run, engine: "Engine | None" = None) -> None:
+    def __init__(self, run: "RunHandle", *, shows_log: bool = False) -> None:
         self._run = run
-        self._engine = engine
-        self._cursor: Cursor | None = None
+        self._log = run.open_log(0) if shows_log else None
         self._line = console.ProgressLine()
         self._shown: set[str] = set()
 
@@ -52,19 +50,18 @@ class Reporter:
                 self._shown.add(finding.code)
                 hint = f"\n  {finding.hint}" if finding.hint else ""
                 self._line.print_above(f"{self._run.name}: {finding.summary}{hint}")
-        task = self._run.spec.task
+        task = self._run.run.spec.task
         self._line.update(lambda width: describe(progress, self._run.name, width, reports=task != CUSTOM))
 
     def _show_log(self) -> None:
         """Print the lines of rank 0 that are new, without events. A log that cannot be read now is read next time."""
-        if self._engine is None:
+        if self._log is None:
             return
         lines = []
         with suppress(MlbenchError):
-            for line in self._engine.logs(self._run, 0, self._cursor):
-                self._cursor = line.cursor
-                if contract.parse_event(line.text) is None:
-                    lines.append(line.text.decode("utf-8", "replace").rstrip("\n"))
+            for line in self._log.read_new(0):
+                if contract.parse_event(line) is None:
+                    lines.append(line.decode("utf-8", "replace").rstrip("\n"))
         if lines:
             self._line.print_above("\n".join(lines))
 
@@ -133,7 +130,7 @@ def in_words(spec: RunSpec) -> str:
 class Ended(NamedTuple):
     """A run that has ended, with mlbench's exit code for it."""
 
-    finished: FinishedRun
+    finished: "FinishedRun"
     exit_code: int
 
     @property

@@ -1,15 +1,15 @@
 """`mlbench run`: request -> experiment -> recorded runs -> submitted and followed, one after the other."""
 
 import inspect
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import Field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mlbench_cli import console
+from mlbench_cli.api import Client, OpenExperiment
 from mlbench_cli.catalog import use_task_folder
 from mlbench_cli.commands._common import (
     Format,
@@ -20,22 +20,15 @@ from mlbench_cli.commands._common import (
     complete_clusters,
     complete_presets,
     complete_tasks,
-    engine_of,
-    renderer_of,
 )
 from mlbench_cli.commands._members import follow_all, start_detached, wait_for_queue
 from mlbench_cli.commands._report import Ended, report_ended
-from mlbench_cli.engines.base import Submission
 from mlbench_cli.errors import UsageError
 from mlbench_cli.files import write_atomically
-from mlbench_cli.model import Cluster, Experiment
-from mlbench_cli.runs import launch, queue
-from mlbench_cli.runs.defaults import default_cluster, with_defaults
-from mlbench_cli.runs.experiment import Plan, absolute_paths, expand, request_of
-from mlbench_cli.runs.finished import read_finished
+from mlbench_cli.runs.defaults import with_defaults
+from mlbench_cli.runs.launch import check_names, local_machine
 from mlbench_cli.runs.matrix import MAX_CONFIRMED, MAX_MEMBERS
 from mlbench_cli.runs.preflight import find_too_many_workers
-from mlbench_cli.runs.recording import record
 from mlbench_cli.runs.repeats import repeats_in
 from mlbench_cli.runs.request import (
     OPTIONS,
@@ -45,17 +38,13 @@ from mlbench_cli.runs.request import (
     flag,
     format_file,
     given_value,
-    matrix_of,
     merge,
     read_file,
-    request_document,
 )
-from mlbench_cli.runs.select import members
-from mlbench_cli.runs.start import document_writer, plan_experiment
-from mlbench_cli.runs.views import EngineCache
 from mlbench_cli.spec import RunSpec
-from mlbench_cli.store import Store
-from mlbench_cli.times import now
+
+if TYPE_CHECKING:
+    from mlbench_cli.api import Submission
 
 
 def run(
@@ -92,89 +81,65 @@ def run(
     The same command line again goes on with an experiment: finished runs are kept, interrupted ones are started once
     more, a higher --repeat and further values of a matrix are added. NAME alone does so, too.
     """
-    store = Store()
+    client = Client(notice=console.note)
     request = _request(name, workers, file, options)
     if source is not None:
-        from mlbench_cli.commands._again import repeat_of
-
-        request, cluster, candidates, document = repeat_of(source, request, store)
+        launch = client.prepare_repetition(source, request, require_goal=require_goal)
     else:
         use_task_folder(request.task_path)
-        request, cluster = _complete(_recall(request, store), store, ask=not yes, is_dry=dry_run)
+        request = _complete(client.recall(request), client, ask=not yes, is_dry=dry_run)
         most = MAX_CONFIRMED if yes else MAX_MEMBERS
-        candidates = expand(request, cluster, find_cluster=store.cluster, with_defaults=with_defaults, most=most)
-        document = request_document(absolute_paths(request))
-    engines = EngineCache(store, console.note, connect=renderer_of if dry_run else engine_of)
-    submissions = [engines.of_cluster(candidate.spec.cluster).render(candidate.spec) for candidate in candidates]
+        launch = client.prepare(request, require_goal=require_goal, most=most)
+    submissions = launch.render(offline=dry_run)
     if save is not None:
-        _save(request, save, source)
+        _save(launch.request, save, source)
     if dry_run:
         _print_submissions(submissions, output)
         return 0
-    specs = [candidate.spec for candidate in candidates]
-    _warn(specs)
-    if any(spec.engine == "kubernetes" for spec in specs):
+    _warn(launch.specs)
+    if any(spec.engine == "kubernetes" for spec in launch.specs):
         from mlbench_cli.commands._images import require_images
 
-        require_images(specs, store.cluster)
-    known = store.find_experiment(str(request.name))
-    experiment = Experiment(
-        id=known.id if known else os.urandom(6).hex(),
-        name=str(request.name),
-        created=known.created if known else now(),
-        request=document,
-        members=known.members if known else (),
-        require_goal=require_goal or bool(known and known.require_goal),
-        parallel=request.parallel or (known.parallel if known else 1),
-    )
-    with queue.hold(experiment, store) as held:
-        plan = plan_experiment(experiment, candidates, store, retry_failed=retry_failed)
-        _explain_plan(plan, bool(known))
-        record(plan.experiment, plan.new, store, document_writer(("mlbench", *context.obj)))
+        require_images(launch.specs, client.cluster)
+    with launch.open(("mlbench", *context.obj), retry_failed=retry_failed) as opened:
+        _explain_plan(opened, launch.is_known)
+        opened.record()
         if detach:
-            code = start_detached(plan, engines, store, held, output)
+            code = start_detached(opened, output)
         else:
-            ended = _follow(plan, engines, store, held, logs)
+            ended = _follow(opened, logs)
     if not detach:
-        code = _report(plan, ended, store, output)
+        code = _report(opened, ended, output)
     if source is None:
-        console.note(f"The same again: {equivalent_command(request)}")
+        console.note(f"The same again: {equivalent_command(launch.request)}")
     return code
 
 
 # --- the way of an experiment ---------------------------------------------------------------------------------------
 
 
-def _complete(request: Request, store: Store, *, ask: bool, is_dry: bool) -> tuple[Request, Cluster]:
-    """The request with defaults and answers, and its cluster. Raises UsageError naming what is missing."""
-    cluster = store.cluster(request.cluster) if request.cluster else default_cluster(store)
-    taken = () if is_dry else [row.run.name for row in store.runs()]
+def _complete(request: Request, client: Client, *, ask: bool, is_dry: bool) -> Request:
+    """The request with answers to what it leaves open. Raises UsageError naming what is missing."""
     missing = _missing(request)
+    taken = [item.name for item in client.iterate_runs()] if missing and not is_dry else []
     if request.name is not None:
-        launch.check_names(request if request.workers else replace(request, workers=(1,)), taken if missing else ())
-    if missing and not (ask and console.interactive()):
+        check_names(request if request.workers else replace(request, workers=(1,)), taken)
+    if not missing:
+        return request
+    if not (ask and console.interactive()):
         reason = ", and there is no terminal to prompt on" if ask else ""
         raise UsageError(
             f"No {', no '.join(missing)} given{reason}.",
             hint=f"mlbench run {request.name or 'NAME'} 1 2 4 --task TASK [--backend NAME], "
             "or --command 'python train.py' [--image NAME:TAG]",
         )
-    if missing:
-        from mlbench_cli.runs import wizard
+    from mlbench_cli.runs import wizard
 
-        request, cluster = wizard.complete(request, store.clusters(), cluster, taken, with_defaults)
-    elif not _names_clusters(request):
-        request = with_defaults(request, cluster)
-    if cluster.provider != "local" and request.cluster is None and not _names_clusters(request):
-        request = replace(request, cluster=cluster.name)
-    if missing:
-        console.note(f"\nThe same without questions: {equivalent_command(request)}\n")
-    return request, cluster
-
-
-def _names_clusters(request: Request) -> bool:
-    """Whether the matrix says on which clusters the runs are."""
-    return bool(matrix_of(request).keys() & {"cluster"})
+    chosen = client.cluster(request.cluster)
+    request, _ = wizard.complete(request, client.clusters(), chosen, taken, with_defaults)
+    request, _ = client.complete(request)
+    console.note(f"\nThe same without questions: {equivalent_command(request)}\n")
+    return request
 
 
 def _missing(request: Request) -> list[str]:
@@ -190,39 +155,31 @@ def _missing(request: Request) -> list[str]:
     return missing
 
 
-def _recall(request: Request, store: Store) -> Request:
-    """A request that says nothing of what to run, but names an experiment: what was asked for then, changed by it."""
-    if request.name is None or request.workers or request.task is not None or request.command is not None:
-        return request
-    experiment = store.find_experiment(request.name)
-    return request if experiment is None else merge(request_of(experiment), request)
-
-
-def _explain_plan(plan: Plan, is_known: bool) -> None:
+def _explain_plan(opened: OpenExperiment, is_known: bool) -> None:
     if not is_known:
         return
-    done = [finished for run in plan.done if (finished := read_finished(run)) is not None]
+    left = {run.id for run in opened.plan.left}
+    done = [finished for run in opened.runs if run.run.id not in left and (finished := run.finished) is not None]
     failed = [finished.run.name for finished in done if not finished.outcome.is_success]
     console.note(
-        f'Going on with the experiment "{plan.experiment.name}": {len(done)} of {len(plan.runs)} runs have ended, '
-        f"{len(plan.left)} are left."
+        f'Going on with the experiment "{opened.name}": {len(done)} of {len(opened.plan.runs)} runs have ended, '
+        f"{len(left)} are left."
     )
     if failed:
         console.note(f"Failed, and kept so without --retry-failed: {', '.join(failed)}.")
 
 
-def _follow(plan: Plan, engines: EngineCache, store: Store, held: queue.HeldQueue, logs: bool) -> list[Ended]:
-    require_goal = plan.experiment.require_goal
-    die_with_client = any(engines(run).dies_with_client for run in plan.left)
-    if plan.experiment.parallel > 1 and len(plan.left) > 1 and not die_with_client:
-        return wait_for_queue(plan, engines, store, held, require_goal=require_goal)
-    return follow_all(plan, engines, store, require_goal=require_goal, logs=logs)
+def _follow(opened: OpenExperiment, logs: bool) -> list[Ended]:
+    experiment = opened.plan.experiment
+    if experiment.parallel > 1 and len(opened.plan.left) > 1 and not opened.dies_with_client:
+        return wait_for_queue(opened, require_goal=experiment.require_goal)
+    return follow_all(opened, require_goal=experiment.require_goal, logs=logs)
 
 
-def _report(plan: Plan, ended: Sequence[Ended], store: Store, output: Format) -> int:
-    ids = {run.id for run in plan.runs}
-    has_repeats = len({run.spec.seed for run in plan.runs}) > 1
-    rows = [row for row in members(store, plan.experiment) if row.run.id in ids]
+def _report(opened: OpenExperiment, ended: Sequence[Ended], output: Format) -> int:
+    ids = {run.id for run in opened.plan.runs}
+    has_repeats = len({run.spec.seed for run in opened.plan.runs}) > 1
+    rows = [run.row for run in opened.handle.runs() if run.run.id in ids]
     report_ended(ended, output, repeats_in(rows) if has_repeats else [])
     return max((item.exit_code for item in ended), default=0)
 
@@ -295,7 +252,7 @@ def _request(name: str | None, workers: list[int] | None, file: Path | None, opt
 # --- the way of a run -----------------------------------------------------------------------------------------------
 
 
-def _print_submissions(submissions: list[Submission], output: Format) -> None:
+def _print_submissions(submissions: "list[Submission]", output: Format) -> None:
     if output == Format.json:
         documents = [{"run": item.spec.name, "documents": list(item.documents)} for item in submissions]
         console.out_json({"submissions": documents})
@@ -315,7 +272,7 @@ def _warn(specs: Sequence[RunSpec]) -> None:
     local = [spec for spec in specs if spec.engine == "local"]
     if not local:
         return
-    machine = launch.local_machine()
+    machine = local_machine()
     sharing = [spec.name for spec in local if spec.device == "gpu" and spec.world_size > machine.gpus]
     if sharing:
         console.warn(f"{', '.join(sharing)}: ranks share GPUs; their times say little about scaling.")

@@ -128,7 +128,7 @@ def status(
 
 def _show_run(run: RunHandle, metric: str | None, watch: bool, verbose: bool, output: Format) -> None:
     if watch and not run.is_finished:
-        with Reporter(run.run) as report:
+        with Reporter(run) as report:
             run.watch(report)
     document = run.status()
     if metric is not None:

@@ -59,7 +59,7 @@ def _wait_for(run: RunHandle, seconds: float | None, deadline: float | None, req
         console.note(f"{run.name} is stopped {console.duration(run.run.spec.timeout)} after its start; {limit}.")
     left = None if deadline is None else max(0.0, deadline - time.monotonic())
     try:
-        with Reporter(run.run) as report:
+        with Reporter(run) as report:
             finished = run.wait(left, report=report)
     except (KeyboardInterrupt, Stopped) as stopped:
         raise explain_stop(

@@ -7,6 +7,7 @@ from mlbench_cli.model import Cluster
 
 if TYPE_CHECKING:
     from mlbench_cli.engines.base import Engine
+    from mlbench_cli.spec import RunSpec
 
 FINALIZER = "mlbench_cli.runs.finalize"
 
@@ -34,3 +35,23 @@ def connect_engine(cluster: Cluster, report: Callable[[str], None] | None = None
     from providers import registry
 
     return KubernetesEngine(registry.load(cluster.provider).connect(cluster))
+
+
+def connect_renderer(cluster: Cluster, report: Callable[[str], None] | None = None) -> "Engine":
+    """An engine that renders for `cluster` and reaches nothing: --dry-run needs no network and no credentials."""
+    if cluster.provider in ("local", "attached", "slurm", "hosts"):  # an attached one's access is read from a file
+        return connect_engine(cluster, report)
+    from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
+    from mlbench_cli.kube.access import Access
+
+    return KubernetesEngine(Access("https://nowhere.invalid", cluster.details.get("namespace") or "default"))
+
+
+def find_machine_holder(spec: "RunSpec") -> str | None:
+    """Who has this machine, so that a local run has to wait; None if it can start, or runs elsewhere."""
+    if spec.engine != "local" or spec.share_machine:
+        return None
+    from mlbench_cli.engines.local.machine_lock import find_holder
+
+    holder = find_holder()
+    return None if holder is None else holder.phrase

@@ -36,6 +36,7 @@ class LogReader:
         self._engine = engine
         self.ranks = ranks
         self._cursors: dict[int, Cursor | None] = dict.fromkeys(ranks)
+        self._read: set[int] = set()
 
     @property
     def is_whole(self) -> bool:
@@ -48,6 +49,17 @@ class LogReader:
             yield from _read_file(self._run.folder / "logs" / f"rank-{rank}.log")
             return
         for line in self._engine.logs(self._run, rank, follow=follow):
+            self._cursors[rank] = line.cursor
+            yield line.text
+
+    def read_new(self, rank: int) -> Iterator[bytes]:
+        """The lines of one rank behind those that were read; of an archive all of them, once."""
+        if self._engine is None:
+            if rank not in self._read:
+                self._read.add(rank)
+                yield from self.read_lines(rank)
+            return
+        for line in self._engine.logs(self._run, rank, self._cursors[rank]):
             self._cursors[rank] = line.cursor
             yield line.text
 

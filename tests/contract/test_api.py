@@ -11,6 +11,7 @@ from mlbench_cli import api
 from mlbench_cli.api import Client
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model import ExperimentState, Outcome
+from mlbench_cli.runs.request import Request
 
 PROGRAM = r"""
 import json, time
@@ -103,6 +104,70 @@ def test_a_download_is_the_archive_and_a_deleted_run_is_gone(client: Client, com
     with pytest.raises(NotFoundError):
         client.find_run("demo-1")
     assert client.experiments() == []
+
+
+def test_a_launch_can_be_looked_at_before_it_is_recorded_and_followed_run_by_run(client: Client, command: str) -> None:
+    launch = client.prepare(Request(name="demo", workers=(1,), command=command, repeat=2))
+    assert [spec.name for spec in launch.specs] == ["demo-1-r1", "demo-1-r2"]
+    assert [item.spec.name for item in launch.render(offline=True)] == ["demo-1-r1", "demo-1-r2"]
+    assert (launch.is_known, client.runs(), client.experiments()) == (False, [], [])
+    with launch.open() as opened:
+        opened.record()
+        assert [run.name for run in client.find_experiment("demo").runs()] == ["demo-1-r1", "demo-1-r2"]
+        with pytest.raises(UsageError, match="under way"), client.prepare(launch.request).open():
+            pass
+        for run in opened.left:
+            assert run.dies_with_client
+            opened.start_run(run, detach=False)
+            assert run.wait(PATIENCE).outcome is Outcome.COMPLETED
+    again = client.prepare(client.recall(Request(name="demo", repeat=3)))
+    assert again.is_known
+    with again.open() as opened:
+        assert [run.name for run in opened.left] == ["demo-1-r3"]
+        assert [run.is_finished for run in opened.runs] == [True, True, False]
+    assert len(client.runs()) == 2  # what is not recorded leaves nothing
+
+
+def test_an_archive_is_prepared_once_more(client: Client, command: str) -> None:
+    client.run("demo", 1, command=command).wait(PATIENCE)
+    launch = client.prepare_repetition("demo-1", Request(name="again"))
+    assert [spec.name for spec in launch.specs] == ["again-1"]
+    (finished,) = launch.start().wait(PATIENCE)
+    assert (finished.run.name, finished.outcome) == ("again-1", Outcome.COMPLETED)
+    with pytest.raises(UsageError, match="would change it"):
+        client.prepare_repetition("demo-1", Request(name="more", workers=(2,)))
+
+
+CAMPAIGN = """
+title: Study
+num-cpus: 1
+share-machine: true
+workers: [1]
+repeat: 2
+runs:
+  - {name: good, command: "true"}
+  - {name: bad, command: "false"}
+"""
+
+
+def test_a_campaign_is_planned_run_and_tabulated(client: Client, tmp_path: Path) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text(CAMPAIGN)
+    campaign = client.prepare_campaign(str(file))
+    order = ["study-good-1-r1", "study-bad-1-r1", "study-good-1-r2", "study-bad-1-r2"]
+    assert [step.run.name for step in campaign.left] == order
+    assert (campaign.forecast().unknown, client.runs()) == (4, [])
+    assert campaign.run_all() is None
+    assert [(row.settings["series"], row.cells[1].value is None) for row in campaign.rows()] == [
+        *(("good", False), ("bad", True))
+    ]
+    assert client.prepare_campaign(str(file)).left == []
+    assert [step.run.name for step in client.prepare_campaign(str(file), retry_failed=True).left] == [
+        *("study-bad-1-r1-try2", "study-bad-1-r2-try2")
+    ]
+    assert campaign.estimate(campaign.steps[0]).seconds is not None
+    stopped = client.prepare_campaign(str(file), retry_failed=True, max_hours=1e-9).run_all()
+    assert "hours are spent" in str(stopped)
 
 
 def test_what_does_not_exist_is_named(client: Client) -> None:

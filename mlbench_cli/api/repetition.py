@@ -1,13 +1,14 @@
-"""`mlbench run --from ARCHIVE`: the frozen spec of a run, once more."""
+"""The frozen spec of a run, once more: `mlbench run --from ARCHIVE`."""
 
-from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli import __version__, console
+from mlbench_cli import __version__
+from mlbench_cli.api.launches import Launch, make_launch
+from mlbench_cli.api.runs import RunHandle
+from mlbench_cli.api.workspace import Workspace
 from mlbench_cli.catalog import find_rules
-from mlbench_cli.commands._common import results_of
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model import Cluster
 from mlbench_cli.results.archive.reader import Archive
@@ -20,14 +21,13 @@ from mlbench_cli.spec import CUSTOM, NAME_LENGTH, RunSpec, common_name
 from mlbench_cli.store import Store
 
 
-def repeat_of(
-    source: str, request: Request, store: Store
-) -> tuple[Request, Cluster, Sequence[Candidate], dict[str, object]]:
-    """The request, cluster, only candidate and recorded document of a repetition.
+def repeat_archive(workspace: Workspace, source: str, request: Request, *, require_goal: bool = False) -> Launch:
+    """The launch of a repetition. `request` gives at most its name.
 
     `source` is a folder, a zip, or the name of a run. Raises UsageError or NotFoundError with the reason if the run
     cannot be repeated here exactly.
     """
+    store = workspace.store
     for item in fields(Request):
         if item.name != "name" and getattr(request, item.name) not in (None, (), {}):
             word = "a number of workers" if item.name == "workers" else flag(item.name)
@@ -35,7 +35,7 @@ def repeat_of(
                 f"--from repeats a run exactly; {word} would change it.",
                 hint="mlbench run NAME --from ARCHIVE, with nothing else that says what to run",
             )
-    with _open(source, store) as archive:
+    with _open(source, workspace) as archive:
         document = archive.run
     spec = RunSpec.from_dict(document["spec"])
     cluster = _cluster(spec, store)
@@ -50,22 +50,23 @@ def repeat_of(
     name = request.name or _default_name(spec)
     spec = replace(spec, name=f"{name}-{spec.workers}")
     if spec.task == CUSTOM or spec.preset == "open":
-        console.warn("The run has a command of its own: its files are used as they are now.")
+        workspace.notify("Warning: The run has a command of its own: its files are used as they are now.")
     request = Request(name=name, workers=(spec.workers,))
-    return request, cluster, (Candidate(spec, {}),), {"name": name, FROM: str(document["id"])}
+    recorded = {"name": name, FROM: str(document["id"])}
+    return make_launch(workspace, request, [Candidate(spec, {})], recorded, require_goal=require_goal)
 
 
-def _open(source: str, store: Store) -> Archive:
+def _open(source: str, workspace: Workspace) -> Archive:
     path = Path(source)
     if "\0" not in source and path.exists():
         return open_verified(path)
     try:
-        row = one_run(store, source)
+        row = one_run(workspace.store, source)
     except NotFoundError:
         raise NotFoundError(
             f"There is no archive {source[:200]}, and no run of that name.", hint="mlbench download NAME"
         ) from None
-    return open_verified(results_of(row.run))
+    return open_verified(RunHandle(workspace, row).results)
 
 
 def _cluster(spec: RunSpec, store: Store) -> Cluster:

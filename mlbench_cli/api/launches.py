@@ -1,0 +1,171 @@
+"""From a request to its experiment: first what it asks for, checked; then recorded, started and followed."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from mlbench_cli.api.experiments import ExperimentHandle
+from mlbench_cli.api.runs import RunHandle
+from mlbench_cli.api.workspace import Workspace
+from mlbench_cli.model import Experiment, JsonObject, Run, RunRow, RunState
+from mlbench_cli.spec import RunSpec
+
+if TYPE_CHECKING:
+    from mlbench_cli.engines.base import Submission
+    from mlbench_cli.runs.experiment import Candidate, Plan
+    from mlbench_cli.runs.queue import HeldQueue
+    from mlbench_cli.runs.request import Request
+
+API_COMMAND = ("mlbench.api",)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The runs that a request asks for, checked as far as it can be without starting them. Nothing is recorded yet.
+
+    `request` has its defaults. `experiment` is what would be recorded; with `is_known` an experiment of that name
+    exists, and its finished runs stay.
+    """
+
+    workspace: Workspace
+    request: "Request"
+    candidates: "tuple[Candidate, ...]"
+    experiment: Experiment
+    is_known: bool
+
+    @property
+    def specs(self) -> list[RunSpec]:
+        """What each of the runs is, in their order."""
+        return [candidate.spec for candidate in self.candidates]
+
+    def render(self, *, offline: bool = False) -> "list[Submission]":
+        """What would be submitted for each run. Raises what refuses any of them.
+
+        With `offline` no cluster is reached and no credentials are needed, as for `mlbench run --dry-run`.
+        """
+        from mlbench_cli.runs.connect import connect_renderer
+        from mlbench_cli.runs.views import EngineCache
+
+        workspace = self.workspace
+        engines = workspace.engine_of
+        if offline:
+            engines = EngineCache(workspace.store, connect=lambda cluster: connect_renderer(cluster, workspace.notice))
+        return [engines.of_cluster(spec.cluster).render(spec) for spec in self.specs]
+
+    def plan(self, *, retry_failed: bool = False) -> "Plan":
+        """What is new and what is left of the experiment now. New runs get other ids with every call."""
+        from mlbench_cli.runs.start import plan_experiment
+
+        return plan_experiment(self.experiment, self.candidates, self.workspace.store, retry_failed=retry_failed)
+
+    @contextmanager
+    def open(
+        self, command_line: Sequence[str] = API_COMMAND, *, retry_failed: bool = False
+    ) -> "Iterator[OpenExperiment]":
+        """Be the queue of the experiment and record it; what is left to start is up to the caller.
+
+        `command_line` goes into the provenance of new runs. Raises UsageError if another process is the queue.
+        """
+        from mlbench_cli.runs import queue
+
+        with queue.hold(self.experiment, self.workspace.store) as held:
+            yield OpenExperiment(self.workspace, self.plan(retry_failed=retry_failed), held, tuple(command_line))
+
+    def start(self, command_line: Sequence[str] = API_COMMAND) -> ExperimentHandle:
+        """Record the experiment, leave what is left of it to a process of its own, and return at once."""
+        with self.open(command_line) as opened:
+            opened.record()
+            if opened.plan.left:
+                opened.hand_over()
+            return opened.handle
+
+
+@dataclass(frozen=True)
+class OpenExperiment:
+    """An experiment whose queue this process is."""
+
+    workspace: Workspace
+    plan: "Plan"
+    held: "HeldQueue"
+    command_line: tuple[str, ...] = API_COMMAND
+
+    @property
+    def name(self) -> str:
+        """The experiment's name."""
+        return self.plan.experiment.name
+
+    @property
+    def handle(self) -> ExperimentHandle:
+        """The experiment as it is recorded."""
+        return ExperimentHandle(self.workspace, self.plan.experiment)
+
+    @property
+    def runs(self) -> list[RunHandle]:
+        """All runs that were asked for, in their order, finished ones too."""
+        return [self._handle_of(run) for run in self.plan.runs]
+
+    @property
+    def left(self) -> list[RunHandle]:
+        """The runs to start or to follow, in their order."""
+        return [self._handle_of(run) for run in self.plan.left]
+
+    def _handle_of(self, run: Run) -> RunHandle:
+        return RunHandle(self.workspace, self.workspace.store.find_run(run.id) or RunRow(run, RunState.CREATED, None))
+
+    def record(self) -> None:
+        """Record the experiment with its new runs, all of it or nothing. Raises UsageError for a name that is taken."""
+        from mlbench_cli.runs.recording import record
+        from mlbench_cli.runs.start import document_writer
+
+        record(self.plan.experiment, self.plan.new, self.workspace.store, document_writer(self.command_line))
+
+    @property
+    def dies_with_client(self) -> bool:
+        """Whether a run that is left ends when the client that follows it does."""
+        return any(self.workspace.engine_of(run).dies_with_client for run in self.plan.left)
+
+    def start_run(self, run: RunHandle, *, detach: bool) -> None:
+        """Hand a run to its engine; with `detach` it outlives this process. If it is refused, it stays recorded."""
+        from mlbench_cli.runs import queue
+
+        workspace = self.workspace
+        engine = workspace.engine_of(run.run)
+        queue.start_member(self.plan.experiment, run.run, engine, workspace.store, detach=detach)
+
+    def hand_over(self) -> int:
+        """Leave what is left to a process that outlives this one; its number."""
+        from mlbench_cli.runs import queue
+
+        return queue.start(self.plan.experiment, self.plan.left, self.workspace.store.folder, self.held)
+
+    def find_machine_holder(self, run: RunHandle) -> str | None:
+        """Who has this machine, so that a local run cannot start at once; None if it can."""
+        from mlbench_cli.runs.connect import find_machine_holder
+
+        return find_machine_holder(run.run.spec)
+
+
+def make_launch(
+    workspace: Workspace,
+    request: "Request",
+    candidates: "Sequence[Candidate]",
+    document: Mapping[str, object],
+    *,
+    require_goal: bool = False,
+) -> Launch:
+    """The launch of `candidates`; `document` is what is recorded of the request. An experiment that exists goes on."""
+    from mlbench_cli.times import now
+
+    name = str(request.name)
+    known = workspace.store.find_experiment(name)
+    experiment = known or Experiment(id=os.urandom(6).hex(), name=name, created=now(), request={})
+    recorded: JsonObject = dict(document)
+    experiment = replace(
+        experiment,
+        request=recorded,
+        require_goal=require_goal or experiment.require_goal,
+        parallel=request.parallel or experiment.parallel,
+    )
+    return Launch(workspace, request, tuple(candidates), experiment, known is not None)
