@@ -2,6 +2,7 @@
 
 MlbenchError                1    internal
 ├── UsageError              2    wrong command line, spec file or configuration
+│   └── StoreError          2    the store is damaged, out of reach, or of a newer version
 ├── CredentialError         3    no credentials, or no permission
 ├── NotFoundError           4    no such cluster, run, file
 ├── CapacityError           5    quota exceeded or nothing left to allocate
@@ -11,6 +12,7 @@ MlbenchError                1    internal
 ├── CannotTellError         9    a gate or comparison has not enough evidence
 ├── UnreachableError       10    a cluster or host does not answer
 └── DeadlineError         124    a printed deadline has passed
+    └── StoreLockedError  124    another process has kept the store locked
 Stopped                          a person or another program ended this command; no `except Exception` catches it
 ├── Interrupted           130    SIGINT
 └── Terminated            143    SIGTERM
@@ -55,6 +57,10 @@ class UsageError(MlbenchError):
 
     exit_code = 2
     code = "usage"
+
+
+class StoreError(UsageError):
+    """The store is damaged or out of reach, or a newer mlbench wrote it."""
 
 
 class CredentialError(MlbenchError):
@@ -118,6 +124,10 @@ class DeadlineError(MlbenchError):
 
     exit_code = 124
     code = "deadline"
+
+
+class StoreLockedError(DeadlineError):
+    """Another process has kept the store locked longer than this one waits."""
 
 
 class Stopped(Explanation):

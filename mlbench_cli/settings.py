@@ -5,6 +5,9 @@ from pathlib import Path
 
 from mlbench_cli.errors import UsageError
 
+STORE_PATIENCE_SECONDS = 30.0
+MAX_STORE_PATIENCE_SECONDS = 3600
+
 
 def data_dir() -> Path:
     """The folder of the store and of the runs' archives, made if need be."""
@@ -28,6 +31,23 @@ def config_dir() -> Path:
     """The folder of what a person may edit: remembered answers, price table."""
     home = os.environ.get("MLBENCH_HOME")
     return Path(home).expanduser().absolute() if home else _user_dir("user_config_dir")
+
+
+def store_patience() -> float:
+    """Seconds to wait for another process that has the store locked: MLBENCH_STORE_PATIENCE, else 30."""
+    text = os.environ.get("MLBENCH_STORE_PATIENCE")
+    if not text:
+        return STORE_PATIENCE_SECONDS
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= MAX_STORE_PATIENCE_SECONDS:
+        raise UsageError(
+            f'MLBENCH_STORE_PATIENCE is "{text[:40]}", not a number of seconds from 0 to {MAX_STORE_PATIENCE_SECONDS}.',
+            hint="Set it to another one, or not at all.",
+        )
+    return seconds
 
 
 def runs_dir() -> Path:

@@ -14,85 +14,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlbench_cli import settings
-from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
+from mlbench_cli.errors import (
+    MlbenchError,
+    NotFoundError,
+    StoreError,
+    StoreLockedError,
+    UsageError,
+    did_you_mean,
+)
 from mlbench_cli.model import LOCAL, Cluster, ClusterIdentity, Experiment, Member, Outcome, Run, RunRow, RunState
 from mlbench_cli.spec import RunSpec
+from mlbench_cli.store_schema import MIGRATIONS, SCHEMA_VERSION
 from mlbench_cli.times import now
 
-# --- schema ---------------------------------------------------------------------------------------------------------
-
-
-def _create_tables(db: sqlite3.Connection) -> None:
-    db.execute(
-        "CREATE TABLE clusters (name TEXT PRIMARY KEY, provider TEXT NOT NULL, created TEXT NOT NULL, "
-        "state TEXT NOT NULL, details TEXT NOT NULL)"
-    )
-    db.execute(
-        "CREATE TABLE journal (id INTEGER PRIMARY KEY, cluster TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, "
-        "action TEXT NOT NULL, time REAL NOT NULL, details TEXT NOT NULL)"
-    )
-    db.execute(
-        "CREATE TABLE runs (id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, cluster TEXT NOT NULL, "
-        "created TEXT NOT NULL, state TEXT NOT NULL, outcome TEXT, spec TEXT NOT NULL, folder TEXT NOT NULL)"
-    )
-    db.execute("CREATE TABLE choices (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
-
-
-def _add_experiments(db: sqlite3.Connection) -> None:
-    db.execute(
-        "CREATE TABLE experiments (id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, created TEXT NOT NULL, "
-        "request TEXT NOT NULL, require_goal INTEGER NOT NULL, parallel INTEGER NOT NULL)"
-    )
-    db.execute(
-        "CREATE TABLE members (experiment TEXT NOT NULL, number INTEGER NOT NULL, run TEXT NOT NULL UNIQUE, "
-        "content_hash TEXT NOT NULL, point TEXT NOT NULL, PRIMARY KEY (experiment, number))"
-    )
-
-
-def _identify_clusters(db: sqlite3.Connection) -> None:
-    """Key clusters by provider, account, location and name instead of by name alone, in the journal too."""
-    rows = db.execute("SELECT name, provider, created, state, details FROM clusters ORDER BY created, rowid").fetchall()
-    db.execute("DROP TABLE clusters")
-    db.execute(
-        "CREATE TABLE clusters (provider TEXT NOT NULL, account TEXT NOT NULL, location TEXT NOT NULL, "
-        "name TEXT NOT NULL, created TEXT NOT NULL, state TEXT NOT NULL, details TEXT NOT NULL, "
-        "PRIMARY KEY (provider, account, location, name))"
-    )
-    identities = {}
-    for name, provider, created, state, details in rows:
-        account, location = _place_in_details(provider, json.loads(details))
-        identities[name] = [provider, account, location, name]
-        db.execute("INSERT INTO clusters VALUES (?,?,?,?,?,?,?)", (*identities[name], created, state, details))
-    for column in ("provider", "account", "location"):
-        db.execute(f"ALTER TABLE journal ADD COLUMN {column} TEXT NOT NULL DEFAULT ''")
-    for identity in identities.values():
-        db.execute("UPDATE journal SET provider = ?, account = ?, location = ? WHERE cluster = ?", identity)
-    for (chosen,) in db.execute("SELECT value FROM choices WHERE key = 'cluster'").fetchall():
-        identity = identities.get(chosen, ["local", "", "", "local"])
-        db.execute("UPDATE choices SET value = ? WHERE key = 'cluster'", (_dump(identity),))
-
-
-def _index_runs_by_time(db: sqlite3.Connection) -> None:
-    """The newest runs come first everywhere; without an index every page would sort all runs."""
-    db.execute("CREATE INDEX runs_by_time ON runs (created)")
-
-
-def _place_in_details(provider: str, details: Mapping[str, Any]) -> tuple[str, str]:
-    """Account and location of a cluster whose record names them only among its details."""
-    if provider == "eks":
-        return "", str(details.get("region") or "")
-    if provider == "gke":
-        return str(details.get("project") or ""), str(details.get("location") or "")
-    return "", ""
-
-
-# Step N brings a store from schema N to schema N + 1. A new store takes all steps, so every store of a version has the
-# same schema. A step is never changed once it has been released: append another one.
-_MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
-    *(_create_tables, _add_experiments, _identify_clusters),
-    _index_runs_by_time,
-)
-SCHEMA_VERSION = len(_MIGRATIONS)
+NOTICE_SECONDS = 2.0  # after which a client says that it waits for the store
 MAX_NAMED = 100  # experiments whose members are asked for by id; of more, all members are read
 _STATES: dict[str, RunState] = {str(state): state for state in RunState}
 _OUTCOMES: dict[str | None, Outcome] = {str(outcome): outcome for outcome in Outcome}
@@ -113,22 +48,47 @@ class JournalEntry(NamedTuple):
 
 
 class Store:
-    """The store in `folder` (the data directory unless told otherwise). Safe for several clients at once."""
+    """The store in `folder` (default: the data directory). Safe for several clients at once.
 
-    def __init__(self, folder: Path | None = None) -> None:
+    A client that finds the store locked waits `patience` seconds (default: as the settings say), then it raises
+    StoreLockedError; `notice` gets a sentence if it has to wait longer than a moment. Raises StoreError for a store
+    that cannot be used.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        notice: Callable[[str], None] | None = None,
+        patience: float | None = None,
+    ) -> None:
         self.folder = folder or settings.data_dir()
-        path = self.folder / "mlbench.sqlite"
+        self._path = self.folder / "mlbench.sqlite"
+        self._notice = notice
+        self._patience = settings.store_patience() if patience is None else patience
+        self._moment = min(NOTICE_SECONDS, self._patience)
         try:
-            self._db = sqlite3.connect(path, timeout=30, isolation_level=None)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            if self._schema_version() > SCHEMA_VERSION:
-                found = self._schema_version()
-                raise UsageError(f"{path} was written by a newer mlbench (schema {found}).", hint="Upgrade mlbench.")
+            self._db = sqlite3.connect(self._path, timeout=self._moment, isolation_level=None)
+            self._execute("PRAGMA journal_mode=WAL")
+            self._execute("PRAGMA synchronous=FULL")
+            self.require_readable()
             if self._schema_version() < SCHEMA_VERSION:
                 self._migrate()
         except sqlite3.Error as error:
-            raise _trouble(path, error) from None
+            raise self._explain(error) from None
+
+    def require_readable(self) -> None:
+        """Raise StoreError if a newer mlbench has written the store, also since it was opened."""
+        try:
+            found = self._schema_version()
+        except sqlite3.Error as error:
+            raise self._explain(error) from None
+        if found > SCHEMA_VERSION:
+            raise StoreError(
+                f"The store {self._path} was written by a newer mlbench (schema {found}; this one knows "
+                f"{SCHEMA_VERSION}).",
+                hint="Upgrade mlbench, or set MLBENCH_HOME to another folder.",
+            )
 
     # --- runs ---------------------------------------------------------------------------------------------------
 
@@ -387,13 +347,33 @@ class Store:
         self._db.close()
 
     def _schema_version(self) -> int:
-        return int(self._db.execute("PRAGMA user_version").fetchone()[0])
+        return int(self._execute("PRAGMA user_version").fetchone()[0])
+
+    def _execute(self, statement: str, values: Sequence[str | int] = ()) -> sqlite3.Cursor:
+        """Execute a statement; while another process has the store locked, wait as long as our patience lasts."""
+        try:
+            return self._db.execute(statement, values)
+        except sqlite3.OperationalError as error:
+            if not _is_busy(error) or self._moment >= self._patience:
+                raise
+        if self._notice is not None:
+            self._notice(
+                f"Waiting for the store {self._path}, which another process has locked; at most {self._patience:g} s."
+            )
+        self._set_timeout(self._patience - self._moment)
+        try:
+            return self._db.execute(statement, values)
+        finally:
+            self._set_timeout(self._moment)
+
+    def _set_timeout(self, seconds: float) -> None:
+        self._db.execute(f"PRAGMA busy_timeout={round(seconds * 1000)}")
 
     def _migrate(self) -> None:
         """Bring the store to this version's schema, in one transaction: another process sees it before or after."""
-        self._db.execute("BEGIN IMMEDIATE")
+        self._execute("BEGIN IMMEDIATE")
         try:
-            for step in _MIGRATIONS[self._schema_version() :]:  # another process may have been faster
+            for step in MIGRATIONS[self._schema_version() :]:  # another process may have been faster
                 step(self._db)
             self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
             self._db.execute("COMMIT")
@@ -403,16 +383,16 @@ class Store:
 
     def _query(self, statement: str, *values: str | int) -> list[sqlite3.Row]:
         try:
-            cursor = self._db.execute(statement, values)
+            cursor = self._execute(statement, values)
             cursor.row_factory = sqlite3.Row
             return cursor.fetchall()
         except sqlite3.Error as error:
-            raise _trouble(self.folder / "mlbench.sqlite", error) from None
+            raise self._explain(error) from None
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         try:
-            self._db.execute("BEGIN IMMEDIATE")
+            self._execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
             except BaseException:
@@ -422,7 +402,19 @@ class Store:
         except sqlite3.IntegrityError:
             raise
         except sqlite3.Error as error:
-            raise _trouble(self.folder / "mlbench.sqlite", error) from None
+            raise self._explain(error) from None
+
+    def _explain(self, error: sqlite3.Error) -> MlbenchError:
+        if _is_busy(error):
+            return StoreLockedError(
+                f"The store {self._path} is locked: another process has not released it within {self._patience:g} s.",
+                hint=f"Wait for that process, or end it (lsof {self._path}); then the same again. "
+                "MLBENCH_STORE_PATIENCE=SECONDS waits longer.",
+            )
+        return StoreError(
+            f"The store {self._path} cannot be used: {error}.",
+            hint="Make room, fix its permissions, or set MLBENCH_HOME to another folder.",
+        )
 
     def _run_row(self, row: sqlite3.Row) -> RunRow:
         spec, problem = _parse_spec(row)
@@ -473,8 +465,7 @@ def _dump(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _trouble(path: Path, error: sqlite3.Error) -> UsageError:
-    return UsageError(
-        f"The store {path} cannot be used: {error}.",
-        hint="Make room, fix its permissions, or set MLBENCH_HOME to another folder.",
-    )
+def _is_busy(error: sqlite3.Error) -> bool:
+    """Whether another connection has locked what was asked for."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says in which way
+    return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)

@@ -16,19 +16,26 @@ Notice = Callable[[str], None]
 class Workspace:
     """A data folder that is open. `home` is the folder; default: as the commands'.
 
-    `notice` gets the sentences that the commands print on stderr.
+    `notice` gets the sentences that the commands print on stderr. `patience`: seconds to wait for a store that another
+    process has locked, before StoreLockedError; default: 30, or what MLBENCH_STORE_PATIENCE says.
     """
 
-    def __init__(self, home: Path | None = None, *, notice: Notice | None = None) -> None:
+    def __init__(
+        self, home: Path | None = None, *, notice: Notice | None = None, patience: float | None = None
+    ) -> None:
         if home is not None:
             home.mkdir(parents=True, exist_ok=True)
-        self.store = Store(home)
+        self.store = Store(home, notice=notice, patience=patience)
         self.notice = notice
 
     def notify(self, text: str) -> None:
         """Hand a sentence to `notice`."""
         if self.notice is not None:
             self.notice(text)
+
+    def require_readable(self) -> None:
+        """Raise StoreError if a newer mlbench has written the store since it was opened."""
+        self.store.require_readable()
 
     def close(self) -> None:
         """Close the store. Nothing of the workspace is used after that."""

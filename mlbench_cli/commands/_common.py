@@ -1,13 +1,13 @@
 """What several commands share: options, and the engine of a run."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlbench_cli.errors import UsageError
+from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.model import Run
 from mlbench_cli.run_folder import RunFolder
 from mlbench_cli.store import Store
@@ -25,19 +25,30 @@ class Format(StrEnum):
 
 # --- completion -----------------------------------------------------------------------------------------------------
 
+COMPLETION_SECONDS = 0.5  # that a shell waits for a store which another process has locked
+
+
+def read_quietly(read: Callable[[Store], list[str]]) -> list[str]:
+    """What the store has, for the completion of shells; nothing if it cannot be read, since nobody asked a question."""
+    try:
+        return read(Store(patience=COMPLETION_SECONDS))
+    except MlbenchError:
+        return []
+
 
 def complete_runs(incomplete: str) -> list[str]:
     """Names of runs, and the names that repeats have in common, for the completion of shells."""
     from mlbench_cli.spec import common_name
 
-    names = [row.run.name for row in Store().runs()]
+    names = read_quietly(lambda store: [row.run.name for row in store.runs()])
     names += [common for name in names if (common := common_name(name)) is not None]
     return _beginning(dict.fromkeys(names), incomplete)
 
 
 def complete_clusters(incomplete: str) -> list[str]:
     """For the shell: names of clusters that begin with `incomplete`."""
-    return _beginning([cluster.name for cluster in Store().clusters()], incomplete)
+    names = read_quietly(lambda store: [cluster.name for cluster in store.clusters()])
+    return _beginning(names, incomplete)
 
 
 def complete_tasks(incomplete: str) -> list[str]:

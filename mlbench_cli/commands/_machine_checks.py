@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from mlbench_cli import console
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
@@ -18,7 +19,7 @@ KINDS = ("slurm", "hosts")
 
 def check_machines(kind: str) -> Iterator[Check]:
     """One line for each thing that runs on clusters of this kind need; of this machine alone if none is attached."""
-    found = [cluster for cluster in Store().clusters() if cluster.provider == kind]
+    found = [cluster for cluster in Store(notice=console.note).clusters() if cluster.provider == kind]
     yield _check_ssh()
     if not found:
         hint = f"mlbench attach-{kind} NAME"

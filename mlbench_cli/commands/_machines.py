@@ -31,7 +31,7 @@ def read_text_file(path: Path, option: str) -> str:
 
 def record(cluster: Cluster) -> Cluster:
     """Keep the cluster's record, in place of an older one of the same kind, and choose it for the next commands."""
-    store = Store()
+    store = Store(notice=console.note)
     for known in store.clusters():
         if known.name == cluster.name and known.provider != cluster.provider:
             raise UsageError(

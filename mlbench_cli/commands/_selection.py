@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from mlbench_cli.commands._common import read_quietly
 from mlbench_cli.durations import parse_duration, parse_since
 from mlbench_cli.runs.select import STATES, Filter
 from mlbench_cli.store import Store
@@ -12,13 +13,17 @@ from mlbench_cli.store import Store
 
 def complete_names(incomplete: str) -> list[str]:
     """Names of runs and experiments, and those that repeats have in common, for the completion of shells."""
+    found = dict.fromkeys(read_quietly(_list_names))
+    return [name for name in found if name.startswith(incomplete)]
+
+
+def _list_names(store: Store) -> list[str]:
     from mlbench_cli.spec import common_name
 
-    store = Store()
     names = [experiment.name for experiment in store.experiments()]
     for row in store.runs():
         names += [row.run.name, common_name(row.run.name) or row.run.name]
-    return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
+    return names
 
 
 Names = Annotated[

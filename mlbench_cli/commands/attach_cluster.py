@@ -49,7 +49,7 @@ def attach_cluster(
         console.out(dump(role_manifests(namespace or "default")).rstrip())
         return
     check_name(name, "cluster name")
-    store = Store()
+    store = Store(notice=console.note)
     for known in store.clusters():
         if known.name == name and known.provider != "attached":
             raise UsageError(f'There is already a cluster "{name}", of {known.provider}.', hint="Choose another name.")

@@ -123,5 +123,5 @@ def _warn_of_unknown_cluster(name: str) -> None:
     """Warn about a name that no known cluster has: it may be created later."""
     from mlbench_cli.store import Store
 
-    if name not in [cluster.name for cluster in Store().clusters()]:
+    if name not in [cluster.name for cluster in Store(notice=console.note).clusters()]:
         console.warn(f'There is no cluster "{name}" yet; runs fail until there is one.')

@@ -96,7 +96,7 @@ def create(
     request = CreationRequest(
         *(provider, nodes, release, options, chart_location, custom_values or (), chart_seconds, _parse_ttl(ttl))
     )
-    store = Store()
+    store = Store(notice=console.note)
     _check_registry(provider, options.get("registry"))
     try:
         _create(store, request, ttl, dry_run, yes, output)

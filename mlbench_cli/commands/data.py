@@ -74,7 +74,7 @@ def prepare(
     if claim is not None:
         if import_files:
             raise UsageError("--import copies files of this machine; a claim is filled on the cluster.")
-        store = Store()
+        store = Store(notice=console.note)
         found = store.cluster(cluster) if cluster else default_cluster(store)
         _start_filling(request_filling(task, parameters, claim, found, str(data_dir or "/data")), output)
         return

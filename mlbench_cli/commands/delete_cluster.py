@@ -41,7 +41,7 @@ def delete_cluster(
         raise UsageError(f"{len(words)} words are given.", hint="mlbench delete-cluster PROVIDER NAME")
     name = words[-1]
     provider = words[0] if len(words) == 2 else None
-    store = Store()
+    store = Store(notice=console.note)
     try:
         cluster = clusters.find_cluster(store, name, provider, clusters.search_scope(project, location))
     except NotFoundError:

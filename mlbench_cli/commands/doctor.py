@@ -98,7 +98,7 @@ def _store() -> Check:
     from mlbench_cli.store import Store
 
     try:
-        store = Store()
+        store = Store(notice=console.note)
         runs = len(store.runs())
     except MlbenchError as error:
         return Check("store", "failed", error.message, error.hint)

@@ -28,7 +28,7 @@ def extend(
     The tag that `mlbench gc` of every machine reads moves, and so does the timer in the cloud.
     """
     seconds = parse_duration(duration, "DURATION")
-    store = Store()
+    store = Store(notice=console.note)
     cluster = store.cluster(name)
     expires = ClusterDetails.of(cluster).expires
     if expires is None:

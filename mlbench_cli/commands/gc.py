@@ -42,7 +42,7 @@ def gc(
     Every project that this data directory knows clusters of is searched. The exit code is 8 if a cloud in use could
     not be searched, or if a cluster was kept because of results that have not been fetched.
     """
-    store = Store()
+    store = Store(notice=console.note)
     scope = clusters.search_scope(project, location)
     search = clusters.search_everywhere(store, providers, scope)
     known = [cluster.identity for cluster in store.clusters()]

@@ -39,7 +39,7 @@ def show(
     """Show for each task whether its image of this version is in the registry, with its digest."""
     if context.invoked_subcommand is not None:
         return
-    place, known = _find_registry(Store(), registry, cluster)
+    place, known = _find_registry(Store(notice=console.note), registry, cluster)
     login = cluster_images.find_registry_login(known, place)
     names = {task.image: name_image(place, task.image, __version__) for task in load_catalog().values()}
     found = {image: find_image(parse_image(name), login) for image, name in names.items()}
@@ -82,7 +82,7 @@ def push(
     """
     from mlbench_cli.image_builds import Build, push_images
 
-    store = Store()
+    store = Store(notice=console.note)
     place, known = _find_registry(store, registry, cluster)
     chosen: list[Task] = [load_task(name) for name in tasks] if tasks else list(load_catalog().values())
     build = Build(base, index, tuple(platform.split(",")) if platform else ())

@@ -84,7 +84,7 @@ def token(name: Name = None) -> None:
 def _access(name: str | None) -> tuple[Cluster, Access]:
     from providers import registry
 
-    store = Store()
+    store = Store(notice=console.note)
     cluster = store.cluster(name) if name else default_cluster(store)
     return cluster, registry.load(cluster.provider).connect(cluster)
 

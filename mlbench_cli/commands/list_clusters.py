@@ -27,7 +27,7 @@ def list_clusters(
 
     Clusters that only a cloud knows were created by another machine or data directory, or half created.
     """
-    store = Store()
+    store = Store(notice=console.note)
     known = store.clusters()
     found, errors = _discover() if cloud else ([], {})
     current = default_cluster(store).identity

@@ -181,7 +181,7 @@ def _own_method(archive: Archive) -> Method:
 def _open(name: str) -> Archive:
     path = Path(name)
     if not path.exists():
-        path = results_of(Store().run(name).run)
+        path = results_of(Store(notice=console.note).run(name).run)
     return open_verified(path)
 
 

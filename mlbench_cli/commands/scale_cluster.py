@@ -25,7 +25,7 @@ def scale_cluster(
     """Change the number of a cluster's worker machines. With 0, only its control plane costs money."""
     if nodes < 0:
         raise UsageError(f"{nodes} machines: the smallest number is 0.")
-    store = Store()
+    store = Store(notice=console.note)
     cluster = store.cluster(name)
     resources = clusters.scale_cluster(cluster, nodes)
     before = ClusterDetails.of(cluster).nodes or 0

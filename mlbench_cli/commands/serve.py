@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from mlbench_cli import console, settings
+from mlbench_cli.api import Client
 from mlbench_cli.commands._common import Format, Output, complete_clusters
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.extras import install_hint
-from mlbench_cli.store import Store
 
 
 def serve(
@@ -66,7 +66,8 @@ def serve(
             f"--host {host}: without TLS everybody on the way can read the token.",
             hint="--tls-cert FILE --tls-key FILE, or ssh -L PORT:127.0.0.1:PORT, or --insecure",
         )
-    is_remote = cluster is not None and Store().cluster(cluster).provider != "local"
+    with Client(notice=console.note) as client:  # a store that cannot be used is a reason not to begin
+        is_remote = cluster is not None and client.cluster(cluster).provider != "local"
     listener = _listen(host, port)
     bound = listener.getsockname()[1]
     own = LOOPBACK if is_loopback else (_bracket(host), *LOOPBACK)

@@ -27,7 +27,7 @@ def set_cluster(
     # Scripts for the original name the provider, too: mlbench set-cluster gcloud NAME
     if len(words) > 2:
         raise UsageError(f"{len(words)} words are given: a cluster's name is one.", hint="mlbench set-cluster NAME")
-    store = Store()
+    store = Store(notice=console.note)
     cluster = store.cluster(words[-1])
     provider = ALIASES.get(words[0], words[0])
     if len(words) == 2 and provider != cluster.provider:

@@ -12,15 +12,17 @@ from mlbench_cli.errors import NotFoundError
 from mlbench_cli.model import Cluster
 from mlbench_cli.server.config import ServerConfig
 
+LOCK_SECONDS = 2.0  # that a page waits for a store which another process has locked
 _local = threading.local()
 
 
 def client_of(config: ServerConfig) -> Client:
-    """This thread's client."""
+    """This thread's client. Raises StoreError or StoreLockedError, after a moment, for a store that cannot be read."""
     clients: dict[str, Client] = _local.__dict__.setdefault("clients", {})
     key = str(config.home)
     if key not in clients:
-        clients[key] = Client(config.home)
+        clients[key] = Client(config.home, patience=LOCK_SECONDS)
+    clients[key].require_readable()
     return clients[key]
 
 

@@ -16,6 +16,8 @@ from mlbench_cli.errors import (
     DeadlineError,
     MlbenchError,
     NotFoundError,
+    StoreError,
+    StoreLockedError,
     UnreachableError,
     UsageError,
 )
@@ -24,7 +26,10 @@ from mlbench_cli.server.config import ServerConfig
 from mlbench_cli.server.live import Feeds, TooManyFollowers
 from mlbench_cli.server.security import MAX_BODY_BYTES, BodyTooLong, Guard
 
+# The first kind that fits counts.
 _STATUS: Mapping[type[MlbenchError], int] = {
+    StoreError: 503,
+    StoreLockedError: 503,
     UsageError: 400,
     NotFoundError: 404,
     CredentialError: 502,

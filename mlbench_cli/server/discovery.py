@@ -13,8 +13,7 @@ SECONDS = 30.0  # between two looks
 def keep_discovering(config: ServerConfig) -> None:
     """Record runs of the shown cluster again and again; what the cluster refuses, its runs' own pages say."""
     assert config.cluster is not None
-    client = Client(config.home)
     while True:
-        with suppress(MlbenchError, OSError):  # it is asked again; until then its known runs are shown
+        with suppress(MlbenchError, OSError), Client(config.home) as client:  # again later; known runs are shown
             client.discover(config.cluster)
         time.sleep(SECONDS)

@@ -10,13 +10,15 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from mlbench_cli.api import Client, RunHandle
-from mlbench_cli.errors import MlbenchError
+from mlbench_cli.errors import MlbenchError, StoreLockedError
 from mlbench_cli.model import JsonObject
 from mlbench_cli.results.analysis.tables import MetricPoint
 from mlbench_cli.results.archive.events import parse_metric
+from mlbench_cli.server.access import LOCK_SECONDS
 from mlbench_cli.server.config import ServerConfig
 from task_images import contract
 
@@ -63,7 +65,7 @@ class Watcher:
     """Looks at one run from a thread of its own, and knows its logs' cursors."""
 
     def __init__(self, config: ServerConfig, name: str) -> None:
-        self._client = Client(config.home)
+        self._client = Client(config.home, patience=LOCK_SECONDS)
         self._run: RunHandle = self._client.find_run(name)
         self._cursors = dict.fromkeys(range(min(MAX_RANKS, self._run.run.spec.world_size)))
 
@@ -167,7 +169,8 @@ class Feeds:
                 watcher = await loop.run_in_executor(thread, Watcher, self._config, name)
                 while not feed.is_over:
                     begun = time.monotonic()
-                    self._take(feed, await loop.run_in_executor(thread, watcher.look))
+                    with suppress(StoreLockedError):  # what is new then comes with the next look
+                        self._take(feed, await loop.run_in_executor(thread, watcher.look))
                     await asyncio.sleep(max(0.05, POLL_SECONDS - (time.monotonic() - begun)))
             except (MlbenchError, OSError, ValueError) as error:
                 feed.problem = error.message if isinstance(error, MlbenchError) else str(error)

@@ -1,6 +1,7 @@
 """The pages of the dashboard: server-rendered tables, with live parts by server-sent events."""
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 
 from mlbench_cli import __version__
 from mlbench_cli.api import RunHandle
-from mlbench_cli.errors import UsageError
+from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.model import JsonObject
 from mlbench_cli.results.report.environment import FOLDER, make_environment
 from mlbench_cli.server.access import (
@@ -244,7 +245,8 @@ def warm_up(config: ServerConfig) -> None:
     first = [PAGES / name for name in ("overview.html.j2", "listing.html.j2", "run.html.j2")]
     for path in dict.fromkeys([*first, *PAGES.glob("*.html.j2")]):
         environment.get_template(path.name)
-    client_of(config).status(list_runs(config, limit=1))
+    with suppress(MlbenchError):  # whoever asks for a page reads why
+        client_of(config).status(list_runs(config, limit=1))
 
 
 # --- rendering ------------------------------------------------------------------------------------------------------

@@ -65,7 +65,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("mlbench_cli.durations", "mlbench_cli.errors", "mlbench_cli.files", "mlbench_cli.settings"),
     ),
     "mlbench_cli.sizes": (),
+    "mlbench_cli.store_schema": (),
     "mlbench_cli.store": (
+        *("mlbench_cli.store_schema",),
         *("mlbench_cli.errors", "mlbench_cli.model", "mlbench_cli.settings", "mlbench_cli.spec", "mlbench_cli.times"),
     ),
     "mlbench_cli.cluster_details": ("mlbench_cli.errors", "mlbench_cli.model"),

@@ -18,6 +18,7 @@ from mlbench_cli.files import write_atomically
 from mlbench_cli.model import LOCAL, Cluster, Outcome, RunState
 from mlbench_cli.spec import RunSpec
 from mlbench_cli.store import Store
+from mlbench_cli.store_schema import MIGRATIONS
 from mlbench_cli.times import timestamp
 
 
@@ -195,7 +196,7 @@ def test_a_killed_migration_leaves_the_old_store(tmp_path: Path, monkeypatch: py
         db.execute("DROP TABLE runs")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mlbench_cli.store._MIGRATIONS", (fail, fail))
+    monkeypatch.setattr("mlbench_cli.store.MIGRATIONS", (fail, fail))
     with pytest.raises(KeyboardInterrupt):
         Store(tmp_path)
     monkeypatch.undo()
@@ -342,7 +343,7 @@ def test_experiments_stay_when_clusters_get_their_identity(tmp_path: Path, monke
     from mlbench_cli import store as module
 
     with monkeypatch.context() as older:  # a store of schema 2, with an experiment of two runs
-        older.setattr(module, "_MIGRATIONS", module._MIGRATIONS[:2])
+        older.setattr(module, "MIGRATIONS", MIGRATIONS[:2])
         older.setattr(module, "SCHEMA_VERSION", 2)
         store = Store(tmp_path)
         store.close()

@@ -307,9 +307,13 @@
     function load() {
       if (document.hidden) { setTimeout(load, delay); return; }
       fetch(box.dataset.part, { credentials: "same-origin", headers: { "Accept": "text/html" } }).then(function (answer) {
-        if (!answer.ok) throw new Error("Error " + answer.status);
-        return answer.text();
+        return answer.text().then(function (text) {
+          if (!answer.ok) throw new Error(messageIn(text) || "Error " + answer.status);
+          return text;
+        });
       }).then(function (text) {
+        explain("");
+        delay = 3000;
         var made = new DOMParser().parseFromString(text, "text/html").body; // rendered and escaped by our own server
         var now = document.activeElement, focused = null;
         if (now && box.contains(now)) focused = now.getAttribute("href") || now.dataset.target;
@@ -319,7 +323,26 @@
           return (each.getAttribute("href") || each.dataset.target) === focused;
         }).slice(0, 1).forEach(function (each) { each.focus(); });
         if (box.querySelector("[data-open=yes]")) setTimeout(load, delay);
-      }, function () { delay = Math.min(60000, 2 * delay); setTimeout(load, delay); });
+      }).catch(function (error) {
+        var isGone = error instanceof TypeError; // of fetch, if nobody answers
+        explain(isGone ? "The dashboard does not answer; this page may be out of date." : error.message);
+        delay = Math.min(60000, 2 * delay);
+        setTimeout(load, delay);
+      });
+    }
+    // What keeps the list from being read, above the list as it was.
+    function explain(text) {
+      var shown = byId("listing-problem");
+      if (!text) { if (shown) shown.remove(); return; }
+      if (!shown) {
+        shown = element("div", null, { id: "listing-problem", "class": "warnings", role: "alert" });
+        box.before(shown);
+      }
+      if (shown.textContent !== text) shown.textContent = text;
+    }
+    function messageIn(text) {
+      var found = new DOMParser().parseFromString(text, "text/html").querySelector(".warnings");
+      return found ? found.textContent : "";
     }
     load();
   }

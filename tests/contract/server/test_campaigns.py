@@ -1,5 +1,6 @@
 """Campaigns and large or broken stores in the dashboard."""
 
+import json
 import sqlite3
 from pathlib import Path
 
@@ -8,7 +9,9 @@ import pytest
 from mlbench_cli.app import run
 from mlbench_cli.runs.campaign import campaign_of
 from mlbench_cli.server.log_pages import MAX_LINE_BYTES, PAGE_BYTES, read_page
+from mlbench_cli.store_schema import SCHEMA_VERSION
 from tests.contract.server.dashboards import Dashboard, serve
+from tests.contract.store_locks import lock_out
 
 FILE = """
 title: Demo
@@ -49,35 +52,65 @@ def test_a_campaign_is_known_by_its_command_line() -> None:
     assert campaign_of([]) is None
 
 
-@pytest.mark.parametrize("damage", ["newer", "locked", "broken"])
+PAGES = ("/", "/listing", "/experiments", "/experiment-list", "/runs/demo-1", "/api/v1/runs", "/api/runs/", "/metrics")
+
+
+@pytest.mark.parametrize("damage", ["newer", "forbidden", "broken"])
 def test_a_store_that_cannot_be_used_is_a_clear_answer(tmp_path: Path, damage: str) -> None:
-    """The dashboard was started with a good store; nothing of it is lost."""
+    """The dashboard was started with a good store; nothing of it is lost, and it goes on when the store is back."""
     home = tmp_path / "home"
     home.mkdir()
+    path = home / "mlbench.sqlite"
     with serve(home) as dashboard:
         assert dashboard.ask("/api/v1/runs").status == 200
-        path = home / "mlbench.sqlite"
-        before = path.read_bytes()
         if damage == "newer":
-            with sqlite3.connect(path) as database:
-                database.execute("PRAGMA user_version=99")
-        elif damage == "locked":
+            _set_version(path, 99)
+            _check_pages(dashboard, {503}, b"newer mlbench (schema 99")
+            _set_version(path, SCHEMA_VERSION)
+        elif damage == "forbidden":
             path.chmod(0)
+            _check_pages(dashboard, {200, 404, 503}, b"")
+            path.chmod(0o600)
         else:
+            before = path.read_bytes()
             path.write_bytes(b"no database" * 100)
             (home / "mlbench.sqlite-wal").unlink(missing_ok=True)
-        for page in ("/", "/listing", "/api/v1/runs", "/api/runs/", "/metrics"):
-            answer = dashboard.ask(page, headers={"Accept": "text/html"})
-            assert answer.status in (200, 400), page
-            assert b"Traceback" not in answer.body
-        path.chmod(0o600)
-        if damage == "broken":
+            _check_pages(dashboard, {200, 404, 503}, b"")
             path.write_bytes(before)
-        assert _is_up(dashboard)
+        assert dashboard.ask("/api/v1/runs").status == 200
+        assert dashboard.ask("/static/x/page.css").status == 200
 
 
-def _is_up(dashboard: Dashboard) -> bool:
-    return dashboard.ask("/static/x/page.css").status == 200
+def test_a_store_that_another_process_writes_to_is_shown_and_refuses_actions_with_a_reason(acting: Dashboard) -> None:
+    """Readers are not in the way of a writer. A lock that shuts out readers, too, keeps a dashboard from starting."""
+    wanted = {"name": "x", "workers": [1], "command": "true", "share_machine": True}
+    headers = {"Content-Type": "application/json", "X-Mlbench-Action": "1"}
+    assert acting.ask("/api/v1/runs").status == 200
+    with lock_out(acting.home, "writers"):
+        for page in ("/", "/listing", "/experiment-list", "/api/v1/runs", "/metrics"):
+            assert acting.ask(page, headers={"Accept": "text/html"}).status == 200
+        answer = acting.ask("/api/v1/runs", "POST", headers, json.dumps(wanted).encode())
+        assert (answer.status, "is locked: another process" in answer.document["message"]) == (503, True)
+        assert "lsof" in answer.document["hint"]
+        assert acting.ask("/api/v1/runs").document["runs"] == []
+    answer = acting.ask("/api/v1/runs", "POST", headers, json.dumps(wanted).encode())
+    assert (answer.status, answer.document["runs"]) == (201, ["x-1"])
+
+
+def _set_version(path: Path, version: int) -> None:
+    with sqlite3.connect(path) as database:
+        database.execute(f"PRAGMA user_version={version}")
+
+
+def _check_pages(dashboard: Dashboard, statuses: set[int], text: bytes) -> None:
+    for page in PAGES:
+        answer = dashboard.ask(page, headers={"Accept": "text/html"})
+        if page == "/experiments":  # the frame of its list
+            assert answer.status == 200
+            continue
+        assert answer.status in statuses, (page, answer)
+        assert b"Traceback" not in answer.body
+        assert text in answer.body, page
 
 
 # --- large logs -----------------------------------------------------------------------------------------------------

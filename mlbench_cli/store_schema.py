@@ -1,0 +1,79 @@
+"""The tables of the store, and the steps from each version of them to the next."""
+
+import json
+import sqlite3
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def _create_tables(db: sqlite3.Connection) -> None:
+    db.execute(
+        "CREATE TABLE clusters (name TEXT PRIMARY KEY, provider TEXT NOT NULL, created TEXT NOT NULL, "
+        "state TEXT NOT NULL, details TEXT NOT NULL)"
+    )
+    db.execute(
+        "CREATE TABLE journal (id INTEGER PRIMARY KEY, cluster TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, "
+        "action TEXT NOT NULL, time REAL NOT NULL, details TEXT NOT NULL)"
+    )
+    db.execute(
+        "CREATE TABLE runs (id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, cluster TEXT NOT NULL, "
+        "created TEXT NOT NULL, state TEXT NOT NULL, outcome TEXT, spec TEXT NOT NULL, folder TEXT NOT NULL)"
+    )
+    db.execute("CREATE TABLE choices (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
+
+
+def _add_experiments(db: sqlite3.Connection) -> None:
+    db.execute(
+        "CREATE TABLE experiments (id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, created TEXT NOT NULL, "
+        "request TEXT NOT NULL, require_goal INTEGER NOT NULL, parallel INTEGER NOT NULL)"
+    )
+    db.execute(
+        "CREATE TABLE members (experiment TEXT NOT NULL, number INTEGER NOT NULL, run TEXT NOT NULL UNIQUE, "
+        "content_hash TEXT NOT NULL, point TEXT NOT NULL, PRIMARY KEY (experiment, number))"
+    )
+
+
+def _identify_clusters(db: sqlite3.Connection) -> None:
+    """Key clusters by provider, account, location and name instead of by name alone, in the journal too."""
+    rows = db.execute("SELECT name, provider, created, state, details FROM clusters ORDER BY created, rowid").fetchall()
+    db.execute("DROP TABLE clusters")
+    db.execute(
+        "CREATE TABLE clusters (provider TEXT NOT NULL, account TEXT NOT NULL, location TEXT NOT NULL, "
+        "name TEXT NOT NULL, created TEXT NOT NULL, state TEXT NOT NULL, details TEXT NOT NULL, "
+        "PRIMARY KEY (provider, account, location, name))"
+    )
+    identities = {}
+    for name, provider, created, state, details in rows:
+        account, location = _place_in_details(provider, json.loads(details))
+        identities[name] = [provider, account, location, name]
+        db.execute("INSERT INTO clusters VALUES (?,?,?,?,?,?,?)", (*identities[name], created, state, details))
+    for column in ("provider", "account", "location"):
+        db.execute(f"ALTER TABLE journal ADD COLUMN {column} TEXT NOT NULL DEFAULT ''")
+    for identity in identities.values():
+        db.execute("UPDATE journal SET provider = ?, account = ?, location = ? WHERE cluster = ?", identity)
+    for (chosen,) in db.execute("SELECT value FROM choices WHERE key = 'cluster'").fetchall():
+        identity = identities.get(chosen, ["local", "", "", "local"])
+        db.execute("UPDATE choices SET value = ? WHERE key = 'cluster'", (json.dumps(identity, sort_keys=True),))
+
+
+def _index_runs_by_time(db: sqlite3.Connection) -> None:
+    """The newest runs come first everywhere; without an index every page would sort all runs."""
+    db.execute("CREATE INDEX runs_by_time ON runs (created)")
+
+
+def _place_in_details(provider: str, details: Mapping[str, Any]) -> tuple[str, str]:
+    """Account and location of a cluster whose record names them only among its details."""
+    if provider == "eks":
+        return "", str(details.get("region") or "")
+    if provider == "gke":
+        return str(details.get("project") or ""), str(details.get("location") or "")
+    return "", ""
+
+
+# Step N brings a store from schema N to schema N + 1. A new store takes all steps, so every store of a version has the
+# same schema. A step is never changed once it has been released: append another one.
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
+    *(_create_tables, _add_experiments, _identify_clusters),
+    _index_runs_by_time,
+)
+SCHEMA_VERSION = len(MIGRATIONS)
