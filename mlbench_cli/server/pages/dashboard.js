@@ -341,8 +341,8 @@
       if (shown.textContent !== text) shown.textContent = text;
     }
     function messageIn(text) {
-      var found = new DOMParser().parseFromString(text, "text/html").querySelector(".warnings");
-      return found ? found.textContent : "";
+      var found = new DOMParser().parseFromString(text, "text/html").querySelectorAll(".warnings p");
+      return Array.from(found).map(function (line) { return line.textContent; }).join(" ");
     }
     load();
   }

@@ -1,13 +1,20 @@
 """The dashboard in a real browser."""
 
+import json
 import os
+import sqlite3
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from mlbench_cli.results.archive.verify import verify
+from mlbench_cli.store_schema import SCHEMA_VERSION
 from tests.browser import Browser, open_browser
-from tests.contract.server.dashboards import Dashboard
+from tests.contract.server.dashboards import CODE, PATIENCE, Dashboard
+from tests.contract.store_locks import lock_out
 
 SHOTS = os.environ.get("MLBENCH_SCREENSHOTS")  # a folder for pictures to look at
 
@@ -158,6 +165,122 @@ def test_an_experiment_is_started_stopped_and_its_runs_deleted_by_keyboard(actin
         browser.wait_for("return document.getElementById('listing').dataset.loaded === 'yes'")
         assert "long-1" not in browser.text()
         assert browser.console() == []
+
+
+CAMPAIGN = """
+title: Study
+num-cpus: 1
+share-machine: true
+workers: [1]
+runs:
+  - {{name: first, command: "sh -c 'until [ -e {folder}/first ]; do sleep 0.1; done'"}}
+  - {{name: second, command: "sh -c 'until [ -e {folder}/second ]; do sleep 0.1; done'"}}
+"""
+
+
+@pytest.mark.slow
+def test_the_progress_of_a_campaign_moves_and_its_experiments_open_by_keyboard(
+    acting: Dashboard, tmp_path: Path
+) -> None:
+    """The campaign is a process of its own, as on a terminal; its runs end when the test says so."""
+    (tmp_path / "study.yaml").write_text(CAMPAIGN.format(folder=tmp_path))
+    environment = {**os.environ, "MLBENCH_HOME": str(acting.home)}
+    words = [sys.executable, "-c", CODE, "campaign", "study.yaml"]
+    with open_browser() as browser:
+        browser.open(acting.url)
+        browser.open(f"http://127.0.0.1:{acting.port}/experiments")
+        browser.wait_for("return document.body.innerText.includes('There are no experiments')")
+        campaign = subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+        try:
+            until_recorded(acting, "study-first-1")
+            browser.open(f"http://127.0.0.1:{acting.port}/experiments")
+            browser.wait_for("return document.body.innerText.includes('0 of 2 runs finished')")
+            assert "Campaign study" in browser.text()
+            shoot(browser, "campaign-begins")
+            browser.run("window.isSamePage = true")
+            press_link(browser, "study-second", open_it=False)
+            (tmp_path / "first").touch()
+            browser.wait_for("return document.body.innerText.includes('1 of 2 runs finished')")
+            # The list came again into the same page, and the keyboard kept its place.
+            assert browser.run("return [window.isSamePage, document.activeElement.textContent]") == [
+                True,
+                "study-second",
+            ]
+            browser.emulate(360)
+            assert browser.run(IS_NARROW) is True
+            assert browser.run(NARROW_CELLS) == []
+            shoot(browser, "campaign-narrow")
+            browser.press(ENTER)
+            browser.wait_for("return location.pathname === '/experiments/study-second'")
+            browser.wait_for("return document.body.innerText.includes('0 of 1 runs finished')")
+            (tmp_path / "second").touch()
+            browser.wait_for("return document.body.innerText.includes('1 of 1 runs finished')")
+            assert browser.run(IS_NARROW) is True
+            browser.emulate(1280)
+            shoot(browser, "campaign-experiment")
+            assert campaign.wait(PATIENCE) == 0
+        finally:
+            for name in ("first", "second"):
+                (tmp_path / name).touch()
+            campaign.communicate(timeout=PATIENCE)
+        browser.open(f"http://127.0.0.1:{acting.port}/experiments")
+        browser.wait_for("return document.body.innerText.includes('2 of 2 runs finished')")
+        shoot(browser, "campaign-ends")
+        assert browser.console() == []
+
+
+def until_recorded(dashboard: Dashboard, name: str) -> None:
+    end = time.monotonic() + PATIENCE
+    while dashboard.ask(f"/api/v1/runs/{name}").status != 200:
+        assert time.monotonic() < end, f"{name} was not recorded"
+        time.sleep(0.1)
+
+
+def press_link(browser: Browser, text: str, *, open_it: bool = True) -> None:
+    """Go to a link by the tabulator key; press it with `open_it`."""
+    browser.run("document.body.focus()")
+    for _ in range(40):
+        browser.press(TAB)
+        if browser.run("return document.activeElement.textContent") == text:
+            if open_it:
+                browser.press(ENTER)
+            return
+    raise AssertionError(f"no link {text} can be reached by the keyboard")
+
+
+@pytest.mark.slow
+def test_a_list_that_cannot_be_read_any_more_says_why_and_comes_back(acting: Dashboard) -> None:
+    """What the page had stays, with the reason above it."""
+    wanted = {"name": "long", "workers": [1], "command": "sleep 600", "share_machine": True}
+    headers = {"Content-Type": "application/json", "X-Mlbench-Action": "1"}
+    path = acting.home / "mlbench.sqlite"
+    with open_browser() as browser:
+        acting.ask("/api/v1/runs", "POST", headers, json.dumps(wanted).encode())
+        browser.open(acting.url)
+        browser.wait_for("return document.getElementById('listing').dataset.loaded === 'yes'")
+        set_version(path, 99)
+        browser.wait_for("return document.getElementById('listing-problem') !== null")
+        assert "newer mlbench (schema 99" in browser.text()
+        assert "). Next: Upgrade mlbench" in browser.text()
+        assert "long-1" in browser.text()
+        shoot(browser, "newer-store")
+        set_version(path, SCHEMA_VERSION)
+        browser.wait_for("return document.getElementById('listing-problem') === null")
+        with lock_out(acting.home, "writers"):
+            browser.open(f"http://127.0.0.1:{acting.port}/new")
+            browser.wait_for("return document.querySelector('[name=backend]').length > 0")
+            choose(browser, task="")
+            fill(browser, name="other", command="true")
+            browser.press(ENTER)
+            browser.wait_for("return document.querySelector('#new .status').classList.contains('bad')")
+            assert "is locked: another process" in status_text(browser)
+            shoot(browser, "locked-store")
+        assert acting.ask("/api/v1/runs/long-1/cancel", "POST", headers).status == 200
+
+
+def set_version(path: Path, version: int) -> None:
+    with sqlite3.connect(path) as database:
+        database.execute(f"PRAGMA user_version={version}")
 
 
 def press_button(browser: Browser, text: str) -> None:
