@@ -3,7 +3,7 @@
 import sys
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.network import parse_network
+from mlbench_cli.network import MODEL, parse_network
 from mlbench_cli.runs.request import Request, clip
 from mlbench_cli.spec import RunSpec
 
@@ -15,17 +15,25 @@ def resolve_network(request: Request) -> str | None:
     if request.network is None:
         return None
     shape = parse_network(request.network)
-    if shape.is_modelled:
+    if shape.is_modelled and (request.task is None or request.command is not None):
         raise UsageError(
-            f"--network {clip(request.network)}: a run has a real network, not a formula's.",
-            hint="mlbench predict computes what a run would take on another network.",
+            f"--network {clip(request.network)}: a formula's network is one of a task's gradients, not of a command's.",
+            hint=f"--network {str(shape).removeprefix(MODEL)} makes a real one.",
         )
     return str(shape)
 
 
+def modelled_delay(request: Request) -> str | None:
+    """The axis `delay` of the method that stands for --network model:...: seconds per message, and per byte of it."""
+    if request.network is None:
+        return None
+    shape = parse_network(request.network)
+    return f"{shape.delay:.9g},{shape.seconds_per_byte:.9g}" if shape.is_modelled else None
+
+
 def check_network(spec: RunSpec) -> None:
     """Refuse a network of its own for a run whose ranks would not use it."""
-    if spec.network is None:
+    if spec.network is None or spec.network.startswith(MODEL):
         return
     if sys.platform != "linux":
         raise UsageError("--network needs the network namespaces of Linux.", hint="Leave out --network.")

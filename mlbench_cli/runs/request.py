@@ -121,8 +121,9 @@ class Request:
     cluster: str | None = _option("cluster to run on; default: the one chosen with set-cluster")
     network: str | None = _option(
         "on local: join the workers by a network of this rate (per worker and direction) and one-way delay, e.g. "
-        "1gbit,5ms; a probe proves it before and after the run, which is refused otherwise",
-        metavar="RATE[,DELAY]",
+        "1gbit,5ms; a probe proves it before and after the run, which is refused otherwise. model:1gbit,5ms makes no "
+        "network: every message of gradients takes that much longer, and the result is labelled as modelled",
+        metavar="[model:]RATE[,DELAY]",
     )
     calibrate: bool | None = _option(
         "measure some steps without communication before the training, for mlbench predict", kind="switch"

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -352,3 +353,19 @@ def test_a_dry_run_for_a_cluster_reaches_nothing(home: Path, capsys: Captured) -
     assert [job["metadata"]["name"] for job in jobs] == ["x-1", "x-1-keeper", "x-2", "x-2-keeper"]
     assert f"localhost/mlbench/digits_resnet:{__version__}" in json.dumps(jobs[0])
     assert answer(capsys, "status")["runs"] == []
+
+
+def test_a_network_of_a_formula_delays_every_message_and_is_labelled(tmp_path: Path, capsys: Captured) -> None:
+    """20 ms and 8 ns a byte for each of the messages; a bare loopback takes a thousandth of that."""
+    options = ["--task", "digits_resnet", "--preset", "tiny", "--set", "epochs=1", "--network", "model:1gbit,20ms"]
+    assert run(["run", "modelled", "2", *options, "--timeout", "4m"]) in (0, 1)
+    assert run(["download", "modelled-2", "--to", str(tmp_path / "a.zip")]) == 0
+    assert run(["verify", str(tmp_path / "a.zip")]) == 0
+    with zipfile.ZipFile(tmp_path / "a.zip") as file:
+        texts = {Path(name).name: file.read(name).decode() for name in file.namelist() if not name.endswith("/")}
+    result, summary = json.loads(texts["result.json"]), json.loads(texts["network.json"])["summary"]
+    sent = result["details"]["communication"]
+    assert sent["communication_seconds"] >= 0.02 * sent["messages"] + 8e-9 * sent["bytes"]
+    assert "not the task's own" in texts["official_result.txt"]
+    assert (summary["asked"], summary["method"], summary["held"]) == ("model:1gbit,20ms", "model", None)
+    assert "modelled 1gbit,20ms" in texts["official_result.txt"]

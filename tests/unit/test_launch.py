@@ -10,6 +10,7 @@ import pytest
 from mlbench_cli import __version__
 from mlbench_cli.catalog import load_catalog
 from mlbench_cli.cluster_details import PlanRecord
+from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model import LOCAL, Cluster
 from mlbench_cli.runs.launch import Machine, check_names, local_machine, resolve
@@ -317,7 +318,9 @@ def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
         (COMMAND, {"set": {"a": [float("nan")]}}, "JSON cannot hold"),
         (DIGITS, {"network": "1gbit,loss=1%"}, "loss is not offered"),
         (DIGITS, {"network": "fast"}, 'the rate "fast" is not a number'),
-        (DIGITS, {"network": "model:1gbit"}, "a run has a real network"),
+        (COMMAND, {"network": "model:1gbit"}, "of a task's gradients, not of a command's"),
+        (DIGITS, {"network": "model:1gbit", "set": {"comm.delay": "0.1,0"}}, "say the same"),
+        (DIGITS, {"network": "model:1gbit", "method": "ddp"}, "The method ddp cannot be"),
         (COMMAND, {"network": "1gbit", "backend": "custom:mine"}, "may talk through this machine's memory"),
         (CIFAR, {"network": "1gbit", "backend": "mpi"}, "may talk through this machine's memory"),
     ],
@@ -525,3 +528,13 @@ def test_the_equivalent_command() -> None:
 def test_what_pods_cannot_have_is_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         one(COMMAND, REMOTE, image="me/train:1", **options)
+
+
+def test_a_network_of_a_formula_is_a_delay_of_the_method() -> None:
+    """0.3 ms a message, and 8 ns a byte at 1 Gbit/s; the spec keeps the words, so that the result says them."""
+    [found] = resolve(replace(DIGITS, workers=(2,), network="model:1gbit,300us"), LOCAL, MACHINE)
+    assert found.network == "model:1gbit,300us"
+    assert found.method["delay"] == "0.0003,8e-09"
+    [plan] = LocalEngine().render(found).documents
+    assert "network" not in plan
+    assert plan["environment"]["MASTER_ADDR"] == "127.0.0.1"
