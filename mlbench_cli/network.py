@@ -45,6 +45,11 @@ class NetworkShape(NamedTuple):
         return f"{MODEL if self.is_modelled else ''}{_with_unit(self.rate, _RATES)}{delay}"
 
     @property
+    def message_delay(self) -> str:
+        """The value of a method's axis `delay` that stands for it: seconds for each message, and for each byte."""
+        return f"{self.delay:.9g},{self.seconds_per_byte:.9g}"
+
+    @property
     def seconds_per_byte(self) -> float:
         """How long one byte takes at that rate."""
         return 8 / self.rate

@@ -5,7 +5,7 @@ from typing import Any
 
 from mlbench_cli.catalog import MethodRule, Task, load_catalog
 from mlbench_cli.errors import UsageError, did_you_mean
-from mlbench_cli.runs.network_options import modelled_delay
+from mlbench_cli.network import parse_network
 from mlbench_cli.runs.request import Request, clip
 from mlbench_cli.spec import RunSpec
 from task_images.comm.methods import AXES, Method, MethodError, check
@@ -28,10 +28,10 @@ def resolve_method(
     changes = split_set(request.set)[1]
     if request.servers is not None:
         changes["servers"] = str(request.servers)
-    if (delay := modelled_delay(request)) is not None:
+    if request.network is not None and (network := parse_network(request.network)).is_modelled:
         if "delay" in changes:
             raise UsageError("--network model:... and --set comm.delay say the same; give one of them.")
-        changes["delay"] = delay
+        changes["delay"] = network.message_delay
     if request.method is None and not changes:
         return {}
     if task.method is None:

@@ -23,14 +23,6 @@ def resolve_network(request: Request) -> str | None:
     return str(shape)
 
 
-def modelled_delay(request: Request) -> str | None:
-    """The axis `delay` of the method that stands for --network model:...: seconds per message, and per byte of it."""
-    if request.network is None:
-        return None
-    shape = parse_network(request.network)
-    return f"{shape.delay:.9g},{shape.seconds_per_byte:.9g}" if shape.is_modelled else None
-
-
 def check_network(spec: RunSpec) -> None:
     """Refuse a network of its own for a run whose ranks would not use it."""
     if spec.network is None or spec.network.startswith(MODEL):
