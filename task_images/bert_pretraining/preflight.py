@@ -48,6 +48,8 @@ def make_plan(parameters: Mapping[str, Any], ranks: int) -> Plan:
         raise LayoutError(
             "BERT has no plan for tensor-parallel ranks", "--set parallel=ddp, fsdp2 or hsdp; gpt_pretraining has one"
         )
+    if parameters["data"] == "legacy" and not parameters["blocks"]:
+        raise LayoutError("the batch of 2020 teaches nothing: it is for throughput", "--set blocks=10")
     layout = plan_layout(parameters["parallel"], ranks, 0, parameters["replicas"])
     global_batch, passes, micro_batch = plan_batch(layout, parameters)
     scored = length if parameters["data"] == "legacy" else max(1, round(0.15 * length))

@@ -1,10 +1,8 @@
 """Pretraining of BERT: masked tokens and next sentence, AdamW with every method, to a loss or for throughput."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -24,23 +22,10 @@ from task_images.bert_pretraining.preflight import Plan, make_plan
 from task_images.bert_pretraining.shapes import FLOPS_FORMULA, SHAPES
 from task_images.contract import Contract
 from task_images.harness.distributed import World
-from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
-from task_images.harness.language.parallel import SpreadOptions, choose_runner, spread
-from task_images.harness.language.pretraining import (
-    Pretraining,
-    PretrainingSettings,
-    Workload,
-    check_pretraining,
-    layout_errors_as_usage,
-    refuse_on_device,
-)
+from task_images.harness.language.pretraining import PretrainingSettings, Workload
+from task_images.harness.language.program import MakeWorkload, Program, require_data_dir
 from task_images.harness.language.tokens import Corpus, Part
 from task_images.harness.loop import Unit
-from task_images.harness.opening import opening
-from task_images.harness.parameters import check_choices, read_parameters
-from task_images.harness.seeds import seed_all
-
-DATA = ("text", "python-text", "synthetic", "legacy")
 
 
 @dataclass(frozen=True)
@@ -48,9 +33,7 @@ class Settings(PretrainingSettings):
     """The parameters of task.yaml; the defaults are the preset `spec`."""
 
     model: str = "base"
-    vocabulary: int = 0
     data: str = "text"
-    synthetic_tokens: int = 4_194_304
     validation_sequences: int = 4096
     dropout: float = 0.1
     sequence_length: int = 128
@@ -69,51 +52,31 @@ class Settings(PretrainingSettings):
 
 
 def main(contract: Contract) -> None:
-    """Check the plan, load the corpus, and train to the loss goal or by the throughput protocol.
+    """Train BERT. Raises TaskUsageError for settings that do not go together."""
+    Program(
+        "bert_pretraining",
+        "BERT",
+        Settings,
+        {"data": ("text", "python-text", "synthetic", "legacy"), "model": tuple(SHAPES)},
+        make_plan,
+        load,
+        make_model=lambda plan, settings: Bert(plan.shape, settings.dropout),
+        blocks=lambda model: model.layers,
+        deviation=lambda plan: lambda name: plan.shape.initial,
+        goal_metric="mlm_loss",
+        flops=lambda plan, settings: (
+            plan.shape.flops_per_sequence(settings.sequence_length, plan.scored) * plan.global_batch
+        ),
+        formula=FLOPS_FORMULA,
+        unit=lambda settings: Unit("sentences"),
+        details=lambda plan, settings: {"scored_positions": plan.scored},
+    ).run(contract)
 
-    Raises TaskUsageError for settings that do not go together.
-    """
-    settings = read_parameters(Settings, contract.parameters)
-    check_pretraining(settings, contract.world_size)
-    check_choices(settings, {"data": DATA, "model": tuple(SHAPES)})
-    if settings.data == "legacy" and not settings.protocol.is_on:
-        raise TaskUsageError("the batch of 2020 teaches nothing: it is for throughput", "--set blocks=10")
-    with layout_errors_as_usage():
-        plan = make_plan(asdict(settings), contract.world_size)
-    settings = replace(settings, global_batch=plan.global_batch)
-    synthetic = settings.data in ("synthetic", "legacy")
-    with opening(contract, f"{settings.data} for BERT", synthetic) as (world, report):
-        seed_all(contract.seed, contract.rank)  # dropout; initial values have generators of their own
-        corpus, specials = load_corpus(settings, contract, plan.shape.vocabulary)
-        report.data_identity(corpus.identify())
-        refuse_on_device(plan.memory, world.device)
-        world.await_loading()  # models in shards are made by all ranks together
-        workload = TwoQuestions(world, plan, settings, corpus, specials, contract.seed)
-        Pretraining(
-            world,
-            report,
-            settings,
-            plan.layout,
-            make_model(world, plan, settings, contract.seed),
-            workload,
-            name="bert_pretraining",
-            goal_metric="mlm_loss",
-            parameters=plan.shape.parameters,
-            passes=plan.passes,
-            flops=plan.shape.flops_per_sequence(settings.sequence_length, plan.scored) * plan.global_batch,
-            flops_formula=FLOPS_FORMULA,
-            memory=plan.memory,
-            identity=identity(settings, plan, contract.seed),
-            unit=Unit("sentences"),
-            details={
-                "bytes_per_token": corpus.bytes_per_token,
-                "model": settings.model,
-                "tokens": len(corpus.train),
-                "micro_batch": plan.micro_batch,
-                "scored_positions": plan.scored,
-                "data": corpus.name,
-            },
-        ).run()
+
+def load(settings: Settings, contract: Contract, plan: Plan) -> tuple[Corpus, MakeWorkload[Batch]]:
+    """The text that the settings ask for, as tokens. Raises EnvironmentUnfitError or TaskUsageError."""
+    corpus, specials = load_corpus(settings, contract, plan.shape.vocabulary)
+    return corpus, lambda world: TwoQuestions(world, plan, settings, corpus, specials)
 
 
 def load_corpus(settings: Settings, contract: Contract, vocabulary: int) -> tuple[Corpus, Specials]:
@@ -122,27 +85,14 @@ def load_corpus(settings: Settings, contract: Contract, vocabulary: int) -> tupl
         return load_bytes()
     if settings.data in ("synthetic", "legacy"):
         return load_synthetic(vocabulary, settings.synthetic_tokens, contract.seed)
-    if contract.data_dir is None:
-        raise EnvironmentUnfitError(
-            "no folder with a text was given",
-            "Run with --data-dir FOLDER, or --preset tiny, which brings its own text.",
-        )
-    return load_text(Path(contract.data_dir), vocabulary)
-
-
-def identity(settings: Settings, plan: Plan, seed: int) -> dict[str, object]:
-    """What a run that goes on from a checkpoint must have in common with the one that made it."""
-    names = ("sequence_length", "global_batch", "data", "steps", "learning_rate")
-    return {"shape": asdict(plan.shape), "seed": seed, **{name: getattr(settings, name) for name in names}}
+    return load_text(require_data_dir(contract, "a text"), vocabulary)
 
 
 class TwoQuestions(Workload[Batch]):
     """Which tokens were hidden, and whether the second sentence follows the first."""
 
-    def __init__(
-        self, world: World, plan: Plan, settings: Settings, corpus: Corpus, specials: Specials, seed: int
-    ) -> None:
-        self._device, self._settings = world.device, settings
+    def __init__(self, world: World, plan: Plan, settings: Settings, corpus: Corpus, specials: Specials) -> None:
+        self._device, self._settings, seed = world.device, settings, world.contract.seed
         self.samples = plan.global_batch
         self.tokens = plan.global_batch * settings.sequence_length
         self._part = Part(plan.micro_batch, plan.layout.data_rank(world.rank), plan.layout.data)
@@ -198,16 +148,3 @@ class TwoQuestions(Workload[Batch]):
         return {
             name: ((value * data.weights).sum() / max(1.0, data.terms), data.terms) for name, value in values.items()
         }
-
-
-def make_model(world: World, plan: Plan, settings: Settings, seed: int) -> nn.Module:
-    """The encoder, spread over the ranks, with initial values that do not depend on the layout."""
-    with torch.device("meta"):
-        model = Bert(plan.shape, settings.dropout)
-    runner = choose_runner(settings.activation_checkpointing)
-    if runner is not None:
-        model.run_block = runner
-    options = SpreadOptions(settings.precision, settings.reshard, settings.compile)
-    return spread(
-        world, plan.layout, options, model, model.layers, deviation=lambda name: plan.shape.initial, seed=seed
-    )

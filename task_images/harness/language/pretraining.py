@@ -6,7 +6,6 @@ layout. To the loop the whole training is one epoch, of `steps` updates.
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -24,13 +23,12 @@ from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.goals import GoalWatch
 from task_images.harness.language.checkpoints import load_method_state, load_step, read_facts, save_step
-from task_images.harness.language.layout import CHECKPOINTING, PARALLEL, Layout, LayoutError, Memory, check_memory
+from task_images.harness.language.layout import Layout, Memory
 from task_images.harness.language.parallel import check_optimizer, split_decay
 from task_images.harness.language.sharded import ShardedUpdate
 from task_images.harness.language.tokens import map_tensors
 from task_images.harness.loop import Plan, Unit, Values
 from task_images.harness.metrics import Mean, collect
-from task_images.harness.parameters import check_choices
 from task_images.harness.precision import Precision
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import PerUpdate
@@ -38,13 +36,15 @@ from task_images.harness.settings import CudaSettings, TrainingSettings
 from task_images.harness.training import PassLoss, Trainer, check_finite
 from task_images.harness.updates import Update
 
-PRECISIONS = ("fp32", "bf16")
-
 
 @dataclass(frozen=True)
 class PretrainingSettings(TrainingSettings, CudaSettings):
     """Parameters that both tasks have; each has its own defaults."""
 
+    model: str = ""
+    vocabulary: int = 0
+    data: str = ""
+    synthetic_tokens: int = 4_194_304
     sequence_length: int = 1024
     global_batch: int = 480
     batch_per_rank: int = 0
@@ -71,33 +71,6 @@ class PretrainingSettings(TrainingSettings, CudaSettings):
     resume: str = ""
     goal_full: float = 1.5
     goal_light: float = 1.75
-
-
-def check_pretraining(settings: PretrainingSettings, ranks: int) -> None:
-    """Raises TaskUsageError for words and combinations that do not exist."""
-    choices = {"parallel": PARALLEL, "activation_checkpointing": CHECKPOINTING, "precision": PRECISIONS}
-    check_choices(settings, choices)
-    if settings.checkpoint_every and not settings.checkpoint_dir:
-        raise TaskUsageError(
-            "checkpoint_every needs a folder that all ranks share", "--set checkpoint_dir=/shared/checkpoints"
-        )
-
-
-@contextmanager
-def layout_errors_as_usage() -> Iterator[None]:
-    """Turn a LayoutError into the TaskUsageError that a rank ends with."""
-    try:
-        yield
-    except LayoutError as error:
-        raise TaskUsageError(str(error), error.hint) from None
-
-
-def refuse_on_device(memory: Memory, device: torch.device) -> None:
-    """Raises TaskUsageError if the GPU has less memory than the estimate; a CPU's was looked at before the start."""
-    if device.type != "cuda":
-        return
-    with layout_errors_as_usage():
-        check_memory(memory, float(torch.cuda.get_device_properties(device).total_memory))
 
 
 @dataclass(frozen=True)

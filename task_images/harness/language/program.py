@@ -1,0 +1,203 @@
+"""The way of a pretraining from its contract to its result: plan, corpus, model, training.
+
+A task says what it trains (`Program`); the order is the same for all.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from task_images.contract import Contract
+from task_images.harness.distributed import World
+from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
+from task_images.harness.language.layout import CHECKPOINTING, PARALLEL, Layout, LayoutError, Memory, check_memory
+from task_images.harness.language.parallel import Deviation, SpreadOptions, choose_runner, spread
+from task_images.harness.language.pretraining import Batch, Pretraining, PretrainingSettings, Workload
+from task_images.harness.language.tokens import Corpus
+from task_images.harness.loop import Unit
+from task_images.harness.opening import opening
+from task_images.harness.parameters import check_choices, read_parameters
+from task_images.harness.seeds import seed_all
+
+MADE_UP = ("synthetic", "legacy")  # values of the parameter `data`
+CHOICES = {"parallel": PARALLEL, "activation_checkpointing": CHECKPOINTING, "precision": ("fp32", "bf16")}
+# What a run that goes on from a checkpoint must have in common with the one that made it.
+IDENTITY = ("sequence_length", "global_batch", "data", "steps", "learning_rate")
+
+S = TypeVar("S", bound=PretrainingSettings)
+M = TypeVar("M", bound=nn.Module)
+B = TypeVar("B", bound=Batch)
+
+
+class PretrainingPlan(Protocol):
+    """What follows from parameters and number of ranks, see the tasks' preflight. `shape` is a dataclass."""
+
+    @property
+    def shape(self) -> Any:
+        """The model's shape, with the number of its `parameters`."""
+
+    @property
+    def layout(self) -> Layout:
+        """Which rank does what."""
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences of an update."""
+
+    @property
+    def passes(self) -> int:
+        """Passes of a rank in an update."""
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences of a pass."""
+
+    @property
+    def memory(self) -> Memory:
+        """The estimate for one rank."""
+
+
+P = TypeVar("P", bound=PretrainingPlan)
+MakeWorkload = Callable[[World], Workload[B]]
+
+
+@dataclass(frozen=True)
+class Program(Generic[S, P, M, B]):
+    """What one pretraining has of its own.
+
+    name           of the task; what: the model in the log's words
+    settings       type of its parameters; choices: words that they may be
+    make_plan      (parameters, ranks) -> plan, from numbers alone; raises LayoutError
+    load           (settings, contract, plan) -> corpus, and what makes the workload of a rank
+    make_model     from plan and settings, without memory for its parameters
+    blocks         of the model: those that are compiled, gathered and computed again one at a time
+    deviation      of initial values by the parameter's name
+    split_tensor   splits the layers over tensor-parallel ranks; None: there is no way
+    goal_metric    of the validation
+    flops          of one update of all ranks; formula: where that is from
+    unit           what throughput is counted in
+    same, details  further settings that a checkpoint's identity has, and that the result has
+    """
+
+    name: str
+    what: str
+    settings: type[S]
+    choices: Mapping[str, tuple[str, ...]]
+    make_plan: Callable[[Mapping[str, Any], int], P]
+    load: Callable[[S, Contract, P], tuple[Corpus, MakeWorkload[B]]]
+    make_model: Callable[[P, S], M]
+    blocks: Callable[[M], Iterable[nn.Module]]
+    deviation: Callable[[P], Deviation]
+    goal_metric: str
+    flops: Callable[[P, S], float]
+    formula: str
+    unit: Callable[[S], Unit]
+    split_tensor: Callable[[M, DeviceMesh], None] | None = None
+    same: tuple[str, ...] = ()
+    details: Callable[[P, S], Mapping[str, object]] = lambda plan, settings: {}
+
+    def run(self, contract: Contract) -> None:
+        """Check the plan, load the corpus, and train to the loss goal or by the throughput protocol.
+
+        Raises TaskUsageError for settings that do not go together.
+        """
+        settings = self._read_settings(contract)
+        with layout_errors_as_usage():
+            plan = self.make_plan(asdict(settings), contract.world_size)
+        settings = replace(settings, global_batch=plan.global_batch)
+        with opening(contract, f"{settings.data} for {self.what}", settings.data in MADE_UP) as (world, report):
+            seed_all(contract.seed, contract.rank)  # initial values have generators of their own
+            corpus, make_workload = self.load(settings, contract, plan)
+            report.data_identity(corpus.identify())
+            refuse_on_device(plan.memory, world.device)
+            world.await_loading()  # models in shards are made by all ranks together
+            Pretraining(
+                world,
+                report,
+                settings,
+                plan.layout,
+                self._spread_model(world, plan, settings),
+                make_workload(world),
+                name=self.name,
+                goal_metric=self.goal_metric,
+                parameters=plan.shape.parameters,
+                passes=plan.passes,
+                flops=self.flops(plan, settings),
+                flops_formula=self.formula,
+                memory=plan.memory,
+                identity={
+                    "shape": asdict(plan.shape),
+                    "seed": contract.seed,
+                    **{name: getattr(settings, name) for name in (*IDENTITY, *self.same)},
+                },
+                unit=self.unit(settings),
+                details={
+                    "bytes_per_token": corpus.bytes_per_token,
+                    "model": settings.model,
+                    "tokens": len(corpus.train),
+                    "micro_batch": plan.micro_batch,
+                    "data": corpus.name,
+                    **self.details(plan, settings),
+                },
+            ).run()
+
+    def _read_settings(self, contract: Contract) -> S:
+        settings = read_parameters(self.settings, contract.parameters)
+        check_choices(settings, {**CHOICES, **self.choices})
+        if settings.checkpoint_every and not settings.checkpoint_dir:
+            raise TaskUsageError(
+                "checkpoint_every needs a folder that all ranks share", "--set checkpoint_dir=/shared/checkpoints"
+            )
+        return settings
+
+    def _spread_model(self, world: World, plan: P, settings: S) -> nn.Module:
+        """The model over the ranks, with initial values that do not depend on the layout."""
+        with torch.device("meta"):
+            model = self.make_model(plan, settings)
+        runner = choose_runner(settings.activation_checkpointing)
+        if runner is not None:
+            model.run_block = runner  # type: ignore[assignment]
+        return spread(
+            world,
+            plan.layout,
+            SpreadOptions(settings.precision, settings.reshard, settings.compile),
+            model,
+            self.blocks(model),
+            deviation=self.deviation(plan),
+            seed=world.contract.seed,
+            plan_tensor=partial(self.split_tensor, model) if self.split_tensor else None,
+        )
+
+
+@contextmanager
+def layout_errors_as_usage() -> Iterator[None]:
+    """Turn a LayoutError into the TaskUsageError that a rank ends with."""
+    try:
+        yield
+    except LayoutError as error:
+        raise TaskUsageError(str(error), error.hint) from None
+
+
+def refuse_on_device(memory: Memory, device: torch.device) -> None:
+    """Raises TaskUsageError if the GPU has less memory than the estimate; a CPU's was looked at before the start."""
+    if device.type != "cuda":
+        return
+    with layout_errors_as_usage():
+        check_memory(memory, float(torch.cuda.get_device_properties(device).total_memory))
+
+
+def require_data_dir(contract: Contract, what: str) -> Path:
+    """The folder with the user's text. Raises EnvironmentUnfitError without one."""
+    if contract.data_dir is None:
+        raise EnvironmentUnfitError(
+            f"no folder with {what} was given",
+            "Run with --data-dir FOLDER, or --preset tiny, which brings its own text.",
+        )
+    return Path(contract.data_dir)
