@@ -1,10 +1,15 @@
 """When to go over to averaged SGD, and the average itself."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from task_images.harness.loop import Values
+from task_images.harness.report import Reporter
+from task_images.wikitext2_awd_lstm.model import AwdLstm
 
 
 def should_switch(losses: Sequence[float], patience: int, rule: str) -> bool:
@@ -75,3 +80,31 @@ class RunningAverage:
             raise ValueError("not the state of a running average")
         self.means = [mean.to(parameter.device) for mean, parameter in zip(means, self.parameters, strict=False)]
         self.count = count
+
+
+class Average:
+    """Averaged SGD: when it begins, and the means of the parameters since then."""
+
+    def __init__(self, model: AwdLstm, patience: int, rule: str, report: Reporter) -> None:
+        self.mean = RunningAverage(model.parameters())
+        self.switched: int | None = None
+        self._patience, self._rule, self._report = patience, rule, report
+        self._losses: list[float] = []
+
+    def observe(self, epoch: int, values: Values) -> None:
+        """Take note of a validation; begin averaging when its loss no longer falls."""
+        self._losses.append(values["loss"])
+        if self.mean.active or not should_switch(self._losses, self._patience, self._rule):
+            return
+        self.mean.start()
+        self.switched = epoch
+        self._report.say(f"epoch {epoch}: the validation loss no longer falls; averaged SGD from here on")
+
+    def state_dict(self) -> dict[str, object]:
+        """Mean, switch and losses, for a checkpoint."""
+        return {"mean": self.mean.state_dict(), "switched": self.switched, "losses": self._losses}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.mean.load_state_dict(state["mean"])
+        self.switched, self._losses = state["switched"], list(state["losses"])

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from task_images.contract import Contract
-from task_images.harness.distributed import World, open_world
+from task_images.harness.distributed import World
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.goals import GoalWatch
 from task_images.harness.identity import DataIdentity, made_up
-from task_images.harness.report import Reporter
+from task_images.harness.opening import opening
 from task_images.harness.seeds import seed_all
 from task_images.harness.translation.training import TranslationTask, train_translation
 
@@ -69,15 +69,11 @@ def train(
     contract: Contract, choices: Choices, source: Source[C], make_task: Callable[[World, C], TranslationTask]
 ) -> None:
     """Train to the goal and report the result."""
-    world = open_world(contract)
     generate = choices.data == "sample"
     kind = "made-up" if generate else source.name
-    report = Reporter(world, f"{kind} English-German", synthetic=generate)
-    report.environment()
-    report.phase("loading")
-    corpus = source.load(generate, contract)
-    report.data_identity(made_up(source.identify(corpus).counts) if generate else source.identify(corpus))
-    seed_all(contract.seed)
-    goal = GoalWatch("BLEU-Score", ">=", choices.goal_full, choices.goal_light, contract.goal)
-    train_translation(world, report, make_task(world, corpus), goal)
-    world.close()
+    with opening(contract, f"{kind} English-German", generate) as (world, report):
+        corpus = source.load(generate, contract)
+        report.data_identity(made_up(source.identify(corpus).counts) if generate else source.identify(corpus))
+        seed_all(contract.seed)
+        goal = GoalWatch("BLEU-Score", ">=", choices.goal_full, choices.goal_light, contract.goal)
+        train_translation(world, report, make_task(world, corpus), goal)

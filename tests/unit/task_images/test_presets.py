@@ -7,7 +7,7 @@ import pytest
 
 from mlbench_cli.catalog import load_task
 from task_images.harness.parameters import read_parameters
-from task_images.wikitext2_awd_lstm.train import Parameters as AwdLstm
+from task_images.wikitext2_awd_lstm.settings import Parameters as AwdLstm
 from task_images.wmt16_gnmt.train import Parameters as Gnmt
 from task_images.wmt17_transformer.train import Parameters as Transformer
 

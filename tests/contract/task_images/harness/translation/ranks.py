@@ -24,6 +24,7 @@ from task_images.harness.translation.sample import write_sample
 from task_images.harness.translation.training import TranslationTask, train_translation
 from task_images.wikitext2_awd_lstm import train as awd_lstm
 from task_images.wikitext2_awd_lstm.data import Corpus
+from task_images.wikitext2_awd_lstm.settings import Parameters as AwdLstmParameters
 from task_images.wmt16_gnmt import train as gnmt
 from task_images.wmt16_gnmt.data import read_corpus as read_wmt16
 from task_images.wmt16_gnmt.prepare import prepare
@@ -81,7 +82,7 @@ def train_awd_lstm(contract: Contract, world: World, texts: Path, resume: str) -
     text = torch.randint(0, 50, (1601,), generator=generator, dtype=torch.int32)
     # Nothing can be learned from this, so the validation loss rises and averaging begins.
     corpus = Corpus([str(number) for number in range(50)], text[:1201], text[1201:1400], text[1400:])
-    parameters = awd_lstm.Parameters(
+    parameters = AwdLstmParameters(
         **{**COMMON, "epochs": 4, "checkpoint_every": 6, "goal_full": 1.0, "goal_light": 1.0},
         batch_size=2,
         accumulation=STREAMS // 2 // world.size,
