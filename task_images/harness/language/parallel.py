@@ -26,7 +26,6 @@ from task_images.harness.seeds import generator
 # name of a parameter -> standard deviation of its initial values; None: 1 for scales, 0 for the rest
 Deviation = Callable[[str], float | None]
 TensorPlan = Mapping[str, ParallelStyle]
-ParameterGroup = dict[str, object]  # of an optimizer: "params" and options
 
 
 @dataclass(frozen=True)
@@ -218,15 +217,6 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
     if set(held) != own or len(held) != len(own):
         raise RuntimeError("the optimizer's parameters are not the model's: it was made before the model was sharded")
-
-
-def split_decay(model: nn.Module, weight_decay: float) -> list[ParameterGroup]:
-    """Parameter groups of AdamW: matrices with weight decay; scales, shifts and biases without."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return [
-        {"params": [item for item in parameters if item.dim() > 1], "weight_decay": weight_decay},
-        {"params": [item for item in parameters if item.dim() <= 1], "weight_decay": 0.0},
-    ]
 
 
 def split_layers(model: nn.Module, mesh: DeviceMesh, plan: TensorPlan) -> None:

@@ -19,12 +19,13 @@ from task_images.comm.base import Strategy
 from task_images.comm.ddp import DdpAllReduce
 from task_images.comm.prepare import prepare_strategy
 from task_images.harness.arrays import stream_ahead
+from task_images.harness.decay import split_decay
 from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.goals import GoalWatch
 from task_images.harness.language.checkpoints import load_method_state, load_step, read_facts, save_step
 from task_images.harness.language.layout import Layout, Memory
-from task_images.harness.language.parallel import check_optimizer, split_decay
+from task_images.harness.language.parallel import check_optimizer
 from task_images.harness.language.sharded import ShardedUpdate
 from task_images.harness.language.tokens import map_tensors
 from task_images.harness.loop import Plan, Unit, Values

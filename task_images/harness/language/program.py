@@ -81,7 +81,7 @@ class Program(Generic[S, P, M, B]):
     deviation      of initial values by the parameter's name
     split_tensor   splits the layers over tensor-parallel ranks; None: there is no way
     goal_metric    of the validation
-    flops          of one update of all ranks; formula: where that is from
+    flops          of one update of all ranks; formula: its source
     unit           what throughput is counted in
     same, details  further settings that a checkpoint's identity has, and that the result has
     """

@@ -2,16 +2,20 @@
 
 import itertools
 from dataclasses import asdict
+from typing import cast
 
 import pytest
 import torch
 
 from mlbench_cli.catalog import load_task
 from task_images.contract import Contract
+from task_images.harness.decay import split_decay
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.models.imagenet import MODELS, imagenet_model
 from task_images.harness.parameters import read_parameters
-from task_images.imagenet_resnet.task import CHOICES, Settings, main, make_schedule, without_decay_of_scales
+from task_images.imagenet_resnet.settings import CHOICES, Settings, make_schedule
+from task_images.imagenet_resnet.task import main
+from tests.contract.task_images.ranks import Record
 
 TASK = load_task("imagenet_resnet")
 STEPS = 100
@@ -81,7 +85,7 @@ def test_rates_that_make_no_sense_are_refused(changes: dict[str, object]) -> Non
 def test_scales_shifts_and_biases_do_not_decay() -> None:
     with torch.device("meta"):
         model = imagenet_model("resnet50")
-    decayed, free = without_decay_of_scales(model, 1e-4)
+    decayed, free = cast("list[Record]", split_decay(model, 1e-4))
     assert (decayed["weight_decay"], free["weight_decay"]) == (1e-4, 0.0)
     # 53 convolutions and the classifier; 53 normalisations of two each, and the classifier's bias.
     assert (len(decayed["params"]), len(free["params"])) == (54, 107)
