@@ -15,7 +15,7 @@ comma  := ,
 DEMO   := MLBENCH_HOME=$(CURDIR)/demo $(BIN)/mlbench
 STAMP  := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: help install demo test test-lowest ssh browser lint docs dist lock coverage mutate bench images publish-images e2e e2e-machines clean
+.PHONY: help install demo test test-lowest ssh browser actionlint lint docs dist lock coverage mutate bench images publish-images e2e e2e-machines clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,7 +45,7 @@ demo: install  ## train on 1 and 2 workers to the goal, verify both archives, dr
 	$(DEMO) verify demo/demo-1.zip demo/demo-2.zip
 	$(DEMO) charts demo/charts demo/demo-1.zip demo/demo-2.zip --yes
 
-test: install lint ssh browser  ## lint, types and all tests that need no cluster
+test: install lint ssh browser actionlint  ## lint, types and all tests that need no cluster
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not cluster" -n $(JOBS) --dist loadfile
 
 # Signatures are tried with the real program.
@@ -58,6 +58,12 @@ browser:
 	command -v chromedriver >/dev/null \
 	  || { apt-get update -qq && apt-get install -qq --yes --no-install-recommends chromium chromium-driver; } \
 	  || echo "No browser could be installed: the tests of pages are skipped." >&2
+
+# Workflows are linted by a program in Go, which has no package for pip that brings its binary.
+actionlint: install
+	command -v actionlint >/dev/null || test -x $(BIN)/actionlint \
+	  || GOBIN=$(abspath $(BIN)) go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12 \
+	  || echo "Go could not build actionlint: the test of workflows is skipped." >&2
 
 test-lowest: $(VENV)/.tools-lock ssh browser  ## the tests with the lowest allowed version of every dependency
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(LOWEST)

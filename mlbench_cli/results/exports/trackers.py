@@ -1,6 +1,7 @@
 """Weights & Biases and MLflow, by their own libraries: files on this machine, or a server."""
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ _MACHINE = ("cpu_seconds", "rss_bytes", "sent_bytes", "received_bytes", "gpu_per
 class WandbSink:
     """A run of Weights & Biases in `folder`: offline, for `wandb sync`, or online with the login of this machine.
 
-    The library's own look at the machine, the git repository and the console is switched off.
+    The library's own look at the machine, its packages, the git repository and the console is switched off.
     """
 
     def __init__(self, folder: Path, facts: RunFacts, *, is_online: bool = False) -> None:
@@ -29,7 +30,7 @@ class WandbSink:
             raise _missing("wandb") from None
         folder.mkdir(parents=True, exist_ok=True)
         switched_off = {"disable_git": True, "x_disable_stats": True, "x_disable_meta": True}
-        options = wandb.Settings(**switched_off, console="off", silent=True)
+        options = wandb.Settings(**switched_off, x_save_requirements=False, console="off", silent=True)
         try:
             self._run: Any = wandb.init(
                 project="mlbench",
@@ -47,14 +48,20 @@ class WandbSink:
         self._run.define_metric("*", step_metric="seconds since 1970")
 
     def add(self, points: Sequence[MetricPoint], samples: Sequence[ResourceSample] = ()) -> None:
-        """A row for each moment of a rank: W&B takes no row that is older than the one before."""
-        rows: dict[tuple[float, int], dict[str, float]] = {}
+        """A row for each moment of a rank: W&B takes no row that is older than the one before.
+
+        Several values of a metric in the same millisecond are rows of their own, in their order.
+        """
+        rows: dict[tuple[float, int, int], dict[str, float]] = {}
+        counts: Counter[tuple[float, int, str]] = Counter()
         for point in points:
-            row = rows.setdefault((point.time, point.rank), {"seconds since 1970": point.time})
+            at = (point.time, point.rank, point.name)
+            row = rows.setdefault((point.time, point.rank, counts[at]), {"seconds since 1970": point.time})
+            counts[at] += 1
             row[_name_with_rank(point.name, point.rank)] = point.value
             row |= {name: value for name in ("epoch", "step") if (value := getattr(point, name)) is not None}
         for sample in samples:
-            row = rows.setdefault((sample.time, sample.rank), {"seconds since 1970": sample.time})
+            row = rows.setdefault((sample.time, sample.rank, 0), {"seconds since 1970": sample.time})
             row |= {
                 _name_with_rank(f"machine/{name}", sample.rank): value
                 for name in _MACHINE

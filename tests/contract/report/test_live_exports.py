@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.wandb_server import WandbServer
 from tests.unit.results.runs import sealed_run
 
 CODE = "import sys; from mlbench_cli.app import run; sys.exit(run(sys.argv[1:]))"
@@ -154,4 +155,44 @@ def test_a_server_that_does_not_answer_is_named(world: dict[str, str], tmp_path:
     quick = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
     code, text = finish(start({**world, **quick}, "export", "mlflow", "http://127.0.0.1:9", str(archive)))
     assert (code, "MLflow at http://127.0.0.1:9" in text) == (10, True), text
+    assert "Traceback" not in text
+
+
+KEY = "local-" + "0" * 40
+
+
+@pytest.mark.slow
+def test_a_server_of_weights_and_biases_gets_a_run_while_it_runs(world: dict[str, str], tmp_path: Path) -> None:
+    """Its own client, with its own protocol, to a server on this machine."""
+    pytest.importorskip("wandb")
+    with WandbServer(KEY) as server:
+        login = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY, "WANDB_ERROR_REPORTING": "false"}
+        login["WANDB_X_FILE_STREAM_TRANSMIT_INTERVAL"] = "1"  # seconds between two requests; usually 15
+        go = start_run(world, tmp_path)
+        folder = str(tmp_path / "wandb")
+        export = start({**world, **login}, "export", "wandb", folder, "live", "--follow", "--online")
+        until(lambda: any(len(run.history("loss")) == 3 for run in [*server.runs.values()]))
+        assert all(run.exit_code is None for run in server.runs.values())
+        go.touch()
+        code, text = finish(export)
+        assert code == 0, text
+        (run,) = server.runs.values()
+    assert run.history("loss") == pytest.approx([1 / step for step in range(1, 7)])
+    assert run.history("step") == [1, 2, 3, 4, 5, 6]
+    assert (run.fields["displayName"], run.fields["project"], run.exit_code) == ("live-1", "mlbench", 0)
+    assert json.loads(run.files["wandb-summary.json"])["outcome"] == "completed"
+    # Nothing of this machine but what the archive says: no packages, no git repository, no console.
+    assert run.files.keys() == {"config.yaml", "wandb-summary.json"}
+    assert KEY not in text
+
+
+@pytest.mark.slow
+def test_a_login_that_weights_and_biases_refuses_is_named(world: dict[str, str], tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    archive = sealed_run(tmp_path / "demo", name="demo-2")
+    with WandbServer(KEY) as server:
+        login = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY.replace("0", "1"), "WANDB_ERROR_REPORTING": "false"}
+        words = ("export", "wandb", str(tmp_path / "wandb"), str(archive), "--online")
+        code, text = finish(start({**world, **login}, *words))
+        assert (code, "Weights & Biases: " in text, server.runs) == (10, True, {}), text
     assert "Traceback" not in text
