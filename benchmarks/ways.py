@@ -6,7 +6,7 @@
 
     python benchmarks/ways.py [--rounds 100]
 
-Every round does one step each way, in rotating order, after all ranks have met. A ratio is the ordinary step's seconds
+Every round does one step each way, in random order, after all ranks have met. A ratio is the ordinary step's seconds
 over the way's of the same round: above 1 the way is faster. The interval is Student's 95 % interval of the mean of the
 ratios' logarithms. The load is that of the machine at the begin and the end.
 """
@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import math
 import os
+import random
 import statistics
 import sys
 import time
@@ -72,7 +73,7 @@ def measure(
     seconds: dict[str, list[float]] = {way: [] for way in steps}
     names = list(steps)
     for number in range(-WARMUP, rounds):
-        for way in names[number % len(names) :] + names[: number % len(names)]:
+        for way in random.Random(number).sample(names, len(names)):  # the same order on all ranks
             bind(bound.get(way, usable))
             world.barrier()
             begin = time.perf_counter()

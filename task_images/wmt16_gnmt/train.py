@@ -9,18 +9,16 @@ from torch import Tensor
 
 from task_images.contract import Contract
 from task_images.harness.distributed import World
-from task_images.harness.loop import Plan
-from task_images.harness.parameters import check_choices, read_parameters
+from task_images.harness.parameters import read_parameters
 from task_images.harness.precision import LossScale, refuse_bf16_lstm
 from task_images.harness.schedules import ExponentialWarmupMultiStep
-from task_images.harness.settings import CudaSettings, TrainingSettings, UpdateSettings
 from task_images.harness.translation.batches import SentenceBatches
 from task_images.harness.translation.beam import Search
 from task_images.harness.translation.bleu import international_bleu, mean_of_batches
 from task_images.harness.translation.extras import need
 from task_images.harness.translation.program import Source, train
 from task_images.harness.translation.sample import write_sample
-from task_images.harness.translation.training import TranslationTask
+from task_images.harness.translation.training import TranslationSettings, TranslationTask
 from task_images.harness.updates import plan_passes
 from task_images.wmt16_gnmt.data import Corpus, read_corpus
 from task_images.wmt16_gnmt.model import Gnmt, Size
@@ -32,21 +30,14 @@ SAMPLE_MERGES = 600
 
 
 @dataclass(frozen=True)
-class Parameters(TrainingSettings, UpdateSettings, CudaSettings):
+class Parameters(TranslationSettings):
     """As in task.yaml, with the preset `spec` as defaults."""
 
     data: str = "wmt16"
-    longest: int = 75
-    longest_test: int = 150
-    global_batch: int = 2048
-    largest_pass: int = 128
-    reshuffle: bool = True
-    epochs: int = 8
     width: int = 1024
     layers: int = 4
     dropout: float = 0.2
     initial_range: float = 0.1
-    label_smoothing: float = 0.1
     learning_rate: float = 2e-3
     warmup_updates: int = 200
     warmup_start: float = 0.0
@@ -56,34 +47,21 @@ class Parameters(TrainingSettings, UpdateSettings, CudaSettings):
     decay_factor: float = 0.5
     gradient_mean: str = "global"
     clip: float = 5.0
-    precision: str = "fp16"
     loss_scale: float = 2.0**10
     loss_scale_window: int = 128
     largest_loss_scale: float = 2.0**13
-    beam: int = 5
-    length_power: float = 0.6
     coverage: float = 0.1
-    longest_translation: int = 150
-    validation_share: float = 0.3
-    evaluation_batch: int = 64
-    goal_bleu: str = "lowercased"
-    goal_full: float = 24.0
-    goal_light: float = 20.0
 
 
 def main(contract: Contract) -> None:
     """Read the corpus and train GNMT to the BLEU goal."""
     need("sacrebleu", "sacremoses")
     p = read_parameters(Parameters, contract.parameters)
-    check_choices(p, {"goal_bleu": ("lowercased", "cased")})
 
     def read(folder: Path, cache: Path) -> Corpus:
         return read_corpus(folder, cache, p.longest, p.longest_test)
 
-    def task(world: World, corpus: Corpus) -> TranslationTask:
-        return make_task(p, contract, world, corpus)
-
-    train(contract, p, Source("WMT16", write_prepared_sample, read, Corpus.identify), task)
+    train(contract, p, Source("WMT16", write_prepared_sample, read, Corpus.identify), make_task)
 
 
 def write_prepared_sample(folder: Path, seed: int) -> Path:
@@ -120,13 +98,13 @@ def make_rate(p: Parameters, updates: int) -> Rate:
     return Rate(steps, warmup, p.warmup_start)
 
 
-def make_task(p: Parameters, contract: Contract, world: World, corpus: Corpus) -> TranslationTask:
+def make_task(p: Parameters, world: World, corpus: Corpus) -> TranslationTask:
     """The model, batches and search of this rank for the shared translation loop."""
     vocabulary = corpus.vocabulary
     refuse_bf16_lstm(p.precision, world.device)
     model = Gnmt(vocabulary.size, Size(p.width, p.layers, p.dropout, p.initial_range), PADDING).to(world.device)
     passes = plan_passes(p.global_batch, p.largest_pass, world.size)
-    batches = SentenceBatches(corpus.train, passes, world.size, world.rank, contract.seed, p.reshuffle)
+    batches = SentenceBatches(corpus.train, passes, world.size, world.rank, world.contract.seed, p.reshuffle)
 
     def legacy_bleu(found: Sequence[list[int]]) -> float:
         return mean_of_batches(
@@ -138,6 +116,7 @@ def make_task(p: Parameters, contract: Contract, world: World, corpus: Corpus) -
 
     return TranslationTask(
         name=NAME,
+        settings=p,
         model=model,
         make_optimizer=lambda model: torch.optim.Adam(
             model.parameters(), lr=0.0, betas=(0.9, 0.999), eps=1e-8, fused=True
@@ -153,22 +132,8 @@ def make_task(p: Parameters, contract: Contract, world: World, corpus: Corpus) -
         text=vocabulary.text,
         references=corpus.references,
         reference=corpus.reference,
-        goal_bleu=p.goal_bleu,
         legacy_bleu=legacy_bleu,
-        label_smoothing=p.label_smoothing,
         clip=p.clip,
-        precision=p.precision,
         loss_scale=LossScale(p.loss_scale, window=p.loss_scale_window, largest=p.largest_loss_scale),
-        evaluation_batch=p.evaluation_batch,
-        plan=Plan(
-            p.epochs,
-            p.budget_seconds,
-            validate_every=max(1, round(p.validation_share * batches.steps)),
-            loss_every=p.report_every,
-            checkpoint_every=p.checkpoint_every,
-            resume=p.resume,
-            protocol=p.protocol,
-        ),
-        arithmetic=p,
-        identity={"vocabulary": vocabulary.size, "network": [p.width, p.layers], "global_batch": p.global_batch},
+        identity={"vocabulary": vocabulary.size, "network": [p.width, p.layers]},
     )

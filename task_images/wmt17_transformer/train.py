@@ -9,18 +9,16 @@ from torch import Tensor
 
 from task_images.contract import Contract
 from task_images.harness.distributed import World
-from task_images.harness.loop import Plan
-from task_images.harness.parameters import check_choices, read_parameters
+from task_images.harness.parameters import read_parameters
 from task_images.harness.precision import LossScale
 from task_images.harness.schedules import WarmupInverseSqrt
-from task_images.harness.settings import CudaSettings, TrainingSettings, UpdateSettings
 from task_images.harness.translation.batches import TokenBatches
 from task_images.harness.translation.beam import Search
 from task_images.harness.translation.bleu import mean_of_batches, split_punctuation, tokenized_bleu
 from task_images.harness.translation.extras import need
 from task_images.harness.translation.program import Source, train
 from task_images.harness.translation.sample import write_sample
-from task_images.harness.translation.training import TranslationTask
+from task_images.harness.translation.training import TranslationSettings, TranslationTask
 from task_images.harness.updates import plan_passes
 from task_images.wmt17_transformer.data import Corpus, read_corpus, write_dictionary
 from task_images.wmt17_transformer.model import Size, Transformer
@@ -30,7 +28,7 @@ NAME = "wmt17_transformer"
 
 
 @dataclass(frozen=True)
-class Parameters(TrainingSettings, UpdateSettings, CudaSettings):
+class Parameters(TranslationSettings):
     """As in task.yaml, with the preset `spec` as defaults."""
 
     data: str = "wmt17"
@@ -39,7 +37,6 @@ class Parameters(TrainingSettings, UpdateSettings, CudaSettings):
     longest_test: int = 80
     global_batch: int = 2**17
     largest_pass: int = 2**13
-    reshuffle: bool = True
     epochs: int = 10
     width: int = 1024
     inner: int = 4096
@@ -48,28 +45,20 @@ class Parameters(TrainingSettings, UpdateSettings, CudaSettings):
     dropout: float = 0.1
     attention_dropout: float = 0.1
     inner_dropout: float = 0.1
-    label_smoothing: float = 0.1
     learning_rate: float = 1.976e-3
     warmup_updates: int = 1000
-    precision: str = "fp16"
     loss_scale: float = 2.0**7
     loss_scale_window: int = 2000
     beam: int = 4
-    length_power: float = 0.6
     translation_extra: int = 50
     longest_translation: int = 0
-    validation_share: float = 0.3
-    evaluation_batch: int = 64
-    goal_bleu: str = "lowercased"
     goal_full: float = 25.0
-    goal_light: float = 20.0
 
 
 def main(contract: Contract) -> None:
     """Read the corpus and train the Transformer to the BLEU goal."""
     need("sacrebleu")
     p = read_parameters(Parameters, contract.parameters)
-    check_choices(p, {"goal_bleu": ("lowercased", "cased")})
 
     def write(folder: Path, seed: int) -> Path:
         write_sample(folder, train=4000, test=100, seed=seed)
@@ -79,18 +68,15 @@ def main(contract: Contract) -> None:
     def read(folder: Path, cache: Path) -> Corpus:
         return read_corpus(folder, cache, p.vocabulary, p.longest, p.longest_test)
 
-    def task(world: World, corpus: Corpus) -> TranslationTask:
-        return make_task(p, contract, world, corpus)
-
-    train(contract, p, Source("WMT17", write, read, Corpus.identify), task)
+    train(contract, p, Source("WMT17", write, read, Corpus.identify), make_task)
 
 
-def make_task(p: Parameters, contract: Contract, world: World, corpus: Corpus) -> TranslationTask:
+def make_task(p: Parameters, world: World, corpus: Corpus) -> TranslationTask:
     """The model, batches and search of this rank for the shared translation loop."""
     size = Size(p.width, p.inner, p.layers, p.heads, p.dropout, p.attention_dropout, p.inner_dropout)
     model = Transformer(p.vocabulary, size, PADDING).to(world.device)
     passes = plan_passes(p.global_batch, p.largest_pass, world.size)
-    batches = TokenBatches(corpus.train, passes, world.size, world.rank, contract.seed, p.reshuffle)
+    batches = TokenBatches(corpus.train, passes, world.size, world.rank, world.contract.seed, p.reshuffle)
 
     def legacy_text(numbers: list[int]) -> str:
         return split_punctuation(corpus.subtokens.decode_as_original(numbers).lower())
@@ -107,6 +93,7 @@ def make_task(p: Parameters, contract: Contract, world: World, corpus: Corpus) -
 
     return TranslationTask(
         name=NAME,
+        settings=p,
         model=model,
         make_optimizer=lambda model: torch.optim.Adam(
             model.parameters(), lr=0.0, betas=(0.9, 0.98), eps=1e-9, fused=True
@@ -122,26 +109,11 @@ def make_task(p: Parameters, contract: Contract, world: World, corpus: Corpus) -
         text=corpus.subtokens.decode,
         references=corpus.references,
         reference=corpus.reference,
-        goal_bleu=p.goal_bleu,
         legacy_bleu=legacy_bleu,
-        label_smoothing=p.label_smoothing,
         clip=None,
-        precision=p.precision,
         loss_scale=LossScale(p.loss_scale, window=p.loss_scale_window),
-        evaluation_batch=p.evaluation_batch,
-        plan=Plan(
-            p.epochs,
-            p.budget_seconds,
-            validate_every=max(1, round(p.validation_share * batches.steps)),
-            loss_every=p.report_every,
-            checkpoint_every=p.checkpoint_every,
-            resume=p.resume,
-            protocol=p.protocol,
-        ),
-        arithmetic=p,
         identity={
             "vocabulary": p.vocabulary,
             "network": list(asdict(size).values())[:4],
-            "global_batch": p.global_batch,
         },
     )

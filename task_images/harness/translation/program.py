@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from task_images.contract import Contract
 from task_images.harness.distributed import World
@@ -15,26 +15,12 @@ from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.goals import GoalWatch
 from task_images.harness.identity import DataIdentity, made_up
 from task_images.harness.opening import opening
+from task_images.harness.parameters import check_choices
 from task_images.harness.seeds import seed_all
-from task_images.harness.translation.training import TranslationTask, train_translation
+from task_images.harness.translation.training import GOAL_BLEU, TranslationSettings, TranslationTask, train_translation
 
 C = TypeVar("C")
-
-
-class Choices(Protocol):
-    """What every translation task's parameters have. `data` is "sample" for made-up sentences."""
-
-    @property
-    def data(self) -> str:
-        """ "sample" for made-up sentences, else the official data."""
-
-    @property
-    def goal_full(self) -> float:
-        """BLEU at which the full goal is reached."""
-
-    @property
-    def goal_light(self) -> float:
-        """BLEU at which the light goal is reached."""
+S = TypeVar("S", bound=TranslationSettings)
 
 
 @dataclass(frozen=True)
@@ -66,14 +52,15 @@ class Source(Generic[C]):
 
 
 def train(
-    contract: Contract, choices: Choices, source: Source[C], make_task: Callable[[World, C], TranslationTask]
+    contract: Contract, settings: S, source: Source[C], make_task: Callable[[S, World, C], TranslationTask]
 ) -> None:
-    """Train to the goal and report the result."""
-    generate = choices.data == "sample"
+    """Train to the goal and report the result. `data` is "sample" for made-up sentences. Raises TaskUsageError."""
+    check_choices(settings, {"goal_bleu": GOAL_BLEU})
+    generate = settings.data == "sample"
     kind = "made-up" if generate else source.name
     with opening(contract, f"{kind} English-German", generate) as (world, report):
         corpus = source.load(generate, contract)
         report.data_identity(made_up(source.identify(corpus).counts) if generate else source.identify(corpus))
         seed_all(contract.seed)
-        goal = GoalWatch("BLEU-Score", ">=", choices.goal_full, choices.goal_light, contract.goal)
-        train_translation(world, report, make_task(world, corpus), goal)
+        goal = GoalWatch("BLEU-Score", ">=", settings.goal_full, settings.goal_light, contract.goal)
+        train_translation(world, report, make_task(settings, world, corpus), goal)

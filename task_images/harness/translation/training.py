@@ -22,7 +22,7 @@ from task_images.harness.partition import Indices
 from task_images.harness.precision import LossScale, Precision
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import PerUpdate
-from task_images.harness.settings import CudaSettings
+from task_images.harness.settings import CudaSettings, TrainingSettings, UpdateSettings
 from task_images.harness.training import PassLoss, Trainer
 from task_images.harness.translation.batches import Batches
 from task_images.harness.translation.beam import Search, beam_search
@@ -55,6 +55,47 @@ class TranslationModel(nn.Module):
         raise NotImplementedError
 
 
+GOAL_BLEU = ("lowercased", "cased")
+
+
+@dataclass(frozen=True)
+class TranslationSettings(TrainingSettings, UpdateSettings, CudaSettings):
+    """Parameters that both tasks have; each has its own defaults.
+
+    goal_bleu   which BLEU the goal is held against: lowercased (on which the goals were set) or cased
+    """
+
+    data: str = "sample"
+    longest: int = 75
+    longest_test: int = 150
+    global_batch: int = 2048
+    largest_pass: int = 128
+    reshuffle: bool = True
+    epochs: int = 8
+    label_smoothing: float = 0.1
+    precision: str = "fp16"
+    beam: int = 5
+    length_power: float = 0.6
+    longest_translation: int = 150
+    validation_share: float = 0.3
+    evaluation_batch: int = 64
+    goal_bleu: str = "lowercased"
+    goal_full: float = 24.0
+    goal_light: float = 20.0
+
+    def plan(self, updates: int) -> Plan:
+        """How long to train, and what to do on the way, if an epoch has so many updates."""
+        return Plan(
+            self.epochs,
+            self.budget_seconds,
+            validate_every=max(1, round(self.validation_share * updates)),
+            loss_every=self.report_every,
+            checkpoint_every=self.checkpoint_every,
+            resume=self.resume,
+            protocol=self.protocol,
+        )
+
+
 @dataclass
 class TranslationTask:
     """All in which one task differs from another.
@@ -65,11 +106,11 @@ class TranslationTask:
     limit           greatest length of a translation, its end included, by source length
     text            word numbers of a translation, without marks -> the text that is scored
     references      of the test pairs, in their order, as texts; `reference` says where they are from
-    goal_bleu       which BLEU the goal is held against: lowercased (on which the goals were set) or cased
     legacy_bleu     the original's figure for translations, in the order of the test pairs
     """
 
     name: str
+    settings: TranslationSettings
     model: TranslationModel
     make_optimizer: MakeOptimizer
     train: Pairs
@@ -83,15 +124,9 @@ class TranslationTask:
     text: Callable[[list[int]], str]
     references: Sequence[str]
     reference: str
-    goal_bleu: str
     legacy_bleu: Callable[[Sequence[list[int]]], float]
-    label_smoothing: float
     clip: float | None
-    precision: str
     loss_scale: LossScale
-    evaluation_batch: int
-    plan: Plan
-    arithmetic: CudaSettings
     identity: Mapping[str, object]
 
 
@@ -108,7 +143,7 @@ class Batch(NamedTuple):
 
 def train_translation(world: World, report: Reporter, task: TranslationTask, goal: GoalWatch) -> None:
     """Train to the goal and report the result."""
-    precision = Precision(task.precision, world.device, task.loss_scale)
+    precision = Precision(task.settings.precision, world.device, task.loss_scale)
     validator = TranslationValidator(world, task, precision)
     # As the reference implementations have it, gradients in fp16 travel as such; the loss scale keeps them in range.
     wire = torch.float16 if precision.used == "fp16" else None
@@ -117,7 +152,7 @@ def train_translation(world: World, report: Reporter, task: TranslationTask, goa
         report,
         PairBatches(task),
         PerUpdate(task.learning_rate),
-        task.plan,
+        task.settings.plan(task.batches.steps),
         name=task.name,
         validate=validator,
         goal=goal,
@@ -130,17 +165,17 @@ def train_translation(world: World, report: Reporter, task: TranslationTask, goa
             "updates_per_epoch": task.batches.steps,
             "padding_share": task.batches.padding(1),
             "reference": task.reference,
-            "goal_bleu": task.goal_bleu,
+            "goal_bleu": task.settings.goal_bleu,
             "wire": "fp32" if wire is None else "fp16",
         },
         closing=validator.facts,
-        identity={**task.identity, "seed": world.contract.seed},
+        identity={**task.identity, "global_batch": task.settings.global_batch, "seed": world.contract.seed},
         work=TranslationWork(world, task),
         model=task.model,
         make_optimizer=task.make_optimizer,
         strategy=prepare_strategy(world, lambda: GradientAllReduce(wire=wire)),
         precision=precision,
-        arithmetic=task.arithmetic,
+        arithmetic=task.settings,
         unit=Unit("sentences"),
         # Without a limit the norm is still measured: a gradient that is not finite ends the training.
         clip=math.inf if task.clip is None else task.clip,
@@ -184,7 +219,7 @@ class TranslationWork:
 
     def loss(self, outputs: Tensor, data: Batch) -> PassLoss:
         """The smoothed sum of losses over the words, with their number."""
-        value = sum_loss(self.task, outputs, data.expected, self.task.label_smoothing)
+        value = sum_loss(self.task, outputs, data.expected, self.task.settings.label_smoothing)
         return PassLoss(value, value.detach() / max(1, data.words), data.words)
 
 
@@ -203,8 +238,8 @@ class TranslationValidator:
         own = np.argsort(-task.test.source.lengths, kind="stable")[self.world.rank :: self.world.size]
         found: dict[int, list[int]] = {}
         mean = Mean("loss")
-        for start in range(0, len(own), task.evaluation_batch):
-            indices = own[start : start + task.evaluation_batch]
+        for start in range(0, len(own), task.settings.evaluation_batch):
+            indices = own[start : start + task.settings.evaluation_batch]
             batch = move_batch(collate(task.test, indices, task.padding, task.search.start), self.world.device)
             with torch.inference_mode(), self.precision.autocast():
                 features = task.model(batch.source, batch.lengths, batch.target)
@@ -225,7 +260,7 @@ class TranslationValidator:
         task = self.task
         texts = [task.text(words) for words in found]
         scores = {kind: corpus_bleu(texts, task.references, kind == "lowercased") for kind in ("cased", "lowercased")}
-        gated = scores[task.goal_bleu]
+        gated = scores[task.settings.goal_bleu]
         legacy = task.legacy_bleu(found)
         self.latest = {
             "bleu_signature": gated.signature,

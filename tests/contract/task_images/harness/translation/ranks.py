@@ -117,7 +117,7 @@ def train_gnmt(contract: Contract, world: World, texts: Path, resume: str) -> nn
     )
     seed_all(contract.seed)
     corpus = read_wmt16(texts / "prepared", texts / "cache", 75, 0)
-    return run(world, gnmt.make_task(parameters, contract, world, corpus))
+    return run(world, gnmt.make_task(parameters, world, corpus))
 
 
 def train_transformer(contract: Contract, world: World, texts: Path, resume: str) -> nn.Module:
@@ -139,7 +139,7 @@ def train_transformer(contract: Contract, world: World, texts: Path, resume: str
     )
     seed_all(contract.seed)
     corpus = read_wmt17(texts, texts / "cache", 208, 80, 0)
-    return run(world, transformer.make_task(parameters, contract, world, corpus))
+    return run(world, transformer.make_task(parameters, world, corpus))
 
 
 def run(world: World, task: TranslationTask) -> nn.Module:
