@@ -239,3 +239,12 @@ def test_the_defaults_are_the_preset_spec_and_every_preset_fits() -> None:
         make_plan({**task.resolve("tiny"), "parallel": "tp"}, 2)
     with pytest.raises(LayoutError, match="has 512 positions"):
         make_plan({**task.resolve("spec"), "sequence_length": 600}, 2)
+
+
+def test_the_batch_of_2020_is_for_throughput_only() -> None:
+    """It is refused from numbers alone, before anything starts."""
+    parameters = load_task("bert_pretraining").resolve("tiny", {"data": "legacy"})
+    with pytest.raises(LayoutError, match="teaches nothing") as error:
+        make_plan(parameters, 1)
+    assert error.value.hint == "--set blocks=10"
+    assert make_plan(parameters | {"blocks": 10}, 1).scored == parameters["sequence_length"]
