@@ -94,7 +94,7 @@ class Parameter(NamedTuple):
         return list(dict.fromkeys(items))
 
     def _out_of_range(self, value: Any, which: str, limit: float) -> UsageError:
-        exact = int(limit) if limit == int(limit) else limit
+        exact = int(limit) if float(limit).is_integer() else limit
         return UsageError(
             f'The parameter "{self.name}" is {short(value)}, the {which} is {limit:g}.',
             hint=f"--set {self.name}={exact}",
