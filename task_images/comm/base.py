@@ -249,7 +249,7 @@ class Strategy:
         """After the optimiser: make the parameters what the next update should see."""
 
     def _apply(self, rate: float, clip: float | None, scale: LossScale | None) -> bool:
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        gradients = self._gradients()
         if scale is not None and scale.value != 1:
             torch._foreach_mul_(gradients, 1 / scale.value)
         finite = True
@@ -280,8 +280,12 @@ class Strategy:
         """What is left of the weighted mean on a single rank."""
         if self._total == self._weight:
             return
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        torch._foreach_mul_(gradients, self._weight / self._total)
+        if gradients := self._gradients():  # none if this rank had no pass and no update before
+            torch._foreach_mul_(gradients, self._weight / self._total)
+
+    def _gradients(self) -> list[Tensor]:
+        """Those that there are."""
+        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
 
     def _count(self, tensor: Tensor) -> None:
         """Book one message."""
