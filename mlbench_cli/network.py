@@ -32,6 +32,11 @@ def worker_address(worker: int) -> str:
     return f"{SUBNET}.{worker + 1}"
 
 
+def is_modelled(text: str) -> bool:
+    """Whether the text of a network (see NetworkShape) is one that a formula stands for."""
+    return text.startswith(MODEL)
+
+
 class NetworkShape(NamedTuple):
     """`rate` in bits per second, `delay` one way in seconds; `is_modelled` says that a formula stands for it."""
 
@@ -58,7 +63,6 @@ class NetworkShape(NamedTuple):
 def parse_network(text: str, what: str = "--network") -> NetworkShape:
     """The network in a text. Raises UsageError that says what is wrong with it."""
     plain = text.strip().lower()
-    is_modelled = plain.startswith(MODEL)
     rate, *others = (part.strip() for part in plain.removeprefix(MODEL).split(","))
     for part in others:
         name = part.partition("=")[0]
@@ -72,7 +76,7 @@ def parse_network(text: str, what: str = "--network") -> NetworkShape:
     shape = NetworkShape(
         _parse_part(rate, _RATE, _RATES, "rate", text, what),
         _parse_part(others[0], _DELAY, _DELAYS, "delay", text, what) if others else 0.0,
-        is_modelled,
+        is_modelled(plain),
     )
     if not MIN_RATE <= shape.rate <= MAX_RATE:
         raise UsageError(f"{what} {text[:60]}: the rate must be from 100kbit to 100tbit.")

@@ -5,10 +5,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from mlbench_cli.api.launches import API_COMMAND, Launch, OpenExperiment, make_launch
+from mlbench_cli.api.launches import Launch, OpenExperiment, make_launch
 from mlbench_cli.api.runs import RunHandle
-from mlbench_cli.api.workspace import Workspace
-from mlbench_cli.model import JsonObject
+from mlbench_cli.api.workspace import API_COMMAND, Workspace
+from mlbench_cli.model import JsonObject, RunRow, RunState
 from mlbench_cli.results.analysis.campaign import Row, Sample, make_rows, read_sample
 from mlbench_cli.results.analysis.rates import PublishedSeries, select_series
 from mlbench_cli.runs.campaign import (
@@ -26,9 +26,7 @@ from mlbench_cli.runs.campaign import (
 )
 from mlbench_cli.runs.campaign import read_campaign as read_file
 from mlbench_cli.runs.defaults import default_cluster, with_defaults
-from mlbench_cli.runs.experiment import absolute_paths
 from mlbench_cli.runs.matrix import MAX_MEMBERS
-from mlbench_cli.runs.request import request_document
 
 if TYPE_CHECKING:
     from mlbench_cli.runs.experiment import Candidate, Plan
@@ -70,8 +68,6 @@ class CampaignHandle:
         self.steps = self._make_steps([launch.plan(retry_failed=self.retry_failed) for launch in self.launches])
 
     def _make_steps(self, plans: "Sequence[Plan]") -> list[CampaignStep]:
-        from mlbench_cli.model import RunRow, RunState
-
         by_lot = {id(lot): plan for lot, plan in zip(self.lots, plans, strict=True)}
         left = {run.id for plan in plans for run in plan.left}
         steps = []
@@ -183,10 +179,7 @@ def plan_campaign(workspace: Workspace, found: Campaign, most: int | None, *, re
     if len(chosen) == 1:
         entries = tuple((name, with_defaults(request, chosen[0])) for name, request in entries)
     lots = make_lots(replace(found, entries=entries), chosen, most=MAX_MEMBERS if most is None else most)
-    launches = tuple(
-        make_launch(workspace, lot.request, lot.candidates, request_document(absolute_paths(lot.request)))
-        for lot in lots
-    )
+    launches = tuple(make_launch(workspace, lot.request, lot.candidates) for lot in lots)
     handle = CampaignHandle(workspace, found, lots, published, retry_failed, History(store), launches)
     handle.plan()
     return handle

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlbench_cli.api.experiments import ExperimentHandle
 from mlbench_cli.api.runs import RunHandle
-from mlbench_cli.api.workspace import Workspace
+from mlbench_cli.api.workspace import API_COMMAND, Workspace
 from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model import Cluster, JsonObject
 
@@ -99,9 +99,8 @@ class Client(Workspace):
         """
         from mlbench_cli.api.launches import make_launch
         from mlbench_cli.runs.defaults import with_defaults
-        from mlbench_cli.runs.experiment import absolute_paths, expand
+        from mlbench_cli.runs.experiment import expand
         from mlbench_cli.runs.matrix import MAX_MEMBERS
-        from mlbench_cli.runs.request import request_document
 
         request, cluster = self.complete(request)
         candidates = expand(
@@ -111,8 +110,7 @@ class Client(Workspace):
             with_defaults=with_defaults,
             most=MAX_MEMBERS if most is None else most,
         )
-        document = request_document(absolute_paths(request))
-        return make_launch(self, request, candidates, document, require_goal=require_goal)
+        return make_launch(self, request, candidates, require_goal=require_goal)
 
     def complete(self, request: "Request") -> "tuple[Request, Cluster]":
         """The request with what environment and config file say of options that it leaves open, and its cluster.
@@ -153,7 +151,7 @@ class Client(Workspace):
         return repeat_archive(self, source, request, require_goal=require_goal)
 
     def submit(
-        self, request: "Request", *, require_goal: bool = False, command_line: Sequence[str] = ("mlbench.api",)
+        self, request: "Request", *, require_goal: bool = False, command_line: Sequence[str] = API_COMMAND
     ) -> ExperimentHandle:
         """Start what a `Request` asks for, detached; the experiment."""
         launch = self.prepare(request, require_goal=require_goal)

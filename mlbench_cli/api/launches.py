@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mlbench_cli.api.experiments import ExperimentHandle
 from mlbench_cli.api.runs import RunHandle
-from mlbench_cli.api.workspace import Workspace
+from mlbench_cli.api.workspace import API_COMMAND, Workspace
 from mlbench_cli.model import Experiment, JsonObject, Run, RunRow, RunState
 from mlbench_cli.spec import RunSpec
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from mlbench_cli.runs.experiment import Candidate, Plan
     from mlbench_cli.runs.queue import HeldQueue
     from mlbench_cli.runs.request import Request
-
-API_COMMAND = ("mlbench.api",)
 
 
 @dataclass(frozen=True)
@@ -151,17 +149,20 @@ def make_launch(
     workspace: Workspace,
     request: "Request",
     candidates: "Sequence[Candidate]",
-    document: Mapping[str, object],
+    document: Mapping[str, object] | None = None,
     *,
     require_goal: bool = False,
 ) -> Launch:
-    """The launch of `candidates`; `document` is what is recorded of the request. An experiment that exists goes on."""
+    """The launch of `candidates`. An experiment that exists goes on. `document` is what is recorded of the request;
+    default: the request itself."""
+    from mlbench_cli.runs.experiment import absolute_paths
+    from mlbench_cli.runs.request import request_document
     from mlbench_cli.times import now
 
     name = str(request.name)
     known = workspace.store.find_experiment(name)
     experiment = known or Experiment(id=os.urandom(6).hex(), name=name, created=now(), request={})
-    recorded: JsonObject = dict(document)
+    recorded: JsonObject = dict(request_document(absolute_paths(request)) if document is None else document)
     experiment = replace(
         experiment,
         request=recorded,

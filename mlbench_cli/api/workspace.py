@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from mlbench_cli.runs.views import EngineCache
 
 Notice = Callable[[str], None]
+API_COMMAND = ("mlbench.api",)  # command line in the provenance of runs that a program starts
 
 
 class Workspace:

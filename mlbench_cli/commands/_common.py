@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,9 +11,6 @@ from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.model import Run
 from mlbench_cli.run_folder import RunFolder
 from mlbench_cli.store import Store
-
-if TYPE_CHECKING:
-    pass
 
 
 class Format(StrEnum):

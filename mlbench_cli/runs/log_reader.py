@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlbench_cli.engines.base import Cursor, Engine
+from mlbench_cli.engines.base import Cursor, Engine, LogLine
 from mlbench_cli.model import Run
 from mlbench_cli.results.archive.log_times import LogBlock, read_log_sizes, split_blocks
 from task_images import contract
@@ -48,9 +48,7 @@ class LogReader:
         if self._engine is None:
             yield from _read_file(self._run.folder / "logs" / f"rank-{rank}.log")
             return
-        for line in self._engine.logs(self._run, rank, follow=follow):
-            self._cursors[rank] = line.cursor
-            yield line.text
+        yield from self._note(rank, self._engine.logs(self._run, rank, follow=follow))
 
     def read_new(self, rank: int) -> Iterator[bytes]:
         """The lines of one rank behind those that were read; of an archive all of them, once."""
@@ -59,7 +57,11 @@ class LogReader:
                 self._read.add(rank)
                 yield from self.read_lines(rank)
             return
-        for line in self._engine.logs(self._run, rank, self._cursors[rank]):
+        yield from self._note(rank, self._engine.logs(self._run, rank, self._cursors[rank]))
+
+    def _note(self, rank: int, lines: Iterable[LogLine]) -> Iterator[bytes]:
+        """The texts of the lines; how far they were read is noted."""
+        for line in lines:
             self._cursors[rank] = line.cursor
             yield line.text
 

@@ -3,7 +3,7 @@
 import sys
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.network import MODEL, parse_network
+from mlbench_cli.network import MODEL, is_modelled, parse_network
 from mlbench_cli.runs.request import Request, clip
 from mlbench_cli.spec import RunSpec
 
@@ -25,7 +25,7 @@ def resolve_network(request: Request) -> str | None:
 
 def check_network(spec: RunSpec) -> None:
     """Refuse a network of its own for a run whose ranks would not use it."""
-    if spec.network is None or spec.network.startswith(MODEL):
+    if spec.network is None or is_modelled(spec.network):
         return
     if sys.platform != "linux":
         raise UsageError("--network needs the network namespaces of Linux.", hint="Leave out --network.")

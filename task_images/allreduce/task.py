@@ -227,8 +227,8 @@ def _refusal(world: World, tracker: Tracker, series: Series) -> str:
     least = COLLECTIVES[series.collective].least_ranks
     if world.size < least:
         return f"it takes {least} ranks"
-    if COLLECTIVES[series.collective].is_pair and world.device.type == "cuda" and world.backend == "gloo":
-        return "gloo takes no GPU tensors for messages between two ranks"  # it would end the process
+    if COLLECTIVES[series.collective].is_pair and world.is_gloo_on_gpu:
+        return "gloo takes no GPU tensors for messages between two ranks"
     elements, why, call = 4 * world.size, "", None
     try:
         call = make(world, Ground.of(world, series.dtype), series, elements)

@@ -28,7 +28,7 @@ class Link:
         assert isinstance(group, dist.ProcessGroup)
         self.group = group
         self._delay = delay
-        self.host_pairs = world.device.type == "cuda" and dist.get_backend(group) == "gloo"
+        self.host_pairs = world.is_gloo_on_gpu
         self.messages = 0
         self.bytes = 0
         self.wire_bytes = 0.0

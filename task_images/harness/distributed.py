@@ -68,6 +68,12 @@ class World:
         """Whether this is rank 0, which reports."""
         return self.rank == 0
 
+    @property
+    def is_gloo_on_gpu(self) -> bool:
+        """Whether tensors of a GPU travel by gloo: it takes them for plain collectives only. A message between two
+        ranks, or what shards of parameters need, ends the process."""
+        return self.device.type == "cuda" and self.backend == "gloo"
+
     def all_reduce(self, tensor: torch.Tensor, op: Any = None) -> torch.Tensor:
         """`tensor`, reduced over all ranks in place (SUM unless `op` says otherwise)."""
         if self._grouped:
@@ -272,8 +278,8 @@ def _find_backend(contract: Contract, device: torch.device) -> str:
 
 
 def require_sharding(world: World) -> None:
-    """Raise TaskUsageError for parameters in shards on GPUs with gloo: it would end the process (SIGSEGV)."""
-    if world.size > 1 and world.device.type == "cuda" and world.backend == "gloo":
+    """Raise TaskUsageError for parameters in shards on GPUs with gloo."""
+    if world.size > 1 and world.is_gloo_on_gpu:
         raise TaskUsageError(
             "parameters in shards on GPUs need the backend nccl, not gloo", "--backend nccl, with a GPU for every rank"
         )

@@ -37,7 +37,7 @@ from mlbench_cli.engines.local.state import (
 from mlbench_cli.engines.local.supervisor import AT_START, main
 from mlbench_cli.errors import CapacityError, NotFoundError, UsageError
 from mlbench_cli.model import Finding, Observation, Run
-from mlbench_cli.network import MODEL, worker_address
+from mlbench_cli.network import is_modelled, worker_address
 from mlbench_cli.spec import RunSpec
 
 POLL = 0.02  # seconds between two looks at the supervisor's state
@@ -330,7 +330,7 @@ class LocalEngine:
 
 def _is_shaped(spec: RunSpec) -> bool:
     """Whether the run's workers are joined by a network of their own."""
-    return spec.network is not None and not spec.network.startswith(MODEL) and spec.workers > 1
+    return spec.network is not None and not is_modelled(spec.network) and spec.workers > 1
 
 
 def _hosts(spec: RunSpec) -> str:

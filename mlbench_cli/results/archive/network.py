@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
 from mlbench_cli.goals import is_finite_number
-from mlbench_cli.network import MODEL, MODELLED, NOT_SHAPED, find_deviations, parse_network
+from mlbench_cli.network import MODELLED, NOT_SHAPED, find_deviations, is_modelled, parse_network
 from mlbench_cli.results.archive.events import one_line, plain
 
 MAX_LINKS = 64
@@ -110,7 +110,7 @@ def parse_probe(report: Mapping[str, Any]) -> ProbeDocument:
 
 
 def _method(asked: str | None, shaping: Mapping[str, Any] | None) -> str:
-    if asked is not None and asked.startswith(MODEL):
+    if asked is not None and is_modelled(asked):
         return MODELLED
     method = (shaping or {}).get("method")
     return one_line(method, 40) if isinstance(method, str) and method else NOT_SHAPED
