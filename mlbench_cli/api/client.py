@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.api.experiments import ExperimentHandle
 from mlbench_cli.api.runs import RunHandle
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from mlbench_cli.runs.snapshot import RunStatus
 
 
-class Chosen(NamedTuple):
+@dataclass(frozen=True)
+class Chosen:
     """The runs that names and filters mean, each once; and the experiments that were named as a whole."""
 
     runs: tuple[RunHandle, ...]

@@ -1,7 +1,8 @@
 """A run that is over, as its archive tells it: read from two documents in its folder, without engine or judge."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 from mlbench_cli import run_folder
 from mlbench_cli.model import Finding, Outcome, Run
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
 ARCHIVE_UNFINISHED = "archive_unfinished"
 
 
-class FinishedRun(NamedTuple):
+@dataclass(frozen=True)
+class FinishedRun:
     """How a run ended. `result` is its result.json; None if the archive could not be completed (a full disk)."""
 
     run: Run
