@@ -242,3 +242,18 @@ def test_wrong_inheritance_is_refused_with_the_file(tmp_path: Path, entries: Map
     with pytest.raises(UsageError, match=re.escape(words)) as caught:
         parse_in(folder, "mine")
     assert "task.yaml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "hint"),
+    [
+        ({"epochs": "0"}, "--set epochs=1"),
+        ({"momentum": "1.5"}, "--set momentum=1"),
+        ({"epochs": "x"}, "mlbench tasks"),
+    ],
+)
+def test_a_parameter_that_cannot_be_comes_with_one_that_can(changes: dict[str, str], hint: str) -> None:
+    with pytest.raises(UsageError) as error:
+        load_task("digits_resnet").resolve("spec", changes)
+    assert error.value.hint is not None
+    assert error.value.hint.startswith(hint)

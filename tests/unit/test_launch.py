@@ -10,7 +10,6 @@ import pytest
 from mlbench_cli import __version__
 from mlbench_cli.catalog import load_catalog
 from mlbench_cli.cluster_details import PlanRecord
-from mlbench_cli.engines.local.engine import LocalEngine
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError
 from mlbench_cli.model import LOCAL, Cluster
 from mlbench_cli.runs.launch import Machine, check_names, local_machine, resolve
@@ -91,19 +90,6 @@ def test_sharing_is_about_this_machine_only() -> None:
     assert one(DIGITS, share_machine=True).share_machine
     with pytest.raises(UsageError, match="--share-machine is about this machine"):
         one(DIGITS, REMOTE, share_machine=True)
-
-
-def test_ranks_are_bound_where_the_tool_starts_them_and_never_more_than_there_are_cpus() -> None:
-    plain, bound = one(DIGITS), one(DIGITS, pin=True)
-    assert (plain.pin, bound.pin) == (False, True)
-    assert "pin" not in plain.to_dict(), "the hash of older specs stays"
-    assert plain.hash != bound.hash
-    with pytest.raises(UsageError, match="this machine has 1") as error:
-        resolve(replace(DIGITS, pin=True, workers=(2,)), LOCAL, Machine(cores=1, gpus=0))
-    assert error.value.exit_code == 2
-    assert "leave out --pin" in (error.value.hint or "")
-    with pytest.raises(UsageError, match="binds ranks by its own rules"):
-        one(ELSEWHERE, REMOTE, pin=True)
 
 
 def test_the_kind_of_a_cluster_is_recorded() -> None:
@@ -330,21 +316,6 @@ def test_refused_on_this_machine(request_: Request, changes: dict[str, Any], wor
 
 
 @pytest.mark.parametrize(
-    ("changes", "hint"),
-    [
-        ({"epochs": "0"}, "--set epochs=1"),
-        ({"momentum": "1.5"}, "--set momentum=1"),
-        ({"epochs": "x"}, "mlbench tasks"),
-    ],
-)
-def test_a_parameter_that_cannot_be_comes_with_one_that_can(changes: dict[str, str], hint: str) -> None:
-    with pytest.raises(UsageError) as error:
-        resolve(replace(DIGITS, set=changes), LOCAL, MACHINE)
-    assert error.value.hint is not None
-    assert error.value.hint.startswith(hint)
-
-
-@pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"image": None}, "--image is missing"),
@@ -528,13 +499,3 @@ def test_the_equivalent_command() -> None:
 def test_what_pods_cannot_have_is_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         one(COMMAND, REMOTE, image="me/train:1", **options)
-
-
-def test_a_network_of_a_formula_is_a_delay_of_the_method() -> None:
-    """0.3 ms a message, and 8 ns a byte at 1 Gbit/s; the spec keeps the words, so that the result says them."""
-    [found] = resolve(replace(DIGITS, workers=(2,), network="model:1gbit,300us"), LOCAL, MACHINE)
-    assert found.network == "model:1gbit,300us"
-    assert found.method["delay"] == "0.0003,8e-09"
-    [plan] = LocalEngine().render(found).documents
-    assert "network" not in plan
-    assert plan["environment"]["MASTER_ADDR"] == "127.0.0.1"

@@ -122,3 +122,13 @@ def test_a_damaged_rule_of_a_task_is_named(tmp_path: Any) -> None:
     text = (folder / "task.yaml").read_text().replace("method: {own: bsp}", "method: bsp")
     with pytest.raises(UsageError, match='"method" is not a mapping'):
         parse_task(text, folder / "task.yaml")
+
+
+def test_a_network_of_a_formula_is_a_delay_of_the_method() -> None:
+    """0.3 ms a message, and 8 ns a byte at 1 Gbit/s; the spec keeps the words, so that the result says them."""
+    found = spec(network="model:1gbit,300us")
+    assert found.network == "model:1gbit,300us"
+    assert found.method["delay"] == "0.0003,8e-09"
+    [plan] = LocalEngine().render(found).documents
+    assert "network" not in plan
+    assert plan["environment"]["MASTER_ADDR"] == "127.0.0.1"

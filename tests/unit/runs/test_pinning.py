@@ -1,0 +1,27 @@
+"""--pin: what it changes in a spec, and what is refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from mlbench_cli.errors import UsageError
+from mlbench_cli.model import LOCAL, Cluster
+from mlbench_cli.runs.launch import Machine, resolve
+from mlbench_cli.runs.request import Request
+
+MACHINE = Machine(cores=4, gpus=0)
+DIGITS = Request(name="run", workers=(1,), task="digits_resnet")
+
+
+def test_ranks_are_bound_where_the_tool_starts_them_and_never_more_than_there_are_cpus() -> None:
+    [plain] = resolve(DIGITS, LOCAL, MACHINE)
+    [bound] = resolve(replace(DIGITS, pin=True), LOCAL, MACHINE)
+    assert (plain.pin, bound.pin) == (False, True)
+    assert "pin" not in plain.to_dict(), "the hash of older specs stays"
+    assert plain.hash != bound.hash
+    with pytest.raises(UsageError, match="this machine has 1") as error:
+        resolve(replace(DIGITS, pin=True, workers=(2,)), LOCAL, Machine(cores=1, gpus=0))
+    assert error.value.exit_code == 2
+    assert "leave out --pin" in (error.value.hint or "")
+    with pytest.raises(UsageError, match="binds ranks by its own rules"):
+        resolve(replace(DIGITS, pin=True, registry="ghcr.io/me"), Cluster("far", "kind"), MACHINE)
