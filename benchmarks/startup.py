@@ -23,6 +23,7 @@ from mlbench_cli.store import Store
 
 RUNS = 10_000
 BARE = "python -c pass"
+API = "the API"  # from mlbench_cli.api import Client, in a program; 150 ms at most
 BUDGETS = {  # ratio that the command may take; None: reported only
     "--version": 2.0,
     "--help": 7.0,
@@ -44,7 +45,11 @@ def main() -> None:
         subprocess.run(
             [tool, "run", "real", "1", "--command", "true"], env=environment, capture_output=True, check=True
         )
-        commands = {BARE: [sys.executable, "-c", "pass"], **{name: [tool, *name.split()] for name in BUDGETS}}
+        commands = {
+            BARE: [sys.executable, "-c", "pass"],
+            API: [sys.executable, "-c", "from mlbench_cli.api import Client"],
+            **{name: [tool, *name.split()] for name in BUDGETS},
+        }
         seconds: dict[str, list[float]] = {name: [] for name in commands}
         for number in range(rounds + 1):
             for name, command in random.sample(list(commands.items()), len(commands)):
