@@ -1,0 +1,245 @@
+"""AKS, Kubernetes on Azure: a resource group, a cluster with a small system pool, a pool of equal workers."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from mlbench_cli.cluster_details import ClusterDetails
+from mlbench_cli.errors import NotFoundError, UsageError
+from mlbench_cli.kube.access import Access
+from mlbench_cli.model import Cluster
+from providers.aks import api
+from providers.aks.end_timer import EndIdentity, EndTimer
+from providers.aks.errors import Message
+from providers.aks.machines import CPU_DEFAULT, FABRICS, Machine, choose_machine, find_machine
+from providers.aks.options import DEFAULT_REGION, AksDetails, AksOptions, split_zones
+from providers.aks.readiness import DevicePlugin, EndTags, gpu_probe
+from providers.aks.repository import ImageGroup, ImageRegistry, fetch_login, registry_of
+from providers.aks.resources import (
+    ROLE_LABEL,
+    SPOT_TOLERATION,
+    WORKER,
+    ControlPlane,
+    Placement,
+    PoolSize,
+    ResourceGroup,
+    WorkerPool,
+    azure_of,
+)
+from providers.base import Plan, Resource, check_ranges, read_options, registry_details
+from providers.gpu_probe import NONE
+from providers.machine_checks import require_vcpus
+from providers.ready_machines import ReadyMachines
+
+if TYPE_CHECKING:
+    from providers.checks import Check
+
+MAX_NODES = 1000
+REGION = re.compile(r"[a-z]{4,40}\d?")
+VERSION = re.compile(r"1\.\d{2}(\.\d+)?")
+TIERS = ("free", "standard")
+SUBNET = re.compile(r"/subscriptions/[^/]+/resourceGroups/[^/]+/providers/Microsoft.Network/.+/subnets/[^/]+", re.I)
+# Microsoft's own registry: nodes reach it without an account, and it does not limit how often.
+PROBE_IMAGE = "mcr.microsoft.com/azurelinux/base/python:3.12"
+PLACE_HOLDER = "00000000-0000-0000-0000-000000000000"
+
+
+class AksProvider:
+    """The provider "aks": a resource group with a cluster, its small system pool, and a pool of equal workers."""
+
+    name = "aks"
+    summary = "Kubernetes on Azure's machines, with GPUs or without; it costs money"
+    options = AksOptions
+
+    def new_cluster(self, name: str, nodes: int, options: AksOptions) -> Cluster:
+        """Check all options and return the cluster to create, without a call that changes anything.
+
+        `nodes` is the number of workers, from 0. Raises UsageError for options that do not go together.
+        """
+        if not 0 <= nodes <= MAX_NODES:
+            raise UsageError(f"{nodes} workers: a cluster on AKS has from 0 to {MAX_NODES}.")
+        system = find_machine(options.system_machine_type)
+        options = replace(options, system_machine_type=system.name)
+        machine = machine_of(options)
+        _check(options, system)
+        region = options.region or DEFAULT_REGION
+        zones = split_zones(options.zones, region)
+        subscription = api.subscription_of(options.subscription)
+        details = {
+            "nodes": nodes,
+            "gpus_per_node": machine.gpus,
+            "gpu": machine.gpu,
+            "machine_type": machine.name,
+            "subscription": subscription,
+            "location": zones[0] if zones else region,
+            "options": asdict(options),
+            "node_selector": {ROLE_LABEL: WORKER},
+            **({"tolerations": [SPOT_TOLERATION]} if options.spot else {}),
+            **fabric_details(machine.name),
+            **registry_details(options.registry, registry_of(subscription, region, name)),
+        }
+        return Cluster(name, self.name, "creating", details=details, account=subscription, location=region)
+
+    def plan(self, cluster: Cluster) -> Plan:
+        """List what is about to be created, with prices per hour; checks sizes and quotas with calls that only read."""
+        from providers.aks.plan import make_plan
+
+        return make_plan(cluster, read_options(cluster, AksOptions), _recorded_machine(cluster), _azure(cluster))
+
+    def fill_place(self, options: Mapping[str, Any]) -> Message:
+        """The options with a subscription, which credentials would have named."""
+        return {**options, "subscription": options.get("subscription") or PLACE_HOLDER}
+
+    def sketch(self, cluster: Cluster) -> Plan:
+        """Sizes and prices for somebody without an account. Asks nobody."""
+        from providers.aks.plan import sketch_plan
+
+        return sketch_plan(cluster, read_options(cluster, AksOptions), _recorded_machine(cluster))
+
+    def resources(self, cluster: Cluster) -> Sequence[Resource]:
+        """The resources in the order of their creation: group, cluster, pool, device plugin, machines, probe."""
+        options = read_options(cluster, AksOptions)
+        machine = _recorded_machine(cluster)
+        details = ClusterDetails.of(cluster)
+        count = details.nodes or 0
+        group = ResourceGroup(cluster, _azure(cluster))
+        plane = ControlPlane(group, options)
+        placement = Placement(group) if options.compact_placement else None
+        pool = WorkerPool(plane, machine, count, placement, [plane, *([placement] if placement else [])])
+        found: list[Resource] = [group, plane, *([placement] if placement else []), pool]
+        if details.registry_made:
+            images = ImageGroup(group)
+            found += [images, ImageRegistry(images, plane)]
+        needs: list[Resource] = [pool]
+        if machine.gpus:
+            found.append(plugin := DevicePlugin(plane, [plane]))
+            needs.append(plugin)
+        if details.expires is not None:
+            identity = EndIdentity(group)
+            found += [identity, EndTimer(plane, identity)]
+        if count:
+            ready = ReadyMachines(plane, count, machine.gpus, needs, group)
+            found.append(ready)
+            if machine.gpus and options.probe_image != NONE:
+                found.append(gpu_probe(plane, machine.gpus, options.probe_image or PROBE_IMAGE, [ready]))
+        return found
+
+    def list_zones(self, cluster: Cluster) -> Sequence[str]:
+        """The zones of --zones."""
+        return split_zones(read_options(cluster, AksOptions).zones, cluster.location)
+
+    def place_workers(self, cluster: Cluster, zone: str) -> Cluster:
+        """The cluster with its workers in `zone`; the control plane stays."""
+        return replace(cluster, details={**cluster.details, "location": zone})
+
+    def fetch_registry_login(self, cluster: Cluster) -> tuple[str, str]:
+        """User and token of the cluster's registry."""
+        return fetch_login(ClusterDetails.of(cluster).registry or registry_of(*_place_of(cluster)))
+
+    def extend(self, cluster: Cluster) -> Sequence[Resource]:
+        """The resources that hold the end of the cluster: the group's tag and the clock inside."""
+        group = ResourceGroup(cluster, _azure(cluster))
+        plane = ControlPlane(group, read_options(cluster, AksOptions))
+        return [EndTags(group), *([] if ClusterDetails.of(cluster).end_problem else [EndTimer(plane)])]
+
+    def describe_end(self, cluster: Cluster) -> str:
+        """Say what ends by itself."""
+        return (
+            "A clock inside of the cluster deletes its resource group, and with it the cluster, its machines, disks "
+            "and load balancers, if you may assign roles; else mlbench gc --expired does. The registry of --registry "
+            "auto stays until delete-cluster or gc."
+        )
+
+    def run_checks(self, project: str | None, location: str | None) -> "Iterator[Check]":
+        """Check credentials, services, rights, quotas and prices; yields the lines of `mlbench doctor aks`."""
+        from providers.aks.doctor import run_checks
+
+        return run_checks(project, location)
+
+    def compose_policy(self, command: str | None) -> Mapping[str, object]:
+        """The document of `mlbench doctor aks --policy`."""
+        from providers.aks.rights import role_of
+
+        return role_of(command)
+
+    def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
+        """Find the resource groups with our tag in the subscription and region of `scope`."""
+        from providers.aks.discovery import discover_clusters
+
+        return discover_clusters(api.subscription_of(scope.get("project")), scope.get("location"))
+
+    def connect(self, cluster: Cluster) -> Access:
+        """Open the cluster's API. Raises NotFoundError if it does not exist."""
+        plane = ControlPlane(ResourceGroup(cluster, _azure(cluster)), read_options(cluster, AksOptions))
+        try:
+            return plane.access()
+        except NotFoundError as error:
+            raise NotFoundError(error.message, hint=f"mlbench delete-cluster aks {cluster.name}") from None
+
+    def scale(self, cluster: Cluster, nodes: int) -> Sequence[Resource]:
+        """The resources that bring the pool to `nodes` machines. Raises UsageError above the largest size."""
+        if nodes > MAX_NODES:
+            raise UsageError(f"{nodes} workers: a cluster on AKS has at most {MAX_NODES}.")
+        machine = _recorded_machine(cluster)
+        plane = ControlPlane(ResourceGroup(cluster, _azure(cluster)), read_options(cluster, AksOptions))
+        size = PoolSize(WorkerPool(plane, machine, nodes, None, ()), nodes)
+        return [size, ReadyMachines(plane, nodes, machine.gpus, (size,), plane.group)] if nodes else [size]
+
+
+def fabric_details(machine_type: str | None) -> dict[str, object]:
+    """The fast network that the machines have, for the cluster's record; it is not set up."""
+    fabric = FABRICS.get(machine_type or "")
+    return {"fabric": {"name": fabric.name, "gbits": fabric.gbits}} if fabric else {}
+
+
+def machine_of(options: AksOptions) -> Machine:
+    """The VM size that the options choose. Raises UsageError if it has fewer vCPUs or other GPUs than asked for."""
+    machine = choose_machine(options.machine_type, options.num_gpus, options.gpu_type)
+    return require_vcpus(machine, options.num_cpus)
+
+
+def _recorded_machine(cluster: Cluster) -> Machine:
+    """Not judged again: what exists has to be found and removed whatever today's table says of it."""
+    details = ClusterDetails.of(cluster)
+    gpus = details.gpus_per_node or 0
+    return Machine(details.machine_type or CPU_DEFAULT, details.gpu if gpus else None, gpus)
+
+
+def _check(options: AksOptions, system: Machine) -> None:
+    if options.region is not None and not REGION.fullmatch(options.region):
+        raise UsageError(
+            f'--region "{options.region}" is not a region.', hint="For example westeurope: az account list-locations"
+        )
+    if not 30 <= options.disk_size <= 2048:
+        raise UsageError(f"--disk-size {options.disk_size}: from 30 to 2048 GB.")
+    if options.kubernetes_version and not VERSION.fullmatch(options.kubernetes_version):
+        raise UsageError(f'--kubernetes-version "{options.kubernetes_version}" is not of the form X.Y or X.Y.Z.')
+    if options.tier not in TIERS:
+        raise UsageError(f'--tier "{options.tier}" is none of {", ".join(TIERS)}.')
+    if options.subnet and not SUBNET.fullmatch(options.subnet):
+        raise UsageError(
+            f'--subnet "{options.subnet}" is not the resource ID of a subnet.',
+            hint="az network vnet subnet show --query id",
+        )
+    if system.gpus or "standard_b" in system.name.lower():
+        raise UsageError(
+            f"--system-machine-type {system.name}: AKS needs machines of at least 2 vCPUs that are not burstable, and "
+            "GPUs there are only paid for."
+        )
+    if options.compact_placement and len(split_zones(options.zones, options.region or DEFAULT_REGION)) > 1:
+        raise UsageError(
+            "--compact-placement is within one zone: its group stays in the data centre of its first machine.",
+            hint="Name one zone: --zones 1",
+        )
+    check_ranges(options.allow_from)
+
+
+def _place_of(cluster: Cluster) -> tuple[str, str, str]:
+    azure = _azure(cluster)
+    return azure.subscription, azure.location, cluster.name
+
+
+def _azure(cluster: Cluster) -> api.Azure:
+    options = read_options(cluster, AksOptions)
+    return azure_of(cluster, AksDetails.of(cluster).subscription, options.region or DEFAULT_REGION)

@@ -1,0 +1,166 @@
+"""What Azure offers and allows: VM sizes of a region with their restrictions, and quotas. Reads only."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
+from providers.aks.api import Azure
+from providers.aks.errors import QUOTAS, Message
+from providers.aks.machines import Machine
+from providers.base import TransientError
+
+# Names of the quotas besides those of families. Spot machines use one of the region for all families.
+ALL_CPUS, SPOT_CPUS, MACHINES_QUOTA = "cores", "lowPriorityCores", "virtualMachines"
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Machines that a cluster needs: their size, their number, and whether they are bought as spot."""
+
+    machine: Machine
+    count: int
+    spot: bool = False
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a region says of a VM size: the quota of its family, vCPUs, GPUs, zones, and whether it may be spot."""
+
+    name: str
+    family: str
+    vcpus: int
+    gpus: int
+    zones: tuple[str, ...]
+    can_be_spot: bool
+    refused: str | None = None  # why this subscription may not use it in the region
+    refused_zones: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """A quota with less left than is needed."""
+
+    quota: str
+    left: int
+    limit: int
+    needed: int
+
+
+def check_machines(azure: Azure, demands: Sequence[Demand], zones: Sequence[str]) -> list[str]:
+    """Warnings about what may not work. Raises UsageError or CapacityError for what certainly will not.
+
+    The last demand is that of the workers, which are in one of `zones` (numbers) if it names any.
+    """
+    try:
+        offers = list_offers(azure)
+        found = [_require_offer(azure, offers, demand) for demand in demands]
+        _check_zones(azure, found[-1], zones)
+        _check_quotas(azure, demands, found, list_quotas(azure))
+    except (UsageError, CapacityError, NotFoundError, TransientError):
+        raise
+    except CredentialError as error:
+        if "AuthorizationFailed" not in error.message:
+            raise
+        return [f"Whether {azure.location} has the machines and the quota allows them is not known: {error.message}"]
+    except MlbenchError as error:
+        return [f"Whether {azure.location} has the machines and the quota allows them is not known: {error.message}"]
+    return []
+
+
+def list_offers(azure: Azure) -> dict[str, Offer]:
+    """The VM sizes of the region, by their names in lower case."""
+    path = f"{azure.root}/providers/Microsoft.Compute/skus?$filter=location%20eq%20%27{azure.location}%27"
+    items = azure.list_all(path, f"list the VM sizes of {azure.location}")
+    return {item["name"].lower(): _offer(item) for item in items if item.get("resourceType") == "virtualMachines"}
+
+
+def list_quotas(azure: Azure) -> dict[str, Message]:
+    """Limit and current value of each quota of the region, by its name in lower case."""
+    path = f"{azure.root}/providers/Microsoft.Compute/locations/{azure.location}/usages"
+    return {item["name"]["value"].lower(): item for item in azure.list_all(path, f"list quotas of {azure.location}")}
+
+
+def _offer(item: Message) -> Offer:
+    able = {entry["name"]: entry["value"] for entry in item.get("capabilities") or ()}
+    refused: str | None = None
+    zones: list[str] = []
+    for entry in item.get("restrictions") or ():
+        if entry.get("type") == "Location":
+            refused = str(entry.get("reasonCode") or "restricted")
+        else:
+            zones += (entry.get("restrictionInfo") or {}).get("zones") or []
+    places = [zone for place in item.get("locationInfo") or () for zone in place.get("zones") or ()]
+    return Offer(
+        item["name"],
+        str(item.get("family") or ""),
+        int(able.get("vCPUs") or 0),
+        int(able.get("GPUs") or 0),
+        tuple(sorted(set(places))),
+        able.get("LowPriorityCapable") == "True",
+        refused,
+        tuple(zones),
+    )
+
+
+def _require_offer(azure: Azure, offers: dict[str, Offer], demand: Demand) -> Offer:
+    name = demand.machine.name
+    found = offers.get(name.lower())
+    listing = f"az vm list-skus --location {azure.location} --size {name} --all -o table"
+    if found is None:
+        raise UsageError(f"The region {azure.location} has no {name}.", hint=f"Another --region, or: {listing}")
+    if found.refused:
+        raise CapacityError(
+            f"The subscription may not use {name} in {azure.location}: {found.refused}.",
+            hint=f"Choose another --region or VM size, or ask Azure's support for access: {listing}",
+            details={"reason": "restricted"},
+        )
+    if demand.spot and not found.can_be_spot:
+        raise UsageError(f"{name} is not sold as spot.", hint="Leave out --spot.")
+    return found
+
+
+def _check_zones(azure: Azure, offer: Offer, zones: Sequence[str]) -> None:
+    for zone in zones:
+        if zone not in offer.zones:
+            offered = f"; it is in {', '.join(offer.zones)}" if offer.zones else ", or no zones at all for it"
+            raise UsageError(f"{azure.location} has no {offer.name} in zone {zone}{offered}.", hint="--zones, or none")
+        if zone in offer.refused_zones and len(zones) == 1:
+            raise CapacityError(
+                f"The subscription may not use {offer.name} in zone {zone} of {azure.location}.",
+                hint=f"--zones {','.join(item for item in offer.zones if item not in offer.refused_zones) or '…'}",
+                details={"reason": "restricted"},
+            )
+
+
+def _check_quotas(azure: Azure, demands: Sequence[Demand], offers: Sequence[Offer], quotas: dict[str, Message]) -> None:
+    """Raises CapacityError naming every quota that is too small."""
+    needs: Counter[str] = Counter()
+    for demand, offer in zip(demands, offers, strict=True):
+        cpus = demand.count * offer.vcpus
+        for name in (SPOT_CPUS,) if demand.spot else (offer.family, ALL_CPUS):
+            needs[name] += cpus
+        needs[MACHINES_QUOTA] += demand.count
+    lacking = []
+    for name, needed in needs.items():
+        if needed and (quota := quotas.get(name.lower())) is not None:
+            left = int(quota["limit"]) - int(quota["currentValue"])
+            if left < needed:
+                lacking.append(Shortage(name, left, int(quota["limit"]), needed))
+    if lacking:
+        raise _quota_error(azure, lacking)
+
+
+def _quota_error(azure: Azure, lacking: Sequence[Shortage]) -> CapacityError:
+    listed = "; ".join(
+        f"{item.quota} has {item.left} of {item.limit} vCPUs left, {item.needed} needed"
+        if item.quota != MACHINES_QUOTA
+        else f"{item.quota} has {item.left} of {item.limit} left, {item.needed} needed"
+        for item in lacking
+    )
+    first = lacking[0]
+    return CapacityError(
+        f"The quota of the subscription in {azure.location} is too small: {listed}.",
+        hint=f"Ask for more at {QUOTAS}, or for fewer or other machines, or another --region.",
+        details={"reason": "quota", "quota": first.quota, "left": first.left, "needed": first.needed},
+    )

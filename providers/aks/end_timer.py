@@ -1,0 +1,145 @@
+"""The end of a cluster on AKS, kept by the cluster itself: a CronJob that asks Azure to delete its resource group.
+
+It acts by a managed identity in the group, which has the role Contributor on nothing but the group, and which trusts
+one service account of this cluster (workload identity federation, without a secret). All of that goes with the group.
+Who may not assign roles gets a cluster without a timer, and a warning. Sources: docs/clouds-assumptions.md.
+"""
+
+import uuid
+
+from mlbench_cli.cluster_details import ClusterDetails
+from mlbench_cli.errors import CredentialError, NotFoundError
+from providers.aks.errors import Message
+from providers.aks.resources import ROLE_LABEL, SYSTEM_POOL, ControlPlane, ResourceGroup
+from providers.base import Readiness, Resource, ResourceStatus, TransientError, ownership_tags
+from providers.kubernetes_calls import apply_object, open_young_cluster
+
+NAME = "mlbench-end"
+NAMESPACE = "mlbench-end"
+# Microsoft's own registry: nodes reach it without an account.
+IMAGE = "mcr.microsoft.com/azurelinux/base/python:3.12"
+CONTRIBUTOR = "b24988ac-6180-42a0-ab88-20f7382dd24c"  # the built-in role's ID, the same everywhere
+AUDIENCE = "api://AzureADTokenExchange"
+KINDS = {"Namespace": "namespaces", "ServiceAccount": "serviceaccounts", "CronJob": "cronjobs"}
+
+
+class EndIdentity(Resource):
+    """The managed identity, and its right to delete the group."""
+
+    kind = "identity of the end"
+    create_seconds = delete_seconds = 600.0
+
+    def __init__(self, group: ResourceGroup) -> None:
+        self.group = group
+        self.name = f"{group.name}/{NAME}"
+        self.needs = (group,)
+        self.goes_with = group
+        self.refused: str | None = None  # why it may not get the role
+        self.path = f"{group.path}/providers/Microsoft.ManagedIdentity/userAssignedIdentities/{NAME}"
+        # A role assignment is named by a GUID: one that follows from the group, so that a repetition finds it.
+        assignment = uuid.uuid5(uuid.NAMESPACE_URL, self.path.lower())
+        self._assignment = f"{group.path}/providers/Microsoft.Authorization/roleAssignments/{assignment}"
+
+    def find(self) -> ResourceStatus | None:
+        """None until the identity has its role."""
+        if self.refused is not None:
+            return ResourceStatus("without a role")
+        try:
+            self.group.azure.get(self.path, "show the identity of the end")
+            self.group.azure.get(self._assignment, "show its role")
+        except NotFoundError:
+            return None
+        return ResourceStatus("has its role")
+
+    def create(self) -> None:
+        azure, what = self.group.azure, "create the identity of the end"
+        body: Message = {"location": azure.location, "tags": ownership_tags(self.group.cluster)}
+        azure.change("PUT", self.path, what, body)
+        identity = azure.get(self.path, what)["properties"]
+        properties = {
+            "roleDefinitionId": f"{azure.root}/providers/Microsoft.Authorization/roleDefinitions/{CONTRIBUTOR}",
+            "principalId": identity["principalId"],
+            "principalType": "ServicePrincipal",
+        }
+        try:
+            azure.change("PUT", self._assignment, "give the identity of the end its role", {"properties": properties})
+        except CredentialError as error:
+            self.refused = error.message
+
+    def poll(self) -> Readiness:
+        if self.refused is not None:
+            return Readiness(True, facts={"end_problem": self.refused})
+        return Readiness(self.find() is not None, "Azure does not show its role yet", {"end_problem": None})
+
+    def delete(self) -> None:
+        """Do nothing: identity and role go with the group."""
+        return
+
+
+class EndTimer(Resource):
+    """Trust, namespace, account and CronJob. Applied again with another time when the end moves."""
+
+    kind = "scheduled end"
+    create_seconds = 600.0
+
+    def __init__(self, plane: ControlPlane, identity: EndIdentity | None = None) -> None:
+        self.plane = plane
+        self.identity = identity  # None: it has its role since the cluster's creation
+        self.name = f"{plane.name}/{NAME}"
+        self.needs = (plane, *((identity,) if identity else ()))
+        self.goes_with = plane.group
+        self.expires = int(ClusterDetails.of(plane.cluster).expires or 0)
+        self._identity_path = (identity or EndIdentity(plane.group)).path
+
+    def find(self) -> ResourceStatus | None:
+        if self.identity is not None and self.identity.refused is not None:
+            return ResourceStatus("not armed")
+        try:
+            with open_young_cluster(self.plane.access) as kubernetes:
+                found = kubernetes.get(f"{_path('batch/v1', NAMESPACE, 'cronjobs')}/{NAME}")
+        except NotFoundError:
+            return None
+        expires = (found["metadata"].get("annotations") or {}).get("mlbench/expires")
+        return ResourceStatus("armed") if expires == str(self.expires) else None
+
+    def create(self) -> None:
+        from templates import FOLDER, documents
+
+        azure, what = self.plane.azure, "arm the end of the cluster"
+        issuer = (self.plane.require_raw()["properties"].get("oidcIssuerProfile") or {}).get("issuerURL")
+        if not issuer:
+            raise TransientError("AKS does not show the issuer of the cluster's accounts yet.")
+        subject = f"system:serviceaccount:{NAMESPACE}:{NAME}"
+        trust = {"properties": {"issuer": issuer, "subject": subject, "audiences": [AUDIENCE]}}
+        azure.change("PUT", f"{self._identity_path}/federatedIdentityCredentials/{NAME}", what, trust)
+        identity = azure.get(self._identity_path, what)["properties"]
+        values = {
+            "name": NAME,
+            "account": NAME,
+            "namespace": NAMESPACE,
+            "expires": self.expires,
+            "path": self.plane.group.path,
+            "client": identity["clientId"],
+            "tenant": identity["tenantId"],
+            "audience": AUDIENCE,
+            "image": IMAGE,
+            "node_selector": {ROLE_LABEL: SYSTEM_POOL},
+            "script": (FOLDER / "kubernetes" / "aks_end.py").read_text("utf-8"),
+        }
+        with open_young_cluster(self.plane.access) as kubernetes:
+            for document in documents("kubernetes/aks-end.yaml.j2", values):
+                namespace = document["metadata"].get("namespace", "")
+                path = _path(document["apiVersion"], namespace, KINDS[document["kind"]])
+                apply_object(kubernetes, f"{path}/{document['metadata']['name']}", document)
+
+    def poll(self) -> Readiness:
+        return Readiness(self.find() is not None, "the CronJob is not there yet")
+
+    def delete(self) -> None:
+        """Do nothing: it goes with the cluster."""
+        return
+
+
+def _path(version: str, namespace: str, kind: str) -> str:
+    root = "/api/v1" if version == "v1" else f"/apis/{version}"
+    return f"{root}/namespaces/{namespace}/{kind}" if namespace else f"{root}/{kind}"

@@ -1,0 +1,130 @@
+"""Azure's refusals as mlbench's errors: what a person can do about each code.
+
+Sources: Azure's page on common deployment errors, karpenter-provider-azure `offerings`, issues of AKS, azure-cli and
+cilium that quote the answers; docs/clouds-assumptions.md.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mlbench_cli.errors import CapacityError, CredentialError, MlbenchError, NotFoundError, UsageError
+from mlbench_cli.kube.tls import explain_connection_failure
+from providers.base import BusyError, TransientError
+
+# A JSON document of Azure's.
+Message = dict[str, Any]  # words: ok
+
+LOGIN = "az login, or set AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_CLIENT_SECRET of a service principal"
+UNREACHED = "Is there a network? mlbench doctor aks   The command that was interrupted goes on if it was."
+QUOTAS = "https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade/~/myQuotas"
+AGAIN = "The create-cluster command again removes what failed and repeats it."
+STOCK_OUT = frozenset(
+    {
+        "skunotavailable",
+        "allocationfailed",
+        "zonalallocationfailed",
+        "overconstrainedallocationrequest",
+        "overconstrainedzonalallocationrequest",
+    }
+)
+QUOTA = frozenset({"quotaexceeded", "errcode_insufficientvcpuquota", "insufficientvcpuquota", "insufficientquota"})
+QUOTA_WORDS = ("exceeding approved", "Insufficient vcpu quota", "exceeding quota")
+# Something has to end first. A cluster is changed by one operation at a time; a group that is being deleted takes none.
+BUSY_WORDS = ("in progress", "is being deleted", "deprovisioning state")
+# PrincipalNotFound: Entra does not know a new identity everywhere yet.
+BUSY = frozenset({"resourcegroupbeingdeleted", "etagmismatch", "conflictingserveroperation", "principalnotfound"})
+NO_SUBSCRIPTION = frozenset({"subscriptionnotfound", "invalidsubscriptionid", "missingsubscription"})
+NOT_REGISTERED = "missingsubscriptionregistration"
+DISABLED = frozenset({"readonlydisabledsubscription", "subscriptionnotactive", "disallowedprovider"})
+PLACE = frozenset({"locationnotavailableforresourcetype", "noregisteredproviderfound", "invalidlocation"})
+
+
+def error_from_answer(what: str, status: int, document: object, subscription: str) -> MlbenchError:
+    """The error for a refusal. `status` is that of HTTP, or 0 for an operation that failed later."""
+    found = list(_walk(document))
+    codes = {code.lower() for code, _ in found}
+    words = _join(found) or f"status {status}"
+    message = f'Azure refused to {what}: "{words}"' if status else f'{what}: "{words}"'
+    if capacity := capacity_error(message, codes):
+        return capacity
+    if codes & BUSY or (status in (0, 409) and any(word in words for word in BUSY_WORDS)):
+        return BusyError(message)
+    if status == 429 or status >= 500:
+        return TransientError(message, hint=explain_connection_failure(words))
+    return _lasting_error(message, words, codes, status, subscription)
+
+
+def _lasting_error(message: str, words: str, codes: set[str], status: int, subscription: str) -> MlbenchError:
+    if codes & NO_SUBSCRIPTION or (status == 404 and "ubscription" in words and "resource" not in words.lower()):
+        return UsageError(message, hint="az account list -o table   shows yours; --subscription ID chooses one")
+    if NOT_REGISTERED in codes:
+        return UsageError(message, hint=register_command(words, subscription))
+    if codes & DISABLED:
+        return UsageError(message, hint="az account list -o table   shows the state of your subscriptions")
+    if codes & PLACE:
+        return UsageError(message, hint="az account list-locations -o table; --region REGION")
+    if status == 404:
+        return NotFoundError(message)
+    if status == 401:
+        return CredentialError(message, hint=LOGIN)
+    if status == 403 and "requestdisallowedbypolicy" in codes:
+        return UsageError(
+            message, hint="A policy of your organisation forbids it: ask who administers the subscription."
+        )
+    if status == 403:
+        return CredentialError(message, hint=rights_hint(subscription))
+    if status in (400, 409):
+        return UsageError(message)
+    return MlbenchError(message, hint=AGAIN if status == 0 else None)
+
+
+def capacity_error(message: str, codes: set[str]) -> CapacityError | None:
+    """Quota, which can be raised, and stock-out, which cannot; None if the refusal is about neither."""
+    if codes & QUOTA or any(phrase in message for phrase in QUOTA_WORDS):
+        return CapacityError(
+            message,
+            hint=f"Ask for more at {QUOTAS}, or for fewer or other machines, or another --region.",
+            details={"reason": "quota"},
+        )
+    if codes & STOCK_OUT or any(code in message.lower() for code in STOCK_OUT):
+        return CapacityError(
+            message,
+            hint="Azure has none left there: repeat with --zones 1,2,3, without --compact-placement, in another "
+            "--region, or later.",
+            details={"reason": "stock_out"},
+        )
+    return None
+
+
+def register_command(words: str, subscription: str) -> str:
+    """The command that registers the provider that a refusal names."""
+    start = words.find("Microsoft.")
+    name = words[start:].split("'")[0].split()[0].rstrip(".") if start >= 0 else "Microsoft.ContainerService"
+    return f"az provider register --namespace {name.partition('/')[0]} --wait --subscription {subscription}"
+
+
+def rights_hint(subscription: str) -> str:
+    """Which role a person needs."""
+    return (
+        f"Whoever runs this needs the role Contributor on the subscription {subscription}: mlbench doctor aks --policy "
+        "  prints a narrower one"
+    )
+
+
+def _walk(document: object) -> Iterator[tuple[str, str]]:
+    """Codes and messages of an error: {"error": {...}} of ARM, or the same without that of AKS, with its details."""
+    if not isinstance(document, Mapping):
+        return
+    error = document.get("error", document)
+    if not isinstance(error, Mapping):
+        return
+    code, message = str(error.get("code") or ""), str(error.get("message") or "")
+    if code or message:
+        yield code, message
+    for item in error.get("details") or ():
+        yield from _walk(item)
+
+
+def _join(found: list[tuple[str, str]]) -> str:
+    texts = [f"{code}: {message}" if code and message else code or message for code, message in found]
+    return " ".join("; ".join(dict.fromkeys(texts)).split())[:1500]

@@ -1,0 +1,55 @@
+"""The way to the Kubernetes API of a cluster on AKS: the kubeconfig that Azure gives out, held in memory."""
+
+import base64
+from typing import Any
+
+from mlbench_cli.errors import CredentialError, NotFoundError
+from mlbench_cli.kube.access import Access
+from mlbench_cli.kube.credentials import Credential, CredentialSource
+from providers.aks.api import Azure
+from providers.base import TransientError
+
+
+def access_to(azure: Azure, path: str) -> Access:
+    """Server, trust and credentials of the cluster at `path`. Raises NotFoundError if it does not exist."""
+    first = [_read_kubeconfig(azure, path)]
+    cluster = first[0]["clusters"][0]["cluster"]
+    ca = base64.b64decode(cluster["certificate-authority-data"])
+
+    def fetch() -> Credential:
+        document = first.pop() if first else _read_kubeconfig(azure, path)
+        return _credential_of(document["users"][0]["user"])
+
+    return Access(cluster["server"], ca=ca, token=CredentialSource(fetch))
+
+
+def _read_kubeconfig(azure: Azure, path: str) -> Any:
+    import yaml
+
+    what = "give out the cluster's kubeconfig"
+    answer, _ = azure.send("POST", f"{path}/listClusterUserCredential", what)
+    given = answer.get("kubeconfigs") or []
+    if not given:
+        raise NotFoundError("Azure gives out no kubeconfig of the cluster.")
+    try:
+        document = yaml.safe_load(base64.b64decode(given[0]["value"]))
+        document["clusters"][0]["cluster"]["certificate-authority-data"]
+        document["users"][0]["user"]
+    except (ValueError, KeyError, IndexError, TypeError, yaml.YAMLError):
+        raise TransientError("Azure's kubeconfig of the cluster is not complete yet.") from None
+    return document
+
+
+def _credential_of(user: Any) -> Credential:
+    """A client certificate, a token, or both. Raises CredentialError for a kubeconfig that calls a program."""
+    certificate, key, token = (user.get(name) for name in ("client-certificate-data", "client-key-data", "token"))
+    if not token and not certificate:
+        raise CredentialError(
+            "The cluster's kubeconfig has neither a certificate nor a token: its local accounts are disabled.",
+            hint="az aks update --enable-local-accounts, or attach it: mlbench attach-cluster",
+        )
+    return Credential(
+        token=token or None,
+        certificate=base64.b64decode(certificate) if certificate else None,
+        key=base64.b64decode(key) if key else None,
+    )

@@ -1,0 +1,143 @@
+"""Which VM size of Azure has which GPUs: checked before any call, so that a wrong pair costs nothing.
+
+Sources: Microsoft's pages on VM sizes as of 2026-11; karpenter-provider-azure `supported-gpus.yaml` (sizes for which
+AKS installs a driver). Sizes with a part of a GPU, with AMD's and Arm machines are left out: the task images do not run
+there.
+"""
+
+from dataclasses import dataclass
+
+from mlbench_cli.errors import UsageError, did_you_mean
+from providers.machine_checks import require_gpus
+
+CPU_DEFAULT = "Standard_D4s_v5"
+GPU_DEFAULT = "t4"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`gpu` is a key of `GPU_NAMES`, None for a machine without. `vcpus` is None if the table does not know it."""
+
+    name: str
+    gpu: str | None = None
+    gpus: int = 0
+    vcpus: int | None = None
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """The network between machines of a size: its name and its bandwidth in Gbit/s."""
+
+    name: str
+    gbits: int
+
+
+GPU_NAMES = {
+    "t4": "NVIDIA T4",
+    "a10": "NVIDIA A10",
+    "a100": "NVIDIA A100 80 GB",
+    "a100-40gb": "NVIDIA A100 40 GB",
+    "h100": "NVIDIA H100 80 GB",
+    "h100-nvl": "NVIDIA H100 NVL 94 GB",
+    "h200": "NVIDIA H200 141 GB",
+}
+OTHER_NAMES = {"a100-80gb": "a100", "h100-80gb": "h100", "h100-94gb": "h100-nvl", "h200-141gb": "h200"}
+_TABLE = (
+    ("Standard_NC4as_T4_v3", "t4", 1, 4),
+    ("Standard_NC8as_T4_v3", "t4", 1, 8),
+    ("Standard_NC16as_T4_v3", "t4", 1, 16),
+    ("Standard_NC64as_T4_v3", "t4", 4, 64),
+    ("Standard_NV36ads_A10_v5", "a10", 1, 36),
+    ("Standard_NV72ads_A10_v5", "a10", 2, 72),
+    ("Standard_NC24ads_A100_v4", "a100", 1, 24),
+    ("Standard_NC48ads_A100_v4", "a100", 2, 48),
+    ("Standard_NC96ads_A100_v4", "a100", 4, 96),
+    ("Standard_ND96asr_v4", "a100-40gb", 8, 96),
+    ("Standard_ND96amsr_A100_v4", "a100", 8, 96),
+    ("Standard_NC40ads_H100_v5", "h100-nvl", 1, 40),
+    ("Standard_NC80adis_H100_v5", "h100-nvl", 2, 80),
+    ("Standard_ND96isr_H100_v5", "h100", 8, 96),
+    ("Standard_ND96isr_H200_v5", "h200", 8, 96),
+)
+GPU_MACHINES = {name: Machine(name, gpu, gpus, vcpus) for name, gpu, gpus, vcpus in _TABLE}
+CPU_MACHINES = {
+    f"Standard_D{vcpus}{series}": Machine(f"Standard_D{vcpus}{series}", vcpus=vcpus)
+    for series in ("s_v5", "as_v5")
+    for vcpus in (2, 4, 8, 16, 32, 48, 64)
+}
+MACHINES = {**GPU_MACHINES, **CPU_MACHINES}
+INFINIBAND = "InfiniBand"
+FABRICS = {
+    "Standard_ND96asr_v4": Fabric(INFINIBAND, 1600),
+    "Standard_ND96amsr_A100_v4": Fabric(INFINIBAND, 1600),
+    "Standard_ND96isr_H100_v5": Fabric(INFINIBAND, 3200),
+    "Standard_ND96isr_H200_v5": Fabric(INFINIBAND, 3200),
+}
+# GPUs, and sizes that have them, for which today's torch wheels hold no code, or that Azure has retired.
+TOO_OLD = ("k80", "p40", "p100", "m60", "v100")
+TOO_OLD_SIZES = ("nc6", "nc12", "nc24", "nc6s_v3", "nc12s_v3", "nc24s_v3", "nc24rs_v3", "nd40rs_v2", "nd40s_v2")
+NOT_NVIDIA = ("mi300x", "v710", "v620")
+
+
+def choose_machine(machine_type: str | None, num_gpus: int | None, gpu_type: str | None) -> Machine:
+    """The VM size that the options mean. Raises UsageError with what would fit for every pair that cannot be."""
+    if num_gpus is not None and num_gpus < 0:
+        raise UsageError(f"--num-gpus {num_gpus}: the least is 0.")
+    gpu = _find_gpu(gpu_type) if gpu_type else None
+    if machine_type is None:
+        return _smallest(gpu or GPU_DEFAULT, num_gpus) if gpu or num_gpus else MACHINES[CPU_DEFAULT]
+    machine = find_machine(machine_type)
+    if machine.gpus:
+        return require_gpus(machine, num_gpus, gpu, GPU_MACHINES)
+    if gpu or num_gpus:
+        fitting = [name for name, other in GPU_MACHINES.items() if other.gpu == (gpu or GPU_DEFAULT)]
+        raise UsageError(f"A {machine.name} has no GPU.", hint=f"--machine-type: {', '.join(fitting)}")
+    return machine
+
+
+def find_machine(name: str) -> Machine:
+    """The size of that name, with Azure's upper and lower case; an unknown one is asked of Azure when it is planned.
+
+    Raises UsageError for a name that no size of Azure can have, or whose GPUs cannot run the tasks.
+    """
+    full = name if name.lower().startswith("standard_") else f"Standard_{name}"
+    known = {size.lower(): machine for size, machine in MACHINES.items()}
+    if (machine := known.get(full.lower())) is not None:
+        return machine
+    size = full.lower().removeprefix("standard_")
+    if size in TOO_OLD_SIZES or any(word in size for word in NOT_NVIDIA):
+        raise UsageError(
+            f"{full} has GPUs that today's images do not run on.", hint=f"--machine-type: {', '.join(GPU_MACHINES)}"
+        )
+    if not full.replace("_", "").replace("-", "").isalnum():
+        raise UsageError(f'--machine-type "{name}" is not the name of a VM size.', hint=f"For example {CPU_DEFAULT}")
+    return Machine(full)
+
+
+def _find_gpu(name: str) -> str:
+    short = name.lower().removeprefix("nvidia-").removeprefix("tesla-")
+    short = OTHER_NAMES.get(short, short)
+    if short in TOO_OLD:
+        raise UsageError(
+            f"{short} is too old for the CUDA that today's images hold, or not offered any more.",
+            hint=f"Choose another --gpu-type: {', '.join(GPU_NAMES)}",
+        )
+    if short not in GPU_NAMES:
+        near = did_you_mean(short, [*GPU_NAMES, *OTHER_NAMES])
+        raise UsageError(f'There is no GPU "{name}" at Azure.{near}', hint=f"--gpu-type: {', '.join(GPU_NAMES)}")
+    return short
+
+
+def _smallest(gpu: str, count: int | None) -> Machine:
+    """The smallest size with `count` of the GPUs; without a count, with as few as any size has."""
+    counts = sorted({machine.gpus for machine in GPU_MACHINES.values() if machine.gpu == gpu})
+    wanted = count or counts[0]
+    fitting = [machine for machine in GPU_MACHINES.values() if machine.gpu == gpu and machine.gpus == wanted]
+    if not fitting:
+        listed = " or ".join(map(str, counts))
+        others = sorted(
+            {item.gpu for item in GPU_MACHINES.values() if item.gpus == wanted and item.gpu and item.gpu[:4] == gpu[:4]}
+        )
+        hint = f"With {wanted}: --gpu-type {', '.join(others)}" if others else None
+        raise UsageError(f"No VM size has {wanted} × {GPU_NAMES[gpu]}; there are some with {listed}.", hint=hint)
+    return fitting[0]

@@ -1,0 +1,82 @@
+"""The options of `create-cluster aks`, and the facts that only its clusters have."""
+
+from dataclasses import dataclass
+
+from mlbench_cli.cluster_details import ClusterDetails, fact
+from mlbench_cli.errors import UsageError
+from providers.base import REGISTRY_HELP, option
+
+DEFAULT_REGION = "eastus"
+DEFAULT_SYSTEM = "Standard_D2s_v5"
+
+
+@dataclass(frozen=True)
+class AksOptions:
+    """The options of `mlbench create-cluster aks`; fields are declared once, for flags, plans and the record."""
+
+    machine_type: str | None = option(
+        None,
+        "--machine-type",
+        "-t",
+        help="VM size of each worker; default: Standard_D4s_v5, or one with the requested GPUs",
+    )
+    num_gpus: int | None = option(
+        None, "--num-gpus", "-g", help="number of GPUs per worker; default: all of its VM size"
+    )
+    gpu_type: str | None = option(
+        None, "--gpu-type", help="t4, a10, a100, a100-40gb, h100, h100-nvl, h200; selects the VM size"
+    )
+    num_cpus: int | None = option(None, "--num-cpus", "-c", help="minimum number of vCPUs per worker")
+    disk_size: int = option(128, "--disk-size", "-d", help="OS disk size per worker in GB (a managed premium disk)")
+    kubernetes_version: str | None = option(
+        None, "--kubernetes-version", "-k", help="X.Y or X.Y.Z; default: the region's default version"
+    )
+    region: str | None = option(None, "--region", help=f"region of the cluster; default: {DEFAULT_REGION}")
+    zones: str | None = option(
+        None,
+        "--zones",
+        help="availability zones to try for the workers, one after the other until one has them: 1,2,3",
+    )
+    subscription: str | None = option(
+        None, "--subscription", "-p", help="Azure subscription (its ID); default: that of az account set"
+    )
+    spot: bool = option(False, "--spot", "--preemptible", "-e", help="cheaper machines that may be taken away")
+    compact_placement: bool = option(
+        False, "--compact-placement", help="put the workers close together (a proximity placement group)"
+    )
+    probe_image: str | None = option(
+        None,
+        "--probe-image",
+        help="image of the GPU probe at the end of the creation, best one with torch; none: no probe",
+    )
+    tier: str = option("free", "--tier", help="tier of the control plane: free, or standard (with an SLA)")
+    system_machine_type: str = option(
+        DEFAULT_SYSTEM, "--system-machine-type", help="VM size of the two system nodes (DNS, Helm charts)"
+    )
+    registry: str | None = option(None, "--registry", help=REGISTRY_HELP)
+    allow_from: tuple[str, ...] = option(
+        (), "--allow-from", help="CIDR with access to the Kubernetes API; repeatable; default: all"
+    )
+    subnet: str | None = option(
+        None, "--subnet", help="resource ID of a subnet for the nodes; default: a network made with the cluster"
+    )
+
+
+@dataclass(frozen=True)
+class AksDetails(ClusterDetails):
+    """A cluster on AKS is also identified by its subscription."""
+
+    subscription: str | None = fact(str)
+
+
+def split_zones(text: str | None, region: str) -> tuple[str, ...]:
+    """The zones of --zones with their region's name, "eastus-1", as Kubernetes calls them.
+
+    Raises UsageError for others than different ones of 1, 2 and 3.
+    """
+    if text is None:
+        return ()
+    numbers = [part.strip().removeprefix(f"{region}-") for part in text.split(",")]
+    if any(number not in ("1", "2", "3") for number in numbers) or len(set(numbers)) < len(numbers):
+        raise UsageError(f'--zones "{text}" is not a list of different zones.', hint="For example: --zones 1,2,3")
+    return tuple(f"{region}-{number}" for number in numbers)

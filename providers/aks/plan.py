@@ -1,0 +1,111 @@
+"""What a cluster on AKS will be and cost, and whether Azure is going to allow it. Reads only."""
+
+from mlbench_cli.cluster_details import ClusterDetails
+from mlbench_cli.errors import UsageError
+from mlbench_cli.model import Cluster
+from providers import pricing
+from providers.aks.api import Azure
+from providers.aks.compute import Demand, check_machines
+from providers.aks.machines import FABRICS, Machine
+from providers.aks.options import AksOptions, split_zones
+from providers.aks.resources import SYSTEM_DISK, SYSTEM_NODES
+from providers.base import Plan, PlanLine
+
+UNCHECKED = (
+    "Not checked, because there are no credentials: versions, quotas, and whether the region has these machines. To be "
+    "asked: az login"
+)
+# Premium disks are sold by size: the smallest that holds so many GB.
+DISKS = ((32, "disk-p4"), (64, "disk-p6"), (128, "disk-p10"), (256, "disk-p15"), (512, "disk-p20"), (1024, "disk-p30"))
+LARGEST_DISK = "disk-p40"
+SMALL = 10  # machines that Microsoft recommends at most for the free tier
+
+
+def make_plan(cluster: Cluster, options: AksOptions, machine: Machine, azure: Azure) -> Plan:
+    """Raises CredentialError, UsageError or CapacityError for what cannot work; what may not work is a warning."""
+    _check_version(options, azure)
+    count = ClusterDetails.of(cluster).nodes or 0
+    demands = [Demand(Machine(options.system_machine_type), SYSTEM_NODES), Demand(machine, count, options.spot)]
+    zones = [zone.rpartition("-")[2] for zone in split_zones(options.zones, azure.location)]
+    warnings = check_machines(azure, demands, zones)
+    return _price(cluster, options, machine, warnings, f"subscription {azure.subscription}")
+
+
+def sketch_plan(cluster: Cluster, options: AksOptions, machine: Machine) -> Plan:
+    """The plan for somebody without an account: nothing is asked."""
+    return _price(cluster, options, machine, [UNCHECKED], "a subscription of yours")
+
+
+def _price(cluster: Cluster, options: AksOptions, machine: Machine, found: list[str], account: str) -> Plan:
+    """The priced parts, with the warnings that follow from the options alone after those `found`."""
+    details = ClusterDetails.of(cluster)
+    count, region = details.nodes or 0, cluster.location
+    prices = pricing.load_prices("aks")
+    way = " (spot)" if options.spot else ""
+    first = prices.line("AKS control plane", 1, "control-plane", region)
+    if options.tier == "free":
+        first = PlanLine("AKS control plane, free tier", 1, 0.0)
+    lines: list[PlanLine] = [
+        first,
+        prices.line(f"system machine {options.system_machine_type}", SYSTEM_NODES, options.system_machine_type, region),
+        prices.line(f"worker {machine.name}{way}", count, machine.name, region, spot=options.spot),
+        prices.line(f"disk of {SYSTEM_DISK} GB", SYSTEM_NODES, disk_of(SYSTEM_DISK), region),
+        prices.line(f"disk of {options.disk_size} GB", count, disk_of(options.disk_size), region),
+        prices.line("load balancer (way out)", 1, "load-balancer", region),
+        prices.line("public address", 1, "public-address", region),
+    ]
+    if details.registry_made:
+        lines.append(prices.line("image registry", 1, "image-registry", region))
+    location = f"{details.location or region} of {account}"
+    warnings = [*found, *_warn(options, machine, count)]
+    return Plan(tuple(lines), location, prices.currency, prices.source, prices.version, tuple(warnings))
+
+
+def disk_of(gigabytes: int) -> str:
+    """The price table's name of a premium disk of this size."""
+    return next((name for size, name in DISKS if gigabytes <= size), LARGEST_DISK)
+
+
+def _warn(options: AksOptions, machine: Machine, count: int) -> list[str]:
+    warnings = []
+    if (fabric := FABRICS.get(machine.name)) and count > 1:
+        warnings.append(
+            f"{machine.name} has {fabric.gbits} Gbit/s of {fabric.name}, which this cluster does not set up: between "
+            "machines, NCCL will use TCP, and results are labelled slow_network."
+        )
+    if options.tier == "free" and count > SMALL:
+        warnings.append(
+            f"The free tier of the control plane is meant for up to {SMALL} machines: --tier standard has an SLA."
+        )
+    if options.compact_placement and not options.zones:
+        warnings.append(
+            "--compact-placement without --zones: the data centre of the first machine may not have the others "
+            "(OverconstrainedAllocationRequest)."
+        )
+    return warnings
+
+
+def _check_version(options: AksOptions, azure: Azure) -> None:
+    """Also the first call of all: it fails if credentials, subscription, region or service are not as they must be."""
+    offered = list_versions(azure)
+    wanted = options.kubernetes_version
+    if wanted is None:
+        return
+    patches = [patch for versions in offered.values() for patch in versions]
+    if wanted not in offered and wanted not in patches:
+        raise UsageError(
+            f"AKS does not offer Kubernetes {wanted} in {azure.location}.",
+            hint=f"It has {', '.join(sorted(offered))}; or leave out --kubernetes-version",
+        )
+
+
+def list_versions(azure: Azure) -> dict[str, list[str]]:
+    """The minor versions that the region offers to everybody, with their patches."""
+    path = f"{azure.root}/providers/Microsoft.ContainerService/locations/{azure.location}/kubernetesVersions"
+    values = azure.get(path, f"list Kubernetes' versions in {azure.location}").get("values") or []
+    plans = {item["version"]: (item.get("capabilities") or {}).get("supportPlan") or [] for item in values}
+    return {
+        item["version"]: list(item.get("patchVersions") or {})
+        for item in values
+        if not item.get("isPreview") and (not plans[item["version"]] or "KubernetesOfficial" in plans[item["version"]])
+    }

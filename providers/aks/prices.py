@@ -1,0 +1,84 @@
+"""Prices of Azure's machines from its retail price list, which is open to everybody, for `mlbench prices update`."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from urllib.parse import quote
+
+from mlbench_cli.errors import UsageError
+from mlbench_cli.kube.tls import explain_connection_failure
+from providers.aks.errors import UNREACHED, Message
+from providers.aks.machines import MACHINES
+from providers.base import TransientError, call_timeout
+from providers.pricing import FetchedPrices
+
+ENDPOINT = "https://prices.azure.com"
+VERSION = "2023-01-01-preview"
+SOURCE = "Azure retail prices"
+# Other ways to buy the same machine, by words of the product, and of the size.
+OTHER_PRODUCTS = ("windows", "cloud services")
+OTHER_SIZES = ("low priority", "expired")
+MACHINES_AT_ONCE = 12  # in one request: its filter has to fit into a URL
+
+
+def fetch_prices(regions: Sequence[str]) -> FetchedPrices:
+    """Prices per hour of all machines of the table in the regions, on demand and as spot."""
+    on_demand: dict[str, dict[str, float]] = {}
+    spot: dict[str, dict[str, float]] = {}
+    names = list(MACHINES)
+    for region in regions:
+        for start in range(0, len(names), MACHINES_AT_ONCE):
+            for item in _list_items(region, names[start : start + MACHINES_AT_ONCE]):
+                if (amount := read_price(item)) is not None:
+                    table = spot if _is_spot(item) else on_demand
+                    table.setdefault(region, {})[item["armSkuName"]] = amount
+    return FetchedPrices("aks", SOURCE, on_demand, spot)
+
+
+def read_price(item: Message) -> float | None:
+    """USD per hour of a machine with Linux; None for another way to buy it, or another thing."""
+    product, size = str(item.get("productName")).lower(), str(item.get("skuName")).lower()
+    if item.get("type") != "Consumption" or item.get("unitOfMeasure") != "1 Hour" or item.get("tierMinimumUnits"):
+        return None
+    if any(word in product for word in OTHER_PRODUCTS) or any(word in size for word in OTHER_SIZES):
+        return None
+    price = float(item.get("retailPrice") or 0)
+    return price if price > 0 else None
+
+
+def _is_spot(item: Message) -> bool:
+    return str(item.get("skuName")).lower().endswith(" spot")
+
+
+def _list_items(region: str, names: Sequence[str]) -> Iterator[Message]:
+    sizes = " or ".join(f"armSkuName eq '{name}'" for name in names)
+    wanted = f"serviceName eq 'Virtual Machines' and armRegionName eq '{region}' and ({sizes})"
+    base = os.environ.get("MLBENCH_AZURE_PRICES_ENDPOINT", ENDPOINT)
+    url: str | None = f"{base}/api/retail/prices?api-version={VERSION}&currencyCode=USD&$filter={quote(wanted)}"
+    while url:
+        page = _get(url)
+        yield from page.get("Items") or ()
+        url = page.get("NextPageLink") or None
+
+
+def _get(url: str) -> Message:
+    """One page. Raises UsageError for a region that the list does not understand, TransientError without an answer."""
+    try:
+        from azure.core import PipelineClient
+        from azure.core.exceptions import AzureError
+        from azure.core.rest import HttpRequest
+    except ImportError:
+        from mlbench_cli.extras import install_hint
+
+        raise UsageError("Prices of Azure need azure-core, which is not installed.", hint=install_hint("aks")) from None
+    client: PipelineClient[HttpRequest, object] = PipelineClient(ENDPOINT, policies=[])
+    seconds = call_timeout()
+    try:
+        answer = client.send_request(HttpRequest("GET", url), connection_timeout=seconds, read_timeout=seconds)
+    except AzureError as error:
+        hint = explain_connection_failure(str(error)) or UNREACHED
+        raise TransientError(f"Azure's price list cannot be reached: {error}", hint=hint) from None
+    if answer.status_code >= 400:
+        raise TransientError(f"Azure's price list refuses with status {answer.status_code}: {answer.text()[:300]}")
+    document: Message = json.loads(answer.content)
+    return document

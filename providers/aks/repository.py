@@ -1,0 +1,152 @@
+"""The registry that `create-cluster aks --registry auto` makes for a cluster's images, in a resource group of its own.
+
+So it can stay when the cluster goes (--keep-images). It is deleted before the cluster's group, by which the cluster is
+found again. Sources: Azure Container Registry's REST reference and its page on authentication, as of 2026-11.
+MLBENCH_ACR_ENDPOINT moves the registry's own sign-in, for tests and proxies.
+"""
+
+import os
+import uuid
+from dataclasses import replace
+from urllib.parse import urlencode
+
+from mlbench_cli.errors import CredentialError, MlbenchError, NotFoundError
+from mlbench_cli.kube.tls import explain_connection_failure
+from providers.aks import api
+from providers.aks.errors import UNREACHED, Message
+from providers.aks.resources import AzureResource, ControlPlane, ResourceGroup
+from providers.base import (
+    Readiness,
+    ResourceStatus,
+    TransientError,
+    call_timeout,
+    ownership_tags,
+    reason_to_keep_images,
+)
+
+USER = "00000000-0000-0000-0000-000000000000"  # the registry's user name for tokens
+FOLDER = "mlbench"  # a name without one would be of Docker Hub
+PULL = "7f951dda-4ed3-4680-a7ca-43fe172d538d"  # the built-in role AcrPull, the same everywhere
+
+
+def registry_name(subscription: str, region: str, cluster: str) -> str:
+    """A name of letters and digits that no other registry in the world has, and that follows from the cluster's."""
+    return f"mlbench{uuid.uuid5(uuid.NAMESPACE_URL, f'{subscription}/{region}/{cluster}'.lower()).hex[:20]}"
+
+
+def registry_of(subscription: str, region: str, cluster: str) -> str:
+    """The prefix of the images' names, for nodes and for `docker push`."""
+    return f"{registry_name(subscription, region, cluster)}.azurecr.io/{FOLDER}"
+
+
+class ImageGroup(ResourceGroup):
+    """The resource group of the registry."""
+
+    kind = "group of the image registry"
+
+    def __init__(self, group: ResourceGroup) -> None:
+        super().__init__(group.cluster, group.azure)
+        self.name = f"{group.name}-images"
+        self.path = group.azure.group(self.name)
+        self.needs = (group,)
+        self.remove_command = f"az group delete --name {self.name} --subscription {self.azure.subscription}"
+
+    def find(self) -> ResourceStatus | None:
+        """As the cluster's own group; kept if the images are to stay."""
+        found = super().find()
+        kept = reason_to_keep_images(self.cluster, self.remove_command)
+        return replace(found, kept=kept) if found else None
+
+
+class ImageRegistry(AzureResource):
+    """The registry, and the right of the cluster's machines to pull from it."""
+
+    kind = "image registry"
+    create_seconds = delete_seconds = 600.0
+
+    def __init__(self, group: ImageGroup, plane: ControlPlane) -> None:
+        azure = group.azure
+        name = registry_name(azure.subscription, azure.location, plane.name)
+        super().__init__(azure, name, f"{group.path}/providers/Microsoft.ContainerRegistry/registries/{name}")
+        self.plane = plane
+        self.needs = (group, plane)
+        self.goes_with = group
+        self.remove_command = f"az acr delete --name {name} --subscription {azure.subscription}"
+
+    def find(self) -> ResourceStatus | None:
+        """As other resources; kept with its group."""
+        found = super().find()
+        kept = reason_to_keep_images(self.plane.cluster, self.remove_command)
+        return replace(found, kept=kept) if found else None
+
+    def request(self) -> Message:
+        """The cheapest kind, without the user that everybody would share."""
+        return {
+            "location": self.azure.location,
+            "tags": ownership_tags(self.plane.cluster),
+            "sku": {"name": "Basic"},
+            "properties": {"adminUserEnabled": False},
+        }
+
+    def poll(self) -> Readiness:
+        """Ready when the machines may pull. Raises CredentialError if the caller may not give them that right."""
+        progress = super().poll()
+        if not progress.ready:
+            return progress
+        machines = self._find_machines()
+        assignment = uuid.uuid5(uuid.NAMESPACE_URL, f"{self.path}/{machines}".lower())
+        role = f"{self.path}/providers/Microsoft.Authorization/roleAssignments/{assignment}"
+        try:
+            self.azure.get(role, "show the role of the machines")
+        except NotFoundError:
+            self._let_machines_pull(machines, role)
+            return Readiness(False, "Azure does not show the machines' role yet")
+        found = self.find_raw() or {}
+        server = (found.get("properties") or {}).get("loginServer")
+        return Readiness(True, facts={"registry": f"{server}/{FOLDER}"} if server else {})
+
+    def _find_machines(self) -> str:
+        """The identity by which the machines pull images."""
+        profile = self.plane.require_raw()["properties"].get("identityProfile") or {}
+        machines = (profile.get("kubeletidentity") or {}).get("objectId")
+        if not machines:
+            raise TransientError("AKS does not show the identity of the machines yet.")
+        return str(machines)
+
+    def _let_machines_pull(self, machines: str, role: str) -> None:
+        properties = {
+            "roleDefinitionId": f"{self.azure.root}/providers/Microsoft.Authorization/roleDefinitions/{PULL}",
+            "principalId": machines,
+            "principalType": "ServicePrincipal",
+        }
+        what = "let the machines pull images"
+        try:
+            self.azure.change("PUT", role, what, {"properties": properties})
+        except CredentialError as error:
+            hint = "Ask for a role that may assign roles, or name a registry of your own: --registry PREFIX"
+            raise CredentialError(error.message, hint=hint) from None
+
+
+def fetch_login(registry: str) -> tuple[str, str]:
+    """User and password of a registry: its own token in exchange for one of Azure's."""
+    from azure.core import PipelineClient
+    from azure.core.exceptions import AzureError
+    from azure.core.rest import HttpRequest
+
+    host = registry.partition("/")[0]
+    url = f"{os.environ.get('MLBENCH_ACR_ENDPOINT', f'https://{host}')}/oauth2/exchange"
+    form = {"grant_type": "access_token", "service": host, "access_token": api.get_token()}
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    request = HttpRequest("POST", url, content=urlencode(form), headers=headers)
+    client: PipelineClient[HttpRequest, object] = PipelineClient(url, policies=[])
+    seconds = call_timeout()
+    try:
+        answer = client.send_request(request, connection_timeout=seconds, read_timeout=seconds)
+    except AzureError as error:
+        hint = explain_connection_failure(str(error)) or UNREACHED
+        raise TransientError(f"The registry {host} cannot be reached: {error}", hint=hint) from None
+    if answer.status_code in (401, 403):
+        raise CredentialError(f"The registry {host} refused the credentials: {answer.text()[:300]}")
+    if answer.status_code >= 400:
+        raise MlbenchError(f"The registry {host} refused with status {answer.status_code}: {answer.text()[:300]}")
+    return USER, str(answer.json()["refresh_token"])

@@ -1,0 +1,377 @@
+"""What a cluster on AKS consists of: a resource group of its own, the cluster with a system pool, the pool of workers.
+
+Everything lies in the group, and the group that AKS makes for the machines goes with the cluster: so a cluster is
+deleted by deleting its group, and nothing is left. AKS changes a cluster by one operation at a time and refuses a
+second one; that is waited for.
+"""
+
+import time
+from collections.abc import Sequence
+
+from mlbench_cli.cluster_details import ClusterDetails
+from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError
+from mlbench_cli.kube.access import Access
+from mlbench_cli.model import Cluster
+from providers.aks import api
+from providers.aks.api import Azure, Operation
+from providers.aks.errors import AGAIN, Message
+from providers.aks.kubeconfig import access_to
+from providers.aks.machines import Machine
+from providers.aks.options import AksOptions
+from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, ownership_tags
+from providers.kubernetes_calls import open_young_cluster
+
+SYSTEM_POOL = "system"
+WORKER_POOL = "workers"  # names of pools: at most 12 lower case letters and digits
+ROLE_LABEL = "mlbench-role"
+WORKER = "worker"
+GPU = "nvidia.com/gpu"
+GPU_LABEL = f"{GPU}.present"
+GPU_TAINT = f"{GPU}=present:NoSchedule"
+# AKS itself taints the machines of spot pools.
+SPOT_TOLERATION = "kubernetes.azure.com/scalesetpriority=spot:NoSchedule"
+CREATED_TAG = "mlbench-created"  # seconds since 1970; groups do not tell when they were made
+# The system pool has no taint, so that Helm charts and controllers find a place. Two machines, so that DNS survives
+# the loss of one.
+SYSTEM_NODES = 2
+SYSTEM_DISK = 128  # GB
+READY, FAILED = ("Succeeded",), ("Failed", "Canceled")
+
+
+def group_of(name: str, location: str) -> str:
+    """The resource group of a cluster. Groups are unique in a subscription, clusters in a region of it."""
+    return f"mlbench-{name}-{location}"
+
+
+class AzureResource(Resource):
+    """A resource that Azure creates by an operation: read by its path, with a provisioning state."""
+
+    def __init__(self, azure: Azure, name: str, path: str) -> None:
+        self.azure = azure
+        self.name = name
+        self.path = path
+        self.operation: Operation | None = None
+
+    def find_raw(self) -> Message | None:
+        """Read the resource by its path; None if it does not exist."""
+        try:
+            return self.azure.get(self.path, f"show the {self.kind} {self.name}")
+        except NotFoundError:
+            return None
+
+    def request(self) -> Message:
+        """The document of the create call."""
+        raise NotImplementedError
+
+    def find(self) -> ResourceStatus | None:
+        """Translate the provisioning state."""
+        found = self.find_raw()
+        if found is None:
+            return None
+        state = state_of(found)
+        broken = f"it is in the state {state}" if state in FAILED else None
+        return ResourceStatus(state, deleting=state == "Deleting", broken=broken)
+
+    def create(self) -> None:
+        """Request it, and remember the operation to poll."""
+        what = f"create the {self.kind} {self.name}"
+        self.operation = self.azure.change("PUT", self.path, what, self.request())
+
+    def poll(self) -> Readiness:
+        """Ready when the creating operation is done. Raises with Azure's own words if it has failed."""
+        return self.poll_operation("created")
+
+    def poll_operation(self, doing: str) -> Readiness:
+        """How far the operation on it is. Raises with Azure's words if it, or what it works on, has failed."""
+        what = f'The {self.kind} "{self.name}" was not {doing}'
+        if self.operation is not None and not self.operation.is_due:
+            return Readiness(False, "Azure works on it")
+        if not self.azure.poll(self.operation, what):
+            return Readiness(False, "Azure works on it")
+        found = self.find_raw()
+        if found is None:
+            raise NotFoundError(f'The {self.kind} "{self.name}" has gone while it was being {doing}.')
+        state = state_of(found)
+        if state in FAILED:
+            # Another process has asked for it, and only that one can read why it failed.
+            raise MlbenchError(f"{what}: it is in the state {state}.", hint=AGAIN)
+        return Readiness(state in READY, f"it is {state}")
+
+    def delete(self) -> None:
+        """Request the deletion. Absent is success."""
+        try:
+            self.azure.change("DELETE", self.path, f"delete the {self.kind} {self.name}")
+        except NotFoundError:
+            return
+
+
+class ResourceGroup(AzureResource):
+    """The group of all that belongs to the cluster, with its tags. It is found by them, and deleted with all in it."""
+
+    kind = "resource group"
+    create_seconds = 300.0
+    delete_seconds = 3600.0  # it waits for the cluster and for its machines
+
+    def __init__(self, cluster: Cluster, azure: Azure) -> None:
+        name = group_of(cluster.name, azure.location)
+        super().__init__(azure, name, azure.group(name))
+        self.cluster = cluster
+        self.remove_command = f"az group delete --name {name} --subscription {azure.subscription}"
+
+    def find(self) -> ResourceStatus | None:
+        """Translate state and tags."""
+        found = self.find_raw()
+        if found is None:
+            return None
+        state = state_of(found)
+        ours = (found.get("tags") or {}).get(CLUSTER_TAG) == self.cluster.name
+        return ResourceStatus(state, ours=ours, deleting=state == "Deleting")
+
+    def request(self) -> Message:
+        """Region and tags."""
+        tags = {**ownership_tags(self.cluster), CREATED_TAG: str(int(time.time()))}
+        return {"location": self.azure.location, "tags": tags}
+
+
+class ControlPlane(AzureResource):
+    """The cluster itself, with its system pool."""
+
+    kind = "AKS cluster"
+    create_seconds = 1800.0
+    delete_seconds = 3600.0
+
+    def __init__(self, group: ResourceGroup, options: AksOptions) -> None:
+        service = f"{group.path}/providers/Microsoft.ContainerService"
+        super().__init__(group.azure, group.cluster.name, f"{service}/managedClusters/{group.cluster.name}")
+        self.group = group
+        self.cluster = group.cluster
+        self.options = options
+        self.needs = (group,)
+        self.goes_with = group
+        self.remove_command = (
+            f"az aks delete --name {self.name} --resource-group {group.name} --subscription {self.azure.subscription}"
+        )
+
+    def require_raw(self) -> Message:
+        """Read the cluster. Raises NotFoundError if it does not exist."""
+        found = self.find_raw()
+        if found is None:
+            raise NotFoundError(f'There is no AKS cluster "{self.name}".')
+        return found
+
+    def access(self) -> Access:
+        """Open the cluster's API. Raises NotFoundError if the cluster does not exist."""
+        return access_to(self.azure, self.path)
+
+    def list_ready_workers(self) -> list[Message]:
+        """The nodes of the workers that are Ready. Raises NotFoundError if the cluster does not exist."""
+        with open_young_cluster(self.access) as kubernetes:
+            nodes = kubernetes.get("/api/v1/nodes", labelSelector=f"{ROLE_LABEL}={WORKER}")["items"]
+        return [node for node in nodes if _is_ready(node)]
+
+    def request(self) -> Message:
+        """The cluster as AKS is asked for it."""
+        options, tags = self.options, ownership_tags(self.cluster)
+        properties: Message = {
+            "dnsPrefix": self.name,
+            "nodeResourceGroup": f"{self.group.name}-nodes",
+            "enableRBAC": True,
+            "agentPoolProfiles": [
+                {
+                    "name": SYSTEM_POOL,
+                    "mode": "System",
+                    "count": SYSTEM_NODES,
+                    "vmSize": options.system_machine_type,
+                    "osDiskSizeGB": SYSTEM_DISK,
+                    "nodeLabels": {ROLE_LABEL: SYSTEM_POOL},
+                    **_pool(options, tags),
+                }
+            ],
+            "networkProfile": {
+                "networkPlugin": "azure",
+                "networkPluginMode": "overlay",
+                "networkDataplane": "cilium",
+                "networkPolicy": "cilium",
+                "loadBalancerSku": "standard",
+                "outboundType": "loadBalancer",
+            },
+            "oidcIssuerProfile": {"enabled": True},
+            # A machine that is upgraded fails its run.
+            "autoUpgradeProfile": {"upgradeChannel": "none", "nodeOSUpgradeChannel": "None"},
+        }
+        if options.kubernetes_version:
+            properties["kubernetesVersion"] = options.kubernetes_version
+        if options.allow_from:
+            properties["apiServerAccessProfile"] = {"authorizedIPRanges": list(options.allow_from)}
+        return {
+            "location": self.azure.location,
+            "tags": tags,
+            "sku": {"name": "Base", "tier": options.tier.capitalize()},
+            "identity": {"type": "SystemAssigned"},
+            "properties": properties,
+        }
+
+
+class Placement(AzureResource):
+    """The proximity placement group of the workers: machines of one data centre."""
+
+    kind = "proximity placement group"
+    create_seconds = delete_seconds = 300.0
+
+    def __init__(self, group: ResourceGroup) -> None:
+        path = f"{group.path}/providers/Microsoft.Compute/proximityPlacementGroups/{WORKER_POOL}"
+        super().__init__(group.azure, f"{group.name}/{WORKER_POOL}", path)
+        self.group = group
+        self.needs = (group,)
+        self.goes_with = group
+
+    def request(self) -> Message:
+        """Region and tags."""
+        return {
+            "location": self.azure.location,
+            "tags": ownership_tags(self.group.cluster),
+            "properties": {"proximityPlacementGroupType": "Standard"},
+        }
+
+
+class WorkerPool(AzureResource):
+    """The machines of the runs, all of one size."""
+
+    kind = "node pool"
+    create_seconds = 2400.0
+
+    def __init__(
+        self, plane: ControlPlane, machine: Machine, count: int, placement: Placement | None, needs: Sequence[Resource]
+    ) -> None:
+        super().__init__(plane.azure, f"{plane.name}/{WORKER_POOL}", f"{plane.path}/agentPools/{WORKER_POOL}")
+        self.plane = plane
+        self.machine = machine
+        self.count = count
+        self.placement = placement
+        self.needs = tuple(needs)
+        self.goes_with = plane.group
+        self.remove_command = (
+            f"az aks nodepool delete --name {WORKER_POOL} --cluster-name {plane.name} "
+            f"--resource-group {plane.group.name} --subscription {self.azure.subscription}"
+        )
+
+    def find(self) -> ResourceStatus | None:
+        """Translate the pool's state; names how it differs from what was asked for."""
+        found = self.find_raw()
+        if found is None:
+            return None
+        state = state_of(found)
+        broken = f"it is in the state {state}" if state in FAILED else None
+        differs = None if broken else self._difference(found["properties"])
+        return ResourceStatus(state, deleting=state == "Deleting", broken=broken, differs=differs)
+
+    def poll(self) -> Readiness:
+        """As other resources; machines that have come although the pool failed are named: they cost money."""
+        try:
+            return super().poll()
+        except CapacityError as error:
+            if here := self._describe_machines():
+                raise CapacityError(f"{error.message} {here}", hint=error.hint, details=error.details) from None
+            raise
+
+    def _describe_machines(self) -> str | None:
+        try:
+            running = len(self.plane.list_ready_workers())
+        except MlbenchError:  # the reason of the failure is worth more than this
+            return None
+        return f"{running} of {self.count} machines have come and cost money." if running else None
+
+    def request(self) -> Message:
+        """The document of the create call: machines, disks, GPUs with their driver, zones, labels, taints."""
+        options, machine = self.plane.options, self.machine
+        properties: Message = {
+            "mode": "User",
+            "count": self.count,
+            "vmSize": machine.name,
+            "osDiskSizeGB": options.disk_size,
+            "nodeLabels": {ROLE_LABEL: WORKER},
+            **_pool(options, ownership_tags(self.plane.cluster)),
+        }
+        if machine.gpus:
+            properties["gpuProfile"] = {"driver": "Install"}
+            properties["nodeLabels"][GPU_LABEL] = "true"  # the device plugin runs there
+            properties["nodeTaints"] = [GPU_TAINT]
+        if options.spot:
+            properties |= {"scaleSetPriority": "Spot", "scaleSetEvictionPolicy": "Delete", "spotMaxPrice": -1}
+        if zone := zone_of(self.plane.cluster):
+            properties["availabilityZones"] = [zone]
+        if self.placement is not None:
+            properties["proximityPlacementGroupID"] = self.placement.path
+        return {"properties": properties}
+
+    def _difference(self, found: Message) -> str | None:
+        asked = (self.machine.name.lower(), "Spot" if self.plane.options.spot else "Regular")
+        has = (str(found.get("vmSize")).lower(), found.get("scaleSetPriority") or "Regular")
+        words = ("VM size", "priority")
+        differing = [f"{word} {a} instead of {b}" for word, a, b in zip(words, has, asked, strict=True) if a != b]
+        return ", ".join(differing) or None
+
+
+class PoolSize(AzureResource):
+    """The number of machines in the pool of workers."""
+
+    kind = "size of node pool"
+    create_seconds = 2400.0
+
+    def __init__(self, pool: WorkerPool, count: int) -> None:
+        super().__init__(pool.azure, f"{pool.name}={count}", pool.path)
+        self.count = count
+        self.goes_with = pool.plane.group
+
+    def find(self) -> ResourceStatus | None:
+        """Always None: setting the size again does no harm."""
+        return None
+
+    def request(self) -> Message:
+        """The pool as it is, with the new number: what a PUT leaves out, AKS takes for its default."""
+        found = self.find_raw()
+        if found is None:
+            raise NotFoundError(f'There is no node pool "{self.name.partition("=")[0]}".')
+        return {"properties": {**found["properties"], "count": self.count}}
+
+    def poll(self) -> Readiness:
+        """Ready when the resizing operation is done. Raises with Azure's own words if it has failed."""
+        return self.poll_operation("resized")
+
+    def delete(self) -> None:
+        """Do nothing: a size is not deleted."""
+        return
+
+
+def state_of(found: Message) -> str:
+    """The provisioning state in a document."""
+    return str((found.get("properties") or {}).get("provisioningState") or "Succeeded")
+
+
+def zone_of(cluster: Cluster) -> str | None:
+    """The number of the zone that the workers are in; None if Azure chooses."""
+    location = ClusterDetails.of(cluster).location or ""
+    region, _, zone = location.rpartition("-")
+    return zone if region and zone.isdecimal() else None
+
+
+def azure_of(cluster: Cluster, subscription: str | None, region: str) -> Azure:
+    """Subscription and region of a cluster."""
+    return Azure(cluster.account or subscription or api.subscription_of(None), cluster.location or region)
+
+
+def _pool(options: AksOptions, tags: dict[str, str]) -> Message:
+    """What all pools have in common."""
+    pool: Message = {
+        "type": "VirtualMachineScaleSets",
+        "osType": "Linux",
+        "osDiskType": "Managed",
+        "enableUltraSSD": False,
+        "tags": tags,
+    }
+    return {**pool, "vnetSubnetID": options.subnet} if options.subnet else pool
+
+
+def _is_ready(node: Message) -> bool:
+    conditions = (node.get("status") or {}).get("conditions") or []
+    return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
