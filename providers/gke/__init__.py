@@ -13,10 +13,12 @@ from providers.base import Plan, Resource, check_ranges, read_options, registry_
 from providers.gke import api
 from providers.gke.api import Gke
 from providers.gke.end_timer import EndIdentity, EndTimer
-from providers.gke.families import FABRICS, FLEX_START_COMPACT, NOT_ON_DEMAND
+from providers.gke.fabric import NcclInstaller, NetworkObjects
+from providers.gke.families import FABRICS, FLEX_START_COMPACT, NOT_ON_DEMAND, FabricKind, fabric_facts
 from providers.gke.machines import CPU_DEFAULT, Machine, choose_machine
+from providers.gke.networks import list_networks
 from providers.gke.options import DEFAULT_ZONE, GkeDetails, GkeOptions
-from providers.gke.readiness import EndLabel, ReadyMachines, gpu_probe
+from providers.gke.readiness import EndLabel, gpu_probe
 from providers.gke.repository import USER, ImageRepository, registry_of
 from providers.gke.reservations import parse_reservation
 from providers.gke.resources import (
@@ -30,8 +32,11 @@ from providers.gke.resources import (
     WorkerPool,
     access_to,
     is_queued,
+    setup_of,
 )
 from providers.gpu_probe import NONE
+from providers.machine_checks import require_vcpus
+from providers.ready_machines import ReadyMachines
 
 if TYPE_CHECKING:
     from providers.checks import Check
@@ -80,7 +85,7 @@ class GkeProvider:
             "location": place_of(options),
             "options": asdict(options),
             "node_selector": {ROLE_LABEL: WORKER},
-            **({"fabric": asdict(fabric)} if (fabric := FABRICS.get(machine.name)) else {}),
+            **_fabric_details(options, machine),
             **_flex_start_details(options, nodes),
             **registry_details(options.registry, registry_of(project, place_of(options), name)),
         }
@@ -103,24 +108,32 @@ class GkeProvider:
         return sketch_plan(cluster, read_options(cluster, GkeOptions), _recorded_machine(cluster))
 
     def resources(self, cluster: Cluster) -> Sequence[Resource]:
-        """The resources in the order of their creation: control plane, pool, the wait for machines, the GPU probe."""
+        """The resources in the order of their creation: control plane, networks, pool, wait for machines, probe."""
         options = read_options(cluster, GkeOptions)
         machine = _recorded_machine(cluster)
         plane = ControlPlane(cluster, _gke(cluster), options)
         count = ClusterDetails.of(cluster).nodes or 0
-        pool = WorkerPool(plane, machine, count)
-        found: list[Resource] = [plane, pool]
+        setup = setup_of(cluster)
+        networks = list_networks(plane, setup)
+        pool = WorkerPool(plane, machine, count, networks)
+        found: list[Resource] = [plane, *networks, pool]
         if ClusterDetails.of(cluster).registry_made:
             found.insert(1, ImageRepository(plane))
         if ClusterDetails.of(cluster).expires is not None:
             identity = EndIdentity(plane)
             found += [identity, EndTimer(plane, identity)]
+        kind = FabricKind(setup) if setup in list(FabricKind) else None
+        if kind and networks:
+            found.append(NetworkObjects(plane, kind, (plane, *networks)))
+        probe = None
         if count and not options.flex_start:
-            ready = ReadyMachines(plane, count, machine.gpus, (pool,))
+            ready = ReadyMachines(plane, count, machine.gpus, (pool,), plane)
             found.append(ready)
             if machine.gpus and options.probe_image != NONE:
-                image = options.probe_image or PROBE_IMAGE
-                found.append(gpu_probe(plane, machine.gpus, image, (ready,)))
+                probe = gpu_probe(plane, machine.gpus, options.probe_image or PROBE_IMAGE, (ready,))
+                found.append(probe)
+        if kind:
+            found.append(NcclInstaller(plane, kind, 0 if options.flex_start else count, pool, probe))
         return found
 
     def list_zones(self, cluster: Cluster) -> Sequence[str]:
@@ -145,7 +158,8 @@ class GkeProvider:
         """Say that Google ends nothing by itself when the time is up."""
         return (
             "A clock inside of the cluster deletes it as a whole, if you may change the project's IAM policy. Disks of "
-            "claims, load balancers and an image repository stay until mlbench gc --expired or delete-cluster."
+            "claims, load balancers, an image repository and the networks of --fast-network stay until mlbench gc "
+            "--expired or delete-cluster."
         )
 
     def run_checks(self, project: str | None, location: str | None) -> "Iterator[Check]":
@@ -165,6 +179,12 @@ class GkeProvider:
         from providers.gke.orphans import orphan_command
 
         return orphan_command(cluster, item)
+
+    def compose_policy(self, command: str | None) -> Mapping[str, object]:
+        """The document of `mlbench doctor gke --policy`."""
+        from providers.gke.rights import role_of
+
+        return role_of(command)
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
         """Find the clusters with our label in the project and location of `scope`; "-" is every location."""
@@ -194,7 +214,7 @@ class GkeProvider:
         machine = _recorded_machine(cluster)
         plane = ControlPlane(cluster, _gke(cluster), options)
         size = PoolSize(WorkerPool(plane, machine, nodes), nodes)
-        return [size, ReadyMachines(plane, nodes, machine.gpus, (size,))] if nodes else [size]
+        return [size, ReadyMachines(plane, nodes, machine.gpus, (size,), plane)] if nodes else [size]
 
 
 def _with_first_zone(options: GkeOptions) -> GkeOptions:
@@ -206,6 +226,13 @@ def _with_first_zone(options: GkeOptions) -> GkeOptions:
         raise UsageError("--zones and --worker-zone exclude each other: one tries zones in turn, one uses all at once.")
     zone = options.zone if options.zone or options.region else zones[0]
     return replace(options, zone=zone, worker_zone=zones[:1])
+
+
+def _fabric_details(options: GkeOptions, machine: Machine) -> dict[str, object]:
+    """The fast network that the machines have, and its kind if it is set up."""
+    fabric = FABRICS.get(machine.name)
+    facts = fabric_facts(machine.name, fabric.kind if fabric and options.fast_network else None)
+    return {"fabric": facts} if facts else {}
 
 
 def _flex_start_details(options: GkeOptions, nodes: int) -> dict[str, object]:
@@ -229,11 +256,7 @@ def machine_of(options: GkeOptions) -> Machine:
     Raises UsageError if it has fewer vCPUs or other GPUs than asked for.
     """
     machine = choose_machine(options.machine_type, options.num_gpus, options.gpu_type)
-    if options.num_cpus is not None and machine.vcpus is not None and options.num_cpus > machine.vcpus:
-        raise UsageError(
-            f"{machine.name} has {machine.vcpus} vCPUs, not {options.num_cpus}.", hint="Choose a larger --machine-type."
-        )
-    return machine
+    return require_vcpus(machine, options.num_cpus)
 
 
 def _recorded_machine(cluster: Cluster) -> Machine:
@@ -267,6 +290,10 @@ def _check(options: GkeOptions, machine: Machine) -> None:
             f"Google sells {machine.name} only as spot, flex-start or from a reservation.",
             hint="--spot: cheap, may be taken away. --flex-start: queued until there are some, for at most 7 days. "
             "--reservation NAME: bought before.",
+        )
+    if options.fast_network and machine.name not in FABRICS:
+        raise UsageError(
+            f"{machine.name} has no fast network of its own.", hint=f"--machine-type: {', '.join(FABRICS)}"
         )
     if options.flex_start and options.compact_placement and not machine.name.startswith(FLEX_START_COMPACT):
         raise UsageError(f"--compact-placement and --flex-start do not go together for {machine.name}.")

@@ -1,4 +1,4 @@
-"""Checks with Compute Engine before anything is created: machine types of the zone, quotas."""
+"""Compute Engine's REST API: machine types of the zone and quotas before anything is created; changes of networks."""
 
 import os
 import time
@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError, UsageError
-from providers.base import TransientError, call_timeout
+from providers.base import BusyError, TransientError, call_timeout
 from providers.gke import api
 from providers.gke.api import Message
 from providers.gke.families import DISK_QUOTAS, cpu_quota_names
@@ -30,6 +31,9 @@ QUOTA_OF = {
 # Granted on demand by a quota of the GPU's family, which a region may or may not list. There the other quota is 0.
 BY_FAMILY = ("nvidia-h100-80gb", "nvidia-h100-mega-80gb", "nvidia-h200-141gb", "nvidia-b200", "nvidia-rtx-pro-6000")
 ALL_GPUS, ALL_CPUS = "GPUS_ALL_REGIONS", "CPUS_ALL_REGIONS"
+NETWORK_QUOTAS = ("NETWORKS", "SUBNETWORKS", "FIREWALLS")  # of a project
+# Reasons of refusals, as errors and operations spell them, less case and underscores: something else has to end first.
+IN_USE = frozenset({"resourceinusebyanotherresource", "resourcenotready"})
 
 
 class Purchase(StrEnum):
@@ -73,17 +77,21 @@ class Shortage:
     needed: int
 
 
-def check_machines(project: str, zones: list[str], demands: Sequence[Demand], *, public_addresses: bool) -> list[str]:
+def check_machines(
+    project: str, zones: list[str], demands: Sequence[Demand], *, public_addresses: bool, networks: int = 0
+) -> list[str]:
     """Warnings about what may not work. Raises UsageError or CapacityError for what certainly will not.
 
     The last demand is that of the workers, which are in `zones`; the machines of the system are in the first of them.
+    `networks` are VPC networks, each with a subnetwork and a firewall rule.
     """
     compute = Compute(project)
     try:
         cpus = [compute.check_offer(zones[0], demand.machine) for demand in demands]
         for zone in zones[1:]:
             compute.check_offer(zone, demands[-1].machine)
-        return compute.check_quotas(api.region_of(zones[0]), demands, cpus, public_addresses=public_addresses)
+        region, others = api.region_of(zones[0]), dict.fromkeys(NETWORK_QUOTAS, networks)
+        return compute.check_quotas(region, demands, cpus, others, public_addresses=public_addresses)
     except (UsageError, CapacityError, NotFoundError):
         raise
     except TransientError:
@@ -95,7 +103,7 @@ def check_machines(project: str, zones: list[str], demands: Sequence[Demand], *,
 
 
 class Compute:
-    """Compute Engine's REST API, read only."""
+    """Compute Engine's REST API of one project."""
 
     def __init__(self, project: str) -> None:
         self.project = project
@@ -156,17 +164,24 @@ class Compute:
         return [name for name in QUOTA_OF if name in found]
 
     def check_quotas(
-        self, region: str, demands: Sequence[Demand], cpus: Sequence[int], *, public_addresses: bool
+        self,
+        region: str,
+        demands: Sequence[Demand],
+        cpus: Sequence[int],
+        others: Mapping[str, int],
+        *,
+        public_addresses: bool,
     ) -> list[str]:
         """Warnings for quotas that are not known. Raises CapacityError naming every quota that is too small.
 
-        `cpus` are those of each demand's machine, 0 if not known.
+        `cpus` are those of each demand's machine, 0 if not known; `others` is what is needed besides machines.
         """
         found = self.quotas(region)
         limits = {name: float(item["limit"]) for name, item in found.items()}
         needs = _count_needs(demands, cpus, limits, public_addresses)
         gpu_quotas, warnings = _gpu_needs(demands[-1], limits)
         needs.update(gpu_quotas)
+        needs.update({name: number for name, number in others.items() if number})
         lacking = []
         for name, needed in needs.items():
             if name in found:
@@ -175,7 +190,7 @@ class Compute:
                     lacking.append(Shortage(name, left, found[name]["limit"], needed))
         if lacking:
             raise _quota_error(self.project, region, lacking)
-        if demands[-1].machine.gpu and demands[-1].count and not set(gpu_quotas) & set(found):
+        if demands[-1].machine.gpu and demands[-1].count and not warnings and not set(gpu_quotas) & set(found):
             warnings.append(f"No quota of {demands[-1].machine.gpu} is known in {region}; it may still be refused.")
         return warnings
 
@@ -193,6 +208,49 @@ class Compute:
             api.require_success(answer)
         document: Message = answer.json()
         return document
+
+    def change(self, method: str, path: str, body: Message | None = None) -> str:
+        """Request a change below the project. Returns the path of the operation to poll.
+
+        Raises BusyError while something else uses the resource or works on it, CapacityError for a quota.
+        """
+        with api.map_rest_errors("Compute Engine", f"{method.lower()} {path}", self.project):
+            answer = self._session.request(method, f"{self._base}{path}", json=body, timeout=call_timeout())
+            if answer.status_code in (400, 403):
+                self._raise_known(read_error(answer))
+            api.require_success(answer)
+        operation: Message = answer.json()
+        region = str(operation.get("region") or "").rpartition("/")[2]
+        return f"{f'/regions/{region}' if region else '/global'}/operations/{operation['name']}"
+
+    def is_done(self, operation: str) -> bool:
+        """Whether an operation is done. Raises BusyError, CapacityError or MlbenchError if it has failed."""
+        found = self.get(operation)
+        if found.get("status") != "DONE":
+            return False
+        for error in (found.get("error") or {}).get("errors") or ():
+            self._raise_known({"message": error.get("message"), "errors": [{"reason": error.get("code")}]})
+            raise MlbenchError(f'Compute Engine could not do it: "{error.get("message")}"')
+        return True
+
+    def _raise_known(self, error: Message) -> None:
+        """Raise for the reasons of a refusal that waiting or a larger quota helps against."""
+        message = f'Compute Engine refuses: "{error.get("message")}"'
+        reasons = {str(item.get("reason")).replace("_", "").lower() for item in error.get("errors") or ()}
+        if reasons & IN_USE:
+            raise BusyError(message)
+        if reasons & {"quotaexceeded"}:
+            raise api.capacity_error(message, self.project)
+
+
+def read_error(answer: Any) -> Message:
+    """The error in a refusal's document; empty for the answer of something else on the way, such as a proxy."""
+    try:
+        document = answer.json()
+    except ValueError:
+        return {}
+    error = document.get("error") if isinstance(document, dict) else None
+    return error if isinstance(error, dict) else {}
 
 
 def _gcloud(collection: str) -> str:

@@ -1,25 +1,62 @@
 """Finds the clusters on GKE that bear our tags, whoever created them."""
 
+import time
+from collections.abc import Iterator
 from typing import Any
 
 from mlbench_cli.model import Cluster
-from providers.base import CLUSTER_TAG, TransientError, details_from_tags
+from mlbench_cli.times import parse_timestamp
+from providers.base import CLUSTER_TAG, FABRIC_TAG, PartialSearchError, details_from_tags
 from providers.gke.api import Gke, region_of
+from providers.gke.families import fabric_facts
+from providers.gke.networks import LOCATION_TAG, NetworkMark, find_marks
 from providers.gke.resources import ROLE_LABEL, WORKER, WORKER_POOL
 
+YOUNG_SECONDS = 900.0  # in which a cluster appears that is created together with its networks
 STATES = {"PROVISIONING": "creating", "STOPPING": "deleting", "ERROR": "failed"}
 
 
 def discover_clusters(project: str, location: str) -> list[Cluster]:
-    """All of a project, in one location or ("-") everywhere. Raises TransientError if a zone does not answer."""
+    """All of a project, in one location or ("-") everywhere; also those of which only networks are left.
+
+    Raises PartialSearchError if a zone does not answer.
+    """
     answer = Gke(project, location).call("list_clusters", parent=f"projects/{project}/locations/{location}")
-    if answer.missing_zones:
-        raise TransientError(
-            f"Google has no answer from {', '.join(answer.missing_zones)}, so the clusters there are not known."
-        )
-    return [
-        _cluster(found, project) for found in answer.clusters if found.resource_labels.get(CLUSTER_TAG) == found.name
-    ]
+    found = [_cluster(item, project) for item in answer.clusters if item.resource_labels.get(CLUSTER_TAG) == item.name]
+    if answer.missing_zones:  # whose clusters may be those of networks that seem to have none
+        missing = ", ".join(answer.missing_zones)
+        raise PartialSearchError(f"Google has no answer from {missing}, so the clusters there are not known.", found)
+    # Also those that are not ours: a network bears the name of a cluster that mlbench made, or was about to make.
+    there = {(item.name, item.location) for item in answer.clusters}
+    return [*found, *_list_remains(project, location, there)]
+
+
+def _list_remains(project: str, location: str, there: set[tuple[str, str]]) -> Iterator[Cluster]:
+    """Clusters that do not exist, by the networks that they have left or that are made before them."""
+    listed: set[tuple[str, str]] = set()
+    for mark in find_marks(project):
+        identity = name, place = mark.tags[CLUSTER_TAG], mark.tags.get(LOCATION_TAG, "")
+        if identity in there | listed or location not in ("-", place):
+            continue
+        listed.add(identity)
+        options = {"region" if region_of(place) == place else "zone": place, "project": project, "fast_network": True}
+        details = {
+            "project": project,
+            "location": place,
+            "nodes": 0,
+            "options": options,
+            **details_from_tags(mark.tags),
+        }
+        state = "creating" if _is_young(mark) else "failed"
+        yield Cluster(name, "gke", state, mark.created, details, project, place)
+
+
+def _is_young(mark: NetworkMark) -> bool:
+    """Whether the cluster may be about to be created, at the same time as the network."""
+    try:
+        return time.time() - parse_timestamp(mark.created) < YOUNG_SECONDS
+    except ValueError:
+        return False
 
 
 def _cluster(found: Any, project: str) -> Cluster:
@@ -47,6 +84,9 @@ def _cluster(found: Any, project: str) -> Cluster:
         details["gpus_per_node"] = int(accelerator.accelerator_count) if accelerator else 0
         details["machine_type"] = options["machine_type"] = pool.config.machine_type
         options["spot"] = bool(pool.config.spot)
+        setup = found.resource_labels.get(FABRIC_TAG)
+        options["fast_network"] = bool(setup)
+        details["fabric"] = fabric_facts(pool.config.machine_type, setup)
         if pool.status.name in ("ERROR", "RUNNING_WITH_ERROR"):
             state = "failed"
     return Cluster(found.name, "gke", state, found.create_time, details, project, found.location)

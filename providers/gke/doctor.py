@@ -9,7 +9,9 @@ from providers.doctor import Checklist
 from providers.gke import api
 from providers.gke.api import Gke
 from providers.gke.compute import ALL_GPUS, QUOTA_OF, Compute
+from providers.gke.end_timer import Project
 from providers.gke.options import DEFAULT_ZONE
+from providers.gke.rights import role_of
 
 # Quotas that every cluster needs something of, besides those of GPUs.
 COMMON_QUOTAS = ("CPUS", "IN_USE_ADDRESSES", "SSD_TOTAL_GB")
@@ -21,7 +23,7 @@ def run_checks(project: str | None, location: str | None) -> Iterator[Check]:
     Stops at the first check without which the next ones mean nothing. Reads only.
     """
     checklist = Checklist("gke")
-    yield (found := doctor.check_library(checklist, "google-cloud-container", "2.57", "gke"))
+    yield (found := doctor.check_library(checklist, "google-cloud-container", "2.65", "gke"))
     if found.state == "failed":
         return
     zone = location or DEFAULT_ZONE
@@ -30,6 +32,7 @@ def run_checks(project: str | None, location: str | None) -> Iterator[Check]:
         yield checklist.failed or found
         return
     yield checklist.result("credentials", f"{_kind()}, project {name}")
+    yield _check_rights(checklist, Gke(name, zone))
     yield from _cluster_manager(checklist, Gke(name, zone))
     yield from _compute(checklist, Compute(name), zone)
     yield doctor.check_prices(checklist, "gke", api.region_of(zone))
@@ -47,6 +50,20 @@ def _kind() -> str:
     found = api.credentials()[0]
     account = getattr(found, "service_account_email", None) or getattr(found, "account", None)
     return f"{type(found).__module__.rpartition('.')[2].replace('_', ' ')}{f' {account}' if account else ''}"
+
+
+def _check_rights(checklist: Checklist, gke: Gke) -> Check:
+    """Ask IAM for the permissions of all commands at once."""
+    wanted = role_of(None)["includedPermissions"]
+    granted = checklist("rights", lambda: Project(gke).list_granted(wanted), optional=True)
+    if granted is None:
+        return checklist.failed or checklist.result("rights", "IAM does not tell", missing=True)
+    denied = [name for name in wanted if name not in granted]
+    if not denied:
+        return checklist.result("rights", f"IAM grants all {len(wanted)} permissions")
+    listed = ", ".join(denied[:10]) + (f" and {len(denied) - 10} more" if len(denied) > 10 else "")
+    hint = "As a role for an administrator: mlbench doctor gke --policy   For one command: --policy --for list-clusters"
+    return checklist.result("rights", f"IAM would deny {listed}", hint, missing=True)
 
 
 def _cluster_manager(checklist: Checklist, gke: Gke) -> Iterator[Check]:

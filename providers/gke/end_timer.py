@@ -8,6 +8,7 @@ warning. Sources: docs/clouds-assumptions.md.
 """
 
 import os
+from collections.abc import Sequence
 
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import CredentialError, NotFoundError
@@ -22,6 +23,7 @@ ROLE = "roles/container.clusterAdmin"
 ACCOUNT = NAME = "mlbench-end"
 # Google's mirror of the Python image: machines without an address of their own reach it, too.
 IMAGE = "mirror.gcr.io/library/python:3.12-slim-bookworm"
+PERMISSIONS_AT_ONCE = 100  # in one request, at most
 POLICY_VERSION = 3  # so that conditional bindings of others are read and written back as they are
 
 
@@ -159,6 +161,15 @@ class Project:
         options = {"options": {"requestedPolicyVersion": POLICY_VERSION}}
         return self._ask("POST", f"/v1/projects/{self.name}:getIamPolicy", options)
 
+    def list_granted(self, permissions: Sequence[str]) -> set[str]:
+        """Those of the permissions that the caller has in the project; anybody may ask."""
+        granted: set[str] = set()
+        for start in range(0, len(permissions), PERMISSIONS_AT_ONCE):
+            asked = {"permissions": list(permissions[start : start + PERMISSIONS_AT_ONCE])}
+            answer = self._ask("POST", f"/v1/projects/{self.name}:testIamPermissions", asked)
+            granted |= set(answer.get("permissions") or ())
+        return granted
+
     def write_policy(self, policy: Message) -> None:
         """Raises TransientError if somebody else has changed the policy since it was read: its etag tells."""
         body = {"policy": {**policy, "version": POLICY_VERSION}}
@@ -166,7 +177,7 @@ class Project:
 
     def _ask(self, method: str, path: str, body: Message | None = None) -> Message:
         url = f"{os.environ.get('MLBENCH_RESOURCE_MANAGER_ENDPOINT', ENDPOINT)}{path}"
-        what = f"read or change the policy of the project {self.name}"
+        what = f"tell or change who may do what in the project {self.name}"
         with api.map_rest_errors("Google's resource manager", what, self.name):
             answer = api.open_session().request(method, url, json=body, timeout=call_timeout())
             if answer.status_code == 409:

@@ -1,10 +1,11 @@
 """What the families of Compute Engine's machines want: boot disks, quotas of CPUs, ways to buy, networks.
 
 Sources: dstack `gcp/resources.py` and SkyPilot `volume_utils.py` (disks), gpuhunt and Google's consumption table (ways
-to buy), cluster-toolkit (networks of A3 and A4), as of 2026-11.
+to buy), cluster-toolkit (networks of A3 and A4, since which GKE makes those of RDMA), as of 2026-11.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 PD, HYPERDISK = "pd-balanced", "hyperdisk-balanced"
 # Families whose boot disk is a persistent disk, or a Hyperdisk. A family in neither gets what GKE chooses.
@@ -18,20 +19,63 @@ NOT_ON_DEMAND = ("a3-highgpu-1g", "a3-highgpu-2g", "a3-highgpu-4g", "a3-ultragpu
 FLEX_START_COMPACT = ("a3-ultragpu", "a4-", "h4d-")
 
 
+class FabricKind(StrEnum):
+    """How NCCL gets to the network cards of a family. The values are those of the label `mlbench-fabric`."""
+
+    TCPX = "tcpx"
+    TCPXO = "tcpxo"
+    GIB = "gib"
+
+
 @dataclass(frozen=True)
 class Fabric:
-    """The fast network of a machine: what NCCL calls it if it is used, and its bandwidth in Gbit/s."""
+    """The fast network of a machine: its name, its bandwidth in Gbit/s, and what a cluster needs for it.
+
+    `networks` is the number of VPC networks besides the cluster's own, one for each card; with 0, GKE makes them
+    itself, from the version `since` on (`accelerator_network_profile`).
+    """
 
     name: str
     gbits: int
+    kind: FabricKind
+    networks: int = 0
+    since: tuple[int, ...] = ()
 
 
+RDMA = Fabric("RDMA (gIB)", 3200, FabricKind.GIB, since=(1, 34, 1, 1829001))
 FABRICS = {
-    "a3-highgpu-8g": Fabric("GPUDirect-TCPX", 800),
-    "a3-megagpu-8g": Fabric("GPUDirect-TCPXO", 1600),
-    "a3-ultragpu-8g": Fabric("RDMA (gIB)", 3200),
-    "a4-highgpu-8g": Fabric("RDMA (gIB)", 3200),
+    "a3-highgpu-8g": Fabric("GPUDirect-TCPX", 800, FabricKind.TCPX, 4),
+    "a3-megagpu-8g": Fabric("GPUDirect-TCPXO", 1600, FabricKind.TCPXO, 8),
+    "a3-ultragpu-8g": RDMA,
+    "a4-highgpu-8g": RDMA,
 }
+
+
+def fabric_facts(machine_type: str | None, kind: str | None) -> dict[str, object]:
+    """What a cluster's record says of the machines' fast network; `kind` if the cluster has it set up. {}: none."""
+    fabric = FABRICS.get(machine_type or "")
+    facts: dict[str, object] = {"name": fabric.name, "gbits": fabric.gbits} if fabric else {}
+    return {**facts, "setup": kind} if kind else facts
+
+
+def count_networks(kind: str | None) -> int:
+    """The number of VPC networks that a cluster with such a fast network has besides its own."""
+    return max((fabric.networks for fabric in FABRICS.values() if fabric.kind == kind), default=0)
+
+
+def name_networks(cluster: str, kind: str | None) -> list[str]:
+    """The names of the VPC networks that a cluster with such a fast network has besides its own."""
+    return [f"mlbench-{cluster}-net{number + 1}" for number in range(count_networks(kind))]
+
+
+def configure_pool(cluster: str, kind: str) -> tuple[dict[str, object], dict[str, str]]:
+    """The network settings of a node pool with a fast network, and the labels of its nodes.
+
+    A network's subnetwork bears its name.
+    """
+    if names := name_networks(cluster, kind):
+        return {"additional_node_network_configs": [{"network": name, "subnetwork": name} for name in names]}, {}
+    return {"accelerator_network_profile": "auto"}, {"cloud.google.com/gke-networking-dra-driver": "true"}
 
 
 def default_disk_type(machine_type: str) -> str | None:

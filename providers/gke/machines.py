@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mlbench_cli.errors import UsageError, did_you_mean
+from providers.machine_checks import require_gpus
 
 CPU_DEFAULT = "n1-standard-4"
 GPU_DEFAULT = "nvidia-tesla-t4"
@@ -70,7 +71,7 @@ def choose_machine(machine_type: str | None, num_gpus: int | None, gpu_type: str
     if machine_type is None:
         return _smallest(gpu or GPU_DEFAULT, num_gpus) if gpu or num_gpus else Machine(CPU_DEFAULT)
     if machine_type in SHAPED:
-        return _check_accelerators(SHAPED[machine_type], num_gpus, gpu)
+        return require_gpus(SHAPED[machine_type], num_gpus, gpu, SHAPED)
     if not gpu and not num_gpus:
         return Machine(machine_type)
     return _attach(machine_type, num_gpus or 1, gpu or GPU_DEFAULT)
@@ -102,20 +103,6 @@ def _smallest(gpu: str, count: int | None) -> Machine:
         raise UsageError(f"No machine has {wanted} × {gpu}; there are some with {_join_counts(counts)}.")
     # Of the smallest machines with one L4 the second is the first with enough memory for the tasks.
     return fitting[1] if gpu == "nvidia-l4" and wanted == 1 else fitting[0]
-
-
-def _check_accelerators(machine: Machine, num_gpus: int | None, gpu: str | None) -> Machine:
-    if gpu is not None and gpu != machine.gpu:
-        raise UsageError(
-            f"A {machine.name} has {machine.gpu}, not {gpu}.", hint="Leave out --gpu-type, or --machine-type."
-        )
-    if num_gpus is not None and num_gpus != machine.gpus:
-        others = [name for name, other in SHAPED.items() if other.gpu == machine.gpu and other.gpus == num_gpus]
-        raise UsageError(
-            f"A {machine.name} has {machine.gpus} × {machine.gpu}, not {num_gpus}.",
-            hint=f"--machine-type {others[0]}" if others else "Leave out --num-gpus.",
-        )
-    return machine
 
 
 def _attach(machine_type: str, count: int, gpu: str) -> Machine:

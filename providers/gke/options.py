@@ -51,6 +51,11 @@ class GkeOptions:
         help="Compute Engine reservation to take the workers from; one of its blocks: NAME/reservationBlocks/BLOCK",
     )
     compact_placement: bool = option(False, "--compact-placement", help="put the workers close together")
+    fast_network: bool = option(
+        False,
+        "--fast-network",
+        help="GPUDirect-TCPX, TCPXO or RDMA between the workers (A3 with 8 GPUs, A4); runs use it",
+    )
     gpu_driver: str = option("latest", "--gpu-driver", help="GPU driver version: latest or default, as GKE calls them")
     probe_image: str | None = option(
         None,

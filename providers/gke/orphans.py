@@ -1,4 +1,4 @@
-"""Disks and load balancers that a cluster's workloads have left in Google Cloud."""
+"""Disks and load balancers that a cluster's workloads have left in Google Cloud, and networks that GKE has left."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,8 +6,10 @@ from urllib.parse import quote
 
 from mlbench_cli.errors import NotFoundError
 from mlbench_cli.model import Cluster
+from mlbench_cli.times import parse_timestamp
 from providers.gke import api
 from providers.gke.compute import Compute
+from providers.gke.families import FabricKind
 from providers.gke.options import GkeDetails
 from providers.workloads import OrphanedResource, WorkloadObject
 
@@ -30,6 +32,8 @@ def list_orphans(cluster: Cluster, objects: Sequence[WorkloadObject]) -> list[Or
             orphans.append(
                 OrphanedResource("disk", str(disk["name"]), f"{disk.get('sizeGb')} GB, {disk.get('status')}", remove)
             )
+    if GkeDetails.of(cluster).fabric.get("setup") == FabricKind.GIB:
+        orphans += _list_gke_networks(compute, cluster)
     for address in {item.handle for item in objects if item.kind != "PersistentVolume" and item.handle}:
         orphans += _list_forwarding_rules(compute, cluster, address)
     return list({(item.kind, item.name): item for item in orphans}.values())
@@ -54,6 +58,22 @@ def _list_labelled_disks(compute: Compute, cluster: Cluster) -> list[dict[str, A
     wanted = f"(labels.{LABEL}={cluster.name}) (labels.{PLACE_LABEL}={_location(cluster)})"
     zones = compute.get(f"/aggregated/disks?filter={quote(wanted)}").get("items") or {}
     return [disk for found in zones.values() for disk in found.get("disks") or ()]
+
+
+def _list_gke_networks(compute: Compute, cluster: Cluster) -> list[OrphanedResource]:
+    """Networks of RDMA that GKE made for the cluster and did not remove with it.
+
+    Only those that are younger than the cluster: a user's own network may bear such a name.
+    """
+    wanted = quote(f'name eq "gke-{cluster.name}-.*"')
+    orphans = []
+    for found in compute.get(f"/global/networks?filter={wanted}").get("items") or ():
+        if cluster.created and parse_timestamp(str(found["creationTimestamp"])) < parse_timestamp(cluster.created):
+            continue
+        remove = f"gcloud compute networks delete {found['name']} --project {_project(cluster)}"
+        reason = "GKE made it and has not removed it; it is free, but counts against the quota NETWORKS"
+        orphans.append(OrphanedResource("network", str(found["name"]), reason, remove))
+    return orphans
 
 
 def _find_disk(compute: Compute, path: str) -> dict[str, object] | None:

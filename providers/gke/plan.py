@@ -1,5 +1,7 @@
 """What a cluster on GKE will be and cost, and whether Google is going to allow it. Reads only."""
 
+import re
+
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model import Cluster
@@ -7,11 +9,11 @@ from providers import pricing
 from providers.base import Plan, split_zones
 from providers.gke.api import Gke, region_of
 from providers.gke.compute import Compute, Demand, Purchase, check_machines
-from providers.gke.families import FABRICS, default_disk_type
+from providers.gke.families import FABRICS, Fabric, count_networks, default_disk_type
 from providers.gke.machines import Machine
 from providers.gke.options import GkeOptions
 from providers.gke.reservations import check_reservation, parse_reservation
-from providers.gke.resources import SYSTEM_DISK, SYSTEM_NODES, ControlPlane, is_queued
+from providers.gke.resources import SYSTEM_DISK, SYSTEM_NODES, ControlPlane, is_queued, setup_of
 from providers.gpu_probe import IMAGE_CUDA, MIN_DRIVERS
 
 UNCHECKED = (
@@ -22,7 +24,7 @@ UNCHECKED = (
 
 def make_plan(cluster: Cluster, options: GkeOptions, machine: Machine, gke: Gke) -> Plan:
     """Raises CredentialError, UsageError or CapacityError for what cannot work; what may not work is a warning."""
-    _check_version(options, gke)
+    _check_version(options, gke, machine)
     count = ClusterDetails.of(cluster).nodes or 0
     system_type = options.system_machine_type
     zones = ControlPlane(cluster, gke, options).zones(machine)
@@ -38,7 +40,9 @@ def make_plan(cluster: Cluster, options: GkeOptions, machine: Machine, gke: Gke)
             purchase_of(options),
         ),
     ]
-    warnings = check_machines(gke.project, zones, demands, public_addresses=not options.private_nodes)
+    networks = count_networks(setup_of(cluster))
+    public = not options.private_nodes
+    warnings = check_machines(gke.project, zones, demands, public_addresses=public, networks=networks)
     if options.reservation and count:
         name = parse_reservation(options.reservation)
         for zone in zones:
@@ -97,10 +101,14 @@ def purchase_of(options: GkeOptions) -> Purchase:
 
 def _network_warnings(options: GkeOptions, machine: Machine, count: int) -> list[str]:
     warnings = []
-    if (fabric := FABRICS.get(machine.name)) and count > 1:
+    fabric = FABRICS.get(machine.name)
+    if fabric and options.fast_network:
+        warnings.append(_explain_fast_network(fabric))
+    elif fabric and count > 1:
         warnings.append(
-            f"{machine.name} has {fabric.gbits} Gbit/s of {fabric.name}, which this cluster does not set up: between "
-            "machines, NCCL will use TCP over one network card, and results are labelled slow_network."
+            f"{machine.name} has {fabric.gbits} Gbit/s of {fabric.name}, which this cluster does not set up "
+            "(--fast-network): between machines, NCCL will use TCP over one network card, and results are labelled "
+            "slow_network."
         )
     if options.private_nodes:
         warnings.append(
@@ -110,17 +118,55 @@ def _network_warnings(options: GkeOptions, machine: Machine, count: int) -> list
     return warnings
 
 
-def _check_version(options: GkeOptions, gke: Gke) -> None:
+def _explain_fast_network(fabric: Fabric) -> str:
+    """What runs need for the fast network of their machines, and what the cluster has besides for it."""
+    words = f"--fast-network: runs use {fabric.gbits} Gbit/s of {fabric.name}, if each worker has a whole machine."
+    if fabric.networks:
+        return (
+            f"{words} {fabric.networks} VPC networks are made for it and deleted with the cluster (they are free); "
+            "pods mount folders of the machine and get NET_ADMIN, which Pod Security refuses if it is enforced."
+        )
+    return (
+        f"{words} Only an image with libibverbs does (mlbench images push --base gib); with others NCCL fails or uses "
+        "TCP, and results are labelled slow_network."
+    )
+
+
+def _check_version(options: GkeOptions, gke: Gke, machine: Machine) -> None:
     """Also the first call of all: it fails if credentials, project, zone or API are not as they must be."""
     config = gke.call("get_server_config", name=gke.parent)
     wanted = options.kubernetes_version
-    if wanted is None:
-        return
     channel = next((item for item in config.channels if item.channel.name == options.release_channel.upper()), None)
     offered = list(channel.valid_versions if channel is not None else config.valid_master_versions)
+    default = channel.default_version if channel is not None else config.default_cluster_version
+    if options.fast_network and (fabric := FABRICS.get(machine.name)) and fabric.since:
+        _check_since(fabric, wanted, offered, default)
+    if wanted is None:
+        return
     if not any(version == wanted or version.startswith((f"{wanted}.", f"{wanted}-")) for version in offered):
         short = sorted({".".join(version.split(".")[:2]) for version in offered})
         raise UsageError(
             f"GKE does not offer Kubernetes {wanted} in the channel {options.release_channel} of {gke.location}.",
             hint=f"It has {', '.join(short)}; or leave out --kubernetes-version",
         )
+
+
+def _check_since(fabric: Fabric, wanted: str | None, offered: list[str], default: str) -> None:
+    """Refuse a version of GKE that does not make the networks of RDMA by itself yet."""
+    chosen = [version for version in offered if wanted and version.startswith((wanted, f"{wanted}-"))] or [default]
+    if all(_numbers(version) >= fabric.since for version in chosen if version):
+        return
+    newer = [version for version in offered if _numbers(version) >= fabric.since]
+    raise UsageError(
+        f"--fast-network with {fabric.name} needs GKE {_spell(fabric.since)} or later; this would be {chosen[-1]}.",
+        hint=f"--kubernetes-version {newer[0]}" if newer else "Choose a newer --release-channel: rapid.",
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """ "1.34.1-gke.1829001" as numbers."""
+    return tuple(int(word) for word in re.findall(r"\d+", version))
+
+
+def _spell(since: tuple[int, ...]) -> str:
+    return "{}.{}.{}-gke.{}".format(*since)

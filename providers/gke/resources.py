@@ -12,13 +12,14 @@ from typing import Any
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import CapacityError, MlbenchError, NotFoundError, UsageError
 from mlbench_cli.kube.access import Access
+from mlbench_cli.kube.objects import condition, is_true
 from mlbench_cli.model import Cluster
 from mlbench_cli.times import timestamp
 from providers.base import CLUSTER_TAG, Readiness, Resource, ResourceStatus, ownership_tags
 from providers.gke import api
 from providers.gke.api import Gke, Message
 from providers.gke.compute import Compute
-from providers.gke.families import default_disk_type
+from providers.gke.families import configure_pool, count_networks, default_disk_type
 from providers.gke.machines import Machine
 from providers.gke.options import GkeOptions
 from providers.gke.reservations import parse_reservation
@@ -126,7 +127,13 @@ class ControlPlane(GkeResource):
             deleting=state == "STOPPING",
             busy="an operation on it is going on" if state in ("PROVISIONING", "RECONCILING") else None,
             broken=self.find_flaw(found),
+            differs=self._difference(found),
         )
+
+    def _difference(self, found: Any) -> str | None:
+        wants = bool(count_networks(setup_of(self.cluster)))
+        missing = wants and not found.network_config.enable_multi_networking
+        return "it was created without --fast-network, which cannot be added" if missing else None
 
     def create(self) -> None:
         """Request the cluster with its system pool and labels, and remember the operation to poll."""
@@ -173,6 +180,8 @@ class ControlPlane(GkeResource):
             "ip_allocation_policy": {"use_ip_aliases": True},
             "network_config": {
                 "datapath_provider": "ADVANCED_DATAPATH",
+                # Only at the creation: pods of a cluster that has it may have interfaces in several networks.
+                **({"enable_multi_networking": True} if count_networks(setup_of(self.cluster)) else {}),
                 **({"default_enable_private_nodes": True} if options.private_nodes else {}),
             },
             "workload_identity_config": {"workload_pool": f"{self.gke.project}.svc.id.goog"},
@@ -207,14 +216,14 @@ class WorkerPool(GkeResource):
     create_seconds = 2400.0
     reading, removing = "get_node_pool", "delete_node_pool"
 
-    def __init__(self, plane: ControlPlane, machine: Machine, count: int) -> None:
+    def __init__(self, plane: ControlPlane, machine: Machine, count: int, networks: Sequence[Resource] = ()) -> None:
         super().__init__(plane.gke, f"{plane.name}/{WORKER_POOL}", f"{plane.path}/nodePools/{WORKER_POOL}")
         self.plane = plane
         self.machine = machine
         self.count = count
         self._counted = time.monotonic()
         self._partial: str | None = None
-        self.needs = (plane,)
+        self.needs = (plane, *networks)
         self.goes_with = plane
         self.remove_command = (
             f"gcloud container node-pools delete {WORKER_POOL} --cluster {plane.name} "
@@ -301,6 +310,9 @@ class WorkerPool(GkeResource):
         }
         if options.compact_placement:
             request["placement_policy"] = {"type_": "COMPACT"}
+        if kind := setup_of(self.plane.cluster):
+            request["network_config"], labels = configure_pool(self.plane.name, kind)
+            config["labels"].update(labels)
         if options.flex_start:
             # Such machines come when pods ask for them, and cannot be counted out beforehand.
             request["initial_node_count"] = 0
@@ -312,11 +324,14 @@ class WorkerPool(GkeResource):
         return request
 
     def _difference(self, found: Any) -> str | None:
-        asked = (self.machine.name, self.machine.gpu or "", self.machine.gpus, bool(self.plane.options.spot))
+        fast = bool(setup_of(self.plane.cluster))
+        asked = (self.machine.name, self.machine.gpu or "", self.machine.gpus, bool(self.plane.options.spot), fast)
         accelerator = found.config.accelerators[0] if found.config.accelerators else None
         gpu = (accelerator.accelerator_type, accelerator.accelerator_count) if accelerator else ("", 0)
-        has = (found.config.machine_type, *gpu, found.config.spot)
-        words = ("machine type", "GPU", "number of GPUs", "spot")
+        networks = found.network_config
+        has_fast = bool(networks.additional_node_network_configs or networks.accelerator_network_profile)
+        has = (found.config.machine_type, *gpu, found.config.spot, has_fast)
+        words = ("machine type", "GPU", "number of GPUs", "spot", "fast network")
         differing = [f"{word} {a} instead of {b}" for word, a, b in zip(words, has, asked, strict=True) if a != b]
         return ", ".join(differing) or None
 
@@ -354,6 +369,12 @@ class PoolSize(Resource):
     def delete(self) -> None:
         """Do nothing: a size is not deleted."""
         return
+
+
+def setup_of(cluster: Cluster) -> str | None:
+    """The kind of fast network that the cluster is set up with; None without one."""
+    kind = ClusterDetails.of(cluster).fabric.get("setup")
+    return str(kind) if kind else None
 
 
 def is_queued(options: GkeOptions, workers: int) -> bool:
@@ -431,7 +452,7 @@ def _operation(gke: Gke, name: str | None, what: str) -> tuple[bool, str]:
         return True, ""
     operation = gke.call("get_operation", name=f"{gke.parent}/operations/{name}")
     if operation.status.name == "DONE" and operation.error.code:
-        codes = [condition.code.name for condition in (*operation.cluster_conditions, *operation.nodepool_conditions)]
+        codes = [item.code.name for item in (*operation.cluster_conditions, *operation.nodepool_conditions)]
         words = operation.error.message or operation.status_message or "no reason given"
         raise _operation_error(f'{what}: "{words}"', [*codes, words], gke.project)
     return operation.status.name == "DONE", str(operation.detail)
@@ -439,9 +460,7 @@ def _operation(gke: Gke, name: str | None, what: str) -> tuple[bool, str]:
 
 def _failure(what: str, found: Any, project: str) -> MlbenchError:
     words = _conditions(found) or found.status.name
-    return _operation_error(
-        f'{what}: "{words}"', [condition.code.name for condition in found.conditions] + [words], project
-    )
+    return _operation_error(f'{what}: "{words}"', [item.code.name for item in found.conditions] + [words], project)
 
 
 def _operation_error(message: str, said: list[str], project: str) -> MlbenchError:
@@ -457,5 +476,4 @@ def _conditions(found: Any) -> str | None:
 
 
 def _is_ready(node: Message) -> bool:
-    conditions = (node.get("status") or {}).get("conditions") or []
-    return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
+    return is_true(condition(node, "Ready"))

@@ -7,17 +7,14 @@ Operations take time: so many looks, or seconds. `world.trouble` says which requ
 
 import base64
 import json
-import os
 import re
-import signal
 import threading
 import time
-from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -25,32 +22,15 @@ from google.cloud import container_v1 as g
 from google.rpc import status_pb2
 
 from tests.fakes.certificates import private, server_context, write_certificate
-from tests.fakes.gke_facts import (
-    NEVER_ON_DEMAND,
-    NO_HYPERDISK,
-    ONLY_HYPERDISK,
-    OPERATION_ERRORS,
-    PLAIN,
-    PROJECT,
-    REGION,
-    SHAPES,
-    VERSIONS,
-    ZONE,
-    ZONES,
-    Code,
-    Status,
-)
+from tests.fakes.cloud_double import CloudDouble
+from tests.fakes.gke_facts import OPERATION_ERRORS, PROJECT, REGION, VERSIONS, ZONE, ApiError, Code, Status
+from tests.fakes.gke_rights import CONTAINER
+from tests.fakes.gke_rules import PoolRules
 from tests.fakes.gke_web import Kube, Web
 from tests.fakes.kube_pods import Node, Object, Pods
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 LABEL = re.compile(r"[a-z0-9_-]{0,63}")
-
-
-class ApiError(Exception):
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 @dataclass
@@ -65,7 +45,7 @@ class Operation:
 
 
 @dataclass
-class World:
+class World(CloudDouble, PoolRules):
     """What exists, what was asked, and what is to go wrong."""
 
     looks: int = 2  # at anything of its cluster until an operation is done
@@ -99,34 +79,21 @@ class World:
     policy: Object = field(default_factory=lambda: {"bindings": [], "etag": "1"})
     policy_denied: bool = False
     objects: dict[str, Object] = field(default_factory=dict)  # of Kubernetes, by path
-    # What Compute Engine tells of reservations and their blocks, by ZONE/reservations/NAME[/reservationBlocks/BLOCK].
-    reservations: dict[str, Object] = field(default_factory=dict)
     repositories: dict[str, Object] = field(default_factory=dict)  # of Artifact Registry, by path
     outside: set[str] = field(default_factory=set)  # disks' handles and load balancers' addresses
+    permissions: set[str] = field(default_factory=set)  # of IAM, that the requests so far have wanted
+    denied: set[str] = field(default_factory=set)  # permissions that the caller does not have, if asked for them
 
     def serve(self, method: str, request: Any) -> Any:
-        return self.serve_logged(method, _subject(request), lambda: getattr(self, f"do_{method}")(request))
+        self.permissions.add(CONTAINER[method])
+        return self.serve_logged(
+            method, f"{method} {_subject(request)}", lambda: getattr(self, f"do_{method}")(request)
+        )
 
-    def serve_logged(self, method: str, subject: str, work: Callable[[], Any]) -> Any:
-        """Do the work of one request, which is logged, with the trouble that was ordered for it."""
-        with self.lock:
-            number = len(self.log)
-            trouble = self.trouble.get(number) or self.trouble.get(method) or ""
-            self.log.append(f"{method} {subject}")
-            kind, _, when = trouble.partition("-")
-            if when == "before":
-                self._strike(kind)
-            try:
-                return work()
-            finally:
-                if when == "after":
-                    self._strike(kind)
-
-    def _strike(self, kind: str) -> None:
+    def strike(self, kind: str) -> NoReturn:
+        """Raise the gRPC error of this kind of trouble."""
         if kind == "kill":
-            assert self.pidfile is not None
-            os.kill(int(self.pidfile.read_text()), signal.SIGKILL)
-            time.sleep(0.05)
+            self.kill_client()
         if kind == "THROTTLED":
             raise ApiError(Code.RESOURCE_EXHAUSTED, "Quota exceeded for quota metric 'Requests', requests per minute")
         if kind == "DISABLED":
@@ -185,8 +152,8 @@ class World:
         if path in self.clusters:
             raise ApiError(Code.ALREADY_EXISTS, f"Already exists: {path}.")
         for pool in asked.node_pools:
-            self._check_machine(pool)
-        self._check_zones(asked.locations, request.parent.split("/")[3])
+            self.check_machine(pool)
+        self.check_zones(asked.locations, request.parent.split("/")[3])
         made = g.Cluster(asked)
         made.status, made.location = Status.PROVISIONING, request.parent.split("/")[3]
         made.create_time = "2026-11-20T10:00:00+00:00"
@@ -208,6 +175,7 @@ class World:
 
         def finish(failed: bool) -> None:
             self.clusters.pop(path)
+            self.networks.detach(path)
             self.pods.clear()
             self.objects.clear()
 
@@ -224,8 +192,12 @@ class World:
         self._alone(_cluster_path(request.parent))
         if any(pool.name == asked.name for pool in cluster.node_pools):
             raise ApiError(Code.ALREADY_EXISTS, f"Already exists: {request.parent}/nodePools/{asked.name}.")
-        self._check_machine(asked)
-        self._check_zones(asked.locations, cluster.location)
+        self.check_machine(asked)
+        self.check_zones(asked.locations, cluster.location)
+        self.check_networks(asked, cluster)
+        self.networks.attach(_cluster_path(request.parent), asked.network_config.additional_node_network_configs)
+        if asked.network_config.accelerator_network_profile:
+            self.networks.make_rdma(_cluster_path(request.parent))
         asked.status = g.NodePool.Status.PROVISIONING
         cluster.node_pools.append(asked)
         if set(asked.locations) & self.empty_zones:
@@ -246,6 +218,7 @@ class World:
 
         def finish(failed: bool) -> None:
             cluster.node_pools = [other for other in cluster.node_pools if other.name != pool.name]
+            self.networks.detach(_cluster_path(request.name))
             cluster.status = Status.RUNNING
 
         cluster.status = Status.RECONCILING
@@ -311,65 +284,6 @@ class World:
             if pool.name == path.split("/")[7]:
                 return pool
         raise ApiError(Code.NOT_FOUND, f"Not found: {path}.")
-
-    def _check_zones(self, zones: Any, place: str) -> None:
-        if not zones or not all(zone in ZONES and place in (ZONE, REGION) for zone in zones):
-            raise ApiError(Code.INVALID_ARGUMENT, f"Invalid locations {list(zones)} of a cluster in {place}.")
-
-    def _check_machine(self, pool: g.NodePool) -> None:
-        machine = pool.config.machine_type
-        found = [(item.accelerator_type, item.accelerator_count) for item in pool.config.accelerators]
-        disk = pool.config.disk_type
-        wrong_disk = (disk.startswith("pd-") and machine.startswith(ONLY_HYPERDISK)) or (
-            disk.startswith("hyperdisk-") and machine.startswith(NO_HYPERDISK)
-        )
-        if wrong_disk:
-            raise ApiError(
-                Code.INVALID_ARGUMENT, f"{disk} disk type cannot be used by {machine} machine type. [INVALID_ARGUMENT]"
-            )
-        reserved = pool.config.reservation_affinity.values
-        self._check_reservation(pool)
-        if machine in NEVER_ON_DEMAND and not (pool.config.spot or pool.config.flex_start or reserved):
-            raise ApiError(Code.INVALID_ARGUMENT, f"Machine type {machine} is not available on demand.")  # ASSUMED
-        if pool.config.flex_start and not pool.autoscaling.enabled:
-            raise ApiError(Code.INVALID_ARGUMENT, "Flex start node pools require autoscaling enabled.")
-        if pool.queued_provisioning.enabled:
-            affinity = pool.config.reservation_affinity.consume_reservation_type.name
-            compact = pool.placement_policy.type_.name == "COMPACT"
-            if affinity != "NO_RESERVATION" or pool.config.spot or compact or not pool.autoscaling.enabled:
-                raise ApiError(Code.INVALID_ARGUMENT, "Queued provisioning excludes reservations, spot and placement.")
-        if pool.config.flex_start and pool.initial_node_count:
-            raise ApiError(Code.INVALID_ARGUMENT, "Flex start node pools require initial node count to be set to 0.")
-        if pool.config.flex_start and reserved:
-            raise ApiError(Code.INVALID_ARGUMENT, "flex start node pools don't support reservations")
-        if machine in SHAPES:
-            fits = found == [SHAPES[machine][:2]]
-        elif machine.startswith("n1-"):
-            fits = all(kind == "nvidia-tesla-t4" and count in (1, 2, 4) for kind, count in found)
-        else:
-            fits = machine in PLAIN and not found
-        if not fits:
-            raise ApiError(Code.INVALID_ARGUMENT, f"Machine type {machine} does not go with accelerators {found}.")
-
-    def _check_reservation(self, pool: g.NodePool) -> None:
-        """A specific reservation has to be in each zone of the pool, of its machine type. ASSUMED: the words."""
-        for value in pool.config.reservation_affinity.values:
-            path = value.removeprefix(f"projects/{PROJECT}/").removeprefix("reservations/")
-            for zone in pool.locations:
-                found = self.reservations.get(f"{zone}/reservations/{path.partition('/')[0]}", {})
-                specific = found.get("specificReservation", {})
-                if specific.get("instanceProperties", {}).get("machineType") != pool.config.machine_type:
-                    raise ApiError(Code.INVALID_ARGUMENT, f"Reservation {value} in {zone} is incompatible or missing.")
-                if f"{zone}/reservations/{path}" not in self.reservations:
-                    raise ApiError(Code.INVALID_ARGUMENT, f"Reservation block {value} was not found in {zone}.")
-
-    def reserve(self, name: str, machine: str, count: int, used: int = 0, zone: str = ZONE) -> None:
-        """Make a reservation with one block, `NAME-block-1`, that has half of its machines."""
-        numbers = {"count": str(count), "inUseCount": str(used)}
-        specific = {**numbers, "instanceProperties": {"machineType": machine}}
-        self.reservations[f"{zone}/reservations/{name}"] = {"status": "READY", "specificReservation": specific}
-        block = {"resource": {"count": count // 2, "inUseCount": 0, "status": "READY"}}
-        self.reservations[f"{zone}/reservations/{name}/reservationBlocks/{name}-block-1"] = block
 
     # --- the Kubernetes side ------------------------------------------------------------------------------------
 

@@ -33,6 +33,16 @@ PROJECT, ZONE, REGION = "demo-project", "europe-west1-b", "europe-west1"
 PODS = "/api/v1/namespaces/default/pods"
 ZONES = (ZONE, f"{REGION}-d")  # that have machines
 Status, Code = g.Cluster.Status, grpc.StatusCode
+
+
+class ApiError(Exception):
+    """A refusal of Google's, by gRPC or HTTP."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 OPERATION_ERRORS = {
     "stockout": (14, "GCE_STOCKOUT", "ZONE_RESOURCE_POOL_EXHAUSTED: the zone does not have enough resources"),
     "partial": (

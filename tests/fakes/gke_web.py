@@ -8,7 +8,9 @@ from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.fakes.gke_facts import PLAIN, PODS, REGION, SHAPES, SKUS, ZONE, ZONES
+from tests.fakes.gke_fabric import answer_object, may_apply
+from tests.fakes.gke_facts import PLAIN, PODS, REGION, SHAPES, SKUS, ZONE, ZONES, ApiError
+from tests.fakes.gke_rights import permission_of_kubernetes, permission_of_web
 from tests.fakes.kube_pods import Object
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ def refuse(code: int, message: str, status: str) -> tuple[int, Object]:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or each answer, sent in two parts, would wait 40 ms for an acknowledgement
 
     @property
     def world(self) -> "World":
@@ -50,10 +53,23 @@ class Handler(BaseHTTPRequestHandler):
 class Web(Handler):
     """Sign-in, and what Compute Engine tells of machines and quotas."""
 
+    def parse_request(self) -> bool:
+        parsed = super().parse_request()
+        if parsed and (permission := permission_of_web(self.command, self.path)):
+            self.world.permissions.add(permission)
+        return parsed
+
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.world.networks.serves(self.path):
+            self._serve_network(json.loads(body))
+            return
         if "/repositories" in self.path:
             self._serve("Repository", lambda: self._do_repository(json.loads(body or b"{}")))
+            return
+        if self.path.endswith(":testIamPermissions"):
+            asked = json.loads(body)["permissions"]
+            self.answer({"permissions": [name for name in asked if name not in self.world.denied]})
             return
         if self.path.endswith("IamPolicy"):
             self._serve("Policy", lambda: self._do_policy(json.loads(body)))
@@ -65,17 +81,25 @@ class Web(Handler):
         self.answer({"access_token": f"token-{self.world.tokens}", "expires_in": 3600, "token_type": "Bearer"})
 
     def do_DELETE(self) -> None:
+        if self.world.networks.serves(self.path):
+            self._serve_network({})
+            return
         if "/clusters/" in self.path:
             self._serve("DeleteByEnd", self._do_delete_cluster)
             return
         self._serve("Repository", lambda: self._do_repository({}))
 
-    def _serve(self, what: str, work: Callable[[], tuple[int, Object]]) -> None:
-        """Answer a request that is logged, and may get into trouble, as those by gRPC."""
-        from tests.fakes.gke import ApiError
+    def _serve_network(self, body: Object) -> None:
+        what = {"POST": "Insert", "DELETE": "Drop", "GET": "List" if "?" in self.path else "Get"}[self.command]
+        path = urlsplit(self.path).path.split("/")[5:]
+        networks = self.world.networks
+        self._serve(f"{what}Network", lambda: networks.answer(self.command, self.path, body), "/".join(path[-2:]))
 
+    def _serve(self, what: str, work: Callable[[], tuple[int, Object]], subject: str = "") -> None:
+        """Answer a request that is logged, and may get into trouble, as those by gRPC."""
+        method = what if subject else f"{what}{self.command}"
         try:
-            code, document = self.world.serve_logged(f"{what}{self.command}", "", work)
+            code, document = self.world.serve_logged(method, f"{method} {subject}", work)
         except ApiError as error:
             code, document = refuse(HTTP_CODES.get(error.code.name, 500), str(error), error.code.name)
         self.answer(document, code)
@@ -125,6 +149,9 @@ class Web(Handler):
         return 200, repositories[path]
 
     def do_GET(self) -> None:
+        if self.world.networks.serves(self.path):
+            self._serve_network({})
+            return
         if "/repositories/" in self.path:
             self._serve("Repository", lambda: self._do_repository({}))
             return
@@ -199,6 +226,9 @@ class Kube(Handler):
             self.answer({"kind": "Status", "message": "Unauthorized", "reason": "Unauthorized"}, 401)
             return
         url = urlsplit(self.path)
+        self.world.permissions |= {"container.clusters.connect", permission_of_kubernetes(self.command, self.path)}
+        if self.command == "PATCH" and url.path not in self.world.objects:  # applied: created if it is not there
+            self.world.permissions.add(permission_of_kubernetes("POST", self.path))
         with self.world.lock:
             if url.path.startswith(PODS):
                 name = url.path.removeprefix(PODS).strip("/")
@@ -206,15 +236,13 @@ class Kube(Handler):
                 code, document = pods.answer(self.command, name, body, self.world.machines())
                 self.answer(document, code)
                 return
-            if self.command == "PATCH" and body is not None:
+            if self.command == "PATCH" and body is not None and may_apply(self.world, url.path):
                 self.world.objects[url.path] = body
                 self.answer(body)
                 return
             if url.path != "/api/v1/nodes":
-                found = self.world.objects.get(url.path)
-                self.answer(
-                    found or {"kind": "Status", "reason": "NotFound", "message": "not found"}, 200 if found else 404
-                )
+                code, document = answer_object(self.world, url.path)
+                self.answer(document, code)
                 return
             role = parse_qs(url.query).get("labelSelector", ["="])[0].partition("=")[2]
             self.answer({"items": self.world.nodes(role)})

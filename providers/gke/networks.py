@@ -1,0 +1,205 @@
+"""The VPC networks that machines with GPUDirect-TCPX or TCPXO have besides the cluster's own, one for each card.
+
+Each has a subnetwork for the machines and a firewall rule that lets them through. They cost nothing, but a project has
+few of them (quota NETWORKS), and GKE leaves them when it deletes a cluster. Compute Engine takes no labels for any of
+the three, so their description holds our tags, from which they are found even if no cluster is left.
+Sources: Google's page on GPUDirect-TCPX and TCPXO, cluster-toolkit (MTU, one network for each card), Compute Engine's
+REST reference.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from urllib.parse import quote
+
+from mlbench_cli.errors import CredentialError, NotFoundError
+from providers.base import CLUSTER_TAG, BusyError, Readiness, Resource, ResourceStatus, ownership_tags
+from providers.gke.api import Message, region_of
+from providers.gke.compute import Compute
+from providers.gke.families import name_networks
+from providers.gke.resources import ControlPlane
+
+MTU = 8244  # the largest for which the cards split headers from data
+# Shared evenly by at most 8 networks: a machine's cards may not have overlapping ranges.
+RANGE, SUBNET_BITS = "192.168.0.0/16", 19
+LOCATION_TAG = "mlbench-location"
+PREFIX = "mlbench-"
+
+
+class ComputeResource(Resource):
+    """A part of a network, read and changed by Compute Engine's REST API, whose changes are operations."""
+
+    create_seconds = delete_seconds = 900.0
+    collection: str  # path below the project
+
+    def __init__(self, plane: ControlPlane, name: str, open_compute: Callable[[], Compute]) -> None:
+        self.plane = plane
+        self.name = name
+        self.open_compute = open_compute
+        self._creation: str | None = None
+        self._removal: str | None = None
+
+    @property
+    def compute(self) -> Compute:
+        """Compute Engine, asked for at the first call only: plans are made without credentials."""
+        return self.open_compute()
+
+    @property
+    def path(self) -> str:
+        """Its path below the project."""
+        return f"{self.collection}/{self.name}"
+
+    def body(self) -> Message:
+        """The request for it, without name and description."""
+        raise NotImplementedError
+
+    def find(self) -> ResourceStatus | None:
+        """Read it; it is being deleted while the operation that this process has requested for that goes on."""
+        if self._removal is not None:
+            operation, self._removal = self._removal, None
+            if not self.compute.is_done(operation):
+                self._removal = operation
+                return ResourceStatus("being deleted", deleting=True)
+        try:
+            found = self.compute.get(self.path)
+        except NotFoundError:
+            return None
+        return ResourceStatus("there", ours=read_marks(found).get(CLUSTER_TAG) == self.plane.name)
+
+    def create(self) -> None:
+        """Request it with our tags in its description, and remember the operation to poll."""
+        request = {"name": self.name, "description": describe_owner(self.plane), **self.body()}
+        self._creation = self.compute.change("POST", self.collection, request)
+
+    def poll(self) -> Readiness:
+        """Ready when the creating operation is done. Raises with Compute Engine's words if it has failed."""
+        if self._creation is not None and not self.compute.is_done(self._creation):
+            return Readiness(False, "Compute Engine makes it")
+        self._creation = None
+        self.compute.get(self.path)
+        return Readiness(True)
+
+    def delete(self) -> None:
+        """Request the deletion. Absent is success. Raises BusyError while something else uses it."""
+        try:
+            self._removal = self.compute.change("DELETE", self.path)
+        except NotFoundError:
+            return
+
+
+class FastNetwork(ComputeResource):
+    """A network without subnetworks of its own making, for one card of each machine."""
+
+    kind = "fast network"
+    collection = "/global/networks"
+
+    def __init__(self, plane: ControlPlane, name: str, open_compute: Callable[[], Compute]) -> None:
+        super().__init__(plane, name, open_compute)
+        self.remove_command = f"gcloud compute networks delete {self.name} --project {plane.gke.project}"
+
+    def body(self) -> Message:
+        """A network in custom mode: only our subnetwork is in it."""
+        return {"autoCreateSubnetworks": False, "mtu": MTU, "routingConfig": {"routingMode": "REGIONAL"}}
+
+    def delete(self) -> None:
+        """As other resources, after the firewall rules that others, such as GKE, have put into this network.
+
+        What else may use it, such as a load balancer's endpoint group, belongs to somebody: it is waited for, and named
+        with Google's words if it stays.
+        """
+        wanted = quote(f'network eq ".*/networks/{self.name}"')
+        rules = self.compute.get("/global/firewalls?filter=" + wanted).get("items") or []
+        for rule in rules:
+            with suppress(NotFoundError):
+                self.compute.change("DELETE", f"/global/firewalls/{rule['name']}")
+        if rules:
+            raise BusyError(f"its firewall rules go first: {', '.join(str(rule['name']) for rule in rules)}")
+        super().delete()
+
+    @property
+    def url(self) -> str:
+        """How other resources refer to it."""
+        return f"https://www.googleapis.com/compute/v1/projects/{self.plane.gke.project}{self.path}"
+
+
+class FastSubnetwork(ComputeResource):
+    """The addresses of one card of each machine; `card` counts from 0."""
+
+    kind = "fast subnetwork"
+
+    def __init__(self, network: FastNetwork, card: int) -> None:
+        super().__init__(network.plane, network.name, network.open_compute)
+        self.needs = (network,)
+        self.network = network
+        self.range = f"192.168.{card << (24 - SUBNET_BITS)}.0/{SUBNET_BITS}"
+        region, project = region_of(network.plane.gke.location), network.plane.gke.project
+        self.collection = f"/regions/{region}/subnetworks"
+        self.remove_command = (
+            f"gcloud compute networks subnets delete {self.name} --region {region} --project {project}"
+        )
+
+    def body(self) -> Message:
+        """A range of addresses in the network."""
+        return {"network": self.network.url, "ipCidrRange": self.range}
+
+
+class FastFirewallRule(ComputeResource):
+    """Lets the machines' cards through to each other."""
+
+    kind = "fast network's firewall rule"
+    collection = "/global/firewalls"
+
+    def __init__(self, network: FastNetwork) -> None:
+        super().__init__(network.plane, network.name, network.open_compute)
+        self.needs = (network,)
+        self.network = network
+        self.remove_command = f"gcloud compute firewall-rules delete {self.name} --project {network.plane.gke.project}"
+
+    def body(self) -> Message:
+        """All protocols of the machines, from their own addresses only."""
+        allowed = [{"IPProtocol": protocol} for protocol in ("tcp", "udp", "icmp")]
+        return {"network": self.network.url, "sourceRanges": [RANGE], "allowed": allowed, "direction": "INGRESS"}
+
+
+def list_networks(plane: ControlPlane, kind: str | None) -> list[ComputeResource]:
+    """The networks of a cluster with such a fast network, each before its subnetwork and its firewall rule."""
+    open_compute = cache(lambda: Compute(plane.gke.project))
+    parts: list[ComputeResource] = []
+    for card, name in enumerate(name_networks(plane.name, kind)):
+        network = FastNetwork(plane, name, open_compute)
+        parts += [network, FastSubnetwork(network, card), FastFirewallRule(network)]
+    return parts
+
+
+def describe_owner(plane: ControlPlane) -> str:
+    """Our tags as the text of a description."""
+    tags = {**ownership_tags(plane.cluster), LOCATION_TAG: plane.gke.location}
+    return " ".join(f"{key}={value}" for key, value in tags.items())
+
+
+def read_marks(found: Mapping[str, object]) -> dict[str, str]:
+    """The tags in the description of a part of a network; empty for those of others."""
+    words = (word.partition("=") for word in str(found.get("description") or "").split())
+    return {key: value for key, equals, value in words if equals and key.startswith(PREFIX)}
+
+
+@dataclass(frozen=True)
+class NetworkMark:
+    """What a network of ours says of its cluster: its tags, and when it was created (RFC 3339)."""
+
+    tags: Mapping[str, str]
+    created: str
+
+
+def find_marks(project: str) -> list[NetworkMark]:
+    """Those of all networks of ours in the project.
+
+    Empty for somebody who may not list networks: who may not do that has made none.
+    """
+    try:
+        listed = Compute(project).get("/global/networks?filter=" + quote(f'name eq "{PREFIX}.*"'))
+    except CredentialError:
+        return []
+    marks = (NetworkMark(read_marks(item), str(item.get("creationTimestamp"))) for item in listed.get("items") or ())
+    return [mark for mark in marks if CLUSTER_TAG in mark.tags]

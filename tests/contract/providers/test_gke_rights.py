@@ -1,0 +1,134 @@
+"""The role of Google's IAM that mlbench prints is enough: every request of the commands wants a permission of it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
+from mlbench_cli.engines.kubernetes.manifests import manifests
+from mlbench_cli.kube.objects import PREFIXES
+from mlbench_cli.model import Run
+from mlbench_cli.runs.launch import resolve
+from mlbench_cli.runs.request import Request
+from mlbench_cli.store import Store
+from providers.gke.rights import role_of
+from providers.rights import load_rights
+from tests.fakes.gke import World
+from tests.fakes.gke_rights import KINDS, permission_of_kubernetes
+from tests.fakes.kube_api import KubeApi
+from tests.fakes.registry import FakeDocker, FakeRegistry
+
+CREATE = ("create-cluster", "gke", "2", "rel", "--yes", "--probe-image", "none")
+COMMANDS = (
+    (*CREATE, "--gpu-type", "l4", "--spot", "--ttl", "2h", "--registry", "auto"),
+    ("scale-cluster", "rel-2", "3", "--yes"),
+    ("extend", "rel-2", "1h"),
+    ("list-clusters", "--cloud"),
+    ("gc", "gke", "--dry-run"),
+    ("delete-cluster", "gke", "rel-2", "--yes"),
+    (*CREATE, "-t", "a3-highgpu-8g", "--fast-network"),
+    ("gc", "gke", "--all", "--yes"),
+    (*CREATE, "-t", "a3-highgpu-8g", "--reservation", "mine/reservationBlocks/mine-block-1"),
+    ("delete-cluster", "gke", "rel-2", "--yes"),
+    (*CREATE, "--region", "europe-west1"),
+    ("delete-cluster", "gke", "rel-2", "--yes"),
+    ("doctor", "gke"),
+)
+
+
+def test_every_request_of_every_command_is_allowed(
+    command: Callable[..., Any], gke_world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gke_world.quotas = {}
+    gke_world.reserve("mine", "a3-highgpu-8g", 8)
+    rights = load_rights("gke")
+    for number, words in enumerate(COMMANDS):
+        if "--all" in words:  # clusters that this machine does not know
+            monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / f"elsewhere{number}"))
+        gke_world.permissions.clear()
+        result = command(*words)
+        assert result.code == 0, (words, result.err)
+        assert gke_world.permissions, words
+        assert sorted(gke_world.permissions - set(rights[words[0]])) == [], words
+
+
+def test_pushing_images_wants_what_the_role_has(
+    command: Callable[..., Any], gke_world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Docker's own requests are the registry's: uploads and downloads."""
+    assert command("create-cluster", "gke", "2", "rel", "--yes", "--registry", "auto").code == 0
+    registry = FakeRegistry()
+    try:
+        monkeypatch.setenv("MLBENCH_REGISTRY_ENDPOINT", registry.url)
+        monkeypatch.setenv("PATH", str(FakeDocker(tmp_path / "programs").folder))
+        gke_world.permissions.clear()
+        pushed = command("images", "push", "allreduce")
+        assert pushed.code == 0, pushed.err
+        methods = {line.split()[0] for line in registry.world.log}
+        assert {"HEAD", "POST", "PATCH", "PUT"} <= methods
+        uses = {"download" if method in ("HEAD", "GET") else "upload" for method in methods}
+        wanted = {f"artifactregistry.repositories.{use}Artifacts" for use in uses}
+        assert wanted | gke_world.permissions <= set(load_rights("gke")["images"])
+    finally:
+        registry.close()
+
+
+def test_a_run_s_requests_to_its_cluster_want_what_the_role_has(
+    command: Callable[..., Any], gke_world: World, tmp_path: Path
+) -> None:
+    """From connecting by Google's API to what a run asks of Kubernetes, recorded by a server that keeps objects."""
+    gke_world.quotas = {}
+    words = ("-t", "a4-highgpu-8g", "--spot", "--fast-network", "-k", "1.34", "--probe-image", "none")
+    assert command("create-cluster", "gke", "2", "rel", "--yes", *words).code == 0
+    allowed = set(load_rights("gke")["run"])
+    gke_world.permissions.clear()
+    assert command("kubeconfig", "token").code == 0
+    assert gke_world.permissions <= allowed
+    options: Any = {"task": "allreduce", "registry": "ghcr.io/me", "gpu": True, "workers": (2,)}
+    (spec,) = resolve(Request(name="r", **options), Store().cluster("rel-2"))
+    kinds = {item["kind"] for item in manifests(spec, "default")}
+    assert kinds == {"Job", "ConfigMap", "Service", "NetworkPolicy", "ResourceClaimTemplate"}
+    created = {
+        permission_of_kubernetes("POST", f"{PREFIXES[kind][0]}/namespaces/n/{PREFIXES[kind][1]}") for kind in kinds
+    }
+    assert created <= allowed
+    with KubeApi() as server:
+        (plain,) = resolve(Request(name="s", **{**options, "gpu": False}), Store().cluster("rel-2"))
+        run = Run("id", plain, tmp_path, "2026-01-01T00:00:00Z")
+        engine = KubernetesEngine(server.access)
+        engine.submit(run, engine.render(plain))
+        engine.cancel(run)
+        requests = [line.removesuffix(" watch").split(" ", 1) for line in server.requests]
+        assert len(requests) > 5
+        wanted = {permission_of_kubernetes(method, path) for method, path in requests}
+        assert sorted(wanted - allowed) == []
+    assert {f"container.{KINDS[kind]}.list" for kind in ("pods", "events", "nodes")} <= allowed  # observing
+    assert {"container.pods.getLogs", "container.pods.exec"} <= allowed  # logs and results
+
+
+def test_the_role_is_printed_whole_or_for_one_command(command: Callable[..., Any]) -> None:
+    whole = command("doctor", "gke", "--policy")
+    assert whole.code == 0
+    assert whole.json == role_of(None)
+    permissions = set(whole.json["includedPermissions"])
+    for name, wanted in load_rights("gke").items():
+        one = command("doctor", "gke", "--policy", "--for", name).json
+        assert one["includedPermissions"] == sorted(wanted), name
+        assert set(wanted) <= permissions
+    looking = load_rights("gke")["list-clusters"]
+    assert not any(name.endswith((".create", ".delete", ".update")) for name in looking)
+    refused = command("doctor", "gke", "--policy", "--for", "list-cluster")
+    assert (refused.code, 'Did you mean "list-clusters"' in refused.err) == (2, True)
+    assert command("doctor", "kind", "--policy").code == 2
+
+
+def test_doctor_asks_iam_for_every_permission(command: Callable[..., Any], gke_world: World) -> None:
+    gke_world.denied = {"container.clusters.create", "compute.networks.delete"}
+    checks = {item["what"]: item for item in command("doctor", "gke", "-o", "json").json["checks"]}
+    assert checks["gke rights"]["state"] == "missing"
+    assert checks["gke rights"]["found"] == "IAM would deny compute.networks.delete, container.clusters.create"
+    assert "doctor gke --policy" in checks["gke rights"]["hint"]
+    gke_world.denied = set()
+    assert "IAM grants all" in command("doctor", "gke").out

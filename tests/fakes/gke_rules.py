@@ -1,0 +1,122 @@
+"""What GKE refuses in a node pool: the rules of machines, disks, ways to buy, reservations and fast networks."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.cloud import container_v1 as g
+
+from tests.fakes.gke_facts import (
+    NEVER_ON_DEMAND,
+    NO_HYPERDISK,
+    ONLY_HYPERDISK,
+    PLAIN,
+    PROJECT,
+    REGION,
+    SHAPES,
+    VERSIONS,
+    ZONE,
+    ZONES,
+    ApiError,
+    Code,
+)
+from tests.fakes.gke_networks import Networks
+from tests.fakes.kube_pods import Object
+
+# Network cards of a machine besides its first, and the machines whose networks GKE makes, since which version.
+CARDS = {"a3-highgpu-8g": 4, "a3-megagpu-8g": 8}
+RDMA, RDMA_SINCE = ("a3-ultragpu-8g", "a4-highgpu-8g"), (1, 34, 1, 1829001)
+
+
+@dataclass
+class PoolRules:
+    """What exists besides clusters, and the checks of a request for a node pool."""
+
+    # What Compute Engine tells of reservations and their blocks, by ZONE/reservations/NAME[/reservationBlocks/BLOCK].
+    reservations: dict[str, Object] = field(default_factory=dict)
+    networks: Networks = field(default_factory=Networks)
+
+    def check_zones(self, zones: Any, place: str) -> None:
+        if not zones or not all(zone in ZONES and place in (ZONE, REGION) for zone in zones):
+            raise ApiError(Code.INVALID_ARGUMENT, f"Invalid locations {list(zones)} of a cluster in {place}.")
+
+    def check_machine(self, pool: g.NodePool) -> None:
+        machine = pool.config.machine_type
+        found = [(item.accelerator_type, item.accelerator_count) for item in pool.config.accelerators]
+        disk = pool.config.disk_type
+        wrong_disk = (disk.startswith("pd-") and machine.startswith(ONLY_HYPERDISK)) or (
+            disk.startswith("hyperdisk-") and machine.startswith(NO_HYPERDISK)
+        )
+        if wrong_disk:
+            raise ApiError(
+                Code.INVALID_ARGUMENT, f"{disk} disk type cannot be used by {machine} machine type. [INVALID_ARGUMENT]"
+            )
+        reserved = pool.config.reservation_affinity.values
+        self._check_reservation(pool)
+        if machine in NEVER_ON_DEMAND and not (pool.config.spot or pool.config.flex_start or reserved):
+            raise ApiError(Code.INVALID_ARGUMENT, f"Machine type {machine} is not available on demand.")  # ASSUMED
+        if pool.config.flex_start and not pool.autoscaling.enabled:
+            raise ApiError(Code.INVALID_ARGUMENT, "Flex start node pools require autoscaling enabled.")
+        if pool.queued_provisioning.enabled:
+            affinity = pool.config.reservation_affinity.consume_reservation_type.name
+            compact = pool.placement_policy.type_.name == "COMPACT"
+            if affinity != "NO_RESERVATION" or pool.config.spot or compact or not pool.autoscaling.enabled:
+                raise ApiError(Code.INVALID_ARGUMENT, "Queued provisioning excludes reservations, spot and placement.")
+        if pool.config.flex_start and pool.initial_node_count:
+            raise ApiError(Code.INVALID_ARGUMENT, "Flex start node pools require initial node count to be set to 0.")
+        if pool.config.flex_start and reserved:
+            raise ApiError(Code.INVALID_ARGUMENT, "flex start node pools don't support reservations")
+        if machine in SHAPES:
+            fits = found == [SHAPES[machine][:2]]
+        elif machine.startswith("n1-"):
+            fits = all(kind == "nvidia-tesla-t4" and count in (1, 2, 4) for kind, count in found)
+        else:
+            fits = machine in PLAIN and not found
+        if not fits:
+            raise ApiError(Code.INVALID_ARGUMENT, f"Machine type {machine} does not go with accelerators {found}.")
+
+    def _check_reservation(self, pool: g.NodePool) -> None:
+        """A specific reservation has to be in each zone of the pool, of its machine type. ASSUMED: the words."""
+        for value in pool.config.reservation_affinity.values:
+            path = value.removeprefix(f"projects/{PROJECT}/").removeprefix("reservations/")
+            for zone in pool.locations:
+                found = self.reservations.get(f"{zone}/reservations/{path.partition('/')[0]}", {})
+                specific = found.get("specificReservation", {})
+                if specific.get("instanceProperties", {}).get("machineType") != pool.config.machine_type:
+                    raise ApiError(Code.INVALID_ARGUMENT, f"Reservation {value} in {zone} is incompatible or missing.")
+                if f"{zone}/reservations/{path}" not in self.reservations:
+                    raise ApiError(Code.INVALID_ARGUMENT, f"Reservation block {value} was not found in {zone}.")
+
+    def check_networks(self, pool: g.NodePool, cluster: g.Cluster) -> None:
+        """Additional networks only in a cluster with multi-networking, all of them there; RDMA's by a newer GKE."""
+        asked, machine = pool.network_config, pool.config.machine_type
+        has_dataplane = cluster.network_config.datapath_provider.name == "ADVANCED_DATAPATH"
+        if asked.additional_node_network_configs:
+            if not (cluster.network_config.enable_multi_networking and has_dataplane):
+                raise ApiError(
+                    Code.INVALID_ARGUMENT, "Additional node networks require multi-networking to be enabled."
+                )
+            if len(asked.additional_node_network_configs) > CARDS.get(machine, 0):
+                raise ApiError(Code.INVALID_ARGUMENT, f"Too many additional networks for {machine}.")
+            for config in asked.additional_node_network_configs:
+                for name in (f"global/networks/{config.network}", f"regions/{REGION}/subnetworks/{config.subnetwork}"):
+                    if name not in self.networks.found:
+                        raise ApiError(Code.INVALID_ARGUMENT, f"The resource '{name}' was not found.")
+        if not (profile := asked.accelerator_network_profile):
+            return
+        asked_version = cluster.initial_cluster_version or VERSIONS[1]
+        full = next((item for item in VERSIONS if item.startswith(asked_version)), asked_version)
+        version = tuple(int(word) for word in re.findall(r"\d+", full))
+        if profile != "auto" or machine not in RDMA or version < RDMA_SINCE or not has_dataplane:
+            words = f"Accelerator network profile {profile} is not supported by {machine} in this cluster."
+            raise ApiError(Code.INVALID_ARGUMENT, words)
+        if asked.additional_node_network_configs:
+            raise ApiError(Code.INVALID_ARGUMENT, "accelerator_network_profile excludes additional networks.")
+
+    def reserve(self, name: str, machine: str, count: int, used: int = 0, zone: str = ZONE) -> None:
+        """Make a reservation with one block, `NAME-block-1`, that has half of its machines."""
+        numbers = {"count": str(count), "inUseCount": str(used)}
+        specific = {**numbers, "instanceProperties": {"machineType": machine}}
+        self.reservations[f"{zone}/reservations/{name}"] = {"status": "READY", "specificReservation": specific}
+        block = {"resource": {"count": count // 2, "inUseCount": 0, "status": "READY"}}
+        self.reservations[f"{zone}/reservations/{name}/reservationBlocks/{name}-block-1"] = block
