@@ -49,8 +49,10 @@ from providers.eks.nodes import (
     worker_group,
 )
 from providers.eks.repository import ImageRepository, fetch_login
+from providers.eks.topology import NodeTopology, has_topology
 from providers.eks.volumes import volume_resources
 from providers.gpu_probe import NONE
+from providers.machine_checks import require_vcpus
 
 if TYPE_CHECKING:
     from providers.checks import Check
@@ -256,6 +258,8 @@ class EksProvider:
             return found
         devices = [DevicePlugin(plane, working, workers.count, device) for device in _devices(cluster)]
         found += devices
+        if has_topology(machine.name):
+            found.append(NodeTopology(plane, working))
         if (gpus := ClusterDetails.of(cluster).gpus_per_node) and options.probe_image != NONE:
             found.append(gpu_probe(plane, working, gpus, options.probe_image or PROBE_IMAGE, tuple(devices)))
         return found
@@ -309,6 +313,12 @@ class EksProvider:
 
         return orphan_command(cluster, item)
 
+    def compose_policy(self, command: str | None) -> Mapping[str, object]:
+        """The document of `mlbench doctor eks --policy`."""
+        from providers.eks.doctor import load_policy, policy_of
+
+        return policy_of(command) if command else load_policy()
+
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
         """Find the clusters with our tag in the region of `scope["location"]`, or in all regions in use."""
         from providers.eks.discovery import discover_clusters
@@ -336,7 +346,11 @@ class EksProvider:
         working = NodeGroup(plane, stack, workers, ())
         size = NodeGroupSize(working, nodes)
         devices = _devices(cluster) if nodes else []
-        return [size, *(DevicePlugin(plane, working, nodes, device, needs=(size,)) for device in devices)]
+        found: list[Resource] = [size]
+        found += [DevicePlugin(plane, working, nodes, device, needs=(size,)) for device in devices]
+        if nodes and has_topology(workers.types[0]):
+            found.append(NodeTopology(plane, working, (size,)))
+        return found
 
 
 def _devices(cluster: Cluster) -> list[Device]:
@@ -354,11 +368,7 @@ def options_known(cluster: Cluster) -> bool:
 
 def _machine(options: EksOptions) -> Machine:
     machine = choose_machine(options.machine_type, options.num_gpus, options.gpu_type)
-    if options.num_cpus is not None and machine.vcpus and options.num_cpus > machine.vcpus:
-        raise UsageError(
-            f"{machine.name} has {machine.vcpus} vCPUs, not {options.num_cpus}.", hint="Choose a larger --machine-type."
-        )
-    return machine
+    return require_vcpus(machine, options.num_cpus)
 
 
 def _with_first_zone(options: EksOptions) -> EksOptions:

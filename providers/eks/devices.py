@@ -11,6 +11,7 @@ from providers.eks.control_plane import ControlPlane
 from providers.eks.nodes import EFA, GPU, ROLE_LABEL, WORKER, NodeGroup
 from providers.gpu_probe import GpuProbe
 from providers.kubernetes_calls import apply_object, open_young_cluster
+from providers.ready_machines import count_allocatable
 
 PATH = "/apis/apps/v1/namespaces/kube-system/daemonsets"
 
@@ -83,7 +84,7 @@ class DevicePlugin(Resource):
                 return Readiness(False, "the cluster cannot be reached yet")
             nodes = api.get("/api/v1/nodes", labelSelector=f"{ROLE_LABEL}={WORKER}")["items"]
         device = self.device
-        ready = sum(1 for node in nodes if _count_allocatable(node, device.resource) >= device.each)
+        ready = sum(1 for node in nodes if count_allocatable(node, device.resource) >= device.each)
         return Readiness(
             ready >= self.count, f"{ready} of {self.count} machines show {device.each} × {device.resource}"
         )
@@ -107,8 +108,3 @@ class DevicePlugin(Resource):
 def gpu_probe(plane: ControlPlane, workers: NodeGroup, gpus: int, image: str, needs: tuple[Resource, ...]) -> GpuProbe:
     """The proof that containers on the workers can use their GPUs."""
     return GpuProbe(plane.access, image, gpus, {ROLE_LABEL: WORKER}, needs, workers)
-
-
-def _count_allocatable(node: dict[str, Any], resource: str) -> int:
-    allocatable = (node.get("status") or {}).get("allocatable") or {}
-    return int(allocatable.get(resource, 0))

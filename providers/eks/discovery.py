@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from mlbench_cli.errors import CredentialError
+from mlbench_cli.errors import CredentialError, MlbenchError
 from mlbench_cli.model import Cluster
-from providers.base import CLUSTER_TAG, EXPIRES_TAG, details_from_tags
+from providers.base import CLUSTER_TAG, EXPIRES_TAG, PartialSearchError, details_from_tags
 from providers.eks.aws import Aws, account_of, aws_in, region_of, tags_of
 from providers.eks.control_plane import find_raw_cluster
 from providers.eks.machines import GPU_MACHINES
@@ -18,7 +18,7 @@ MAX_PARALLEL_REGIONS = 8
 def discover_clusters(region: str | None) -> list[Cluster]:
     """Every cluster whose tag any resource bears. Regions that the account may not use are left out.
 
-    Raises the error of the only region; of several, that of a region that did not answer.
+    Raises the error of the only region, or of one's own; PartialSearchError if others did not answer.
     """
     if region:
         return _search_region(aws_in(region_of(region)))
@@ -27,8 +27,16 @@ def discover_clusters(region: str | None) -> list[Cluster]:
     # Create the clients one after the other: boto3's sessions are not thread-safe.
     searched = [_with_clients(own.region), *(_with_clients(name) for name in regions if name != own.region)]
     with ThreadPoolExecutor(MAX_PARALLEL_REGIONS) as pool:
-        found = list(pool.map(lambda aws: _search_if_allowed(aws, own.region), searched))
-    return [cluster for clusters in found for cluster in clusters]
+        answers = list(pool.map(lambda aws: _search_if_allowed(aws, own.region), searched))
+    found = [cluster for answer in answers if not isinstance(answer, MlbenchError) for cluster in answer]
+    silent = [
+        (aws.region, error) for aws, error in zip(searched, answers, strict=True) if isinstance(error, MlbenchError)
+    ]
+    if silent:
+        names = ", ".join(region for region, _ in silent)
+        error = silent[0][1]
+        raise PartialSearchError(f"AWS has no answer from {names}: {error.message}", found, hint=error.hint)
+    return found
 
 
 def _with_clients(region: str) -> Aws:
@@ -38,13 +46,14 @@ def _with_clients(region: str) -> Aws:
     return aws
 
 
-def _search_if_allowed(aws: Aws, own: str) -> list[Cluster]:
+def _search_if_allowed(aws: Aws, own: str) -> list[Cluster] | MlbenchError:
+    """The clusters of a region, or why it did not answer. Raises the error of one's own region."""
     try:
         return _search_region(aws)
-    except CredentialError:
+    except MlbenchError as error:
         if aws.region == own:
             raise
-        return []
+        return [] if isinstance(error, CredentialError) else error
 
 
 def _search_region(aws: Aws) -> list[Cluster]:

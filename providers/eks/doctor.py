@@ -8,13 +8,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
-from mlbench_cli.errors import UsageError, did_you_mean
 from providers import doctor
 from providers.checks import Check
 from providers.doctor import Checklist
 from providers.eks.aws import MORE_QUOTA, Aws, aws_in, region_of
 from providers.eks.machines import GPU_MACHINES
 from providers.eks.plan import QUOTAS
+from providers.rights import list_rights
 
 # A question to each service that clusters are made with: who may not even ask will not be let make anything.
 SERVICES: tuple[tuple[str, str, dict[str, object]], ...] = (
@@ -55,25 +55,14 @@ def load_policy() -> Policy:
     return policy
 
 
-def load_rights() -> dict[str, list[str]]:
-    """The actions that each command needs, by its name: its own calls, and what AWS does for it with its rights."""
-    rights: dict[str, list[str]] = json.loads(Path(__file__).with_name("rights.json").read_text("utf-8"))
-    return rights
-
-
 def policy_of(command: str) -> Policy:
     """The part of the policy that one command needs. Raises UsageError for a command that asks nothing of AWS."""
-    rights = load_rights()
-    if command not in rights:
-        raise UsageError(
-            f'"{command}" is no command that needs rights of AWS.{did_you_mean(command, list(rights))}',
-            hint=f"--for: {', '.join(rights)}",
-        )
+    wanted = list_rights("eks", command, "rights of AWS")
     policy = load_policy()
     statements = []
     for statement in policy["Statement"]:
         patterns = list_actions(statement)
-        actions = [name for name in rights[command] if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        actions = [name for name in wanted if any(fnmatchcase(name, pattern) for pattern in patterns)]
         if actions:
             statements.append(cast(Statement, {**statement, "Action": actions}))
     return {"Version": policy["Version"], "Statement": statements}

@@ -213,6 +213,12 @@ def _quota(aws: Aws, workers: Group) -> list[str]:
             f"--region {aws.region} --desired-value {vcpus}\n{MORE_QUOTA}",
             details={"quota": code, "limit": limit, "needed": vcpus},
         )
+    larger = [kind for kind in workers.types if workers.count * machine_of(kind).vcpus > limit]
+    if larger:  # of spot machines any may come
+        named = ", ".join(larger)
+        return [
+            f"The {what} allows {limit:.0f} vCPUs, too few if these machines come: {named} (--spot-type limits them)."
+        ]
     if vcpus > limit / 2:
         return [f"The {what} allows {limit:.0f} vCPUs, of which these workers take {vcpus}, if no others take them."]
     return []

@@ -26,9 +26,10 @@ from tests.fakes.aws_eks import EksRules
 from tests.fakes.aws_kube import KubeSide
 from tests.fakes.aws_network import NetworkRules
 from tests.fakes.aws_services import ServiceRules
+from tests.fakes.aws_topology import TopologyRules
 
 
-class AwsDouble(EksRules, ServiceRules, NetworkRules):
+class AwsDouble(EksRules, ServiceRules, NetworkRules, TopologyRules):
     """The WSGI application. `looks`: how often something has to be asked for until it is made, or gone."""
 
     def __init__(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 from tests.fakes.aws_answers import Answer, json_answer
+from tests.fakes.aws_topology import Instance
 from tests.fakes.kube_pods import Node, Object, Pods
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class KubeSide:
         self.double = double
         self.daemon_sets: dict[str, Object] = {}  # by cluster and name
         self.pods: dict[str, Pods] = {}  # by cluster
+        self.labels: dict[tuple[str, str], dict[str, str]] = {}  # that somebody has put on nodes, by cluster and node
 
     def answer(self, environ: Object) -> Answer:
         _, _, region, name, path = environ["PATH_INFO"].split("/", 4)
@@ -37,7 +39,11 @@ class KubeSide:
         if refusal := refusal_of(environ.get("HTTP_AUTHORIZATION", ""), name):
             return _status(401, refusal)
         if path == "/api/v1/nodes":
-            return json_answer({"items": self._nodes(cluster, environ["QUERY_STRING"])})
+            return json_answer({"items": self._nodes(region, cluster, environ["QUERY_STRING"])})
+        if path.startswith("/api/v1/nodes/"):
+            body = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
+            self.labels.setdefault((name, path.rpartition("/")[2]), {}).update(body["metadata"]["labels"])
+            return json_answer(body)
         if path.startswith(PODS):
             length = int(environ.get("CONTENT_LENGTH") or 0)
             given = json.loads(environ["wsgi.input"].read(length)) if length else None
@@ -73,22 +79,38 @@ class KubeSide:
 
     def forget(self, name: str) -> None:
         self.pods.pop(name, None)
+        for pair in [pair for pair in self.labels if pair[0] == name]:
+            del self.labels[pair]
         for key in [key for key in self.daemon_sets if key.startswith(f"{name} ")]:
             del self.daemon_sets[key]
 
-    def _nodes(self, cluster: Any, query: str) -> list[Object]:
+    def _nodes(self, region: str, cluster: Any, query: str) -> list[Object]:
         """A machine shows its devices only if their plugin may run on it, or its image has one."""
         key, _, value = parse_qs(query).get("labelSelector", [""])[0].partition("=")
         plugins = self._plugins(cluster)
+        groups = {group.nodegroup_name: group for group in cluster.nodegroups.values()}
         nodes = []
-        for group in cluster.nodegroups.values():
-            if key and group.labels.get(key) != value:
+        for instance in self.double.instances_of(region, cluster):
+            if key and instance.labels.get(key) != value:
                 continue
+            group = groups[instance.node.rpartition("-")[0]]
             allocatable = {"cpu": "3920m", **_devices(group, plugins)}
-            for number in range(group.scaling_config["desiredSize"]):
-                metadata = {"name": f"{group.nodegroup_name}-{number}", "labels": group.labels}
-                nodes.append({"metadata": metadata, "status": {"allocatable": allocatable}})
+            nodes.append(
+                {
+                    "metadata": {"name": instance.node, "labels": self._labels_of(cluster.name, instance)},
+                    "spec": {"providerID": f"aws:///{instance.zone}/{instance.identifier}"},
+                    "status": {"allocatable": allocatable},
+                }
+            )
         return nodes
+
+    def _labels_of(self, cluster: str, instance: Instance) -> dict[str, str]:
+        """Those of its group, of AWS' cloud controller unless it was throttled, and of who has labelled the node."""
+        own = {**instance.labels, "topology.kubernetes.io/zone": instance.zone}
+        if self.double.rules.get("topology_labels", True):
+            layers = enumerate(instance.layers, 1)
+            own |= {f"topology.k8s.aws/network-node-layer-{number}": layer for number, layer in layers}
+        return own | self.labels.get((cluster, instance.node), {})
 
 
 def refusal_of(authorization: str, cluster: str, secret: str = SECRET) -> str | None:

@@ -305,6 +305,14 @@ def test_spot_machines_are_planned_at_todays_price(aws: AwsServer) -> None:
     assert make_plan("plan-2", EksOptions(machine_type="g4dn.xlarge", spot=True, zone=zone)).total is None
 
 
+def test_a_quota_counts_every_type_of_spot_machines_that_may_come(aws: AwsServer) -> None:
+    aws.rules(quotas={"L-3819A6DF": 64.0})
+    warnings = " ".join(make_plan("plan-2", EksOptions(machine_type="g4dn.xlarge", spot=True)).warnings)
+    assert "allows 64 vCPUs, too few if these machines come: g4dn.16xlarge (--spot-type limits them)" in warnings
+    few = EksOptions(machine_type="g4dn.xlarge", spot=True, spot_type=("g4dn.2xlarge",))
+    assert "too few" not in " ".join(make_plan("plan-2", few).warnings)
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "words"),
     [

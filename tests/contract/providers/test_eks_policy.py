@@ -5,10 +5,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from providers.eks import EksOptions
-from providers.eks.doctor import list_actions, load_policy, load_rights, policy_of, principal_of
+from providers.eks.doctor import list_actions, load_policy, policy_of, principal_of
+from providers.rights import load_rights
 from tests.contract.providers.eks_world import make, remove
 from tests.fakes.aws_server import AwsServer
+from tests.fakes.registry import FakeDocker, FakeRegistry
 
 COMMANDS = (
     ("create-cluster", "eks", "1", "rights", "-t", "g4dn.xlarge", "--ttl", "2h", "--yes"),
@@ -43,24 +47,79 @@ def test_every_call_of_every_command_is_allowed(command: Callable[..., Any], aws
         assert result.code == 0 or words[0] == "doctor", result.err
         assert aws.log("me"), words
         assert refused_calls(aws) == [], words
-        assert {entry["action"] for entry in aws.log("me")} <= set(load_rights()[words[0]]), words
+        assert {entry["action"] for entry in aws.log("me")} <= set(load_rights("eks")[words[0]]), words
 
 
 def test_calls_of_fast_networks_and_of_what_others_left_are_allowed(aws: AwsServer, tmp_path: Path) -> None:
-    aws.rules(guardduty=True, crossed_groups=True)
-    rights = load_rights()
+    aws.rules(guardduty=True, crossed_groups=True, topology_labels=False)
+    rights = load_rights("eks")
     arn = "arn:aws:iam::123456789012:role/ci"
     try:
         options = EksOptions(machine_type="p4d.24xlarge", efa=True, admin=(arn,), registry="auto")
         make("wide-2", tmp_path / "home", options)
+        assert "ec2:DescribeInstanceTopology" in {entry["action"] for entry in aws.log("me")}
         assert {entry["action"] for entry in aws.log("me")} <= set(rights["create-cluster"])
         aws.calm("me")
         remove("wide-2", tmp_path / "empty")
         assert {entry["action"] for entry in aws.log("me")} <= set(rights["delete-cluster"])
     finally:
-        aws.rules(guardduty=False, crossed_groups=False)
+        aws.rules(guardduty=False, crossed_groups=False, topology_labels=True)
     assert refused_calls(aws) == []
     assert aws.list_left("wide-2") == []
+
+
+# The action of ECR that allows a request of the OCI distribution API. Source: ECR's guide on pushing images.
+REGISTRY_ACTIONS = {
+    ("HEAD", "blobs"): "ecr:BatchCheckLayerAvailability",
+    ("POST", "blobs"): "ecr:InitiateLayerUpload",
+    ("PATCH", "blobs"): "ecr:UploadLayerPart",
+    ("PUT", "blobs"): "ecr:CompleteLayerUpload",
+    ("PUT", "manifests"): "ecr:PutImage",
+    ("HEAD", "manifests"): "ecr:BatchGetImage",
+    ("GET", "manifests"): "ecr:BatchGetImage",
+}
+
+
+def registry_actions(registry: FakeRegistry) -> set[str]:
+    requests = [line.split() for line in registry.world.log]
+    return {REGISTRY_ACTIONS[method, "blobs" if "/blobs/" in path else "manifests"] for method, path in requests}
+
+
+def test_pushing_images_and_running_are_allowed(
+    command: Callable[..., Any], aws: AwsServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Calls of AWS' API, and the requests that Docker and mlbench send to the registry, both recorded."""
+    create = ("create-cluster", "eks", "1", "use", "-t", "m5.large", "--registry", "auto", "--yes")
+    registry = FakeRegistry()
+    monkeypatch.setenv("MLBENCH_REGISTRY_ENDPOINT", registry.url)
+    monkeypatch.setenv("PATH", str(FakeDocker(tmp_path / "programs").folder))
+    rights = load_rights("eks")
+    try:
+        made = command(*create)
+        assert made.code == 0, made.err
+        aws.calm("me")
+        pushed = command("images", "push", "allreduce")
+        assert pushed.code == 0, pushed.err
+        calls = {entry["action"] for entry in aws.log("me")}
+        assert "ecr:GetAuthorizationToken" in calls
+        used = registry_actions(registry)
+        assert used == set(REGISTRY_ACTIONS.values())
+        assert sorted((calls | used) - set(rights["images"])) == []
+        for words in (
+            ("run", "r", "1", "--task", "allreduce", "--cluster", "use-1", "--dry-run"),
+            ("run", "r", "1", "--task", "allreduce", "--cluster", "use-1", "--detach"),
+            ("kubeconfig", "token"),
+            ("status", "--cluster", "use-1"),
+        ):
+            aws.calm("me")
+            registry.world.log.clear()
+            command(*words)
+            calls = {entry["action"] for entry in aws.log("me")} | registry_actions(registry)
+            assert sorted(calls - set(rights["run"])) == [], words
+        assert refused_calls(aws) == []
+    finally:
+        registry.close()
+        assert command("delete-cluster", "eks", "use-1", "--yes", "--force").code == 0
 
 
 def test_doctor_asks_iam_for_every_right(command: Callable[..., Any], aws: AwsServer) -> None:
@@ -89,7 +148,7 @@ def test_the_policy_is_printed(command: Callable[..., Any]) -> None:
 
 def test_each_command_has_a_policy_of_its_own_that_is_part_of_the_whole(command: Callable[..., Any]) -> None:
     whole = {statement["Sid"]: statement for statement in load_policy()["Statement"]}
-    for name, actions in load_rights().items():
+    for name, actions in load_rights("eks").items():
         policy = policy_of(name)
         given = [action for statement in policy["Statement"] for action in list_actions(statement)]
         assert sorted(set(given)) == sorted(actions), name  # nothing that the whole policy lacks

@@ -161,7 +161,8 @@ def test_what_a_cluster_consists_of() -> None:
     assert plain[:4] == ["CloudFormation stack", "EKS cluster", "add-on", "add-on"]
     assert plain.count("node group") == 2
     assert [kind for kind in gpu if kind not in plain] == ["GPU device plugin", "GPU probe"]
-    assert [kind for kind in fast if kind not in gpu] == ["placement group", "launch template", "EFA device plugin"]
+    more = [kind for kind in fast if kind not in gpu]
+    assert more == ["placement group", "launch template", "EFA device plugin", "network topology"]
 
 
 def test_every_resource_stands_behind_what_it_needs() -> None:
