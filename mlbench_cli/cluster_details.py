@@ -97,6 +97,7 @@ class ClusterDetails:
     node_selector: Mapping[str, str] = field(default_factory=dict, metadata=_DICT)  # of the nodes meant for runs
     tolerations: list[str] = field(default_factory=list, metadata=_LIST)  # that runs need besides, as --toleration
     fabric: Mapping[str, Any] = field(default_factory=dict, metadata=_DICT)  # of each worker: name, gbits; {}: none
+    topology_problem: str | None = fact(str)  # why the workers' places in the network are not known
     provisioning_class: str | None = fact(str)  # by which runs book the machines of all of their workers at once
     network_policies: bool = fact(bool, default=True)  # whether runs may create them
     functional_only: bool = fact(bool, default=False)  # timings on the cluster mean nothing

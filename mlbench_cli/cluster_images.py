@@ -16,7 +16,7 @@ def registry_of(cluster: Cluster) -> str | None:
 def find_registry_login(cluster: Cluster | None, place: str) -> Login | None:
     """The login to a registry of the cluster's own cloud; None for others, whose logins Docker keeps."""
     host = parse_image(place.rstrip(":")).host
-    if cluster is None or not host.endswith((".pkg.dev", ".amazonaws.com")):
+    if cluster is None or not host.endswith((".pkg.dev", ".amazonaws.com", ".azurecr.io")):
         return None
     provider = registry.load(cluster.provider)
     return Login(*provider.fetch_registry_login(cluster)) if isinstance(provider, HasRegistry) else None

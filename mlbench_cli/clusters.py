@@ -1,4 +1,4 @@
-"""What the commands on clusters share: plan and create, find, delete, scale, and the rules of owner, TTL and identity.
+"""What the commands on clusters share: plan and create, find, and the rules of owner, TTL and identity.
 
 Commands parse options, call this module and print. Nothing is printed here: progress goes to `report` and warnings to
 `warn`, which the caller gives.
@@ -12,14 +12,15 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mlbench_cli.cluster_details import ClusterDetails, HelmChartRecord
-from mlbench_cli.errors import CleanupError, CredentialError, MlbenchError, NotFoundError, UsageError, did_you_mean
+from mlbench_cli.cluster_details import ClusterDetails
+from mlbench_cli.errors import CredentialError, MlbenchError, NotFoundError, UsageError, did_you_mean
 from mlbench_cli.model import Cluster, ClusterIdentity
 from mlbench_cli.spec import check_name
 from mlbench_cli.store import Store
 from providers import registry
-from providers.base import CanCreate, CanScale, CanSketch, EndsClusters, HasAccounts, Plan, Provider, Resource
+from providers.base import CanCreate, CanSketch, HasAccounts, PartialSearchError, Plan, Provider, Resource
 from providers.operation_errors import delete_command
+from providers.operation_lock import hold_operation_lock
 
 if TYPE_CHECKING:
     from providers.helm.install import Installation
@@ -67,6 +68,8 @@ class PlannedCluster:
     provider: CanCreate
     installation: "Installation | None"
     chart_notes: str = field(default="", init=False)  # what the Helm chart says once it is installed
+    keeps_end: bool = field(default=False, init=False)  # it exists, and its end was not asked to move
+    moves_end: bool = field(default=False, init=False)  # it existed, with another end: its tags are still to be set
 
     @property
     def resources(self) -> list[dict[str, str]]:
@@ -83,15 +86,31 @@ class PlannedCluster:
         details = {**self.cluster.details, "expires": int(time.time() + ttl.seconds), "ttl": ttl.text}
         return PlannedCluster(replace(self.cluster, details=details), self.plan, self.provider, self.installation)
 
+    def with_end_of(self, known: Cluster) -> "PlannedCluster":
+        """The same cluster with the end that its record `known` has, or without one."""
+        end = {key: known.details[key] for key in ("expires", "ttl") if key in known.details}
+        cluster = replace(self.cluster, details={**self.cluster.details, **end})
+        planned = PlannedCluster(cluster, self.plan, self.provider, self.installation)
+        planned.keeps_end = True
+        return planned
+
     def create(self, store: Store, report: "Report", warn: Callable[[str], None]) -> Cluster:
-        """Create it, or what is missing of it, and choose it for the next commands. Returns its record."""
+        """Create it, or what is missing of it, and choose it for the next commands. Returns its record.
+
+        Raises UsageError if the name was taken elsewhere since the cluster was planned.
+        """
         from mlbench_cli.zone_failover import create_in_first_zone
 
-        known = store.find_cluster(self.cluster.identity)
-        ready = create_in_first_zone(
-            self.provider, self.cluster, known, lambda cluster: self._create(cluster, store, report), warn
-        )
-        store.choose_cluster(ready)
+        with hold_operation_lock(store, self.cluster.name):
+            require_free_name(store, self.cluster)
+            known = store.find_cluster(self.cluster.identity)
+            cluster = _with_charts(self.cluster, known, self.installation)
+            ready = create_in_first_zone(
+                self.provider, cluster, known, lambda cluster: self._create(cluster, store, report), warn
+            )
+            store.choose_cluster(ready)
+        ends = (ClusterDetails.of(ready).expires, ClusterDetails.of(known).expires if known is not None else None)
+        self.moves_end = known is not None and ends[0] not in (None, ends[1])
         return ready
 
     def _create(self, cluster: Cluster, store: Store, report: "Report") -> Cluster:
@@ -127,9 +146,8 @@ def plan_cluster(store: Store, request: CreationRequest) -> Iterator[PlannedClus
     with _prepare_chart(request) as installation:
         plan = provider.plan(cluster)
         details: dict[str, Any] = {**cluster.details, "owner": owner_name(), "plan": plan.to_dict()}
-        if charts := _helm_charts(store.find_cluster(cluster.identity), installation):
-            details["helm_charts"] = charts
-        planned = PlannedCluster(replace(cluster, details=details), plan, provider, installation)
+        cluster = _with_charts(replace(cluster, details=details), store.find_cluster(cluster.identity), installation)
+        planned = PlannedCluster(cluster, plan, provider, installation)
         yield planned.with_ttl(request.ttl)
 
 
@@ -184,13 +202,13 @@ def _prepare_chart(request: CreationRequest) -> "AbstractContextManager[Installa
     return prepare_chart(request.chart_location, request.custom_values, seconds)
 
 
-def _helm_charts(known: Cluster | None, installation: "Installation | None") -> list[HelmChartRecord]:
-    """The Helm charts on the cluster: those of its record, and the one to be installed."""
+def _with_charts(cluster: Cluster, known: Cluster | None, installation: "Installation | None") -> Cluster:
+    """The cluster with the Helm charts of its record `known`, and the one to be installed."""
     charts = [] if known is None else list(ClusterDetails.of(known).helm_charts)
-    if installation is None:
-        return charts
-    record = installation.record()
-    return [*(entry for entry in charts if entry["release"] != record["release"]), record]
+    if installation is not None:
+        record = installation.record()
+        charts = [*(entry for entry in charts if entry["release"] != record["release"]), record]
+    return replace(cluster, details={**cluster.details, "helm_charts": charts}) if charts else cluster
 
 
 # --- finding ----------------------------------------------------------------------------------------------------------
@@ -204,10 +222,10 @@ def search_scope(project: str | None, location: str | None) -> dict[str, str]:
 def discover_clusters(
     names: Sequence[str] | None, scope: Mapping[str, str]
 ) -> tuple[list[Cluster], dict[str, MlbenchError]]:
-    """All clusters that bear our tags, and the errors of providers that could not be searched.
+    """All clusters that bear our tags, and the errors of providers that could not be searched, or not as a whole.
 
-    A provider in `names` that cannot be searched raises its error. Without `names`, all providers that create clusters
-    are searched; UsageError if none of them can be, because none was ever set up here.
+    A provider in `names` that cannot be searched at all raises its error. Without `names`, all providers that create
+    clusters are searched; UsageError if none of them can be, because none was ever set up here.
     """
     found: list[Cluster] = []
     errors: dict[str, MlbenchError] = {}
@@ -215,6 +233,9 @@ def discover_clusters(
     for name in names or creators:
         try:
             found += registry.load(name).discover(scope)
+        except PartialSearchError as error:
+            found += error.found
+            errors[name] = error
         except MlbenchError as error:
             if names:
                 raise
@@ -225,6 +246,12 @@ def discover_clusters(
             hint="mlbench doctor",
         )
     return found, errors
+
+
+def describe_search_error(name: str, error: MlbenchError) -> str:
+    """A sentence about a provider that could not be searched, or only in part."""
+    part = " as a whole" if isinstance(error, PartialSearchError) else ""
+    return f"{name} was not searched{part}: {error.message}"
 
 
 def _is_set_up(name: str, error: MlbenchError) -> bool:
@@ -266,7 +293,7 @@ def search_everywhere(store: Store, names: Sequence[str] | None, scope: Mapping[
             label = f"{provider} project {account}"
             errors[label] = error
             blind.append(label)
-            continue
+            more = error.found if isinstance(error, PartialSearchError) else []
         identities = [cluster.identity for cluster in found]
         found += [cluster for cluster in more if not is_known(cluster, identities)]
     found += _list_ended(known, Search(found, errors, blind), names)
@@ -290,7 +317,7 @@ def _find_other_accounts(known: Sequence[Cluster], names: Sequence[str] | None) 
         if (names and cluster.provider not in names) or not isinstance(provider, HasAccounts) or not cluster.account:
             continue
         try:
-            _require_account(provider, cluster)
+            require_account(provider, cluster)
         except MlbenchError:
             labels.append(f"{cluster.provider} account {cluster.account}")
     return sorted(set(labels))
@@ -323,10 +350,20 @@ def find_cluster(store: Store, name: str, provider_name: str | None, scope: Mapp
             f'There is no cluster "{name}"{_describe(scope)}.{near}',
             hint="mlbench list-clusters; to find one that another machine created, put its provider's name before it",
         )
-    discovered = registry.load(wanted).discover(scope)
+    silent: PartialSearchError | None = None
+    try:
+        discovered = registry.load(wanted).discover(scope)
+    except PartialSearchError as error:
+        discovered, silent = error.found, error
     found = [cluster for cluster in discovered if cluster.name == name]
     if found:
         return _only_one(name, found)
+    if silent is not None:
+        raise PartialSearchError(
+            f'Whether there is a cluster "{name}" is not known. {silent.message}',
+            found,
+            hint=silent.hint or "Repeat the command, or say which place is meant: --zone ZONE, --region REGION",
+        )
     others = [*discovered, *(cluster for cluster in store.clusters() if cluster.provider == wanted)]
     raise NotFoundError(
         f'{wanted} has no cluster "{name}" of ours{_describe(scope)}, neither whole nor half created.'
@@ -368,6 +405,8 @@ def _find_namesakes(known: Sequence[Cluster]) -> list[Cluster]:
     scope = {"project": first.account} if first.account else {}
     try:
         discovered = registry.load(first.provider).discover(scope)
+    except PartialSearchError as error:
+        discovered = error.found
     except MlbenchError:
         return []  # the known cluster must be deletable although other locations do not answer
     identities = [cluster.identity for cluster in known]
@@ -393,44 +432,8 @@ def _describe(scope: Mapping[str, str]) -> str:
     return f" in {', '.join(scope.values())}" if scope else ""
 
 
-# --- deletion ---------------------------------------------------------------------------------------------------------
-
-
-def delete_cluster(store: Store, cluster: Cluster, report: "Report", warn: Callable[[str], None]) -> bool:
-    """Delete a cluster and everything that belongs to it; an attached one is only forgotten.
-
-    Returns whether it is certain that nothing is left. Raises CleanupError for what could not be deleted,
-    CredentialError if today's credentials are those of another account: there the cluster would seem to be gone.
-    """
-    provider = registry.load(cluster.provider)
-    if not isinstance(provider, CanCreate):
-        store.forget_cluster(cluster)
-        return True
-    _require_account(provider, cluster)
-    from providers.lifecycle import down
-    from providers.workload_cleanup import WorkloadCleanup
-
-    resources = provider.resources(cluster)
-    with closing(WorkloadCleanup(cluster, provider, resources)) as cleanup:
-        error: CleanupError | None = None
-        try:
-            down(cluster, [*resources, cleanup], store, report=report)
-        except CleanupError as caught:
-            error = caught
-        try:
-            cleanup.raise_for_orphans(error)
-        finally:
-            for warning in cleanup.warnings:
-                warn(warning)
-    return not cleanup.warnings
-
-
-def was_deleted(store: Store, name: str) -> bool:
-    """Whether a cluster of that name was deleted from this data directory."""
-    return any(entry.action == "deleted" for entry in store.journal_of(name))
-
-
-def _require_account(provider: Provider, cluster: Cluster) -> None:
+def require_account(provider: Provider, cluster: Cluster) -> None:
+    """Raise CredentialError if today's credentials are those of another account, which does not show the cluster."""
     if not isinstance(provider, HasAccounts) or not cluster.account:
         return
     account = provider.find_account(cluster)
@@ -440,41 +443,6 @@ def _require_account(provider: Provider, cluster: Cluster) -> None:
             f"{account}, so that it cannot be found.",
             hint=f"Use credentials of {cluster.account}, then repeat: {delete_command(cluster)}",
         )
-
-
-# --- change of size ---------------------------------------------------------------------------------------------------
-
-
-def scale_cluster(cluster: Cluster, nodes: int) -> Sequence[Resource]:
-    """The resources whose creation gives the cluster `nodes` workers. Raises UsageError if it cannot be scaled."""
-    provider = registry.load(cluster.provider)
-    if isinstance(provider, CanScale):
-        _require_account(provider, cluster)
-        return provider.scale(cluster, nodes)
-    hint = None
-    if isinstance(provider, CanCreate):
-        hint = f"{delete_command(cluster)}, then mlbench create-cluster {cluster.provider} {nodes} RELEASE"
-    raise UsageError(
-        f'The cluster "{cluster.name}" cannot be scaled: {cluster.provider} has no machines that mlbench can add.',
-        hint=hint,
-    )
-
-
-def extend_cluster(cluster: Cluster) -> Sequence[Resource]:
-    """The resources whose creation moves the cluster's end to its `expires`; none if only its record has one."""
-    provider = registry.load(cluster.provider)
-    _require_account(provider, cluster)
-    return provider.extend(cluster) if isinstance(provider, EndsClusters) else []
-
-
-def describe_end(cluster: Cluster) -> str | None:
-    """What of the cluster ends by itself; None for a cluster without an end."""
-    if ClusterDetails.of(cluster).expires is None:
-        return None
-    provider = registry.load(cluster.provider)
-    if isinstance(provider, EndsClusters):
-        return provider.describe_end(cluster)
-    return "Nothing of it ends by itself: mlbench gc --expired deletes it."
 
 
 # --- garbage collection -----------------------------------------------------------------------------------------------

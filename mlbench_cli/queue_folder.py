@@ -88,6 +88,9 @@ class QueueFolder:
         except BaseException:
             os.close(descriptor)
             raise
+        if not os.fstat(descriptor).st_nlink:  # who held it has removed the folder: such a lock keeps nobody away
+            os.close(descriptor)
+            return None
         return descriptor
 
     def find_state(self) -> QueueState:

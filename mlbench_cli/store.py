@@ -231,11 +231,16 @@ class Store:
 
     # --- clusters -----------------------------------------------------------------------------------------------
 
-    def record_cluster(self, cluster: Cluster) -> Cluster:
-        """Insert or replace a cluster's record, by its identity; `created` is filled in and kept."""
+    def record_cluster(self, cluster: Cluster, keep: Sequence[str] = ()) -> Cluster:
+        """Insert or replace a cluster's record, by its identity; `created` is filled in and kept.
+
+        Details with a key in `keep` stay as they are recorded, if they are.
+        """
         key = cluster.identity
-        values = (*_key(key), cluster.created or now(), cluster.state, _dump(cluster.details))
         with self._transaction() as db:
+            known = self.find_cluster(key) if keep else None
+            kept = {name: known.details[name] for name in keep if name in known.details} if known is not None else {}
+            values = (*_key(key), cluster.created or now(), cluster.state, _dump({**cluster.details, **kept}))
             if key.account:  # a record of an older version does not know its account
                 db.execute(
                     "UPDATE OR IGNORE clusters SET account = ? "
@@ -250,6 +255,19 @@ class Store:
         recorded = self.find_cluster(key)
         assert recorded is not None
         return recorded
+
+    def record_images(self, identity: ClusterIdentity, digests: Mapping[str, str]) -> bool:
+        """Add digests of images, by IMAGE:VERSION, to a cluster's record. False if there is no such record."""
+        with self._transaction() as db:
+            known = self.find_cluster(identity)
+            if known is None:
+                return False
+            details = {**known.details, "images": {**(known.details.get("images") or {}), **digests}}
+            db.execute(
+                "UPDATE clusters SET details = ? WHERE provider = ? AND account = ? AND location = ? AND name = ?",
+                (_dump(details), *_key(known.identity)),
+            )
+        return True
 
     def find_cluster(self, identity: ClusterIdentity) -> Cluster | None:
         """The record of exactly this cluster; None without one. An unknown account matches every account."""

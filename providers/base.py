@@ -31,6 +31,7 @@ OWNER_TAG = "mlbench-owner"
 EXPIRES_TAG = "mlbench-expires"  # seconds since 1970
 REGISTRY_TAG = "mlbench-registry"  # "auto": an image repository was created with the cluster
 AUTO = "auto"  # of --registry
+FABRIC_TAG = "mlbench-fabric"  # kind of the fast network that was set up with the cluster
 CALL_SECONDS = 30.0
 # In the details of an error: the cloud was never set up on this machine, as opposed to one that refuses or is silent.
 NOT_CONFIGURED = {"configured": False}
@@ -55,6 +56,14 @@ class TransientError(DeadlineError):
 
     The life-cycle retries it for a while. If that does not help, the user sees it as a passed deadline.
     """
+
+
+class PartialSearchError(TransientError):
+    """Some places did not answer a search for clusters; `found` are the clusters of those that did."""
+
+    def __init__(self, message: str, found: Sequence[Cluster], *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.found = list(found)
 
 
 class BusyError(TransientError):
@@ -176,7 +185,10 @@ class Provider(Protocol):
         ...
 
     def discover(self, scope: Mapping[str, str]) -> list[Cluster]:
-        """All clusters that bear our tags, complete or not. `scope` limits the search (project, location)."""
+        """All clusters that bear our tags, complete or not. `scope` limits the search (project, location).
+
+        Raises PartialSearchError, with what was found, if some places did not answer.
+        """
         ...
 
     def connect(self, cluster: Cluster) -> "Access":
@@ -249,6 +261,15 @@ class EndsClusters(Protocol):
 
 
 @runtime_checkable
+class NamesRights(Protocol):
+    """A provider that can name the rights that commands need, as a document for an administrator."""
+
+    def compose_policy(self, command: str | None) -> Mapping[str, object]:
+        """The role or policy for one command, or for all. Raises UsageError for one that asks nothing of the cloud."""
+        ...
+
+
+@runtime_checkable
 class HasRegistry(Protocol):
     """A provider whose cloud has a registry of images that its credentials open."""
 
@@ -263,6 +284,15 @@ class HasAccounts(Protocol):
 
     def find_account(self, cluster: Cluster) -> str:
         """The account that today's credentials belong to."""
+        ...
+
+
+@runtime_checkable
+class RunsOnNodes(Protocol):
+    """A provider whose nodes are containers of this machine."""
+
+    def run_on_node(self, cluster: Cluster, node: str, script: str, arguments: Sequence[str]) -> str:
+        """What `sh` on a node prints for a script. Raises CapacityError with the node's own words if it fails."""
         ...
 
 
@@ -308,18 +338,21 @@ def read_options(cluster: Cluster, cls: type[Any]) -> Any:
 def ownership_tags(cluster: Cluster) -> dict[str, str]:
     """The tags of everything that is created for `cluster`."""
     details = ClusterDetails.of(cluster)
-    tags = {CLUSTER_TAG: cluster.name, OWNER_TAG: details.owner, EXPIRES_TAG: details.expires}
+    tags: dict[str, object] = {CLUSTER_TAG: cluster.name, OWNER_TAG: details.owner, EXPIRES_TAG: details.expires}
     tags[REGISTRY_TAG] = AUTO if details.registry_made else None
+    tags[FABRIC_TAG] = details.fabric.get("setup")
     return {key: str(value) for key, value in tags.items() if value is not None}
 
 
 def details_from_tags(tags: Mapping[str, str]) -> dict[str, object]:
-    """The details of a cluster that its tags hold: owner, and expires if it has an end."""
+    """The details of a cluster that its tags hold: owner, expires if it has an end, image repository, fast network."""
     details: dict[str, Any] = {"owner": tags.get(OWNER_TAG)}
     if (expires := tags.get(EXPIRES_TAG, "")).isdecimal():
         details["expires"] = int(expires)
     if tags.get(REGISTRY_TAG) == AUTO:
         details["registry_made"] = True
+    if FABRIC_TAG in tags:
+        details["fabric"] = {"setup": tags[FABRIC_TAG]}
     return details
 
 
@@ -360,8 +393,9 @@ def split_zones(text: str | None) -> tuple[str, ...]:
 
 def identity_options(cluster: Cluster) -> str:
     """The options of a command that single out this cluster among those of its name, with a space before them."""
-    # GKE's account is a project, which an option names; that of AWS follows from the credentials.
-    words = [f"--project {cluster.account}"] if cluster.account and not cluster.account.isdecimal() else []
+    # An option names GKE's account, a project, and AKS', a subscription; that of AWS follows from the credentials.
+    flag = "--subscription" if cluster.provider == "aks" else "--project"
+    words = [f"{flag} {cluster.account}"] if cluster.account and not cluster.account.isdecimal() else []
     if cluster.location:
         flag = "--zone" if re.fullmatch(r".*\d-?[a-z]", cluster.location) else "--region"
         words.append(f"{flag} {cluster.location}")

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlbench_cli.errors import MlbenchError, NotFoundError
+from mlbench_cli.kube.objects import condition
 from providers.base import Readiness, Resource, ResourceStatus
 from providers.kubernetes_calls import Connect, open_young_cluster
 
@@ -45,6 +46,7 @@ class GpuProbe(Resource):
         node_selector: Mapping[str, str],
         needs: Sequence[Resource],
         goes_with: Resource,
+        tolerations: Sequence[Mapping[str, str]] = (),
     ) -> None:
         self.connect = connect
         self.image = image
@@ -52,6 +54,8 @@ class GpuProbe(Resource):
         self.node_selector = dict(node_selector)
         self.needs = tuple(needs)
         self.goes_with = goes_with
+        self.report: Mapping[str, str] = {}  # what the probe has found, once it was successful
+        self.tolerations = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}, *tolerations]
         self._unschedulable_since: float | None = None
 
     def find(self) -> ResourceStatus | None:
@@ -78,6 +82,7 @@ class GpuProbe(Resource):
             "image": self.image,
             "gpus": self.gpus,
             "node_selector": self.node_selector,
+            "tolerations": self.tolerations,
             "seconds": int(PROBE_SECONDS),
             "script": (FOLDER / "kubernetes" / "gpu-probe.sh").read_text("utf-8"),
         }
@@ -94,7 +99,8 @@ class GpuProbe(Resource):
         status = pod.get("status") or {}
         phase = status.get("phase", "Pending")
         if phase == "Succeeded":
-            return Readiness(True, facts={"gpu_probe": parse_report(_termination_message(status))})
+            self.report = parse_report(_termination_message(status))
+            return Readiness(True, facts={"gpu_probe": self.report})
         if phase == "Failed":
             raise explain_failure(_termination_message(status) or str(status.get("message") or "no message"))
         if (why := _scheduling_problem(status)) is None:
@@ -152,10 +158,16 @@ def parse_report(message: str) -> dict[str, str]:
     return {key: value for key, equals, value in (line.partition("=") for line in message.splitlines()) if equals}
 
 
+def find_driver_branch(report: Mapping[str, str]) -> int | None:
+    """The branch of the driver that a probe found, e.g. 580; None if it found none."""
+    branch = report.get("driver", "").partition(".")[0]
+    return int(branch) if branch.isdecimal() else None
+
+
 def find_driver_problem(report: Mapping[str, str], cuda: int = IMAGE_CUDA) -> str | None:
     """Why the task images may not run on a probed driver; None if they can, or if torch has proved it."""
-    branch = report.get("driver", "").partition(".")[0]
-    if report.get("torch") or not branch.isdecimal() or int(branch) >= MIN_DRIVERS[cuda]:
+    branch = find_driver_branch(report)
+    if report.get("torch") or branch is None or branch >= MIN_DRIVERS[cuda]:
         return None
     return (
         f"The driver of the workers is {report['driver']}; images with CUDA {cuda}, as today's torch brings it, need "
@@ -185,7 +197,5 @@ def _waiting_reason(status: Mapping[str, Any], image: str) -> str:
 
 def _scheduling_problem(status: Mapping[str, Any]) -> str | None:
     """Why no node takes the pod, in the scheduler's words; None if one has taken it or none has been looked for."""
-    for condition in status.get("conditions") or ():
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return str(condition.get("message") or condition.get("reason"))
-    return None
+    scheduled = condition({"status": status}, "PodScheduled")
+    return str(scheduled.get("message") or scheduled.get("reason")) if scheduled.get("status") == "False" else None

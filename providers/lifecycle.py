@@ -76,6 +76,8 @@ def up(
         before = store.find_cluster(cluster.identity)
         earlier = ClusterDetails.of(before).provisioning if before is not None and times == "provisioning" else []
         creation = Creation(cluster, resources, store, report, patience, Timeline(resources, earlier), times)
+        if before is not None and _registry(before) != _registry(cluster):
+            creation.keep = ()  # digests are of the registry that they were pushed to
         creation.record("creating")
         try:
             creation.run()
@@ -175,13 +177,15 @@ class Operation:
     times: str  # key of the cluster's details under which the timeline is recorded
     states: list[ResourceState] = field(default_factory=list)
     facts: dict[str, object] = field(default_factory=dict)  # that resources reported when they were ready
+    # Details of the record that other commands write at any time, also while this operation goes on.
+    keep: tuple[str, ...] = ("images",)
 
     def record(self, state: str, **more: Any) -> Cluster:
         """Record how far the operation is, so that other processes can show it, also after this one was killed."""
         details = {key: value for key, value in self.cluster.details.items() if key not in ("failure", self.times)}
         times = {self.times: self.timeline.to_list()}
         details = {**details, **self.facts, **times, **more}
-        return self.store.record_cluster(replace(self.cluster, state=state, details=details))
+        return self.store.record_cluster(replace(self.cluster, state=state, details=details), self.keep)
 
     def visit_all(self, possible: Callable[[ResourceState], bool], visit: Callable[[ResourceState], None]) -> None:
         """Visit all resources that are `possible` until none is. A visit ends one by setting `done` or `failed`."""
@@ -461,6 +465,11 @@ def _was_created(resource: Resource) -> bool | None:
     except MlbenchError:
         return None
     return found is not None and found.ours and not found.broken and not found.deleting
+
+
+def _registry(cluster: Cluster) -> object:
+    """The registry that was asked for."""
+    return ClusterDetails.of(cluster).options.get("registry")
 
 
 def _key(state: ResourceState) -> tuple[str, str]:

@@ -18,6 +18,7 @@ ANY_REGION = "any"
 DEFAULT_REGIONS = {
     "gke": ("us-central1", "europe-west1", "europe-west4"),
     "eks": ("us-east-1", "us-west-2", "eu-west-1"),
+    "aks": ("eastus", "westus3", "westeurope"),
 }
 
 

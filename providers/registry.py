@@ -11,12 +11,13 @@ PROVIDERS = {
     "kind": "providers.kind:KindProvider",
     "gke": "providers.gke:GkeProvider",
     "eks": "providers.eks:EksProvider",
+    "aks": "providers.aks:AksProvider",
     "attached": "providers.attached:AttachedProvider",
     "slurm": "providers.machines:SlurmProvider",
     "hosts": "providers.machines:HostsProvider",
 }
 # Those whose clusters cost money as long as they exist.
-PAID = ("gke", "eks")
+PAID = ("gke", "eks", "aks")
 # Names of the original's command line.
 ALIASES = {"gcloud": "gke", "aws": "eks"}
 

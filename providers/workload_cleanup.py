@@ -131,7 +131,7 @@ class WorkloadCleanup(Resource):
             before = f"{error.message}\n" if error else f'The cluster "{self.cluster.name}" is deleted.\n'
             known = error.details.get("leftovers", []) if error else []
             raise CleanupError(
-                f"{before}Its workloads created these resources, which are left and cost money:\n{lines}",
+                f"{before}What its workloads or its cloud created beside it is left:\n{lines}",
                 hint=error.hint if error else "Delete each by the command below it.",
                 details={"leftovers": [*known, *(vars(item) for item in left)]},
             )

@@ -1,21 +1,26 @@
 """What the commands on clusters print: steps of an operation, plans, prices, documents; and their common options."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
 
-from mlbench_cli import clusters, console
+from mlbench_cli import cluster_changes, console
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
 from mlbench_cli.times import timestamp
 from providers.base import Plan
 from providers.lifecycle import Step
 
-Project = Annotated[str | None, typer.Option("--project", "-p", help="gke: project; default: the credentials' project")]
+Project = Annotated[
+    str | None,
+    typer.Option(
+        "--project", "-p", "--subscription", help="gke: project; aks: subscription; default: that of the credentials"
+    ),
+]
 Location = Annotated[
-    str | None, typer.Option("--zone", "-z", "--region", "--location", help="gke: zone or region; eks: region")
+    str | None, typer.Option("--zone", "-z", "--region", "--location", help="gke: zone or region; eks, aks: region")
 ]
 
 _PHRASES = {
@@ -63,10 +68,18 @@ class StepPrinter:
         self._line.update(lambda width: console.fit_parts([(topic + because, 0), (elapsed, 0)], width))
 
 
-def delete_with_progress(store: Store, cluster: Cluster) -> str:
-    """Delete the cluster, with its steps on stderr. Returns a sentence that says what was done."""
+def delete_with_progress(
+    store: Store,
+    cluster: Cluster,
+    *,
+    keep_images: bool = False,
+    check: Callable[[Cluster], None] = lambda cluster: None,
+) -> str:
+    """Delete the cluster, with its steps on stderr, unless `check` raises. Returns a sentence about what was done."""
     with StepPrinter() as report:
-        certain = clusters.delete_cluster(store, cluster, report, console.warn)
+        certain = cluster_changes.delete_cluster(
+            store, cluster, report, console.warn, keep_images=keep_images, check=check
+        )
     if cluster.provider in ("attached", "slurm", "hosts"):
         return f"The cluster {cluster.name} is forgotten; nothing on it was changed."
     return f"The cluster {cluster.name} is deleted{'; nothing of it is left' if certain else ''}."

@@ -7,7 +7,7 @@ from mlbench_cli.catalog import load_catalog
 from mlbench_cli.errors import UsageError
 from mlbench_cli.images import LOCAL_REGISTRY, name_image, parse_image
 from mlbench_cli.model import Cluster
-from mlbench_cli.registries import Finding, Presence, find_image
+from mlbench_cli.registries import FoundImage, Presence, find_image
 from mlbench_cli.spec import RunSpec
 
 
@@ -55,7 +55,7 @@ def require_registry(registry: str) -> None:
     )
 
 
-def _describe_unchecked(name: str, finding: Finding) -> str:
+def _describe_unchecked(name: str, finding: FoundImage) -> str:
     reason = "its registry wants a login" if finding.presence is Presence.HIDDEN else "its registry does not answer"
     words = f": {finding.words}" if finding.words else ""
     return f"Whether the image {name} exists is not known: {reason}{words}."

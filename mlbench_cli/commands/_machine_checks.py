@@ -12,7 +12,7 @@ from providers.checks import Check
 
 if TYPE_CHECKING:
     from mlbench_cli.engines.machines.details import SlurmDetails
-    from mlbench_cli.engines.slurm.discovery import ClusterFacts
+    from mlbench_cli.engines.slurm.discovery import SlurmFacts
 
 KINDS = ("slurm", "hosts")
 
@@ -83,7 +83,7 @@ def _check_slurm(cluster: Cluster) -> Iterator[Check]:
         channel.close()
 
 
-def _check_partition(name: str, details: "SlurmDetails", facts: "ClusterFacts") -> Check:
+def _check_partition(name: str, details: "SlurmDetails", facts: "SlurmFacts") -> Check:
     chosen = details.partition or facts.default_partition or ""
     partition = facts.partitions.get(chosen)
     if partition is None:

@@ -34,7 +34,7 @@ baselines = typer.Typer(rich_markup_mode=None, context_settings=HELP_NAMES, add_
 def show(
     context: typer.Context,
     machine: Annotated[
-        str | None, typer.Option("--machine", metavar="TEXT", help="only types that contain this")
+        str | None, typer.Option("--machine", metavar="TYPE", help="only types whose name contains this")
     ] = None,
     output: Output = Format.text,
 ) -> None:

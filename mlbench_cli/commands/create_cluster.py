@@ -1,22 +1,24 @@
 """`mlbench create-cluster PROVIDER N RELEASE`: plan, ask, create. Options come from the provider."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import Field, fields
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperGroup
-from typer.main import get_command
 
-from mlbench_cli import clusters, console
+from mlbench_cli import cluster_changes, clusters, console
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.clusters import UNATTENDED_TTL, CreationRequest, PlannedCluster, Ttl, plan_cluster
 from mlbench_cli.commands._clusters import StepPrinter, cluster_document, show_plan
 from mlbench_cli.commands._common import Format, Output, Yes
+from mlbench_cli.commands._values import build_command
 from mlbench_cli.config import find_default
 from mlbench_cli.errors import CredentialError, UsageError, did_you_mean
+from mlbench_cli.gpudirect import RELEASES, explain_unknown_branch
 from mlbench_cli.model import Cluster
 from mlbench_cli.runs.request import parse_duration
 from mlbench_cli.store import Store
@@ -46,7 +48,7 @@ class ProviderGroup(TyperGroup):
             return None
         app = typer.Typer(rich_markup_mode=None, add_completion=False)
         app.command(name=cmd_name, help=_help(provider), context_settings=HELP_NAMES)(_function(provider))
-        return get_command(app)
+        return build_command(app)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the provider's command. Raises UsageError with the nearest name if there is none."""
@@ -109,22 +111,52 @@ def create(
 
 def _create(store: Store, request: CreationRequest, ttl: str | None, dry_run: bool, yes: bool, output: Format) -> None:
     with plan_cluster(store, request) as planned:
-        if ttl is None and planned.plan.total != 0 and not console.interactive():
-            planned = planned.with_ttl(_parse_ttl(UNATTENDED_TTL))
+        planned = _choose_end(store, planned, ttl)
         if dry_run:
             _print_plan(planned, output)
             return
         show_plan(planned.cluster, planned.plan)
         _show_chart(planned.installation)
-        if ttl := ClusterDetails.of(planned.cluster).ttl:
-            console.note(f"It ends after {ttl}. {clusters.describe_end(planned.cluster)}")
+        if end := _describe_end(planned):
+            console.note(f"{end} {cluster_changes.describe_end(planned.cluster)}")
         if planned.plan.total != 0:
             console.confirm(f"Create the cluster {request.name}?", yes=yes)
         with StepPrinter() as report:
             cluster = planned.create(store, report, console.warn)
+            if planned.moves_end:
+                cluster = cluster_changes.set_end(store, cluster, report)
         if planned.chart_notes:
             console.note(f"Notes of the Helm chart:\n{console.clean(planned.chart_notes, keep=chr(10))}\n")
     _print_result(cluster, output)
+
+
+def _choose_end(store: Store, planned: PlannedCluster, ttl: str | None) -> PlannedCluster:
+    """The cluster with its end: as asked for, else that of one which exists, else a default if nobody watches.
+
+    Raises UsageError if the end of one that exists is to be taken away.
+    """
+    known = store.find_cluster(planned.cluster.identity)
+    recorded = None if known is None else ClusterDetails.of(known).expires
+    if ttl is not None and ttl.strip() == KEEP and recorded is not None:
+        raise UsageError(
+            f'The cluster "{planned.cluster.name}" has an end already, which --ttl {KEEP} does not take away.',
+            hint=f"mlbench extend {planned.cluster.name} 30d   moves it",
+        )
+    if ttl is not None:
+        return planned
+    if known is not None and (recorded is None or recorded > time.time()):
+        return planned.with_end_of(known)
+    if planned.plan.total != 0 and not console.interactive():
+        return planned.with_ttl(_parse_ttl(UNATTENDED_TTL))
+    return planned
+
+
+def _describe_end(planned: PlannedCluster) -> str | None:
+    """When the cluster ends; None if it has no end."""
+    details = ClusterDetails.of(planned.cluster)
+    if planned.keeps_end and details.expires is not None:
+        return f"It ends in {console.duration(details.expires - time.time())}, as before (--ttl moves its end)."
+    return f"It ends after {details.ttl}." if details.ttl else None
 
 
 def _check_registry(provider: CanCreate, given: str | None) -> None:
@@ -160,7 +192,7 @@ def _print_plan(planned: PlannedCluster, output: Format) -> None:
     show_plan(planned.cluster, planned.plan)
     _show_chart(installation)
     if ttl := ClusterDetails.of(planned.cluster).ttl:
-        console.note(f"It ends after {ttl}. {clusters.describe_end(planned.cluster)}")
+        console.note(f"It ends after {ttl}. {cluster_changes.describe_end(planned.cluster)}")
     console.out_table(["RESOURCE", "NAME"], [[item["kind"], item["name"]] for item in resources])
     if chart is not None:
         import yaml
@@ -192,27 +224,33 @@ def _print_result(cluster: Cluster, output: Format) -> None:
             for item in times
         ],
     )
-    _show_probe(ClusterDetails.of(cluster).gpu_probe)
+    _show_probe(ClusterDetails.of(cluster))
     if problem := ClusterDetails.of(cluster).end_problem:
         console.warn(
             f"Nothing in the cloud ends this cluster: {problem} Let mlbench gc --expired --yes run from time to time, "
             "or ask for the right (roles/resourcemanager.projectIamAdmin) and repeat the command."
         )
+    if problem := ClusterDetails.of(cluster).topology_problem:
+        console.warn(f"Results will not say how close the workers are to each other in the network: {problem}")
     if ClusterDetails.of(cluster).registry_made:
         console.note(f"Its registry {ClusterDetails.of(cluster).registry} is empty: mlbench images push   fills it")
     console.note(f"The cluster {cluster.name} is ready; commands now use it. To delete it:")
     console.note(f"  {delete_command(cluster)}")
 
 
-def _show_probe(report: Mapping[str, str]) -> None:
-    """Print on stderr what the GPU probe found."""
+def _show_probe(details: ClusterDetails) -> None:
+    """Print on stderr what the GPU probe found, and what follows from it for the machines' network."""
+    report = details.gpu_probe
     if not report:
         return
-    from providers.gpu_probe import find_driver_problem
+    from providers.gpu_probe import find_driver_branch, find_driver_problem
 
     torch = f"; torch {report['torch']} ran a kernel and an all-reduce" if report.get("torch") else ""
     console.note(f"GPUs of a worker: {report.get('gpus')} × {report.get('gpu')}, driver {report.get('driver')}{torch}")
     if problem := find_driver_problem(report):
+        console.warn(problem)
+    branch, kind = find_driver_branch(report), details.fabric.get("setup")
+    if branch is not None and kind in RELEASES and (problem := explain_unknown_branch(kind, branch)):
         console.warn(problem)
 
 

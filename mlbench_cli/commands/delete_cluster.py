@@ -1,11 +1,10 @@
 """`mlbench delete-cluster [PROVIDER] NAME`: delete a cluster and everything that belongs to it, or continue to."""
 
-from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from mlbench_cli import clusters, console
+from mlbench_cli import cluster_changes, clusters, console
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.commands._clusters import Location, Project, delete_with_progress
 from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters, is_sealed
@@ -45,7 +44,7 @@ def delete_cluster(
     try:
         cluster = clusters.find_cluster(store, name, provider, clusters.search_scope(project, location))
     except NotFoundError:
-        if not clusters.was_deleted(store, name):
+        if not cluster_changes.was_deleted(store, name):
             raise
         _print(name, f"The cluster {name} was deleted before; nothing of it is left.", output)
         return
@@ -58,9 +57,12 @@ def delete_cluster(
         made = ClusterDetails.of(cluster).registry_made
         also = "" if not made or keep_images else " and its image repository (--keep-images keeps that)"
         console.confirm(f"Delete the cluster {name} ({cluster.provider}{place}), everything on it{also}?", yes=yes)
-    if keep_images:
-        cluster = replace(cluster, details={**cluster.details, "keeps_images": True})
-    _print(name, delete_with_progress(store, cluster), output)
+
+    def check(cluster: Cluster) -> None:
+        if not force:
+            _refuse_unfetched(store, cluster)  # a run may have been started while the question stood
+
+    _print(name, delete_with_progress(store, cluster, keep_images=keep_images, check=check), output)
 
 
 def _print(name: str, sentence: str, output: Format) -> None:

@@ -18,6 +18,7 @@ from mlbench_cli.errors import MlbenchError, UsageError
 from mlbench_cli.extras import install_hint
 from mlbench_cli.runs.launch import local_machine
 from providers import registry
+from providers.base import NamesRights
 from providers.checks import Check
 from task_images.harness.cores import cpu_quota
 
@@ -33,21 +34,28 @@ print(torch.__version__, torch.cuda.device_count(), ",".join(backends) or "none"
 
 
 def _print_policy(providers: list[str] | None, command: str | None) -> None:
-    if [registry.ALIASES.get(name, name) for name in providers or ()] != ["eks"]:
-        raise UsageError("Only EKS has an IAM policy.", hint="mlbench doctor eks --policy")
-    from providers.eks.doctor import load_policy, policy_of
-
-    console.out(json.dumps(policy_of(command) if command else load_policy(), indent=2))
+    names = [registry.ALIASES.get(name, name) for name in providers or ()]
+    named = [registry.load(name) for name in names if name in registry.PROVIDERS]
+    able = [provider for provider in named if isinstance(provider, NamesRights)]
+    if len(names) != 1 or not able:
+        raise UsageError(
+            "--policy needs one provider: gke and aks have a role, eks has an IAM policy.",
+            hint="mlbench doctor eks --policy",
+        )
+    console.out(json.dumps(able[0].compose_policy(command), indent=2))
 
 
 def doctor(
     providers: Annotated[
-        list[str] | None, typer.Argument(metavar="[PROVIDER]...", help="gke, eks, slurm, hosts: ask these instead")
+        list[str] | None, typer.Argument(metavar="[PROVIDER]...", help="gke, eks, aks, slurm, hosts: ask these instead")
     ] = None,
     project: Project = None,
     location: Location = None,
     policy: Annotated[
-        bool, typer.Option("--policy", help="with eks: print the IAM policy that all commands together need, and exit")
+        bool,
+        typer.Option(
+            "--policy", help="with gke, eks or aks: print the role or policy of all commands together, and exit"
+        ),
     ] = False,
     command: Annotated[
         str | None,
@@ -82,7 +90,7 @@ def doctor(
         hints = [f"{check.what}: {check.hint}" for check in checks if check.hint and check.state != "ok"]
         console.note("".join(f"\n{hint}" for hint in hints))
         if not providers:
-            console.note("\nOthers: mlbench doctor gke, eks, slurm, hosts")
+            console.note("\nOthers: mlbench doctor gke, eks, aks, slurm, hosts")
     return next((check.exit_code for check in checks if check.state == "failed"), 0)
 
 
@@ -190,6 +198,7 @@ CHECKS: tuple[Callable[[], Check], ...] = (
     _package("clusters", "kubernetes", "k8s", "any cluster but local"),
     _package("gke", "google-cloud-container", "gke", "clusters of Google"),
     _package("eks", "boto3", "eks", "clusters of Amazon"),
+    _package("aks", "azure-identity", "aks", "clusters of Azure"),
     _program("docker", "KIND clusters and building images"),
     _program("kind", "KIND clusters"),
     _program("kubectl", "a look into a cluster: mlbench kubeconfig export"),

@@ -16,7 +16,7 @@ FORMATS = ("text", "json")
 DEFAULT_FILE = Path("results.zip")
 
 
-class Kind(StrEnum):
+class DownloadKind(StrEnum):
     """Which file `mlbench download` writes."""
 
     archive = "archive"
@@ -30,7 +30,9 @@ def download(
     ] = None,
     path: Annotated[Path | None, typer.Option("--output", metavar="PATH", help="the same as --to")] = None,
     output: Annotated[str, typer.Option("-o", metavar="[text|json]", help="text, or one JSON document")] = "text",
-    kind: Annotated[Kind, typer.Option("--format", help="archive, or the zip of MLBench 3")] = Kind.archive,
+    kind: Annotated[
+        DownloadKind, typer.Option("--format", help="archive, or the zip of MLBench 3")
+    ] = DownloadKind.archive,
     force: Annotated[bool, typer.Option("--force", help="replace the file if it exists")] = False,
     all_runs: All = False,
     states: States = None,
@@ -82,10 +84,10 @@ def _targets(runs: Sequence[RunHandle], to: Path | None) -> list[tuple[RunHandle
     return [(run, folder / f"{run.name}.zip") for run in runs]
 
 
-def _download(run: RunHandle, path: Path, kind: Kind, *, is_quiet: bool) -> dict[str, object]:
+def _download(run: RunHandle, path: Path, kind: DownloadKind, *, is_quiet: bool) -> dict[str, object]:
     """Write a run's file; its facts as JSON, and unless `is_quiet` in words."""
     run.complete()
-    if kind is Kind.archive:
+    if kind is DownloadKind.archive:
         run.download(path)
     else:
         run.download_v3(path)
@@ -93,7 +95,7 @@ def _download(run: RunHandle, path: Path, kind: Kind, *, is_quiet: bool) -> dict
     if not is_quiet:
         console.out(str(path))
         console.note(console.size(size))
-        if kind is Kind.archive:
+        if kind is DownloadKind.archive:
             console.note(f"Next: mlbench verify {path}, mlbench charts FOLDER {path}")
     return {"run": run.name, "file": str(path.absolute()), "format": kind.value, "bytes": size}
 

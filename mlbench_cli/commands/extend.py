@@ -1,16 +1,14 @@
 """`mlbench extend NAME DURATION`: let a cluster live longer, in its tags and in the cloud's own timer."""
 
 import time
-from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from mlbench_cli import clusters, console
+from mlbench_cli import cluster_changes, console
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.commands._clusters import StepPrinter, cluster_document
 from mlbench_cli.commands._common import Format, Output, complete_clusters
-from mlbench_cli.errors import UsageError
 from mlbench_cli.runs.request import parse_duration
 from mlbench_cli.store import Store
 
@@ -29,18 +27,10 @@ def extend(
     """
     seconds = parse_duration(duration, "DURATION")
     store = Store(notice=console.note)
-    cluster = store.cluster(name)
-    expires = ClusterDetails.of(cluster).expires
-    if expires is None:
-        raise UsageError(f'The cluster "{name}" has no end.', hint="mlbench delete-cluster NAME   ends it")
-    end = int(max(expires, time.time()) + seconds)
-    moved = replace(cluster, details={**cluster.details, "expires": end})
-    resources = clusters.extend_cluster(moved)
-    from providers.lifecycle import up
-
     with StepPrinter() as report:
-        ready = up(moved, resources, store, report=report, times="scaling")
+        ready = cluster_changes.extend_cluster(store, store.cluster(name), seconds, report)
     if output == Format.json:
         console.out_json({"cluster": cluster_document(ready)})
     else:
+        end = ClusterDetails.of(ready).expires or 0
         console.out(f"The cluster {name} ends in {console.duration(end - time.time())}.")

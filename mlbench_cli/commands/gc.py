@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mlbench_cli import clusters, console
+from mlbench_cli import cluster_changes, clusters, console
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.commands._clusters import Location, Project, cluster_document, delete_with_progress
 from mlbench_cli.commands._common import Format, Output, Yes, is_sealed
@@ -14,6 +14,7 @@ from mlbench_cli.commands._machines import end_orphans, find_orphans
 from mlbench_cli.errors import CleanupError, MlbenchError
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
+from providers.operation_lock import hold_operation_lock
 
 
 def gc(
@@ -66,7 +67,7 @@ def gc(
         named = ", ".join(f"{item.name} of {ClusterDetails.of(item).owner}" for item in foreign)
         console.warn(f"Clusters of other owners are left alone: {named}. --everybody includes them.")
     for name, error in search.errors.items():
-        console.warn(f"{name} was not searched: {error.message}")
+        console.warn(clusters.describe_search_error(name, error))
     documents = [{**cluster_document(cluster), "why": _describe(cluster, why)} for cluster, why in chosen]
     orphans = find_orphans(store, providers)
     for orphan in orphans:
@@ -77,7 +78,22 @@ def gc(
         end_orphans(store, providers)
     if chosen and not dry_run:
         console.confirm(f"Delete {len(chosen)} clusters and everything on them?", yes=yes)
-        _delete_all(store, [cluster for cluster, _ in chosen], console.note if as_json else console.out)
+
+        def explain_keeping(cluster: Cluster) -> str | None:
+            """Why a cluster stays that was to be deleted; it is looked at again, as its end may have been moved."""
+            fresh = cluster_changes.find_again(store, cluster)
+            if fresh is None:
+                return "is gone"
+            if not clusters.removal_reason(fresh, known, only_expired=expired, include_unknown=everything):
+                return "is no longer one to delete: it was changed in the meantime"
+            if not force and _keep_unfetched(store, [(fresh, "")]):
+                kept.append(fresh)
+                return "got a run in the meantime"
+            return None
+
+        _delete_all(
+            store, [cluster for cluster, _ in chosen], explain_keeping, console.note if as_json else console.out
+        )
     if as_json:
         not_searched = {name: error.message for name, error in search.errors.items()}
         console.out_json(
@@ -129,12 +145,24 @@ def _describe(cluster: Cluster, why: str) -> str:
     return f"{why} {console.duration(time.time() - expires)} ago" if why == "expired" and expires is not None else why
 
 
-def _delete_all(store: Store, chosen: list[Cluster], print_line: Callable[[str], None]) -> None:
-    """Delete each, also if others fail. Raises CleanupError naming those that could not be deleted."""
+def _delete_all(
+    store: Store,
+    chosen: list[Cluster],
+    explain_keeping: Callable[[Cluster], str | None],
+    print_line: Callable[[str], None],
+) -> None:
+    """Delete each, also if others fail, unless something speaks against it by now.
+
+    Raises CleanupError naming those that could not be deleted.
+    """
     failed: dict[str, MlbenchError] = {}
     for cluster in chosen:
         try:
-            print_line(delete_with_progress(store, cluster))
+            with hold_operation_lock(store, cluster.name):
+                if reason := explain_keeping(cluster):
+                    console.note(f"{cluster.name} {reason}.")
+                else:
+                    print_line(delete_with_progress(store, cluster))
         except MlbenchError as error:
             failed[f"{cluster.name}@{cluster.location}" if cluster.location else cluster.name] = error
     if failed:

@@ -1,6 +1,5 @@
 """`mlbench images`: which images of tasks a registry has; `mlbench images push` builds them and pushes them to it."""
 
-from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -68,7 +67,9 @@ def push(
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option("--base", help="image to build on, with Python and pip; or efa: the one for Amazon's EFA"),
+        typer.Option(
+            "--base", help="image to build on, with Python and pip; or efa, gib: for Amazon's EFA, Google's RDMA"
+        ),
     ] = None,
     index: Annotated[
         str | None, typer.Option("--index", metavar="URL", help="package index for torch, e.g. one for another CUDA")
@@ -87,10 +88,8 @@ def push(
     chosen: list[Task] = [load_task(name) for name in tasks] if tasks else list(load_catalog().values())
     build = Build(base, index, tuple(platform.split(",")) if platform else ())
     digests = push_images(chosen, place, build, cluster_images.find_registry_login(known, place), console.note)
-    if known is not None and _has_registry(known, place):
-        fresh = store.find_cluster(known.identity) or known
-        kept = {**ClusterDetails.of(fresh).images, **digests}
-        store.record_cluster(replace(fresh, details={**fresh.details, "images": kept}))
+    if known is not None and _has_registry(known, place) and not store.record_images(known.identity, digests):
+        console.warn(f"The cluster {known.name} was deleted in the meantime; the digests are not recorded.")
     if output == Format.json:
         console.out_json({"registry": place, "digests": digests})
         return
@@ -111,8 +110,8 @@ def _find_registry(store: Store, given: str | None, name: str | None) -> tuple[s
     if not place or place.startswith(f"{LOCAL_REGISTRY}/"):
         raise UsageError(
             f'No registry is known for the cluster "{cluster.name}".',
-            hint="Name one of your own: --registry ghcr.io/me, or mlbench config set registry ghcr.io/me; on gke and "
-            "eks create-cluster --registry auto makes one",
+            hint="Name one of your own: --registry ghcr.io/me, or mlbench config set registry ghcr.io/me; on gke, eks "
+            "and aks create-cluster --registry auto makes one",
         )
     return place, cluster
 

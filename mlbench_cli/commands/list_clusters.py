@@ -43,8 +43,11 @@ def list_clusters(
             [_row(cluster, cluster.identity == current, is_known) for cluster, is_known in listed],
             droppable=["CREATED", "NODES", "EXPIRES", "LOCATION"],
         )
-    for name, error in errors.items():
-        console.warn(f"No answer from {name}: {error.message}")
+    if errors:
+        from mlbench_cli.clusters import describe_search_error
+
+        for name, error in errors.items():
+            console.warn(describe_search_error(name, error))
 
 
 def _discover() -> tuple[list[Cluster], dict[str, "MlbenchError"]]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from mlbench_cli.model import JsonObject
 from mlbench_cli.network import NetworkShape, format_rate, format_seconds, parse_network
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import open_verified
-from mlbench_cli.results.figures.predictions import Pair, draw_predictions
+from mlbench_cli.results.figures.predictions import PredictedPair, draw_predictions
 from mlbench_cli.simulator.calibration import FILE, HOW, Calibration, find_link, parse_calibration
 from mlbench_cli.simulator.gloo import Link
 from mlbench_cli.simulator.predict import Prediction, Scenario, advise, totals
@@ -101,7 +102,14 @@ def predict(
         shape, links, library = _shape(network), _inside(inside), _backend(backend)
         spread = parse_spread(stragglers, calibration)
         scenarios = [
-            Scenario(size, chosen, shape, *_topology(topology, size), links, oversubscription, servers, library, spread)
+            _add_buckets(
+                Scenario(
+                    *(size, chosen, shape, *_topology(topology, size), links, oversubscription, servers),
+                    *(library, spread),
+                ),
+                calibration,
+                archive,
+            )
             for size in _sizes(workers, topology, calibration.ranks)
             for chosen in _methods(method, archive)
         ]
@@ -173,6 +181,13 @@ def _own_method(archive: Archive) -> Method:
     except MethodError:
         pass
     return resolve("ddp" if str(archive.run["spec"]["task"]).endswith("_ddp") else "bsp")
+
+
+def _add_buckets(scenario: Scenario, calibration: Calibration, archive: Archive) -> Scenario:
+    """With the run's own messages, if it is the run that is asked for: plans that it measured for need no guess."""
+    if scenario.network is not None or (scenario.ranks, scenario.method) != (calibration.ranks, _own_method(archive)):
+        return scenario
+    return replace(scenario, buckets=calibration.buckets)
 
 
 # --- a run's measurements ---------------------------------------------------------------------------------------------
@@ -283,7 +298,7 @@ def _check_runs(names: Sequence[str], output: Format, charts: Path | None) -> No
     for name in names:
         with _open(name) as archive:
             calibration, link, error = _read(archive, required=True)
-            scenario = Scenario(calibration.ranks, _own_method(archive))
+            scenario = _add_buckets(Scenario(calibration.ranks, _own_method(archive)), calibration, archive)
             found = predict_step(calibration, link, error, scenario)
             measured = _measured_step(archive)
             rows.append(
@@ -298,7 +313,7 @@ def _check_runs(names: Sequence[str], output: Format, charts: Path | None) -> No
                 }
             )
     pairs = [
-        Pair("runs", str(row["method"]), row["measured_seconds"], row["predicted_seconds"])
+        PredictedPair("runs", str(row["method"]), row["measured_seconds"], row["predicted_seconds"])
         for row in rows
         if row["measured_seconds"]
     ]
@@ -322,12 +337,16 @@ def _check_runs(names: Sequence[str], output: Format, charts: Path | None) -> No
 
 
 def _measured_step(archive: Archive) -> float | None:
-    """Seconds of a training step of the run: the sum over its steps, by their number."""
+    """Seconds of a training step of the run: the median of its timed blocks, else the mean over all of its steps."""
+    protocol = archive.result["details"].get("throughput_protocol")
+    if protocol:
+        return float(protocol["per_update"]) / float(protocol["summary"]["median"])
     updates, seconds = archive.result.get("updates"), archive.result["task_seconds"]["training"]
-    return seconds / updates if updates and seconds else None
+    waited = archive.result["timings"].get("data_wait", {}).get("rank0", 0.0)
+    return (seconds + waited) / updates if updates and seconds else None
 
 
-def _draw(pairs: Sequence[Pair], unit: str, folder: Path | None) -> None:
+def _draw(pairs: Sequence[PredictedPair], unit: str, folder: Path | None) -> None:
     if folder is None:
         return
     for path in draw_predictions(pairs, unit, folder):
@@ -337,7 +356,7 @@ def _draw(pairs: Sequence[Pair], unit: str, folder: Path | None) -> None:
 def _check_published(output: Format, charts: Path | None) -> None:
     found = compare_published()
     pairs = [
-        Pair(item.cell.network, item.cell.method, item.cell.rate, item.predicted_rate)
+        PredictedPair(item.cell.network, item.cell.method, item.cell.rate, item.predicted_rate)
         for item in found
         if not item.is_calibration
     ]

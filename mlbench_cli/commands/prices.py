@@ -10,7 +10,7 @@ from mlbench_cli.errors import UsageError
 from providers import pricing, registry
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
-Providers = Annotated[list[str] | None, typer.Argument(metavar="[PROVIDER]...", help="gke, eks; default: both")]
+Providers = Annotated[list[str] | None, typer.Argument(metavar="[PROVIDER]...", help="gke, eks, aks; default: all")]
 
 prices = typer.Typer(rich_markup_mode=None, context_settings=HELP_NAMES, add_completion=False)
 
@@ -64,7 +64,7 @@ def update(
 ) -> None:
     """Ask the clouds for today's prices and keep them, dated, for the plans of this machine.
 
-    Needs credentials: pricing:GetProducts on AWS; any signed-in account on Google.
+    Needs credentials: pricing:GetProducts on AWS; any signed-in account on Google; none on Azure.
     """
     names = [registry.ALIASES.get(name, name) for name in providers or registry.PAID]
     for name in names:

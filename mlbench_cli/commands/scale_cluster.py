@@ -1,11 +1,10 @@
 """`mlbench scale-cluster NAME N`: change the number of a cluster's worker machines, also to 0 between runs."""
 
-from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from mlbench_cli import clusters, console
+from mlbench_cli import cluster_changes, console
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.commands._clusters import StepPrinter, cluster_document
 from mlbench_cli.commands._common import Format, Output, Yes, complete_clusters
@@ -27,15 +26,12 @@ def scale_cluster(
         raise UsageError(f"{nodes} machines: the smallest number is 0.")
     store = Store(notice=console.note)
     cluster = store.cluster(name)
-    resources = clusters.scale_cluster(cluster, nodes)
+    cluster_changes.plan_scaling(cluster, nodes)  # refuses what cannot be, before it asks
     before = ClusterDetails.of(cluster).nodes or 0
     if nodes > before:
         console.confirm(f"Scale {name} from {before} to {nodes} machines?", yes=yes)
-    from providers.lifecycle import up
-
-    scaled = replace(cluster, details={**cluster.details, "nodes": nodes})
     with StepPrinter() as report:
-        ready = up(scaled, resources, store, report=report, times="scaling")
+        ready = cluster_changes.scale_cluster(store, cluster, nodes, report)
     if output == Format.json:
         console.out_json({"cluster": cluster_document(ready)})
     else:

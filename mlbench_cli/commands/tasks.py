@@ -1,5 +1,6 @@
 """`mlbench tasks`: the catalogue."""
 
+import shlex
 from typing import Annotated, Any
 
 import typer
@@ -23,9 +24,10 @@ def tasks(
 ) -> None:
     """Show the benchmark tasks, or one of them with its parameters and presets."""
     use_task_folder(task_path)
+    found_by = f" --task-path {shlex.quote(task_path)}" if task_path else ""
     if name is not None:
         task = load_task(name)
-        console.out_json(_document(task)) if output == Format.json else _describe(task)
+        console.out_json(_document(task)) if output == Format.json else _describe(task, found_by)
         return
     found = list(load_catalog().values())
     if output == Format.json:
@@ -39,7 +41,7 @@ def tasks(
         ],
         droppable=["NUMBER", "DEVICES", "BACKENDS", "GOAL"],
     )
-    console.note("\nMore on one of them: mlbench tasks TASK")
+    console.note(f"\nMore on one of them: mlbench tasks TASK{found_by}")
 
 
 def _document(task: Task) -> dict[str, object]:
@@ -73,7 +75,7 @@ def _document(task: Task) -> dict[str, object]:
     }
 
 
-def _describe(task: Task) -> None:
+def _describe(task: Task, found_by: str) -> None:
     facts = [
         ("Title", task.title),
         ("Backends", ", ".join(task.backends)),
@@ -103,7 +105,7 @@ def _describe(task: Task) -> None:
     )
     if task.notes:
         console.out("\n" + "\n".join(task.notes))
-    console.note(f"\nNext: mlbench run NAME 1 2 --task {task.name}{_example(task)}")
+    console.note(f"\nNext: mlbench run NAME 1 2 --task {task.name}{found_by}{_example(task)}")
 
 
 def _goal(task: Task, preset: str, parameter: str = "goal_full") -> str | None:

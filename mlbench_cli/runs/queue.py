@@ -13,15 +13,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from mlbench_cli.engines.base import Engine
-from mlbench_cli.errors import DeadlineError, Interrupted, MlbenchError, Terminated, UsageError
+from mlbench_cli.errors import DeadlineError, Interrupted, MlbenchError, NotFoundError, Terminated, UsageError
 from mlbench_cli.isolation import ROOT, protected_path
 from mlbench_cli.model import Experiment, Run, RunState
 from mlbench_cli.queue_folder import QueueFolder, QueueState, clear_queued, pid_namespace, write_queued
+from mlbench_cli.run_folder import RunFolder
 from mlbench_cli.store import Store
 from mlbench_cli.times import now
 
@@ -35,9 +36,20 @@ ALL_ENDED = "all its runs have ended"
 
 
 def start_member(experiment: Experiment, run: Run, engine: Engine, store: Store, *, detach: bool) -> None:
-    """Hand a run to its engine. Raises what `Engine.submit` raises; the run stays recorded then."""
-    write_queued(run.folder, experiment.id, experiment.name, is_starting=True)
-    engine.submit(run, engine.render(run.spec), detach=detach)
+    """Hand a run to its engine. Raises what `Engine.submit` raises; the run stays recorded then.
+
+    Raises NotFoundError for a run that was deleted in the meantime. On Kubernetes the run's folder stays locked until
+    its objects exist, so that who deletes the run finds them; elsewhere a submission may wait for hours.
+    """
+    with ExitStack() as locks:
+        locks.enter_context(RunFolder(run.folder).lock())
+        if store.find_run(run.id) is None:
+            shutil.rmtree(run.folder, ignore_errors=True)
+            raise NotFoundError(f'The run "{run.name}" was deleted before it was started.', hint="mlbench status")
+        write_queued(run.folder, experiment.id, experiment.name, is_starting=True)
+        if run.spec.engine != "kubernetes":
+            locks.close()
+        engine.submit(run, engine.render(run.spec), detach=detach)
     store.update_run(run, RunState.RUNNING)
     clear_queued(run.folder)
 

@@ -56,14 +56,23 @@ def record(
 @contextmanager
 def _intent(folder: Path, experiment: Experiment, runs: Sequence[Run]) -> Iterator[None]:
     path = folder / _INTENT.format(f"{experiment.id}-{os.getpid()}")
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = _create_locked(path)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         os.write(descriptor, json.dumps([run.id for run in runs]).encode())
         os.fsync(descriptor)
         yield
     finally:
         path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _create_locked(path: Path) -> int:
+    """A new file, locked. Another client may take one that is not locked yet for abandoned, and remove it."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
         os.close(descriptor)
 
 
@@ -76,6 +85,8 @@ def _remove_abandoned(folder: Path, store: Store) -> None:
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.fstat(descriptor).st_nlink:
+                continue  # its client has just ended, and has removed it
             ids = json.loads(path.read_bytes() or b"[]")
             _remove_unrecorded([run_id for run_id in ids if isinstance(run_id, str)], store)
             path.unlink(missing_ok=True)

@@ -25,9 +25,10 @@ def delete_run(
     command holds the run's folder, `warn` what stays behind. Raises what the engine raises, CleanupError for a folder
     that cannot be removed.
     """
-    note = read_queued(run.folder)
     experiment = store.find_experiment_of(run)
-    with RunFolder(run.folder).lock(notice=notice):  # not while another command completes its archive
+    # Not while another command completes its archive, or its queue hands it to its engine.
+    with RunFolder(run.folder).lock(notice=notice):
+        note = read_queued(run.folder)
         if note is None or note.is_starting or run.spec.engine == "local":
             _delete_from_cluster(run, store, force, warn)
         _remove_folder(run)

@@ -28,6 +28,7 @@ CONTENT = "mlbench-content"
 WAIT_SECONDS = 600.0
 GRACE_SECONDS = 60.0  # helm ends by itself, a little after its time
 REMOVE_SECONDS = 300.0
+UNFINISHED = ("pending-", "uninstalling")  # how helm's statuses begin while one is at work, or was cut off
 
 
 @dataclass(frozen=True)
@@ -157,11 +158,20 @@ class Release(Resource):
             status, content = self._status(api)
         if status == "deployed" and content == self.installation.content:
             return ResourceStatus(status)
-        if status.startswith(("pending-", "uninstalling")):
-            with inheritable_lock("helm", self._lock) as lock:
-                cut_off = f"an earlier helm was cut off ({status})"
-                return ResourceStatus(status) if lock is None else ResourceStatus(status, broken=cut_off)
+        if status.startswith(UNFINISHED):
+            return self._find_unfinished(status)
         return None
+
+    def _find_unfinished(self, status: str) -> ResourceStatus | None:
+        """Whether a helm is still at work on it. The status is read again, since that helm may just have ended."""
+        with inheritable_lock("helm", self._lock) as lock:
+            if lock is None:
+                return ResourceStatus(status)
+            with self._api() as api:
+                last, content = self._status(api)
+        if last.startswith(UNFINISHED):
+            return ResourceStatus(last, broken=f"an earlier helm was cut off ({last})")
+        return ResourceStatus(last) if last == "deployed" and content == self.installation.content else None
 
     def create(self) -> None:
         """Start `helm upgrade --install --wait` in the background; `poll` follows it."""

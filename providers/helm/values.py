@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlbench_cli.errors import UsageError, did_you_mean
+from mlbench_cli.text import shorten
 
 FLAG = "--custom-value"
 INTEGER = re.compile(r"[+-]?(0|[1-9]\d*)")
@@ -84,7 +85,7 @@ def _parse_custom_value(entry: str) -> CustomValue:
     match = re.match(r"((?:\\.|[^\\=])*)=", entry, re.DOTALL)
     if match is None:
         raise UsageError(
-            f'{FLAG} "{_shorten(entry)}" is not of the form PATH=VALUE.', hint=f"For example: {FLAG} image.tag=v1"
+            f'{FLAG} "{shorten(entry)}" is not of the form PATH=VALUE.', hint=f"For example: {FLAG} image.tag=v1"
         )
     text = match[1]
     return CustomValue(text, _parse_path(text), _parse_value(text, entry[match.end() :]))
@@ -97,7 +98,7 @@ def _parse_path(text: str) -> tuple[str | int, ...]:
         key = re.match(r"(?:\\.|[^\\.\[\]])+", rest, re.DOTALL)
         if key is None:
             raise UsageError(
-                f'{FLAG}: the path "{_shorten(text)}" has an empty or unfinished key.',
+                f'{FLAG}: the path "{shorten(text)}" has an empty or unfinished key.',
                 hint="Write a.b[0].c, and a backslash before a dot or a bracket that belongs to a key.",
             )
         path.append(re.sub(r"\\(.)", r"\1", key[0], flags=re.DOTALL))
@@ -107,7 +108,7 @@ def _parse_path(text: str) -> tuple[str | int, ...]:
             rest = rest[index.end() :]
         if rest and (rest[0] != "." or rest == "."):
             raise UsageError(
-                f'{FLAG}: the path "{_shorten(text)}" cannot be read from "{_shorten(rest)}" on.',
+                f'{FLAG}: the path "{shorten(text)}" cannot be read from "{shorten(rest)}" on.',
                 hint="Write a.b[0].c: an index is a number in brackets, a dot stands between keys.",
             )
         rest = rest[1:]
@@ -142,14 +143,14 @@ def _parse_float(path: str, text: str) -> float:
 
 def _parse_quoted(path: str, text: str) -> str:
     if len(text) < 2 or text[-1] != text[0]:
-        raise UsageError(f"{FLAG} {path}={_shorten(text)}: the quote is not closed.")
+        raise UsageError(f"{FLAG} {path}={shorten(text)}: the quote is not closed.")
     if text[0] == "'":
         return text[1:-1]
     try:
         return str(json.loads(text, strict=False))
     except ValueError as error:
         raise UsageError(
-            f"{FLAG} {path}={_shorten(text)}: {error}.",
+            f"{FLAG} {path}={shorten(text)}: {error}.",
             hint="Inside double quotes it is as in JSON; or use single ones.",
         ) from None
 
@@ -159,7 +160,7 @@ def _parse_json(path: str, text: str) -> Any:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise UsageError(
-            f"{FLAG} {path}={_shorten(text)}: what begins with a bracket or a brace is JSON, and {error}.",
+            f"{FLAG} {path}={shorten(text)}: what begins with a bracket or a brace is JSON, and {error}.",
             hint=f"""For text put it in quotes: {FLAG} '{path}="..."'""",
         ) from None
 
@@ -207,7 +208,7 @@ def _resolve(node: Any, default: Any, where: str) -> Any:
     if isinstance(node, CustomValue):
         if isinstance(default, Mapping) and default and not isinstance(node.value, Mapping | None):
             raise UsageError(
-                f"{FLAG} {_format(node)}: in the chart this is a mapping, of {_shorten(', '.join(map(str, default)))}.",
+                f"{FLAG} {_format(node)}: in the chart this is a mapping, of {shorten(', '.join(map(str, default)))}.",
                 hint=f"Set one of them: {FLAG} {node.text}.{next(iter(default))}=...",
             )
         return node.value
@@ -249,8 +250,4 @@ def _warn_if_unknown(custom: CustomValue, defaults: Mapping[str, Any], subcharts
 
 
 def _format(custom: CustomValue) -> str:
-    return f"{custom.text}={_shorten(json.dumps(custom.value, ensure_ascii=False))}"
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= 60 else text[:59] + "…"
+    return f"{custom.text}={shorten(json.dumps(custom.value, ensure_ascii=False))}"

@@ -94,13 +94,13 @@ class KindCluster(Resource):
 
         Busy while another process creates or deletes them, broken if some are missing.
         """
-        nodes = nodes_of(self.name)
-        if not nodes:
-            return None
-        ours = inspect("volume", self.mark.name) is not None
         with creation_lock(self.name) as lock:
-            if lock is None:
-                return ResourceStatus("being made", ours=ours, busy="another process is still making or removing it")
+            nodes = nodes_of(self.name)  # with the lock: before, its holder may have been about to end
+        ours = inspect("volume", self.mark.name) is not None
+        if not nodes and (lock is not None or not ours):
+            return None
+        if lock is None:
+            return ResourceStatus("being made", ours=ours, busy="another process is still making or removing it")
         stopped = sorted(name for name, state in nodes.items() if state != "running")
         if stopped:
             return ResourceStatus("stopped", ours=ours, differs=f"nodes are stopped (docker start {' '.join(stopped)})")
@@ -129,10 +129,10 @@ class KindCluster(Resource):
 
     def poll(self) -> Readiness:
         """Ready when all nodes are Ready and DNS answers. Raises MlbenchError if the containers have gone."""
-        nodes = nodes_of(self.name)
         with creation_lock(self.name) as lock:
             if lock is None:
                 return Readiness(False, "another process is still making it")
+            nodes = nodes_of(self.name)
         if not nodes:
             raise MlbenchError(f'The containers of the KIND cluster "{self.name}" have gone.')
         try:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 
 from mlbench_cli.app import run
+from providers.aks import api as aks_api
 from providers.gke import api
 from tests.contract.providers.eks_world import become_for_a_test
 from tests.fakes.aws_server import AwsServer
+from tests.fakes.azure_arm import World as AzureWorld
+from tests.fakes.azure_web import AzureDouble
 from tests.fakes.gke import Google
 from tests.fakes.gke import World as GkeWorld
 from tests.fakes.kind_tools import World
+from tests.fakes.registry import FakeRegistry
 
 IMAGES = {"registry:3": "sha256:01", "my/task:1": "sha256:02", "node": "sha256:03"}
 
@@ -59,17 +63,43 @@ def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Google]:
 @pytest.fixture
 def gke_world(google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GkeWorld]:
     """An empty project, of which this process is a client."""
-    for key, value in google.environment.items():
-        monkeypatch.setenv(key, value)
-    monkeypatch.delenv("GOOGLE_CLOUD_PROJECT", raising=False)
-    monkeypatch.setenv("MLBENCH_HOME", str(tmp_path / "home"))
+    become_client(google.environment, "GOOGLE_CLOUD_PROJECT", tmp_path, monkeypatch)
     _forget_credentials()
     yield google.reset()
     _forget_credentials()  # or the next test of another provider would still be logged in
 
 
+def become_client(environment: Mapping[str, str], account: str, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Give this process the double's addresses and credentials and an empty data directory, but no `account`."""
+    for key, value in environment.items():
+        patch.setenv(key, value)
+    patch.delenv(account, raising=False)
+    patch.setenv("MLBENCH_HOME", str(folder / "home"))
+
+
 def _forget_credentials() -> None:
     for cached in (api.client, api.credentials, api.token):
+        cached.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def azure_double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureDouble]:
+    servers = AzureDouble(tmp_path_factory.mktemp("azure"))
+    yield servers
+    servers.close()
+
+
+@pytest.fixture
+def azure_world(azure_double: AzureDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AzureWorld]:
+    """An empty subscription, of which this process is a client."""
+    become_client(azure_double.environment, "AZURE_SUBSCRIPTION_ID", tmp_path, monkeypatch)
+    forget_azure_credentials()
+    yield azure_double.reset()
+    forget_azure_credentials()
+
+
+def forget_azure_credentials() -> None:
+    for cached in (aks_api.client, aks_api.credentials):
         cached.cache_clear()
 
 
@@ -90,3 +120,12 @@ class Told:
 def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Told]:
     """`mlbench WORDS` in this process."""
     return lambda *words: Told(run(list(words)), *capsys.readouterr())
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRegistry]:
+    """A registry of images that stands for that of any cloud."""
+    server = FakeRegistry()
+    monkeypatch.setenv("MLBENCH_REGISTRY_ENDPOINT", server.url)
+    yield server
+    server.close()

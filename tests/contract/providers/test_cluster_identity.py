@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli import clusters
+from mlbench_cli import cluster_changes
 from mlbench_cli.errors import CredentialError
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
@@ -28,7 +28,7 @@ def _regions_of(name: str) -> list[str]:
 def _delete_in(region: str, name: str, home: Path) -> None:
     (cluster,) = [item for item in EksProvider().discover({"location": region}) if item.name == name]
     home.mkdir(exist_ok=True)
-    clusters.delete_cluster(Store(home), cluster, lambda step: None, lambda warning: None)
+    cluster_changes.delete_cluster(Store(home), cluster, lambda step: None, lambda warning: None)
 
 
 def test_a_name_that_is_taken_in_another_region_is_refused(
@@ -72,7 +72,7 @@ def test_with_credentials_of_another_account_nothing_is_called_deleted(
     store = Store(tmp_path)
     cluster = store.record_cluster(Cluster("far-0", "eks", account="999999999999", location=REGION))
     with pytest.raises(CredentialError, match="999999999999"):
-        clusters.delete_cluster(store, cluster, lambda step: None, lambda warning: None)
+        cluster_changes.delete_cluster(store, cluster, lambda step: None, lambda warning: None)
     assert store.clusters()[1:] == [cluster]
 
 
@@ -90,3 +90,19 @@ def test_a_zonal_and_a_regional_cluster_of_one_name_are_two(
     assert command("delete-cluster", "gke", "rel-0", "--zone", "europe-west1-b", "--yes").code == 0
     assert [path.split("/")[3] for path in gke_world.clusters] == ["europe-west1"]
     assert Store().cluster("rel-0").location == "europe-west1"
+
+
+def test_a_region_that_does_not_answer_hides_no_other(
+    command: Callable[..., Any], aws: AwsServer, tmp_path: Path
+) -> None:
+    make("seen-0", tmp_path / "elsewhere", EksOptions(machine_type="m5.large"), nodes=0)
+    aws.order("me", "error", action="cloudformation:DescribeStacks.*", region="eu-central-1", times=1000)
+    listed = command("list-clusters", "--cloud")
+    assert "seen-0" in listed.out
+    assert "AWS has no answer from eu-central-1" in listed.err
+    missing = command("delete-cluster", "eks", "not-there-0", "--yes")
+    assert (missing.code, "eu-central-1" in missing.err) == (124, True)
+    done = command("gc", "eks", "--all", "--everybody", "--yes")
+    assert done.code == 8, done.err
+    aws.calm("me")
+    assert _regions_of("seen-0") == []

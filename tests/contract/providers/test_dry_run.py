@@ -22,6 +22,8 @@ def test_gke_without_credentials(command: Any, gke_world: World, monkeypatch: py
     assert (worker["count"], worker["price_per_hour"]) == (2, 87.83)
     assert plan["price_per_hour"] > 2 * 87.83
     assert "of a project of yours" in command(*words).err
+    default = command("create-cluster", "gke", "2", "rel", "--dry-run", "-o", "json").json["plan"]
+    assert None not in [line["price_per_hour"] for line in default["lines"]]  # in the default zone
     assert gke_world.log == []
     assert [cluster.name for cluster in Store().clusters()] == ["local"]
     real = command(*words[:-1], "--yes")  # not a dry run: credentials are asked for

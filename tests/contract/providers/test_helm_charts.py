@@ -22,6 +22,7 @@ import pytest
 from mlbench_cli.app import run
 from mlbench_cli.errors import CleanupError
 from mlbench_cli.store import Store
+from providers import file_locks
 from providers.base import CLUSTER_TAG
 from providers.gke import GkeProvider, api
 from providers.lifecycle import down
@@ -268,7 +269,7 @@ def test_terminated_helm_is_stopped_too(place: Place) -> None:
     assert place.statuses == ["failed"]
 
 
-def test_killed_the_orphan_is_waited_for(place: Place) -> None:
+def _kill_client_of_helm(place: Place) -> None:
     process = place.start(*place.words("trouble=orphan"))
     place.until(lambda: place.statuses == ["pending-install"])
     process.kill()
@@ -277,9 +278,31 @@ def test_killed_the_orphan_is_waited_for(place: Place) -> None:
         # A kill leaves the chart, and nothing confidential.
         assert not [path for path in folder.rglob("*") if path.is_file() and "token" in path.read_text()]
         shutil.rmtree(folder)
+
+
+def test_killed_the_orphan_is_waited_for(place: Place) -> None:
+    _kill_client_of_helm(place)
     _, printed = place.create("trouble=orphan")
     assert "Helm release web exists already" in printed
     assert place.statuses == ["deployed"]
+    assert len([call for call in place.helm.calls if call["argv"][0] == "upgrade"]) == 1
+
+
+def test_a_helm_that_ends_between_two_looks_was_not_cut_off(place: Place) -> None:
+    _kill_client_of_helm(place)
+
+    def is_free() -> bool:
+        with file_locks.inheritable_lock("helm", "rel-1-web") as lock:
+            return lock is not None
+
+    def wait_for_the_end(program: str, name: str) -> contextlib.AbstractContextManager[int | None]:
+        assert name == "rel-1-web"
+        place.until(lambda: place.statuses == ["deployed"] and is_free())
+        return file_locks.inheritable_lock(program, name)
+
+    place.patch.setattr("providers.helm.install.inheritable_lock", wait_for_the_end)
+    _, printed = place.create("trouble=orphan")
+    assert "Helm release web exists already" in printed
     assert len([call for call in place.helm.calls if call["argv"][0] == "upgrade"]) == 1
 
 

@@ -8,6 +8,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ import yaml
 from mlbench_cli.errors import CapacityError, NotFoundError, UsageError
 from mlbench_cli.model import Cluster
 from mlbench_cli.store import Store
-from providers.kind import KindOptions, KindProvider, image_of, kubeconfig_of
-from providers.kind.resources import list_owned_clusters
+from providers.kind import KindOptions, KindProvider, image_of, kubeconfig_of, tools
+from providers.kind.resources import list_owned_clusters, nodes_of
 from providers.lifecycle import down, up
 from tests.fakes.kind_tools import World
 
@@ -189,6 +190,36 @@ def test_a_kind_that_outlives_its_client_is_waited_for(world: World) -> None:
     assert world.left == []
 
 
+def test_a_kind_that_ends_between_two_looks_was_not_cut_off(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _make(_cluster()).state == "ready"
+    (whole,) = [item for item in KindProvider().resources(_cluster()) if item.kind == "KIND cluster"]
+    names = nodes_of("demo-2")
+    containers = world.state["containers"]
+    control = {name: item for name, item in containers.items() if name.endswith("control-plane")}
+    for seen in ({}, control):  # what is there while kind is at work, which ends before the lock is tried
+        world.change(containers=seen)
+
+        def wait_for_the_end(name: str) -> AbstractContextManager[int | None]:
+            world.change(containers=containers)
+            return tools.creation_lock(name)
+
+        monkeypatch.setattr("providers.kind.resources.creation_lock", wait_for_the_end)
+        found = whole.find()
+        assert found is not None
+        assert (found.state, found.broken) == ("running", None)
+        assert nodes_of("demo-2") == names
+
+
+def test_a_removal_waits_for_a_kind_that_has_made_no_node_yet(world: World) -> None:
+    assert _make(_cluster()).state == "ready"
+    (whole,) = [item for item in KindProvider().resources(_cluster()) if item.kind == "KIND cluster"]
+    world.change(containers={})
+    with tools.creation_lock("demo-2"):
+        found = whole.find()
+    assert found is not None
+    assert found.busy == "another process is still making or removing it"
+
+
 def test_a_cluster_that_kind_left_half_made_is_made_anew(world: World) -> None:
     world.change(trouble={"kind create": "kill-both"})
     assert _in_child(lambda: _make(_cluster())) == signal.SIGKILL
@@ -331,3 +362,24 @@ def test_known_complaints_have_hints(world: World) -> None:
     error = tool_error(["kind", "create", "cluster"], "failed to create fsnotify watcher: too many open files", 1)
     assert isinstance(error, CapacityError)
     assert "max_user_instances" in (error.hint or "")
+
+
+def test_scripts_run_on_the_nodes_of_the_cluster_and_no_others(world: World) -> None:
+    cluster = _make(_cluster())
+    node = f"{cluster.name}-worker"
+    provider = KindProvider()
+    assert provider.run_on_node(cluster, node, 'echo "$# $2"', ["a b", "$(c)"]).split() == ["2", "$(c)"]
+    with pytest.raises(CapacityError, match=f"on the node {node}, no netem here"):
+        provider.run_on_node(cluster, node, "echo no netem here >&2; exit 1", [])
+    with pytest.raises(NotFoundError, match="no node other-worker"):
+        provider.run_on_node(cluster, "other-worker", "true", [])
+
+
+def test_the_script_that_shapes_links_says_what_a_node_lacks(world: World) -> None:
+    """Here: a node without containerd's ctr, so without the container that is looked for."""
+    import templates
+
+    cluster = _make(_cluster())
+    script = (templates.FOLDER / "kubernetes" / "shape.sh").read_text()
+    with pytest.raises(CapacityError, match="the node has no container abc"):
+        KindProvider().run_on_node(cluster, f"{cluster.name}-worker", script, ["abc", "1000000", "0", "3000", "9000"])

@@ -1,6 +1,5 @@
 """`create-cluster --registry auto` on the doubles: made with the cluster, filled, used by digest, deleted with it."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,6 @@ from tests.fakes.registry import FakeDocker, FakeRegistry
 CREATE = ["create-cluster", "gke", "2", "rel", "-t", "n1-standard-4", "--yes"]
 REPOSITORY = "projects/demo-project/locations/europe-west1/repositories/mlbench-rel-2"
 PREFIX = "europe-west1-docker.pkg.dev/demo-project/mlbench-rel-2"
-
-
-@pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRegistry]:
-    server = FakeRegistry()
-    monkeypatch.setenv("MLBENCH_REGISTRY_ENDPOINT", server.url)
-    yield server
-    server.close()
 
 
 def test_a_repository_of_artifact_registry_comes_and_goes_with_its_cluster(

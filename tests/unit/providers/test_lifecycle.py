@@ -3,6 +3,7 @@
 import os
 import traceback
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from functools import partial
 from pathlib import Path
 
@@ -294,7 +295,7 @@ def test_without_credentials_nothing_is_recorded(cloud: ToyCloud, store: Store) 
 def test_two_processes_do_not_work_on_one_cluster(cloud: ToyCloud, store: Store) -> None:
     def while_at_work(step: Step) -> None:
         with pytest.raises(UsageError, match=f"process {os.getpid()}"):
-            down(CLUSTER, [], store)
+            Context().run(down, CLUSTER, [], store)  # as from another thread
         up(Cluster("other", "toy"), [], store)
 
     up(CLUSTER, [Thing(cloud, "demo", "network")], store, report=while_at_work)

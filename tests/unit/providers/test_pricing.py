@@ -14,7 +14,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLBENCH_HOME", str(tmp_path))
 
 
-@pytest.mark.parametrize("provider", ["gke", "eks"])
+@pytest.mark.parametrize("provider", ["gke", "eks", "aks"])
 def test_the_shipped_table_is_dated_and_of_prices(provider: str) -> None:
     prices = load_prices(provider)
     assert "table of 20" in prices.source
@@ -44,7 +44,7 @@ def test_ones_own_table_goes_before() -> None:
 def test_a_price_says_of_when_it_is() -> None:
     prices = load_prices("gke")
     assert prices.line("worker", 2, "a3-highgpu-1g", "us-central1") == PlanLine("worker", 2, 10.98, "2026-09-26")
-    assert prices.line("worker", 2, "n1-standard-4", "us-central1").as_of == "2025"
+    assert prices.line("GPU", 2, "nvidia-tesla-t4", "us-central1").as_of == "2025"
     assert prices.line("worker", 2, "n1-standard-4", "nowhere") == PlanLine("worker", 2, None, None)
     user_price_file().write_text('[gke]\ndate = "2026-11-21"\n[gke.on-demand.any]\nn1-standard-4 = 0.2\n')
     assert load_prices("gke").line("worker", 1, "n1-standard-4", "nowhere").as_of == "2026-11-21"
