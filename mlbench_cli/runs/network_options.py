@@ -1,11 +1,14 @@
 """What --network means: which runs may have a network of their own, and which would pass it by."""
 
 import sys
+from dataclasses import replace
 
-from mlbench_cli.errors import UsageError
-from mlbench_cli.network import MODEL, is_modelled, parse_network
-from mlbench_cli.runs.request import Request, clip
-from mlbench_cli.spec import RunSpec
+from mlbench_cli.errors import UsageError, did_you_mean
+from mlbench_cli.model import Cluster
+from mlbench_cli.network import MODEL, NetworkMethod, is_modelled, parse_network
+from mlbench_cli.runs.request import Request
+from mlbench_cli.spec import KubernetesOptions, RunSpec
+from mlbench_cli.text import shorten
 
 NETWORKED_BACKENDS = ("gloo", "grpc")  # whose ranks of one machine use the network between them
 
@@ -17,17 +20,63 @@ def resolve_network(request: Request) -> str | None:
     shape = parse_network(request.network)
     if shape.is_modelled and (request.task is None or request.command is not None):
         raise UsageError(
-            f"--network {clip(request.network)}: a formula's network is one of a task's gradients, not of a command's.",
+            f"--network {shorten(request.network)}: a formula's network is one of a task's gradients, "
+            "not of a command's.",
             hint=f"--network {str(shape).removeprefix(MODEL)} makes a real one.",
         )
     return str(shape)
+
+
+def add_network_method(
+    options: KubernetesOptions, request: Request, cluster: Cluster, network: str | None
+) -> KubernetesOptions:
+    """The options with who shapes the run's network, if it is on Kubernetes. Raises UsageError if nobody can."""
+    if cluster.provider == "local":
+        return options
+    if cluster.provider in ("slurm", "hosts"):
+        _refuse_network(network)
+        return options
+    return replace(options, network_method=_choose_method(request.network_method, cluster, network))
+
+
+def _choose_method(asked: str | None, cluster: Cluster, network: str | None) -> str | None:
+    if asked is not None and asked not in [*NetworkMethod]:
+        near = did_you_mean(asked, [*NetworkMethod])
+        raise UsageError(f'There is no --network-method "{shorten(asked)}", only {", ".join(NetworkMethod)}.{near}')
+    if network is None:
+        if asked is not None:
+            raise UsageError(f"--network-method {asked} needs --network.", hint="For example --network 1gbit.")
+        return None
+    if is_modelled(network):
+        raise UsageError(
+            f"--network {network}: on a cluster no formula's network is offered, since its own would come on top.",
+            hint="Leave it out, or run on local.",
+        )
+    if asked is None and cluster.provider != "kind":
+        raise UsageError(
+            f'--network: what joins the nodes of "{cluster.name}" is its own; somebody there has to shape it.',
+            hint="--network-method annotation (a rate, by the network plugin) or chaos-mesh (if that is installed). "
+            "Without --network, every run of several workers measures its network: see network.json of its archive.",
+        )
+    method = NetworkMethod(asked or NetworkMethod.NSENTER)
+    if method is NetworkMethod.NSENTER and cluster.provider != "kind":
+        raise UsageError(
+            f'--network-method {method} needs nodes that are containers of this machine; "{cluster.name}" has others.',
+            hint=f"--network-method {NetworkMethod.ANNOTATION} or {NetworkMethod.CHAOS_MESH}",
+        )
+    if parse_network(network).delay and not method.shapes_delay:
+        raise UsageError(
+            f"--network {network}: annotations of pods know a rate and no delay.",
+            hint=f"--network {network.partition(',')[0]}, or --network-method {NetworkMethod.CHAOS_MESH}",
+        )
+    return str(method)
 
 
 def check_network(spec: RunSpec) -> None:
     """Refuse a network of its own for a run whose ranks would not use it."""
     if spec.network is None or is_modelled(spec.network):
         return
-    if sys.platform != "linux":
+    if spec.engine == "local" and sys.platform != "linux":
         raise UsageError("--network needs the network namespaces of Linux.", hint="Leave out --network.")
     if spec.device == "gpu":
         raise UsageError("--network is for runs on CPUs: GPUs of one machine pass the network by.")
@@ -36,12 +85,34 @@ def check_network(spec: RunSpec) -> None:
             f"--network: ranks on the backend {spec.backend} may talk through this machine's memory instead.",
             hint=f"Choose --backend {NETWORKED_BACKENDS[0]}.",
         )
+    if spec.engine == "kubernetes":
+        _check_pods(spec)
 
 
-def refuse_network(request: Request) -> None:
-    """Refuse --network on clusters."""
-    if request.network is not None:
+def _check_pods(spec: RunSpec) -> None:
+    """Refuse pods whose network cannot be shaped, or whose probe would say nothing of it."""
+    options = spec.kubernetes
+    if options.host_network:
         raise UsageError(
-            "--network makes a network on this machine; what joins the nodes of a cluster is the cluster's.",
+            "--network and --host-network exclude each other: such pods have no network of their own.",
+            hint="Leave out --host-network.",
+        )
+    if not spec.run_on_all:
+        raise UsageError(
+            "--network needs a command that all workers run: the second probe follows its end on each of them.",
+            hint="Add --run-on-all.",
+        )
+    if options.network_method == NetworkMethod.ANNOTATION and not options.spread:
+        raise UsageError(
+            "--network-method annotation needs one worker per node: plugins do not limit what stays on a node.",
+            hint="Leave out --no-spread.",
+        )
+
+
+def _refuse_network(network: str | None) -> None:
+    """Refuse --network on machines without Kubernetes."""
+    if network is not None:
+        raise UsageError(
+            "--network makes a network on this machine, or between pods; what joins other machines is theirs.",
             hint="Every run of several workers measures its network: see network.json of its archive.",
         )

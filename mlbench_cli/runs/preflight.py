@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from mlbench_cli.catalog import Task, WorkersRule, load_task
-from mlbench_cli.errors import UsageError
+from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.spec import RunSpec
 
 Check = Callable[[Mapping[str, Any], int, int, float | None], None]
@@ -28,7 +28,8 @@ _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kMGT]i?|Ki)?")
 
 
 def check_run(task: Task, spec: RunSpec) -> None:
-    """Refuse a run that its task knows cannot work. Raises UsageError."""
+    """Refuse a run that its task knows cannot work. Raises UsageError, NotFoundError for a checkpoint."""
+    _check_checkpoint(spec)
     if task.preflight is None:
         return
     if spec.task_path and spec.task_path not in sys.path:
@@ -41,6 +42,17 @@ def check_run(task: Task, spec: RunSpec) -> None:
         check(spec.parameters, spec.world_size, sharing, memory)
     except ValueError as error:
         raise UsageError(f"{spec.name}: {error}.", hint=getattr(error, "hint", None)) from None
+
+
+def _check_checkpoint(spec: RunSpec) -> None:
+    """Refuse a run on this machine that would go on from a checkpoint which is not here."""
+    path = spec.parameters.get("resume")
+    if spec.engine == "local" and isinstance(path, str) and path and not Path(path).exists():
+        raise NotFoundError(
+            f'{spec.name}: there is no checkpoint "{path}" to go on from.',
+            hint="Runs with --set checkpoint=true, checkpoint_every or checkpoint_dir write some: "
+            "mlbench tasks TASK says which.",
+        )
 
 
 def find_too_many_workers(specs: Iterable[RunSpec]) -> dict[WorkersRule, list[str]]:

@@ -7,6 +7,8 @@ A network that cannot be measured is reported as such and never fails a run.
 `python -m task_images.harness.network_probe` is the same probe for whoever starts the ranks.
 """
 
+from __future__ import annotations  # pods of any image run this file, whose Python may be 3.9
+
 import json
 import os
 import secrets
@@ -20,20 +22,25 @@ from typing import Any, Protocol, TypedDict, TypeVar
 
 _T = TypeVar("_T")
 
-FULL, SHORT, AFTER = "full", "short", "after"
-FORMS = (FULL, SHORT, AFTER)
+FORMS = FULL, SHORT, AFTER = "full", "short", "after"
 
 CONNECT_SECONDS = 10.0
 STEP_SECONDS = 20.0  # in which a neighbour answers, on the slowest link
 TRANSFER_SECONDS = {FULL: 0.25, SHORT: 0.004, AFTER: 0.1}  # from which a transfer is long enough to be believed
+# TCP needs some round trips until it sends at a link's rate: a transfer of fewer would measure its start.
+TRANSFER_TRIPS, MAX_TRIPS_SECONDS = 12, 2.0
 PINGS = {FULL: 40, SHORT: 20, AFTER: 20}
 PAUSE_SECONDS = 0.25  # in which a token bucket fills
-BURST_TRIALS = 2  # the slower one counts: a late reader sees data in a burst, too
-FIRST_CHUNK = 1 << 17
-MAX_CHUNK = 1 << 30
-BURST_BYTES = 1 << 20
-MAX_ALONE = 4  # links that are measured alone, one after the other
-MAX_LINKS = 64  # links that a report lists
+BURST_TRIALS = 4  # at most; a late reader sees a burst once, behind a token bucket it is there after each pause
+BURST_EXCESS, BURST_BYTES = 1.05, 1 << 20  # no more than so much of the steady rate is no burst
+FIRST_CHUNK, MAX_CHUNK = 1 << 17, 1 << 30
+# What empties a token bucket before it is measured: containerd gives the bandwidth plugin one of 512 MiB.
+DRAIN_BYTES = 600 << 20
+DRAIN_SECONDS, DRAIN_EXCESS = 1.0, 1.1  # at no more than so much of the rate: then no bucket is left
+DRAIN_CHUNK_SECONDS, MAX_DRAIN_CHUNK = 0.25, 64 << 20
+MAX_CHUNK_SECONDS = 10.0  # that a chunk takes at the rate
+MAX_DRAIN_SECONDS, DRAINED_PAUSE_SECONDS = 90.0, 1.0
+MAX_ALONE, MAX_LINKS = 4, 64  # links that are measured alone, one after the other; that a report lists
 GROWTH = 4
 _BLOCK = memoryview(bytes(1 << 18))
 _WARM_UP = 0.2  # of a transfer that is not timed: the start of TCP
@@ -80,6 +87,8 @@ class NetworkReport(TypedDict, total=False):
     networks: int  # network stacks that the ranks run on
     links: list[LinkReport]
     counters: list[CounterReport]
+    drained_bytes: int  # that each rank sent before the measurement, to empty token buckets
+    drained_bits_per_second: float  # the largest rate of a link at the end of that
     seconds: float
     error: str
 
@@ -95,11 +104,14 @@ class Store(Protocol):
         ...
 
 
-def measure_network(store: Store, rank: int, size: int, stage: str, master: str = "") -> NetworkReport | None:
+def measure_network(
+    store: Store, rank: int, size: int, stage: str, master: str = "", drain: float = 0.0
+) -> NetworkReport | None:
     """Measure the links among all ranks; all must call it. Returns the report on rank 0, None on the others.
 
     stage    before or after: what the report is to be called, and a part of the keys in the store
     master   address of rank 0, by whose route the own interface is found if no variable names it
+    drain    rate in bits per second whose token buckets are emptied first; 0: none are expected
 
     Times are seconds, rates bits per second, counters those of this rank's interface since it exists.
     """
@@ -115,7 +127,7 @@ def measure_network(store: Store, rank: int, size: int, stage: str, master: str 
             places = [(host, int(port)) for host, port, _ in everyone]
             networks = len({identity for _, _, identity in everyone})
             form = SHORT if networks == 1 else FULL if stage == "before" else AFTER
-            links = _measure(rank, places, listener, token, form)
+            links = _measure(rank, places, listener, token, form, drain)
     except (OSError, RuntimeError, ValueError) as error:
         if rank:
             return None
@@ -123,6 +135,12 @@ def measure_network(store: Store, rank: int, size: int, stage: str, master: str 
     if links is None:
         return None
     return {"stage": stage, "form": form, "networks": networks, **links, "seconds": time.monotonic() - begun}
+
+
+def wait_for_neighbours(seconds: float) -> None:
+    """Wait that long for each neighbour in this process's measurements, instead of CONNECT_SECONDS."""
+    global CONNECT_SECONDS, STEP_SECONDS
+    CONNECT_SECONDS, STEP_SECONDS = seconds, max(STEP_SECONDS, seconds + CONNECT_SECONDS)
 
 
 def find_own_address(environ: Mapping[str, str], master: str = "") -> str:
@@ -272,7 +290,7 @@ def _accept(listener: socket.socket, token: bytes, wanted: set[str]) -> dict[str
 
 
 def _measure(
-    rank: int, places: Sequence[tuple[str, int]], listener: socket.socket, token: bytes, form: str
+    rank: int, places: Sequence[tuple[str, int]], listener: socket.socket, token: bytes, form: str, drain: float
 ) -> NetworkReport | None:
     size = len(places)
     right, left = (rank + 1) % size, (rank - 1) % size
@@ -305,7 +323,7 @@ def _measure(
         if control is not None:
             member.follow(control)
             return None
-        return _lead(member, followers, size, form)
+        return _lead(member, followers, size, form, drain)
     finally:
         for line in lines:
             line.close()
@@ -319,6 +337,7 @@ class _Member:
         self._forward, self._backward = forward, backward
         self._interface = find_interface(address)
         self._buffer = bytearray(1 << 18)
+        self._trip = 0.0  # seconds to the right neighbour and back
         self._orders: dict[str, Callable[[int], Any]] = {
             "ping": self._ping,
             "echo": self._echo,
@@ -349,6 +368,7 @@ class _Member:
             if not self._forward.socket.recv(1):
                 raise ConnectionError("a neighbour closed its connection")
             times.append(time.perf_counter() - begun)
+        self._trip = sorted(times)[count // 2]
         return sorted(times)
 
     def _echo(self, count: int) -> None:
@@ -369,7 +389,8 @@ class _Member:
 
     def _sink(self, _: int) -> float:
         """Receive what `_grow` sends; bits per second of the last block."""
-        size, enough = FIRST_CHUNK, TRANSFER_SECONDS[self.form]
+        size = FIRST_CHUNK
+        enough = max(TRANSFER_SECONDS[self.form], min(MAX_TRIPS_SECONDS, TRANSFER_TRIPS * self._trip))
         while True:
             begun = time.perf_counter()
             rate = self._backward.receive_block(size, self._buffer)
@@ -403,7 +424,7 @@ def _beside(aside: Callable[[], Any], main: Callable[[], _T]) -> _T:
     return result
 
 
-def _lead(member: _Member, followers: Sequence[Line], size: int, form: str) -> NetworkReport:
+def _lead(member: _Member, followers: Sequence[Line], size: int, form: str, drain: float) -> NetworkReport:
     """Rank 0's part: order one step after the other, and collect what the ranks found."""
 
     def order(words: Mapping[int, str], number: int, others: str = "rest") -> list[Any]:
@@ -415,10 +436,12 @@ def _lead(member: _Member, followers: Sequence[Line], size: int, form: str) -> N
 
     def measure_first() -> float:
         """Bits per second of the first bytes after a pause."""
-        time.sleep(PAUSE_SECONDS)
+        time.sleep(DRAINED_PAUSE_SECONDS if drain else PAUSE_SECONDS)
         return float(order({0: "send", 1: "receive"}, min(block, BURST_BYTES))[1])
 
-    counters = order({}, 0, "counters")
+    drained, last = _drain(drain, lambda chunk: order({}, chunk, "exchange")) if drain else (0, 0.0)
+    # Those of the task are what is counted from the end of the probe before it to the beginning of the one after it.
+    counters = order({}, 0, "counters") if form == AFTER else []
     links: list[LinkReport] = [{"from": rank, "to": (rank + 1) % size} for rank in range(size)]
     for link, times in zip(links, order({}, PINGS[form], "both"), strict=True):
         link["rtt_p50_seconds"] = times[len(times) // 2]
@@ -435,10 +458,41 @@ def _lead(member: _Member, followers: Sequence[Line], size: int, form: str) -> N
             link["together_bits_per_second"] = rate
     if form == FULL:
         links[0]["first_bytes"] = min(block, BURST_BYTES)
-        links[0]["first_bits_per_second"] = min(measure_first() for _ in range(BURST_TRIALS))
+        links[0]["first_bits_per_second"] = _find_least(measure_first, BURST_EXCESS * links[0]["alone_bits_per_second"])
+    counters = counters or order({}, 0, "counters")
     for line in followers:
         line.write("end")
-    return {"ranks": size, "links": links[:MAX_LINKS], "counters": counters[:MAX_LINKS]}
+    report: NetworkReport = {"ranks": size, "links": links[:MAX_LINKS], "counters": counters[:MAX_LINKS]}
+    return {**report, "drained_bytes": drained, "drained_bits_per_second": last} if drain else report
+
+
+def _find_least(measure: Callable[[], float], enough: float) -> float:
+    """The least of up to BURST_TRIALS measurements, of which one that is no more than `enough` is the last."""
+    least, left = measure(), BURST_TRIALS - 1
+    while least > enough and left:
+        least, left = min(least, measure()), left - 1
+    return least
+
+
+def _drain(rate: float, exchange: Callable[[int], Sequence[float]]) -> tuple[int, float]:
+    """Send until the links carry no more than `rate` for DRAIN_SECONDS, or DRAIN_BYTES more than buckets have gained.
+
+    Returns the bytes that each rank sent, and the largest rate of the last of them, bits per second.
+    `exchange` has all ranks send that many bytes at once, and returns what each received in bits per second.
+    """
+    sent, limited, last, begun = 0, 0.0, 0.0, time.perf_counter()
+    while limited < DRAIN_SECONDS:
+        started = time.perf_counter()
+        gained = rate / 8 * (started - begun)
+        if sent >= DRAIN_BYTES + gained or started - begun > MAX_DRAIN_SECONDS:
+            break
+        # In pauses between the chunks buckets fill: long chunks, but none that takes too long at the rate itself.
+        chunk = max(FIRST_CHUNK, max(rate, last) / 8 * DRAIN_CHUNK_SECONDS)
+        chunk = int(min(MAX_DRAIN_CHUNK, rate / 8 * MAX_CHUNK_SECONDS, chunk))
+        last = max(exchange(chunk))
+        sent += chunk
+        limited = limited + time.perf_counter() - started if last <= DRAIN_EXCESS * rate else 0.0
+    return sent, last
 
 
 def _shift(values: Sequence[Any]) -> list[Any]:

@@ -1,17 +1,24 @@
 """The probe of the network as a program, for an engine that makes the network itself. Standard library only.
 
 `python -m task_images.harness.network_probe RANK SIZE STAGE HOST:PORT` is one rank of the probe: rank 0 listens at
-HOST:PORT for the others, and prints one JSON document.
+HOST:PORT for the others, and prints one JSON document. Pods of a cluster, which do not start at the same moment, add
+SECONDS, for which they wait for each other, and DRAIN, the rate in bits per second whose token buckets are emptied
+first (0: none); rank 0 then prints the report as an event of the contract.
 """
+
+from __future__ import annotations
 
 import json
 import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from task_images.harness.network import CONNECT_SECONDS, Line, connect, measure_network
+from task_images import contract
+from task_images.harness import network
+from task_images.harness.network import Line, connect, measure_network
 
 
 class SocketStore:
@@ -42,8 +49,8 @@ class SocketStore:
             self._line.write(json.dumps([key, None]))
             return str(json.loads(self._line.read())).encode()
         with self._changed:
-            if not self._changed.wait_for(lambda: key in self._values, CONNECT_SECONDS):
-                raise TimeoutError(f"no rank said {key} within {CONNECT_SECONDS:g} s")
+            if not self._changed.wait_for(lambda: key in self._values, network.CONNECT_SECONDS):
+                raise TimeoutError(f"no rank said {key} within {network.CONNECT_SECONDS:g} s")
             return self._values[key].encode()
 
     def _serve(self, server: socket.socket) -> None:
@@ -63,13 +70,41 @@ class SocketStore:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """RANK SIZE STAGE HOST:PORT; rank 0 prints the report."""
+    """RANK SIZE STAGE HOST:PORT [SECONDS DRAIN]; rank 0 prints the report."""
     rank, size, stage, place = int(arguments[0]), int(arguments[1]), arguments[2], arguments[3]
     host, _, port = place.rpartition(":")
+    if len(arguments) > 4:
+        return _report_as_event(rank, size, stage, (host, int(port)), float(arguments[4]), float(arguments[5]))
     report = measure_network(SocketStore(rank, size, host, int(port)), rank, size, stage, host)
     if report is not None:
         print(json.dumps(report), flush=True)
     return 0
+
+
+def _report_as_event(rank: int, size: int, stage: str, place: tuple[str, int], seconds: float, drain: float) -> int:
+    """Measure among pods that may be `seconds` late, and print the event; one that cannot be had says why."""
+    network.wait_for_neighbours(seconds)
+    report: network.NetworkReport | None
+    try:
+        host = _resolve(place[0], seconds)
+        report = measure_network(SocketStore(rank, size, host, place[1]), rank, size, stage, host, drain)
+    except OSError as error:
+        report = {"stage": stage, "error": " ".join(str(error).split())[:200]}
+    if rank == 0 and report is not None:
+        contract.emit("network", 0, **report)
+    return 0
+
+
+def _resolve(host: str, seconds: float) -> str:
+    """The IPv4 address of a name, which the cluster's DNS may learn late. Raises OSError after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
 
 
 if __name__ == "__main__":

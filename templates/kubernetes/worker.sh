@@ -5,12 +5,13 @@
 # busybox; tar and sha256sum are needed for the output folder only, mkfifo, tee and Python for the keeper only.
 #
 # In $work: output/ (MLBENCH_OUTPUT_DIR), resources.jsonl, log, then archive.tar and summary.json; a file "ack" ends the
-# hold.
+# hold. If the run has a network of its own (MLBENCH_NETWORK_GATE), a client that shapes it orders probes in the file
+# "order", and then that the command starts.
 set -u
 
 work=${MLBENCH_WORK_DIR:-/results}
 termination_log=${MLBENCH_TERMINATION_LOG:-/dev/termination-log}
-index=${JOB_COMPLETION_INDEX:-0}
+index=$((${JOB_COMPLETION_INDEX:-0} + ${MLBENCH_FIRST_UNIT:-0})) # parameter servers come after the workers
 patience=10 # seconds between TERM and KILL
 samples=300 # of resources that a worker which is not held tells at its end
 log_bytes=${MLBENCH_LOG_BYTES:-268435456} # of the log that are kept for the keeper; the node keeps some of the rest
@@ -21,6 +22,12 @@ logger=''
 python=''
 stopper=''
 terminated=''
+gate_patience=20 # seconds for which the first probe of the network waits for the other workers
+end_patience=120 # the same of the second probe: workers do not end at the same moment
+probe_program='import sys
+sys.path.insert(0, sys.argv.pop(1))
+from task_images.harness.network_probe import main
+sys.exit(main(sys.argv[1:]))'
 
 replace() { # TEXT PLACEHOLDER VALUE -> $replaced
   replaced='' rest=$1
@@ -45,7 +52,7 @@ fill_in() { # ARGUMENTS... -> $@ of the caller by way of `eval`: with the placeh
   done
 }
 
-if [ "${MLBENCH_ENTRY:-worker}" = rank ]; then # one of several processes: started by torchrun, which knows its rank
+if [ "${MLBENCH_ENTRY:-worker}" = rank ] && [ -z "${MLBENCH_BETWEEN:-}" ]; then # one of several processes: started by torchrun, which knows its rank
   unset MLBENCH_ENTRY
   # torchrun sets 1 if nobody chose a number; a task takes its share of the CPUs, quotas included.
   if [ "${MLBENCH_THREADS_OPEN:-}" = 1 ]; then unset OMP_NUM_THREADS; fi
@@ -55,17 +62,33 @@ if [ "${MLBENCH_ENTRY:-worker}" = rank ]; then # one of several processes: start
   eval "$filled"
   exec "$@"
 fi
-# GKE mounts the driver here and sets no variable. Last, so that the image's own libraries go first.
-driver=${MLBENCH_DRIVER_DIR:-/usr/local/nvidia}
-if [ -d "$driver/lib64" ]; then
+add_libraries() { # FOLDER; last, so that the image's own libraries go first
+  [ -d "$1" ] || return
   case ":${LD_LIBRARY_PATH:-}:" in
-    *":$driver/lib64:"*) ;;
-    *) export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$driver/lib64" ;;
+    *":$1:"*) ;;
+    *) export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$1" ;;
   esac
-  export PATH="$PATH:$driver/bin"
+}
+
+# GKE mounts the driver here and sets no variable.
+driver=${MLBENCH_DRIVER_DIR:-/usr/local/nvidia}
+add_libraries "$driver/lib64"
+[ ! -d "$driver/lib64" ] || export PATH="$PATH:$driver/bin"
+# Libraries of the machine's fast network, and NCCL's settings for it, a script for bash. What the run sets goes first.
+add_libraries "${MLBENCH_FABRIC_LIBRARIES:-}"
+if [ -r "${MLBENCH_NCCL_PROFILE:-}" ] && command -v bash >/dev/null 2>&1; then
+  settings=$(bash --posix -c '. "$1" >/dev/null 2>&1; export -p' bash "$MLBENCH_NCCL_PROFILE")
+  while IFS= read -r line; do
+    case $line in 'export NCCL_DEBUG'*) continue ;; 'export NCCL_'*=*) ;; *) continue ;; esac
+    name=${line#export }
+    name=${name%%=*}
+    eval "[ -n \"\${$name+given}\" ]" || eval "$line"
+  done <<END
+$settings
+END
 fi
 export NODE_RANK="$index" LOCAL_RANK=0 RANK=$((index * LOCAL_WORLD_SIZE)) MLBENCH_OUTPUT_DIR="$work/output"
-if [ "$index" -ge "${MLBENCH_WORKERS:-1}" ]; then # pods after those of the workers are parameter servers
+if [ "$index" -ge "${MLBENCH_WORKERS:-1}" ]; then
   export MLBENCH_ROLE=server RANK=$((WORLD_SIZE + index - MLBENCH_WORKERS))
 fi
 mkdir -p "$MLBENCH_OUTPUT_DIR"
@@ -240,6 +263,48 @@ find_python() { # -> $python, or nothing
   python=''
 }
 
+probe_network() { # STAGE SECONDS FILE DRAIN: measure with the other workers; worker 0 has the event in FILE
+  find_python
+  if [ -n "$python" ]; then
+    "$python" -I -S -c "$probe_program" "${MLBENCH_PROBE_DIR:-/mlbench}" "$index" "$MLBENCH_PODS" "$1" \
+      "$MASTER_ADDR:$MLBENCH_PROBE_PORT" "$2" "$4" >"$3.part" 2>"$work/probe-error"
+  else
+    printf 'the image has no Python for the probe\n' >"$work/probe-error"
+    : >"$3.part"
+  fi
+  if [ ! -s "$3.part" ]; then
+    reason=$(tail -n 1 "$work/probe-error" | tr -cd 'A-Za-z0-9 .,:_-')
+    printf '@mlbench {"v":1,"event":"network","rank":0,"time":%d,"stage":"%s","error":"%s"}\n' \
+      "$(date +%s)" "$1" "${reason:-the probe ended without a report}" >"$3.part"
+  fi
+  mv "$3.part" "$3"
+}
+
+await_network() { # -> $events, a file with what is known of the network: until the client says that it is as asked
+  now
+  end=$((ms + MLBENCH_TIMEOUT * 1000)) measured='' events=$work/network
+  while [ -z "$terminated" ]; do
+    verb='' number='' setup=''
+    [ -r "$work/order" ] && read -r verb number setup <"$work/order"
+    case $verb in
+      probe)
+        if [ "$number" != "$measured" ]; then
+          probe_network before "$gate_patience" "$work/probe-$number" "$MLBENCH_PROBE_DRAIN"
+          measured=$number
+        fi
+        ;;
+      go)
+        { printf '%s\n' "$setup"; cat "$work/probe-$number"; } >"$events"
+        return 0
+        ;;
+    esac
+    sleep 0.2 2>/dev/null || sleep 1
+    now
+    [ "$ms" -lt "$end" ] || return 124
+  done
+  return 143
+}
+
 open_log() { # -> $logger: copies standard input of the pipe $work/pipe to the container's log and to $work/log
   rm -f "$work/pipe" "$work/copy" "$work/log"
   [ -n "${MLBENCH_KEEPER:-}" ] && command -v tee >/dev/null 2>&1 || return
@@ -374,6 +439,22 @@ hold() { # until the results are fetched, or the keeper can be reached after all
   done
 }
 
+if [ -n "${MLBENCH_BETWEEN:-}" ]; then # the command, between the two probes of the network
+  unset MLBENCH_BETWEEN
+  trap : TERM # the command gets it, too, and is waited for
+  [ "$index" = 0 ] && cat "$work/network"
+  "$@"
+  code=$?
+  if [ "$code" = 0 ]; then
+    # Three, of which one has to fit: a busy moment of a node is no property of the network.
+    for patience in "$end_patience" "$gate_patience" "$gate_patience"; do
+      probe_network after "$patience" "$work/probe-after" 0
+      [ "$index" = 0 ] && cat "$work/probe-after"
+    done
+  fi
+  exit "$code"
+fi
+
 if [ "$LOCAL_WORLD_SIZE" -gt 1 ] && [ "${MLBENCH_ROLE:-}" != server ]; then
   export MLBENCH_ENTRY=rank
   if [ -z "${OMP_NUM_THREADS:-}" ]; then export MLBENCH_THREADS_OPEN=1; fi
@@ -382,6 +463,12 @@ if [ "$LOCAL_WORLD_SIZE" -gt 1 ] && [ "${MLBENCH_ROLE:-}" != server ]; then
 else
   fill_in "$@"
   eval "$filled"
+fi
+
+gate=0
+if [ -n "${MLBENCH_NETWORK_GATE:-}" ]; then
+  await_network || gate=$?
+  set -- env MLBENCH_BETWEEN=1 sh "$0" "$@"
 fi
 
 now
@@ -396,7 +483,14 @@ started=$(printf '%d.%03d' $((epoch_ms / 1000)) $((epoch_ms % 1000)))
 printf '@mlbench-worker {"worker":%d,"began":%s}\n' "$index" "$started"
 rm -f "$work/deadline" "$work/ack"
 : >"$work/resources.jsonl"
-if [ "$MLBENCH_RUN_ON_ALL" = 1 ] || [ "$index" = 0 ]; then run "$@"; else wait_for_end; fi
+if [ "$gate" != 0 ]; then
+  code=$gate
+  [ "$gate" != 124 ] || : >"$work/deadline"
+elif [ "$MLBENCH_RUN_ON_ALL" = 1 ] || [ "$index" = 0 ]; then
+  run "$@"
+else
+  wait_for_end
+fi
 
 now
 stamp=$((epoch_ms + ms - began_ms))

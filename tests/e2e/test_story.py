@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.e2e.conftest import Mlbench
 
@@ -39,14 +40,18 @@ def test_two_workers_on_two_nodes_reach_the_goal(mlbench: Mlbench, tmp_path: Pat
     mlbench("status", "digits-2", exit_code=4)
 
 
-def test_a_parameter_server_is_a_pod_of_its_own(mlbench: Mlbench) -> None:
+def test_a_parameter_server_is_a_pod_of_its_own_with_resources_of_its_own(mlbench: Mlbench, tmp_path: Path) -> None:
     words = ["--task", "digits_resnet", "--preset", "tiny", "--method", "wfbp-ps", "--servers", "1", "--no-spread"]
-    mlbench("run", "served", "2", *words, "--yes")
+    mlbench("run", "served", "2", *words, "--server-memory", "1Gi", "--yes")
     status = mlbench.json("status", "served-2")
     assert status["outcome"] == "goal_reached"
     assert [rank["rank"] for rank in status["ranks"]] == [0, 1, 2]
     assert "its self-check passed" in mlbench("logs", "served-2", "--rank", "0")
     assert "all 2 trainers are done" in mlbench("logs", "served-2", "--rank", "2")
+    mlbench("download", "served-2", "--output", str(tmp_path / "served.zip"))
+    (servers,) = yaml.safe_load_all(zipfile.ZipFile(tmp_path / "served.zip").read("manifests/servers.yaml"))
+    (container,) = servers["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"memory": "1Gi"}
     mlbench("delete", "served-2", "--yes")
 
 

@@ -31,7 +31,7 @@ import yaml
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.credentials import Token
 
-COLLECTION = re.compile(r"/(?:api|apis/[^/]+)/v1(?:/namespaces/(?P<namespace>[^/]+))?/(?P<kind>[a-z]+)")
+COLLECTION = re.compile(r"/(?:api|apis/[^/]+)/v1(?:alpha1)?(?:/namespaces/(?P<namespace>[^/]+))?/(?P<kind>[a-z]+)")
 ITEM = re.compile(COLLECTION.pattern + r"/(?P<name>[^/]+)(?:/(?P<part>log|exec))?")
 FRAME = 1 << 15
 

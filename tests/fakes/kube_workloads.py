@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from mlbench_cli.kube.access import Access
+from tests.fakes.kube_pods import Object
 
 PATH = re.compile(
     r"(?P<group>/api/v1|/apis/[^/]+/[^/]+)(?:/namespaces/(?P<space>[^/]+)(?=/))?/(?P<kind>[a-z]+)(?:/(?P<name>[^/]+))?"
@@ -48,6 +49,8 @@ class Workloads:
         self.outage = 0  # so many requests after the first DELETE are refused
         self.allowed = allowed
         self.nodes: Callable[[str], list[dict[str, Any]]] = lambda role: []
+        # Runs pods: status and document for method, name and manifest. None: pods are objects as all others.
+        self.run_pod: Callable[[str, str, Object], tuple[int, Any]] | None = None
         self.requests: Counter[str] = Counter()
         self.lock = threading.RLock()
         self._ages: Counter[Key] = Counter()
@@ -195,6 +198,8 @@ class _Handler(BaseHTTPRequestHandler):
         selector = dict(part.split("=", 1) for part in query.get("labelSelector", [""])[0].split(",") if part)
         if kind == "nodes":
             return self._json(200, {"items": self.api.nodes(next(iter(selector.values()), ""))})
+        if kind == "pods" and space and self.api.run_pod and (name or self.command == "POST"):
+            return self._json(*self.api.run_pod(self.command, name or "", document))
         if name is None and self.command == "POST":
             key = (kind, space, document["metadata"]["name"])
             if key in self.api.objects:

@@ -5,14 +5,15 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import templates
-from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL
+from mlbench_cli.engines.kubernetes.workers import FIRST_UNIT_LABEL, INDEX_LABEL
 from tests.fakes.kube_api import KubeApi, stamp
 
 SCRIPT = templates.FOLDER / "kubernetes" / "worker.sh"
@@ -21,23 +22,33 @@ LOOK_SECONDS = 0.1
 
 @dataclass
 class Container:
-    """One worker's process, what stands for its /results, and the job that it belongs to."""
+    """One worker's process, what stands for its /results, and the labels of its pod."""
 
-    job: str
+    labels: dict[str, str]
     index: int
     folder: Path
     process: subprocess.Popen[bytes]
     started: str
+    is_stopped: bool = False
 
 
 class Kubelet:
     """Starts the pods of every released Job of workers; `with Kubelet(server, folder):` ends all of them.
 
-    There are no keepers: a job of that role gets no pod, as on nodes whose image has no Python.
+    Parameter servers, too. There are no keepers: a job of that role gets no pod, as on nodes whose image has no Python.
+    `enter(index)` moves the process of a pod into its network; without it, all share this machine's. `master` is the
+    address of the first.
     """
 
-    def __init__(self, server: KubeApi, folder: Path) -> None:
+    def __init__(
+        self,
+        server: KubeApi,
+        folder: Path,
+        enter: Callable[[int], None] | None = None,
+        master: str = "127.0.0.1",
+    ) -> None:
         self._server, self._folder = server, folder
+        self._enter, self._master = enter, master
         self._containers: dict[str, Container] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -59,16 +70,21 @@ class Kubelet:
             jobs = [document for (kind, _), document in list(self._server.objects.items()) if kind == "jobs"]
             for job in jobs:
                 labels = job["spec"]["template"]["metadata"]["labels"]
-                if labels.get("mlbench/role") == "worker" and not job["spec"].get("suspend"):
+                if labels.get("mlbench/role") in ("worker", "server") and not job["spec"].get("suspend"):
                     for index in range(job["spec"]["completions"]):
                         self._start(job, index)
+            stopped = {job["metadata"]["name"] for job in jobs if job["spec"].get("suspend")}
             for name, container in self._containers.items():
+                if container.labels["mlbench/run"] in stopped and not container.is_stopped:
+                    container.is_stopped = True
+                    container.process.terminate()
                 self._report(name, container)
 
     def _start(self, job: Mapping[str, Any], index: int) -> None:
         name = f"{job['metadata']['name']}-{index}-x"
         if name in self._containers:
             return
+        unit = index + int(job["spec"]["template"]["metadata"]["labels"].get(FIRST_UNIT_LABEL, 0))
         folder = self._folder / name / "results"
         folder.mkdir(parents=True)
         (spec,) = job["spec"]["template"]["spec"]["containers"]
@@ -78,7 +94,8 @@ class Kubelet:
             "JOB_COMPLETION_INDEX": str(index),
             "MLBENCH_WORK_DIR": str(folder),
             "MLBENCH_TERMINATION_LOG": str(folder.with_name("termination")),
-            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_ADDR": self._master,
+            "MLBENCH_PROBE_DIR": str(Path(__file__).parents[2]),
             "TMPDIR": str(folder),
             "MLBENCH_KEEPER": "",
         }
@@ -90,9 +107,16 @@ class Kubelet:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=None if self._enter is None else partial(self._enter, unit),
                 cwd=Path(__file__).parents[2],
             )
-        self._containers[name] = Container(job["metadata"]["name"], index, folder, process, stamp()[:19] + "Z")
+        self._containers[name] = Container(
+            {**job["spec"]["template"]["metadata"]["labels"], INDEX_LABEL: str(index)},
+            index,
+            folder,
+            process,
+            stamp()[:19] + "Z",
+        )
         self._server.folders[name] = folder
 
     def _report(self, name: str, container: Container) -> None:
@@ -115,10 +139,9 @@ class Kubelet:
             state = {"terminated": {"exitCode": code, "message": message, **times}}
         elif ("pods", name) in self._server.objects:
             return
-        labels = {"mlbench/run": container.job, INDEX_LABEL: str(container.index), "mlbench/role": "worker"}
-        statuses = [{"name": "main", "state": state}]
+        statuses = [{"name": "main", "state": state, "containerID": f"containerd://id-{container.index}"}]
         document = {
-            "metadata": {"name": name, "labels": labels},
+            "metadata": {"name": name, "labels": container.labels},
             "spec": {"nodeName": f"node-{container.index}"},
             "status": {"phase": phase, "containerStatuses": statuses},
         }

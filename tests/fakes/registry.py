@@ -35,12 +35,24 @@ if words[0] == "push" or "--push" in words:
     config = os.path.join(os.environ.get("DOCKER_CONFIG", "/nowhere"), "config.json")
     auths = json.load(open(config))["auths"] if os.path.exists(config) else {{}}
     headers = {{"Authorization": "Basic " + auths[host]["auth"]}} if host in auths else {{}}
-    url = os.environ["MLBENCH_REGISTRY_ENDPOINT"] + "/v2/" + repository + "/manifests/" + tag
-    request = urllib.request.Request(url, data=name.encode(), headers=headers, method="PUT")
-    try:
-        urllib.request.urlopen(request).close()
-    except urllib.error.HTTPError as error:
-        sys.exit(error.read().decode())
+    base = os.environ["MLBENCH_REGISTRY_ENDPOINT"]
+    def ask(method, path, data=None):
+        request = urllib.request.Request(base + path, data=data, headers=headers, method=method)
+        try:
+            with urllib.request.urlopen(request) as answer:
+                return answer.headers
+        except urllib.error.HTTPError as error:
+            if method == "HEAD":  # its answer has no words: the next request is refused with some
+                return None
+            sys.exit(error.read().decode())
+    # A layer, as the OCI distribution specification has it pushed, then the manifest.
+    layer = name.encode()
+    digest = "sha256:" + hashlib.sha256(layer).hexdigest()
+    if ask("HEAD", "/v2/" + repository + "/blobs/" + digest) is None:
+        place = ask("POST", "/v2/" + repository + "/blobs/uploads/", b"")["Location"]
+        place = ask("PATCH", place, layer)["Location"]
+        ask("PUT", place + "?digest=" + digest, b"")
+    ask("PUT", "/v2/" + repository + "/manifests/" + tag, name.encode())
 """
 
 
@@ -87,6 +99,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(401, "UNAUTHORIZED", "authentication required", {"Www-Authenticate": kind})
             return
         _, _, rest = self.path.partition("/v2/")
+        if "/blobs/" in rest:
+            self._serve_blob(*rest.split("/blobs/"))
+            return
         repository, _, tag = rest.partition("/manifests/")
         if self.command == "PUT":
             self._put(repository, tag)
@@ -99,14 +114,29 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._answer(200, b"{}", {"Docker-Content-Digest": digest})
 
-    do_PUT = do_HEAD = do_GET
+    do_PUT = do_HEAD = do_POST = do_PATCH = do_GET
+
+    def _serve_blob(self, repository: str, rest: str) -> None:
+        """Layers: none is ever there before it is uploaded, and their bytes are not kept."""
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.command == "HEAD":
+            self._answer(404, b"")
+        elif not self._refuse_unknown(repository):
+            place = f"/v2/{repository}/blobs/uploads/1"
+            self._answer(201 if self.command == "PUT" else 202, b"", {"Location": place})
+
+    def _refuse_unknown(self, repository: str) -> bool:
+        world = self.owner.world
+        if world.repositories is None or repository in world.repositories:
+            return False
+        said = f"The repository with name '{repository}' does not exist in the registry with id '123456789012'"
+        self._answer(404, f"name unknown: {said}".encode())
+        return True
 
     def _put(self, repository: str, tag: str) -> None:
         world = self.owner.world
         content = self.rfile.read(int(self.headers["Content-Length"]))
-        if world.repositories is not None and repository not in world.repositories:
-            said = f"The repository with name '{repository}' does not exist in the registry with id '123456789012'"
-            self._answer(404, f"name unknown: {said}".encode())
+        if self._refuse_unknown(repository):
             return
         tags = world.manifests.setdefault(repository, {})
         if world.immutable and tag in tags:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from mlbench_cli.engines.base import Submission
 from mlbench_cli.engines.machines import host_lock
-from mlbench_cli.engines.machines.channel import Channel, Document, Request
+from mlbench_cli.engines.machines.channel import Channel, ChannelRequest, Document
 from mlbench_cli.engines.machines.details import HostsDetails
 from mlbench_cli.engines.machines.engine import MachinesEngine, Place, run_in_parallel
 from mlbench_cli.engines.machines.meeting import RENDEZVOUS
@@ -82,11 +82,11 @@ class HostsEngine(MachinesEngine):
         channel = place.channel
         self._install_code(channel)
         (claim,) = channel.call_in_sequence([self._claim_request(run)])
-        files = [Request("put", {"path": f"{place.folder}/plan.json", "durable": False}, plan)]
+        files = [ChannelRequest("put", {"path": f"{place.folder}/plan.json", "durable": False}, plan)]
         if not claim["written"]:
             self._check_owner(channel, run)
         elif not detach:
-            files.append(Request("put", {"path": f"{place.folder}/lease", "durable": False}))
+            files.append(ChannelRequest("put", {"path": f"{place.folder}/lease", "durable": False}))
         channel.call_in_sequence(files)
         return claim
 

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlbench_cli.engines.kubernetes.manifests import GRACE_SECONDS, STOPPED_ANNOTATION
-from mlbench_cli.engines.kubernetes.workers import Pod, Summary, condition, failure_of, has_ended, is_true, seconds
+from mlbench_cli.engines.kubernetes.workers import Pod, Summary, failure_of, has_ended, seconds
+from mlbench_cli.kube.objects import condition, is_true
 from mlbench_cli.model import WorkerState
 from mlbench_cli.spec import RunSpec
 
@@ -35,7 +36,7 @@ def decide_ending(
         return "exited"
     if not is_over(job) and not failed:
         return None
-    if going_on and not _waits_in_vain(pods, summaries, now - (failing_since or now)):
+    if going_on and not _survivors_are_stuck(pods, summaries, now - (failing_since or now)):
         return None
     if failing_since is None and not is_over(job) and _has_just_ended(states, now):
         return None  # all were stopped; who did it will be known soon
@@ -76,7 +77,7 @@ def _annotations(job: Mapping[str, Any]) -> Mapping[str, str]:
     return annotations
 
 
-def _waits_in_vain(pods: Mapping[int, Pod], summaries: Mapping[int, Summary], seconds_failing: float) -> bool:
+def _survivors_are_stuck(pods: Mapping[int, Pod], summaries: Mapping[int, Summary], seconds_failing: float) -> bool:
     """Whether those who go on after a failure wait for somebody who will not come.
 
     The Job controller stops them when it sees a failed pod. It sees none if the failed worker holds its results, or

@@ -7,7 +7,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,16 +23,20 @@ from mlbench_cli.engines.kubernetes.manifests import (
     CREATED_ANNOTATION,
     FETCHED_ANNOTATION,
     ID_ANNOTATION,
-    MANAGED_LABEL,
-    RUN_LABEL,
     STOPPED_ANNOTATION,
     file_name,
+    has_chaos,
     has_keeper,
-    is_keeper,
     manifests,
+    role_of,
+    servers_name,
     spec_of,
 )
+from mlbench_cli.engines.kubernetes.network.chaos import remove_chaos, require_chaos_mesh
+from mlbench_cli.engines.kubernetes.network.gate import OPEN, NetworkGate, read_state
+from mlbench_cli.engines.kubernetes.network.nodes import RunOnNode
 from mlbench_cli.engines.kubernetes.observe import RunObserver, known_gaps, known_summaries
+from mlbench_cli.engines.kubernetes.pods import MANAGED_LABEL, RUN_LABEL
 from mlbench_cli.engines.kubernetes.results import Results, is_fetched, remove_folder
 from mlbench_cli.engines.kubernetes.submit import check_version, complete, submit
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, by_worker, has_ended, has_started, is_cut_off
@@ -58,12 +62,16 @@ OWNED = ("ConfigMap", "Service", "NetworkPolicy")
 
 
 class KubernetesEngine:
-    """Executes runs on the cluster that `access` reaches."""
+    """Executes runs on the cluster that `access` reaches.
+
+    `run_on_node` runs scripts on its nodes, if they are containers of this machine.
+    """
 
     dies_with_client = False
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, run_on_node: RunOnNode | None = None) -> None:
         self._access = access
+        self._run_on_node = run_on_node
         self._lock = threading.Lock()
         self._followings: dict[str, RunFollower] = {}
 
@@ -72,11 +80,26 @@ class KubernetesEngine:
         return Submission(spec, manifests(spec, self._access.namespace))
 
     def submit(self, run: Run, submission: Submission, *, detach: bool = False) -> None:
-        """Create the objects and release the Job; done in part before, only what is left."""
+        """Create the objects and release the Job; done in part before, only what is left.
+
+        The workers of a run with a network of its own wait for a client that shapes it: with `detach` this one does.
+        """
         save_manifests(run, submission)
         with self._access.client() as api:
             check_version(api)
+            if has_chaos(run.spec):
+                require_chaos_mesh(api, self._namespace(run))
             submit(api, submission.documents, {ID_ANNOTATION: run.id, CREATED_ANNOTATION: run.created})
+        if detach and run.spec.has_shaped_network:
+            self._await_network(run)
+
+    def _await_network(self, run: Run) -> None:
+        """Follow the run until its network is as asked, or it has ended."""
+        with self._access.client() as api, closing(self.watch(run)) as observations:
+            for _ in observations:  # the last one has `ended`
+                state = read_state(api.get(object_path("Job", self._namespace(run), run.name)))
+                if state is not None and state["state"] == OPEN:
+                    return
 
     # --- look -----------------------------------------------------------------------------------------------------
 
@@ -102,8 +125,13 @@ class KubernetesEngine:
             yield observation
             if observation.ended:
                 return
-            with self._following(run) as following:
-                yield from self._yield_observations(run, observer, following)
+            gate = self._gate(run)
+            try:
+                with self._following(run) as following:
+                    yield from self._yield_observations(run, api, observer, following, gate)
+            finally:
+                if gate is not None:
+                    gate.close()
 
     def _look(self, run: Run, observer: RunObserver) -> Observation:
         pods = observer.pods()
@@ -112,7 +140,24 @@ class KubernetesEngine:
         gaps = known_gaps(run, _ranks(run))
         return self._observe(run, observer, pods, summaries | observer.probe(pods, summaries), gaps)
 
-    def _yield_observations(self, run: Run, observer: RunObserver, following: RunFollower) -> Iterator[Observation]:
+    def _gate(self, run: Run) -> NetworkGate | None:
+        if not run.spec.has_shaped_network:
+            return None
+        documents = self.render(run.spec).documents
+        return NetworkGate(self._access, self._namespace(run), run, documents, self._run_on_node)
+
+    def _pass_gate(self, run: Run, api: Api, observer: RunObserver, gate: NetworkGate, pods: Mapping[int, Pod]) -> None:
+        """Go on with the run's network, and stop a run whose network cannot be had."""
+        if observer.job is None or is_over(observer.job) or is_stopped(observer.job):
+            return
+        gate.advance(observer.job, pods, time.time() + api.server_ahead)
+        if gate.is_refused:
+            self._stop(api, run, Ending.NEVER_STARTED)
+            observer.refresh(pods)
+
+    def _yield_observations(
+        self, run: Run, api: Api, observer: RunObserver, following: RunFollower, gate: NetworkGate | None
+    ) -> Iterator[Observation]:
         """Observations as something changes. The number of requests does not depend on that of the pods."""
         probed: dict[int, Summary] = {}
         spoken, next_poll, last = float("-inf"), 0.0, (-1, -1)
@@ -123,6 +168,8 @@ class KubernetesEngine:
                 observer.refresh(pods)
                 probed |= observer.probe(pods, following.summaries() | probed)
                 next_poll = time.monotonic() + (SLOW_POLL if _all_run(run, pods) else QUICK_POLL)
+            if gate is not None:
+                self._pass_gate(run, api, observer, gate, pods)
             summaries = probed | following.summaries()
             if last != (version, len(summaries)) or time.monotonic() >= spoken + HEARTBEAT:
                 last, spoken, used = (version, len(summaries)), time.monotonic(), time.thread_time()
@@ -132,6 +179,7 @@ class KubernetesEngine:
                     observer.refresh(pods)  # the Job may know better by now
                     seen = self._observe(run, observer, pods, summaries, gaps)
                 if seen.ended:
+                    self._drop_chaos(api, run)
                     yield seen
                     return
                 used = time.thread_time() - used
@@ -208,6 +256,7 @@ class KubernetesEngine:
         seen = RunFolder(run.folder).read_observation()
         word = seen.ended if seen and seen.ended else "cancelled"
         with self._access.client() as api, self._following(run) as following:
+            self._drop_chaos(api, run)
             stop = partial(self._stop, api, run, word)
             keeper = self._keeper(api, run)
             return Results(self._access, api, self._namespace(run), run, following, keeper, stop).fetch()
@@ -236,13 +285,17 @@ class KubernetesEngine:
 
     def _stop(self, api: Api, run: Run, word: str) -> None:
         """Let the Job controller stop all workers. `word` is how the run has ended for whoever looks from now on."""
+        stop = {"activeDeadlineSeconds": 1} if run.spec.kubernetes.queue else {"suspend": True}
         path = object_path("Job", self._namespace(run), run.name)
         with suppress(ObjectNotFound):
             job = api.get(path)
-            if is_over(job) or is_stopped(job):
-                return
-            stop = {"activeDeadlineSeconds": 1} if run.spec.kubernetes.queue else {"suspend": True}
-            api.patch(path, {"metadata": {"annotations": {STOPPED_ANNOTATION: f"{word} {now()}"}}, "spec": stop})
+            if not is_over(job) and not is_stopped(job):
+                api.patch(path, {"metadata": {"annotations": {STOPPED_ANNOTATION: f"{word} {now()}"}}, "spec": stop})
+        if run.spec.servers:
+            path = object_path("Job", self._namespace(run), servers_name(run.name))
+            with suppress(ObjectNotFound):
+                if not is_over(api.get(path)):
+                    api.patch(path, {"spec": stop})
 
     def delete(self, run: Run, *, force: bool = False) -> None:
         """Remove the run's objects, verified by their label, and its folder.
@@ -261,6 +314,7 @@ class KubernetesEngine:
             if job is not None and not force:
                 _refuse_loss(run, job)
             self._let_go(api, namespace, run)
+            self._drop_chaos(api, run)
             _remove(api, namespace, run.name)
         remove_folder(run.folder)
 
@@ -280,6 +334,11 @@ class KubernetesEngine:
 
     def _observer(self, api: Api, run: Run) -> RunObserver:
         return RunObserver(api, self._namespace(run), run, _ranks(run), self._keeper(api, run))
+
+    def _drop_chaos(self, api: Api, run: Run) -> None:
+        """Give the network back its own rate and delay."""
+        if has_chaos(run.spec):
+            remove_chaos(api, self._namespace(run), run.name)
 
     def _keeper(self, api: Api, run: Run) -> Keeper | None:
         return Keeper(self._access, api, self._namespace(run), run.name) if has_keeper(run.spec) else None
@@ -314,9 +373,9 @@ def discover_runs(access: Access, namespace: str | None = None) -> list[FoundRun
 
 
 def _run_jobs(api: Api, namespace: str) -> list[dict[str, Any]]:
-    """The Jobs of runs, without those of their keepers, oldest first."""
+    """The Jobs of runs, without those of their keepers and parameter servers, oldest first."""
     jobs = api.get(collection_path("Job", namespace), labelSelector=f"{MANAGED_LABEL}=mlbench").get("items", [])
-    runs = [job for job in jobs if not is_keeper(job)]
+    runs = [job for job in jobs if role_of(job) is None]
     return sorted(runs, key=lambda job: str(job["metadata"].get("creationTimestamp")))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from mlbench_cli.engines.kubernetes.collector import LogCollector
 from mlbench_cli.engines.kubernetes.ending import is_over, is_stopped
-from mlbench_cli.engines.kubernetes.manifests import RUN_LABEL
+from mlbench_cli.engines.kubernetes.pods import RUN_LABEL
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, by_worker
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, ObjectNotFound

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlbench_cli.engines.kubernetes.fetch import WORK_DIR, HeldArchive
-from mlbench_cli.engines.kubernetes.manifests import KEEPER, ROLE_LABEL, RUN_LABEL, keeper_name
+from mlbench_cli.engines.kubernetes.manifests import keeper_name
+from mlbench_cli.engines.kubernetes.pods import KEEPER, ROLE_LABEL, RUN_LABEL
 from mlbench_cli.engines.kubernetes.workers import Pod, Summary, has_ended, reason, terminated_state
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, ApiError

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlbench_cli.engines.base import LOG_GAP
+from mlbench_cli.files import read_end
 from mlbench_cli.kube.api import Api
 from mlbench_cli.model import Finding
 from mlbench_cli.run_folder import LOG_TIMES, STATE_FOLDER
@@ -359,16 +360,9 @@ def tail(
         yield rest, offset + len(rest)
 
 
-def last_lines(path: Path, count: int = 40, limit: int = 1 << 16) -> str:
+def last_lines(path: Path, count: int = 40) -> str:
     """The end of a log, as text."""
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - limit))
-            data = file.read()
-    except OSError:
-        return ""
-    return "\n".join(data.decode("utf-8", "replace").splitlines()[-count:])
+    return "\n".join(read_end(path).decode("utf-8", "replace").splitlines()[-count:])
 
 
 def _chunks(path: Path, offset: int) -> Iterator[bytes]:

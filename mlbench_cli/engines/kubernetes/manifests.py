@@ -3,76 +3,118 @@
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mlbench_cli.engines.environment import contract_environment
 from mlbench_cli.engines.kubernetes.diagnosis.scheduling import quantity
+from mlbench_cli.engines.kubernetes.fabrics import CLAIM, PodFabric, choose_fabric
+from mlbench_cli.engines.kubernetes.pods import (
+    KEEPER,
+    MANAGED_LABEL,
+    ROLE_LABEL,
+    RUN_LABEL,
+    SERVER,
+    WORKER,
+    anti_affinity,
+    list_tolerations,
+    pod_security,
+    resource_limits,
+    resource_requests,
+    serves_beside,
+    thread_variables,
+    toleration,
+)
+from mlbench_cli.engines.kubernetes.workers import FIRST_UNIT_LABEL
 from mlbench_cli.errors import UsageError
 from mlbench_cli.isolation import CODE_VARIABLES
-from mlbench_cli.spec import MAX_TIMEOUT, KubernetesOptions, RunSpec, canonical_json
+from mlbench_cli.network import (
+    HEADER_FACTOR,
+    MIN_BUCKET_BYTES,
+    QUEUE_SECONDS,
+    NetworkMethod,
+    NetworkShape,
+    parse_network,
+)
+from mlbench_cli.spec import MAX_TIMEOUT, RunSpec, canonical_json
+from task_images import contract
 
-RUN_LABEL = "mlbench/run"
 HASH_LABEL = "mlbench/spec-hash"
-MANAGED_LABEL = "app.kubernetes.io/managed-by"
 SPEC_ANNOTATION = "mlbench/spec"
 STOPPED_ANNOTATION = "mlbench/stopped"  # "WORD TIME": how the run ended, a word of Observation.ended
 FETCHED_ANNOTATION = "mlbench/fetched"
 ID_ANNOTATION = "mlbench/run-id"  # the run's id and time of recording, the same on every machine that knows it
 CREATED_ANNOTATION = "mlbench/run-created"
-ROLE_LABEL = "mlbench/role"
-WORKER, KEEPER = "worker", "keeper"
-TOKEN_ANNOTATION = "mlbench/run-uid"  # on the keeper's pod: the Job's uid, which workers know from a label of theirs
+NETWORK_ANNOTATION = "mlbench/network"  # on the Job: how far the network is that was asked for; see network/gate.py
+TOKEN_ANNOTATION = "mlbench/run-uid"  # on pods of other Jobs: the Job's uid, which workers know from a label of theirs
 
-EFA = "vpc.amazonaws.com/efa"
-HOST = "kubernetes.io/hostname"
 CONTAINER = "main"
 WORK_DIR = "/results"
 PORT = 29500
 GRACE_SECONDS = 60  # the command has 10 of them to end; in the rest a client can still bring the results home
 TTL_SECONDS = 7 * 86400
 DEADLINE_MARGIN = 120
-NODE_LOSS_SECONDS = 30
 MAX_BOOKED_SECONDS = 7 * 86400  # for which DWS flex-start gives machines
 HOSTS_BYTES = 120_000  # one environment variable holds at most 128 KiB
 ANNOTATION_BYTES = 200_000
 KEEPER_PORT = 29600
+PROBE_PORT = 29601
+# What the probe in the pods consists of: files of the tasks, which the pods see under the same path in /mlbench.
+PROBE_FILES = ("contract.py", "harness/network.py", "harness/network_probe.py")
 KEEPER_QUEUE_SECONDS = 7 * 86400  # that a keeper outlives a run whose queue may let it wait
 KEEPER_SPARE_BYTES = 64 << 20  # of its disk that the keeper leaves free, since the kubelet evicts whoever fills it
-# Only so that a worker is not the first to be evicted: it has its node for itself by anti-affinity.
-CPU_REQUEST, MEMORY_REQUEST = "500m", "512Mi"
 
 # The ranks of a catalogue task run the image's code, whatever its working directory and the home folder hold.
 INSTALLED_CODE_ONLY = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
 
 # In the order in which they are created. The Job comes first because the others are owned by it.
-TEMPLATES = ("job", "configmap", "service", "networkpolicy", "provisioning", "keeper")
+TEMPLATES = ("job", "configmap", "service", "networkpolicy", "claim", "provisioning", "keeper", "networkchaos")
+SERVERS = "servers"  # their Job is made from the workers' template
+CHAOS = "NetworkChaos"
+MIN_CHAOS_QUEUE = 10 * MIN_BUCKET_BYTES
+MAX_CHAOS_QUEUE = 2**32 - 1  # bytes, by the type of its field
 
 # Nodes that a run measures on are not taken away to save money.
 SAFE_TO_EVICT = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
 
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi|e[0-9]+)?")
-_TOLERATION = re.compile(
-    r"(?P<key>[^=:\s]+)(=(?P<value>[^=:\s]*))?(:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?"
-)
 
 
 def manifests(spec: RunSpec, namespace: str) -> tuple[dict[str, Any], ...]:
-    """Job, ConfigMap, Service, NetworkPolicy, keeper's Job. Raises UsageError for what a cluster would refuse."""
+    """Job, ConfigMap, Service, NetworkPolicy, the Jobs of the keeper and of parameter servers.
+
+    Raises UsageError for what a cluster would refuse.
+    """
     import templates
 
     values = _values(spec, spec.kubernetes.namespace or namespace)
     folder = Path(spec.kubernetes.template_dir) if spec.kubernetes.template_dir else None
+    wanted = [(kind, values) for kind in TEMPLATES if _is_wanted(kind, spec)]
+    if spec.servers:
+        wanted.append(("job", {**values, **_server_values(spec, values)}))
     try:
-        return tuple(
+        documents = tuple(
             document
-            for kind in TEMPLATES
-            if _is_wanted(kind, spec)
-            for document in templates.documents(f"kubernetes/{kind}.yaml.j2", values, folder)
+            for kind, given in wanted
+            for document in templates.documents(f"kubernetes/{kind}.yaml.j2", given, folder)
         )
     except templates.TemplateError as error:
         raise UsageError(f"A template of the run's objects is wrong: {error}") from None
+    _refuse_doubles(documents)
+    return documents
+
+
+def _refuse_doubles(documents: Sequence[Mapping[str, Any]]) -> None:
+    """Raise UsageError if two objects have the same name: a Job of one's own template that has no `job_name`."""
+    names = [(document["kind"], document["metadata"]["name"]) for document in documents]
+    for kind, name in names:
+        if names.count((kind, name)) > 1:
+            raise UsageError(
+                f'The templates of the run\'s objects give two objects the name {kind} "{name}".',
+                hint="In a job.yaml.j2 of your own: metadata.name is {{ job_name }}, subdomain is {{ name }}.",
+            )
 
 
 def _is_wanted(kind: str, spec: RunSpec) -> bool:
@@ -81,7 +123,9 @@ def _is_wanted(kind: str, spec: RunSpec) -> bool:
     optional = {
         "keeper": has_keeper(spec),
         "networkpolicy": options.network_policy,
+        "claim": choose_fabric(spec).claimed_cards > 0,
         "provisioning": options.provisioning_class is not None and options.queue is None,
+        "networkchaos": has_chaos(spec),
     }
     return optional.get(kind, True)
 
@@ -101,19 +145,33 @@ def has_keeper(spec: RunSpec) -> bool:
     return spec.kubernetes.keep_seconds > 0
 
 
+def has_chaos(spec: RunSpec) -> bool:
+    """Whether Chaos Mesh shapes the run's network, by objects of its own."""
+    return spec.has_shaped_network and spec.kubernetes.network_method == NetworkMethod.CHAOS_MESH
+
+
 def keeper_name(run_name: str) -> str:
     """The name of the pod that keeps a run's results after its workers have ended."""
     return f"{run_name}-{KEEPER}"
 
 
-def is_keeper(item: Mapping[str, Any]) -> bool:
-    """Whether a Job or pod is a run's keeper."""
-    return (item.get("metadata", {}).get("labels") or {}).get(ROLE_LABEL) == KEEPER
+def servers_name(run_name: str) -> str:
+    """The name of the Job of a run's parameter servers."""
+    return f"{run_name}-{SERVERS}"
+
+
+def role_of(item: Mapping[str, Any]) -> str | None:
+    """What a Job is within its run: KEEPER or SERVER; None for the run's own Job, which owns the others."""
+    role: str | None = (item.get("metadata", {}).get("labels") or {}).get(ROLE_LABEL)
+    return role
 
 
 def file_name(document: Mapping[str, Any]) -> str:
     """Under which a document is kept in the archive's manifests/."""
-    return f"{KEEPER if is_keeper(document) else document['kind'].lower()}.yaml"
+    if document["kind"] == CHAOS:  # of which there are several
+        return f"{CHAOS.lower()}-{document['spec']['action']}.yaml"
+    names = {KEEPER: KEEPER, SERVER: SERVERS}
+    return f"{names.get(role_of(document) or '', document['kind'].lower())}.yaml"
 
 
 def holders(spec: RunSpec) -> tuple[int, ...]:
@@ -124,11 +182,10 @@ def holders(spec: RunSpec) -> tuple[int, ...]:
 def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
     import templates
 
-    options = spec.kubernetes
+    options, fabric = spec.kubernetes, choose_fabric(spec)
     _check(spec)
     selector = {RUN_LABEL: spec.name}
     labels = {**selector, MANAGED_LABEL: "mlbench"}
-    queue = {"kueue.x-k8s.io/queue-name": options.queue} if options.queue else {}
     hold = max(0, options.hold_seconds)
     # Only a last resort: so long the workers may wait to be started, so long they may run, and so long one holds its
     # results. Each of them keeps its own deadline.
@@ -136,18 +193,28 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
     keep = max(0, options.keep_seconds)
     return {
         "name": spec.name,
+        "job_name": spec.name,
+        "role": WORKER,
         "namespace": namespace,
         "labels": labels,
-        "job_labels": {**labels, HASH_LABEL: spec.hash, **queue},
+        "job_labels": {**labels, HASH_LABEL: spec.hash, **_queue_labels(spec)},
         "selector": selector,
         "worker_labels": {**options.pod_labels, **labels, ROLE_LABEL: WORKER},
-        "worker_annotations": {**SAFE_TO_EVICT, **_booking(spec), **options.pod_annotations},
+        "worker_annotations": {
+            **SAFE_TO_EVICT,
+            **_booking(spec),
+            **fabric.annotations,
+            **options.pod_annotations,
+            **_bandwidth_annotations(spec),
+        },
         "priority_class": options.priority_class,
         "scheduler": options.scheduler,
         "worker_selector": {**selector, ROLE_LABEL: WORKER},
         "annotations": {SPEC_ANNOTATION: canonical_json(spec.to_dict()).decode(), **_booking_of_queue(spec, deadline)},
         "provisioning_class": options.provisioning_class,
-        "pods": spec.unit_count,
+        "pods": spec.workers,
+        "units": spec.unit_count,
+        "booked_pods": spec.workers if serves_beside(spec) else spec.unit_count,
         "run_on_all": spec.run_on_all,
         "active_deadline_seconds": deadline,
         "booked_seconds": min(deadline, MAX_BOOKED_SECONDS),
@@ -159,17 +226,22 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
         "data_claim": options.data_claim,
         "data_dir": spec.data_dir,
         "node_selector": dict(options.node_selector),
-        "tolerations": _tolerations(spec),
-        "anti_affinity": _anti_affinity(spec, selector),
-        "pod_security": _pod_security(spec),
-        "capabilities": {"drop": ["ALL"], **({"add": ["IPC_LOCK"]} if _pins_memory(spec) else {})},
+        "tolerations": list_tolerations(spec),
+        "anti_affinity": anti_affinity(spec),
+        "pod_security": pod_security(spec),
+        "capabilities": {"drop": ["ALL"], **({"add": ["IPC_LOCK"]} if fabric.pins_memory else {})},
+        "sidecars": fabric.sidecars,
+        "fabric_volumes": fabric.volumes,
+        "fabric_mounts": fabric.mounts,
+        "claim": CLAIM if fabric.claimed_cards else None,
+        "claimed_cards": fabric.claimed_cards,
         "read_only_root": not options.writable_root,
         "egress": options.egress,
         "image": spec.image,
         "arguments": [_literal(argument) for argument in spec.argv],
-        "environment": {key: _literal(value) for key, value in _environment(spec).items()},
-        "requests": _requests(spec),
-        "limits": _limits(spec),
+        "environment": _literals(_environment(spec, fabric, thread_variables(spec))),
+        "requests": resource_requests(spec),
+        "limits": resource_limits(spec),
         "shm": options.shm,
         "worker_script": (templates.FOLDER / "kubernetes" / "worker.sh").read_text("utf-8"),
         "keeper_script": (templates.FOLDER / "kubernetes" / "keeper.py").read_text("utf-8"),
@@ -177,11 +249,95 @@ def _values(spec: RunSpec, namespace: str) -> dict[str, object]:
         "keeper_labels": {**labels, ROLE_LABEL: KEEPER},
         "keeper_port": KEEPER_PORT,
         "keeper_deadline_seconds": deadline + keep + (KEEPER_QUEUE_SECONDS if options.queue else 0),
-        "keeper_tolerations": [_toleration(text, options) for text in options.tolerations],
+        "keeper_tolerations": [toleration(text) for text in options.tolerations],
         "keeper_bytes": max(0, int(quantity(options.keep_storage)) - KEEPER_SPARE_BYTES),
         "keep_seconds": keep,
         "keep_storage": options.keep_storage,
+        "probe_files": _read_probe(spec),
+        "chaos": _chaos(spec, deadline),
     }
+
+
+def _read_probe(spec: RunSpec) -> dict[str, dict[str, str]]:
+    """The files of the probe, by their keys in the ConfigMap: path below /mlbench, and text."""
+    if not spec.has_shaped_network:
+        return {}
+    folder = Path(contract.__file__).parent
+    return {
+        f"probe-{Path(name).name}": {
+            "path": f"task_images/{name}",
+            "text": (folder / name).read_text("utf-8"),
+        }
+        for name in PROBE_FILES
+    }
+
+
+def _bandwidth_annotations(spec: RunSpec) -> dict[str, str]:
+    """What asks the plugin "bandwidth" of the cluster's network for a rate: bits per second, each way."""
+    if not spec.has_shaped_network or spec.kubernetes.network_method != NetworkMethod.ANNOTATION:
+        return {}
+    rate = f"{HEADER_FACTOR * _shape(spec).rate:.0f}"
+    return {"kubernetes.io/ingress-bandwidth": rate, "kubernetes.io/egress-bandwidth": rate}
+
+
+def _chaos(spec: RunSpec, seconds: int) -> dict[str, object]:
+    """The figures of the objects of Chaos Mesh: rate in bits per second, sizes in bytes, latency in microseconds."""
+    if not has_chaos(spec):
+        return {}
+    shape = _shape(spec)
+    # Fewer than twice the bytes under way are lost at the queue: chaos-mesh/website#217.
+    queue = shape.rate / 8 * max(QUEUE_SECONDS, 2 * shape.delay)
+    return {
+        "rate": f"{HEADER_FACTOR * shape.rate:.0f}bit",
+        "limit": int(min(MAX_CHAOS_QUEUE, max(MIN_CHAOS_QUEUE, queue))),
+        "buffer": int(min(MAX_CHAOS_QUEUE, shape.bucket_bytes)),
+        "latency": f"{shape.delay * 1e6:.0f}us" if shape.delay else "",
+        "duration": f"{seconds}s",
+    }
+
+
+def _shape(spec: RunSpec) -> NetworkShape:
+    return parse_network(spec.network or "")
+
+
+def _server_values(spec: RunSpec, values: Mapping[str, Any]) -> dict[str, object]:
+    """What is different in the Job of the parameter servers: they need no GPUs, network cards or data."""
+    options = spec.kubernetes
+    server = replace(
+        spec,
+        cpus=options.server_cpus if options.server_cpus is not None else spec.cpus,
+        processes_per_worker=1,
+        gpus_per_worker=0,
+        kubernetes=replace(options, memory=options.server_memory or options.memory, devices={}),
+    )
+    labels = {**values["labels"], ROLE_LABEL: SERVER}
+    return {
+        "job_name": servers_name(spec.name),
+        "role": SERVER,
+        "job_labels": {**labels, **_queue_labels(spec)},
+        "annotations": {},
+        "worker_labels": {**options.pod_labels, **labels, FIRST_UNIT_LABEL: str(spec.workers)},
+        "worker_annotations": {**SAFE_TO_EVICT, **options.pod_annotations, **_bandwidth_annotations(spec)},
+        "pods": spec.servers,
+        "data_claim": None,
+        "anti_affinity": anti_affinity(spec, of_server=True),
+        "capabilities": {"drop": ["ALL"]},
+        "sidecars": (),
+        "fabric_volumes": (),
+        "fabric_mounts": (),
+        "claim": None,
+        "environment": {
+            **_literals(_environment(spec, PodFabric(), thread_variables(server))),
+            "MLBENCH_FIRST_UNIT": str(spec.workers),
+        },
+        "requests": resource_requests(server),
+        "limits": resource_limits(server),
+    }
+
+
+def _queue_labels(spec: RunSpec) -> dict[str, str]:
+    """By which Kueue knows the Jobs that it releases."""
+    return {"kueue.x-k8s.io/queue-name": spec.kubernetes.queue} if spec.kubernetes.queue else {}
 
 
 def _booking(spec: RunSpec) -> dict[str, str]:
@@ -214,7 +370,12 @@ def _check(spec: RunSpec) -> None:
             f"--env {foreign[0]}: a task of the catalogue runs the code of its image and no other.",
             hint="Leave it out, or run a command of your own with --command.",
         )
-    quantities = (("--memory", options.memory), ("--shm", options.shm), ("--keep-storage", options.keep_storage))
+    quantities = (
+        ("--memory", options.memory),
+        ("--server-memory", options.server_memory),
+        ("--shm", options.shm),
+        ("--keep-storage", options.keep_storage),
+    )
     for flag, amount in quantities:
         if amount is not None and not _QUANTITY.fullmatch(amount):
             raise UsageError(f'{flag} "{amount}" is not a quantity of Kubernetes.', hint=f"For example {flag} 8Gi.")
@@ -235,7 +396,7 @@ def _check(spec: RunSpec) -> None:
         )
 
 
-def _environment(spec: RunSpec) -> dict[str, str]:
+def _environment(spec: RunSpec, fabric: PodFabric, threads: Mapping[str, str]) -> dict[str, str]:
     """Defaults, then what the user gave, then the contract, which nothing overrides. Ranks are added by worker.sh."""
     options = spec.kubernetes
     return {
@@ -245,8 +406,9 @@ def _environment(spec: RunSpec) -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": "/tmp/.cache/inductor",
         "TRITON_CACHE_DIR": "/tmp/.cache/triton",
         "PYTHONUNBUFFERED": "1",
-        **_threads(spec),
-        **_fabric_environment(spec),
+        **threads,
+        **fabric.environment,
+        **_nominal_fabric(spec),
         **options.env,
         **(INSTALLED_CODE_ONLY if spec.runs_task_program else {}),
         **contract_environment(spec, _hosts(spec), f"{spec.name}-0.{spec.name}", str(_port(spec))),
@@ -258,21 +420,28 @@ def _environment(spec: RunSpec) -> dict[str, str]:
         "MLBENCH_HOLD": str(max(0, options.hold_seconds)),
         "MLBENCH_TIMEOUT": str(math.ceil(spec.timeout)),
         **({"MLBENCH_KEEPER": f"{keeper_name(spec.name)}.{spec.name}:{KEEPER_PORT}"} if has_keeper(spec) else {}),
+        **_network_environment(spec),
     }
 
 
-def _fabric_environment(spec: RunSpec) -> dict[str, str]:
-    """What libfabric and NCCL need to know if the workers have EFA cards. Source: awsome-distributed-ai."""
-    if EFA not in spec.kubernetes.devices:
+def _network_environment(spec: RunSpec) -> dict[str, str]:
+    """What worker.sh needs to wait for a network that is shaped, and to measure it with the other pods."""
+    if not spec.has_shaped_network:
         return {}
-    return {"FI_PROVIDER": "efa", "FI_EFA_FORK_SAFE": "1", "NCCL_SOCKET_IFNAME": "^docker,lo,veth"}
+    may_burst = NetworkMethod(spec.kubernetes.network_method or NetworkMethod.NSENTER).may_burst
+    return {
+        "MLBENCH_NETWORK": str(spec.network),
+        "MLBENCH_NETWORK_GATE": "1",
+        "MLBENCH_PODS": str(spec.unit_count),
+        "MLBENCH_PROBE_PORT": str(PROBE_PORT),
+        "MLBENCH_PROBE_DRAIN": f"{_shape(spec).rate:.0f}" if may_burst else "0",
+    }
 
 
-def _threads(spec: RunSpec) -> dict[str, str]:
-    """CPU limits are left off because they throttle; so each process is told how many threads its share allows."""
-    if spec.cpus is None:
-        return {}
-    return {"OMP_NUM_THREADS": str(max(1, int(spec.cpus / spec.processes_per_worker)))}
+def _nominal_fabric(spec: RunSpec) -> dict[str, str]:
+    """The fast network that each machine has, for the ranks' own report beside the one that NCCL chose."""
+    name, gbits = spec.kubernetes.fabric.get("name"), spec.kubernetes.fabric.get("gbits")
+    return {"MLBENCH_FABRIC": f"{gbits} {name}"} if name and gbits else {}
 
 
 def _hosts(spec: RunSpec) -> str:
@@ -284,69 +453,8 @@ def _port(spec: RunSpec) -> int:
     return 20000 + int(spec.hash, 16) % 10000 if spec.kubernetes.host_network else PORT
 
 
-def _requests(spec: RunSpec) -> dict[str, str]:
-    return {
-        "cpu": CPU_REQUEST if spec.cpus is None else f"{spec.cpus:g}",
-        "memory": spec.kubernetes.memory or MEMORY_REQUEST,
-    }
-
-
-def _anti_affinity(spec: RunSpec, selector: Mapping[str, str]) -> list[dict[str, object]]:
-    """The term that keeps workers off nodes of this run's other workers, of other runs' workers, or of both.
-
-    One term at most: when a pod ends, the scheduler of Kubernetes 1.34 looks again at once only at waiting pods all of
-    whose terms match it, at others after five minutes.
-    """
-    options, workers = spec.kubernetes, {MANAGED_LABEL: "mlbench", ROLE_LABEL: WORKER}
-    if options.share_nodes:
-        term: dict[str, Any] = {"labelSelector": {"matchLabels": {**workers, **selector}}}
-        return [{"topologyKey": HOST, **term}] if options.spread else []
-    others = [{"key": RUN_LABEL, "operator": "NotIn", "values": [spec.name]}]
-    expressions = {} if options.spread else {"matchExpressions": others}
-    return [{"topologyKey": HOST, "namespaceSelector": {}, "labelSelector": {"matchLabels": workers, **expressions}}]
-
-
-def _pod_security(spec: RunSpec) -> dict[str, object]:
-    user = spec.kubernetes.run_as_user
-    return {
-        "runAsNonRoot": user != 0,
-        "runAsUser": user,
-        "runAsGroup": user,
-        "fsGroup": user,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-
-
-def _pins_memory(spec: RunSpec) -> bool:
-    """Whether a worker has network cards that read and write its memory, which it has to lock for them."""
-    return EFA in spec.kubernetes.devices
-
-
-def _limits(spec: RunSpec) -> dict[str, str]:
-    gpus = {"nvidia.com/gpu": str(spec.gpus_per_worker)} if spec.gpus_per_worker else {}
-    return {**({"memory": spec.kubernetes.memory} if spec.kubernetes.memory else {}), **gpus, **spec.kubernetes.devices}
-
-
-def _tolerations(spec: RunSpec) -> list[dict[str, Any]]:
-    # A lost node ends the run after 30 s instead of five minutes.
-    lost = [
-        {"key": f"node.kubernetes.io/{key}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
-        for key, seconds in (("not-ready", NODE_LOSS_SECONDS), ("unreachable", NODE_LOSS_SECONDS))
-    ]
-    gpu = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}] if spec.gpus_per_worker else []
-    return [*lost, *gpu, *(_toleration(text, spec.kubernetes) for text in spec.kubernetes.tolerations)]
-
-
-def _toleration(text: str, options: KubernetesOptions) -> dict[str, Any]:
-    match = _TOLERATION.fullmatch(text)
-    if match is None:
-        raise UsageError(
-            f'The toleration "{text}" is not of the form KEY[=VALUE][:EFFECT].', hint="For example gpu=yes:NoSchedule."
-        )
-    given = {"effect": match["effect"]} if match["effect"] else {}
-    if match["value"] is None:
-        return {"key": match["key"], "operator": "Exists", **given}
-    return {"key": match["key"], "operator": "Equal", "value": match["value"], **given}
+def _literals(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: _literal(value) for name, value in variables.items()}
 
 
 def _literal(text: str) -> str:

@@ -14,14 +14,15 @@ from mlbench_cli.engines.kubernetes.diagnosis.scheduling import AUTOSCALER
 from mlbench_cli.engines.kubernetes.ending import decide_ending, is_over, is_stopped
 from mlbench_cli.engines.kubernetes.keeper import Keeper
 from mlbench_cli.engines.kubernetes.logs import MARKER, last_lines, log_gap, position_file, read_position
-from mlbench_cli.engines.kubernetes.manifests import RUN_LABEL, holders
+from mlbench_cli.engines.kubernetes.manifests import holders
+from mlbench_cli.engines.kubernetes.network.gate import network_findings
+from mlbench_cli.engines.kubernetes.pods import RUN_LABEL
 from mlbench_cli.engines.kubernetes.topology import find_topology
 from mlbench_cli.engines.kubernetes.workers import (
     Known,
     Pod,
     Summary,
     by_worker,
-    condition,
     first_failed,
     has_started,
     is_cut_off,
@@ -31,7 +32,7 @@ from mlbench_cli.engines.kubernetes.workers import (
 )
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.kube.api import AccessDenied, Api, ApiError, ObjectNotFound
-from mlbench_cli.kube.objects import collection_path, object_path
+from mlbench_cli.kube.objects import collection_path, condition, object_path
 from mlbench_cli.kube.watch import GONE, list_pods
 from mlbench_cli.model import Ending, Finding, Observation, Run, WorkerState
 
@@ -150,7 +151,7 @@ class RunObserver:
         return Observation(
             time=time.time(),
             workers=tuple(replace(state, rank=self._ranks[state.rank]) for state in states),
-            findings=tuple(self._confirm_lasting(found, now)),
+            findings=(*network_findings(job), *self._confirm_lasting(found, now)),
             ended=None if word is None else Ending(word),
             first_failed=None if first is None else self._ranks[first],
             topology={

@@ -33,7 +33,7 @@ from mlbench_cli.kube.objects import object_path
 from mlbench_cli.model import Finding, Run
 from mlbench_cli.times import now
 
-AT_ONCE = 4  # files fetched at the same time
+MAX_PARALLEL_FETCHES = 4  # files fetched at the same time
 LOG_SECONDS = GRACE_SECONDS + 30.0  # in which stopped workers have ended, and their logs are here
 KEPT_LOG_SECONDS = 5.0  # for which a node is asked for a log that the keeper has, too
 HANDOVER_RATE = 2 << 20  # bytes a second that a worker hands over, at least
@@ -79,7 +79,7 @@ class Results:
         """Archives and what the keeper has of the logs, then let go of keeper and workers, then the other logs."""
         self._following.watch.wait(0, FIRST_LIST_SECONDS)
         self._stopping = self._stop_those_who_wait()
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(MAX_PARALLEL_FETCHES) as pool:
             brought = list(pool.map(self._bring, holders(self._run.spec)))
         self._take_kept_logs()
         self._release()
@@ -233,7 +233,7 @@ class Results:
         late = self._wait_for_logs(KEPT_LOG_SECONDS, kept)
         # Copied or handed over, a whole log has the same bytes.
         wanted = [worker for worker, item in kept.items() if worker in late or self._log_size(worker) < item.size]
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(MAX_PARALLEL_FETCHES) as pool:
             for _ in pool.map(lambda worker: self._take_log(worker, results.pod, ours[worker]), wanted):
                 pass
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlbench_cli.engines.kubernetes.ending import is_unreleased
-from mlbench_cli.engines.kubernetes.manifests import HASH_LABEL, RUN_LABEL, TOKEN_ANNOTATION, is_keeper
+from mlbench_cli.engines.kubernetes.manifests import CHAOS, HASH_LABEL, TOKEN_ANNOTATION, role_of
+from mlbench_cli.engines.kubernetes.pods import RUN_LABEL, SERVER
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.api import Api, ApiError, ObjectNotFound, RequestRejected
 from mlbench_cli.kube.objects import collection_path, object_path
@@ -59,9 +60,17 @@ def complete(api: Api, job: dict[str, Any], documents: Sequence[Object]) -> dict
     if not is_unreleased(job) and not job["spec"].get("suspend"):
         return job
     for document in documents[1:]:
-        _create_owned(api, document, job)
+        if document["kind"] != CHAOS:  # these choose among the pods that run when they are created
+            create_owned(api, document, job)
     if not is_unreleased(job):
-        return job
+        return job  # its queue releases it, and the servers' Job
+    for document in documents[1:]:
+        if role_of(document) == SERVER:
+            _release(api, document)
+    return _release(api, job)
+
+
+def _release(api: Api, job: Object) -> dict[str, Any]:
     metadata = job["metadata"]
     return api.patch(object_path("Job", metadata["namespace"], metadata["name"]), {"spec": {"suspend": False}})
 
@@ -107,7 +116,7 @@ def _adopt_job(found: dict[str, Any], document: Object) -> dict[str, Any]:
     )
 
 
-def _create_owned(api: Api, document: Object, job: Object) -> None:
+def create_owned(api: Api, document: Object, job: Object) -> None:
     """Create an object that goes when the Job goes. One of an earlier Job of that name is on its way out."""
     owner = {
         "apiVersion": "batch/v1",
@@ -119,7 +128,7 @@ def _create_owned(api: Api, document: Object, job: Object) -> None:
     }
     metadata = {**document["metadata"], "ownerReferences": [owner]}
     document = {**document, "metadata": metadata}
-    if is_keeper(document):
+    if role_of(document):
         document = _with_token(document, owner["uid"])
     kind, namespace, name = document["kind"], metadata["namespace"], metadata["name"]
     end = time.monotonic() + GOING_SECONDS
@@ -142,7 +151,7 @@ def _create_owned(api: Api, document: Object, job: Object) -> None:
                 f'The namespace has a {kind} "{name}" that is not mlbench\'s; it is not touched.',
                 hint="Choose another name for the run.",
             )
-        if not owners and "deletionTimestamp" not in found and not is_keeper(document):
+        if not owners and "deletionTimestamp" not in found and not role_of(document):
             # Applied by hand from the printed manifests: from now on it belongs to the Job.
             api.patch(object_path(kind, namespace, name), {"metadata": {"ownerReferences": [owner]}})
             return
@@ -152,10 +161,10 @@ def _create_owned(api: Api, document: Object, job: Object) -> None:
         time.sleep(LOOK_SECONDS)
 
 
-def _with_token(keeper: Object, uid: str) -> Object:
-    """The keeper's Job with the Job's uid, by which the workers prove that they are of this run."""
-    spec, template = keeper["spec"], keeper["spec"]["template"]
+def _with_token(job: Object, uid: str) -> Object:
+    """The Job of a keeper or of servers with the uid of the run's Job, by which pods prove that they belong to it."""
+    spec, template = job["spec"], job["spec"]["template"]
     metadata = template["metadata"]
     annotations = {**(metadata.get("annotations") or {}), TOKEN_ANNOTATION: uid}
     template = {**template, "metadata": {**metadata, "annotations": annotations}}
-    return {**keeper, "spec": {**spec, "template": template}}
+    return {**job, "spec": {**spec, "template": template}}

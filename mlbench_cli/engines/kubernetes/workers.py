@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from mlbench_cli.kube.objects import condition, is_true
 from mlbench_cli.kube.watch import GONE
 from mlbench_cli.model import WorkerState
 
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+FIRST_UNIT_LABEL = "mlbench/first-unit"  # of parameter servers' pods: the unit that is index 0 of their Job
 # In a pod's status: by its node, which may do so without the condition DisruptionTarget.
 TAKEN_AWAY = ("Evicted", "Preempting", "NodeShutdown", "Shutdown", "Terminated")
 UNKNOWN = "ContainerStatusUnknown"  # the kubelet made the exit code up
@@ -17,12 +19,13 @@ Summary = Mapping[str, Any]
 
 
 def by_worker(pods: Iterable[Pod]) -> dict[int, Pod]:
-    """The newest pod of each completion index."""
+    """The newest pod of each worker, by number, and of the parameter servers, which come after them."""
     found: dict[int, Pod] = {}
     for pod in sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", ""))):
-        index = pod["metadata"].get("labels", {}).get(INDEX_LABEL, "")
-        if index.isdigit():
-            found[int(index)] = pod
+        labels = pod["metadata"].get("labels", {})
+        index, first = labels.get(INDEX_LABEL, ""), labels.get(FIRST_UNIT_LABEL, "0")
+        if index.isdigit() and first.isdigit():
+            found[int(first) + int(index)] = pod
     return found
 
 
@@ -102,17 +105,6 @@ def memory_limit(pod: Pod | None) -> str | None:
         if limit is not None:
             return str(limit)
     return None
-
-
-def condition(owner: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """The condition of that type in a Job's, pod's or node's status; empty if there is none."""
-    conditions: Sequence[Mapping[str, Any]] = owner.get("status", {}).get("conditions") or ()
-    return next((item for item in conditions if item.get("type") == kind), {})
-
-
-def is_true(item: Mapping[str, Any]) -> bool:
-    """Whether a condition of a pod, Job or node has the status "True"."""
-    return item.get("status") == "True"
 
 
 def has_ended(pod: Pod) -> bool:

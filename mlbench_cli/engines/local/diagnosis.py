@@ -2,10 +2,13 @@
 
 import signal
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from mlbench_cli.engines.memory import GPU_MEMORY, describe_gpu_peak, describe_peak
+from mlbench_cli.files import read_end
 from mlbench_cli.model import Finding
+from mlbench_cli.network import NOT_AS_ASKED
 from task_images import contract
 
 EVIDENCE_LINES = 10
@@ -28,7 +31,7 @@ def diagnose(
     if problem := state.get("network_problem"):
         found.append(
             Finding(
-                "network_not_as_asked",
+                NOT_AS_ASKED,
                 f"The network that was asked for could not be had: {problem}.",
                 hint="Ask for a slower one, or fewer workers, or wait until the machine is idle.",
                 retryable=True,
@@ -49,6 +52,11 @@ def diagnose(
     if ending:
         found.append(ending(state, timeout))
     return tuple(found)
+
+
+def read_last_lines(path: Path) -> list[str]:
+    """`last_lines` of a file; none if it cannot be read."""
+    return last_lines(read_end(path))
 
 
 def last_lines(data: bytes) -> list[str]:

@@ -23,6 +23,7 @@ import mlbench_cli
 from mlbench_cli.engines.base import Cursor, Fetched, LogLine, Submission
 from mlbench_cli.engines.environment import contract_environment
 from mlbench_cli.engines.local import machine
+from mlbench_cli.engines.local.diagnosis import read_last_lines
 from mlbench_cli.engines.local.machine_lock import MachineLease, acquire_machine
 from mlbench_cli.engines.local.state import (
     Watch,
@@ -32,12 +33,11 @@ from mlbench_cli.engines.local.state import (
     is_queued,
     observation,
     read_state,
-    tail,
 )
 from mlbench_cli.engines.local.supervisor import AT_START, main
 from mlbench_cli.errors import CapacityError, NotFoundError, UsageError
 from mlbench_cli.model import Finding, Observation, Run
-from mlbench_cli.network import is_modelled, worker_address
+from mlbench_cli.network import worker_address
 from mlbench_cli.spec import RunSpec
 
 POLL = 0.02  # seconds between two looks at the supervisor's state
@@ -76,7 +76,7 @@ class LocalEngine:
             defaults["OMP_NUM_THREADS"] = AT_START
         if spec.backend in _INTERFACE_VARIABLES:
             defaults[_INTERFACE_VARIABLES[spec.backend]] = _INTERFACE
-        is_shaped = _is_shaped(spec)
+        is_shaped = spec.has_shaped_network
         master = worker_address(0) if is_shaped else "127.0.0.1"
         environment = {
             **contract_environment(spec, _hosts(spec), master, AT_START),
@@ -173,7 +173,8 @@ class LocalEngine:
             )
         if answer != "ok":
             self._release(run)
-            problem = answer or "its supervisor died; " + " ".join(tail(run.folder / ".state/supervisor.log")[-1:])
+            last = read_last_lines(run.folder / ".state" / "supervisor.log")[-1:]
+            problem = answer or "its supervisor died; " + " ".join(last)
             raise UsageError(
                 f'The run "{run.name}" could not be started: {problem}.',
                 hint="Make room for it (disk, number of processes), then run it again.",
@@ -328,13 +329,8 @@ class LocalEngine:
 # --- plan -------------------------------------------------------------------------------------------------------
 
 
-def _is_shaped(spec: RunSpec) -> bool:
-    """Whether the run's workers are joined by a network of their own."""
-    return spec.network is not None and not is_modelled(spec.network) and spec.workers > 1
-
-
 def _hosts(spec: RunSpec) -> str:
-    hosts = map(worker_address, range(spec.workers)) if _is_shaped(spec) else ["localhost"] * spec.workers
+    hosts = map(worker_address, range(spec.workers)) if spec.has_shaped_network else ["localhost"] * spec.workers
     return ",".join(hosts)
 
 

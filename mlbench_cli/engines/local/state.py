@@ -214,7 +214,7 @@ def observation(run: Run, watch: Watch) -> Observation:
     state = watch.state
     findings = diagnosis.diagnose(
         state,
-        lambda rank: tail(run.folder / "logs" / f"rank-{rank}.log"),
+        lambda rank: diagnosis.read_last_lines(run.folder / "logs" / f"rank-{rank}.log"),
         timeout=run.spec.timeout,
         gone=watch.lost,
     )
@@ -259,17 +259,6 @@ def _worker(state: Mapping[str, Any], facts: Mapping[str, Any], lost: bool) -> W
         started=facts["started"],
         finished=facts["finished"],
     )
-
-
-def tail(path: Path) -> list[str]:
-    """The last lines of a file, from its last 64 KiB; none if it cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - (1 << 16)))
-            return diagnosis.last_lines(file.read())
-    except OSError:
-        return []
 
 
 def _no_lines(rank: int) -> list[str]:

@@ -242,7 +242,7 @@ class Supervisor:
             parent = os.getpid()
             rank.pid = os.fork()
             if rank.pid == 0:
-                self._become(rank, log, writer, parent)
+                self._exec_command(rank, log, writer, parent)
             os.close(writer)
         finally:
             os.close(log)
@@ -255,7 +255,7 @@ class Supervisor:
         if rank.pidfd >= 0:
             self.selector.register(rank.pidfd, selectors.EVENT_READ, lambda: self._on_exit(rank))
 
-    def _become(self, rank: Rank, log: int, report: int, parent: int) -> None:
+    def _exec_command(self, rank: Rank, log: int, report: int, parent: int) -> None:
         """In the forked child: turn into the rank's command. Never returns."""
         code, argv = 126, list(rank.argv or ())
         try:

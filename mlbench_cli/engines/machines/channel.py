@@ -76,7 +76,7 @@ def check_login(login: str) -> str:
 
 
 @dataclass(frozen=True)
-class Request:
+class ChannelRequest:
     """One request of `serve`: its name, arguments and data."""
 
     do: str
@@ -98,7 +98,7 @@ class Channel:
         """The answer's document. Raises UnreachableError or CredentialError without a connection, RemoteError."""
         return self.exchange(do, data, seconds=seconds, **arguments)[0]
 
-    def call_in_sequence(self, requests: Sequence[Request], *, seconds: float = CALL_SECONDS) -> list[Document]:
+    def call_in_sequence(self, requests: Sequence[ChannelRequest], *, seconds: float = CALL_SECONDS) -> list[Document]:
         """The answers of requests that are done one after the other in one exchange; errors as `call`.
 
         A request that fails keeps those after it from being done.

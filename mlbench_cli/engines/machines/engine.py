@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mlbench_cli.engines.base import Cursor, Fetched, FoundRun, LogLine, Submission, UnreadableRun
+from mlbench_cli.engines.local.diagnosis import read_last_lines
 from mlbench_cli.engines.machines import results
-from mlbench_cli.engines.machines.channel import Channel, Document, RemoteError, Request
+from mlbench_cli.engines.machines.channel import Channel, ChannelRequest, Document, RemoteError
 from mlbench_cli.engines.machines.details import MachineDetails
-from mlbench_cli.engines.machines.log_files import read_at, read_tail, remove_folder, size_of, write_at
+from mlbench_cli.engines.machines.log_files import read_at, remove_folder, size_of, write_at
 from mlbench_cli.engines.machines.observe import NodeReport, Snapshot, observe
 from mlbench_cli.engines.machines.placement import NodeShare
 from mlbench_cli.engines.machines.plan import pack_code
@@ -142,7 +143,7 @@ class MachinesEngine(ABC):
 
     def _observe(self, run: Run, snapshot: Snapshot) -> Observation:
         names = _process_names(run.spec, self._shares(run.spec))
-        observation = observe(run.spec, names, snapshot, lambda rank: read_tail(RunFolder(run.folder).log(rank)))
+        observation = observe(run.spec, names, snapshot, lambda rank: read_last_lines(RunFolder(run.folder).log(rank)))
         return self._judge(run, snapshot, observation)
 
     def _sync(self, run: Run, *, max_age: float = 0.0) -> Snapshot:
@@ -401,11 +402,11 @@ class MachinesEngine(ABC):
         if channel.call("install", folder=folder, sha256=sha256)["folder"] is None:
             channel.call("install", data, folder=folder, sha256=sha256)
 
-    def _claim_request(self, run: Run) -> Request:
+    def _claim_request(self, run: Run) -> ChannelRequest:
         """Writes the run's record into its folder, unless one is there: the answer's `written` says which."""
         document = {"id": run.id, "created": run.created, "spec": run.spec.to_dict(), "spec_hash": run.spec.hash}
         data = (json.dumps(document, sort_keys=True) + "\n").encode()
-        return Request("put", {"path": f"{self._run_place(run)}/run.json", "new": True}, data)
+        return ChannelRequest("put", {"path": f"{self._run_place(run)}/run.json", "new": True}, data)
 
     def _check_owner(self, channel: Channel, run: Run) -> None:
         """Raises UsageError if the run's folder is that of another run."""

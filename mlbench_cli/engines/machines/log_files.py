@@ -4,12 +4,6 @@ import os
 import shutil
 from pathlib import Path
 
-from mlbench_cli.engines.local import diagnosis
-
-
-def read_tail(path: Path) -> list[str]:
-    return diagnosis.last_lines(read_at(path, max(0, size_of(path) - (1 << 16)), 1 << 16))
-
 
 def size_of(path: Path) -> int:
     try:

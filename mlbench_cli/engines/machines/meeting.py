@@ -25,15 +25,15 @@ MAX_LINE = 1 << 20
 RENDEZVOUS = "rendezvous.json"
 
 
-class Link:
+class RankLink:
     """One connection. `on_message` gets each message, `on_end` is called once when the other side has gone."""
 
     def __init__(
         self,
         connection: socket.socket,
         selector: selectors.BaseSelector,
-        on_message: Callable[[Link, Message], None],
-        on_end: Callable[[Link], None],
+        on_message: Callable[[RankLink, Message], None],
+        on_end: Callable[[RankLink], None],
     ) -> None:
         self.connection = connection
         self.node: int | None = None

@@ -26,7 +26,7 @@ from mlbench_cli.engines.local.supervisor import GRACE, Rank, Supervisor
 from mlbench_cli.engines.machines import meeting
 from mlbench_cli.engines.machines.host_lock import HostLock, order_nodes
 from mlbench_cli.engines.machines.interfaces import find_interface, list_addresses
-from mlbench_cli.engines.machines.meeting import Link
+from mlbench_cli.engines.machines.meeting import RankLink
 from mlbench_cli.engines.machines.rank_processes import is_signalled, kill_ranks
 
 TYPE_CHECKING = False
@@ -89,7 +89,7 @@ class NodeSupervisor(Supervisor):
         self.run_folder, self.node, self.count = folder, node, len(plan["nodes"])
         self.workers: list[list[int]] = [entry["workers"] for entry in plan["nodes"]]
         self.name = own["name"] or os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-        self.links: list[Link] = []
+        self.links: list[RankLink] = []
         self.token = ""
         self.hosts: list[str] | None = None
         self.server: socket.socket | None = None
@@ -248,14 +248,14 @@ class NodeSupervisor(Supervisor):
         else:
             self._write_state()
 
-    def _present(self) -> dict[int, Link]:
+    def _present(self) -> dict[int, RankLink]:
         return {link.node: link for link in self.links if link.node is not None and link.is_open}
 
     def _on_connection(self) -> None:
         assert self.server is not None
         with contextlib.suppress(BlockingIOError):
             connection, _ = self.server.accept()
-            self.links.append(Link(connection, self.selector, self._on_message, self._on_link_end))
+            self.links.append(RankLink(connection, self.selector, self._on_message, self._on_link_end))
 
     def _connect(self) -> None:
         self.next_connection = time.monotonic() + CONNECT_SECONDS
@@ -267,7 +267,7 @@ class NodeSupervisor(Supervisor):
             return
         own, hub = connection.getsockname()[0], connection.getpeername()[0]
         self.state["address"], self.master = own, hub
-        link = Link(connection, self.selector, self._on_message, self._on_link_end)
+        link = RankLink(connection, self.selector, self._on_message, self._on_link_end)
         link.node = 0
         self.links = [link]
         own_facts = {"node": self.node, "name": self.name, "time": time.time(), "lock": self.host_lock.identity}
@@ -321,7 +321,7 @@ class NodeSupervisor(Supervisor):
 
     # --- watch --------------------------------------------------------------------------------------------------
 
-    def _on_message(self, link: Link, message: Mapping[str, Any]) -> None:
+    def _on_message(self, link: RankLink, message: Mapping[str, Any]) -> None:
         if self.node == 0 and link.node is None:
             node = message.get("node")
             known = meeting.is_token(message.get("hello"), self.token)
@@ -348,7 +348,7 @@ class NodeSupervisor(Supervisor):
             link.has_left = True
             link.close()
 
-    def _on_link_end(self, link: Link) -> None:
+    def _on_link_end(self, link: RankLink) -> None:
         if link.has_left or link.node is None or (self.node and self.state["finished"]):
             return
         if self.hosts is None and not self.is_gathered:  # it may come back
@@ -369,7 +369,7 @@ class NodeSupervisor(Supervisor):
         if known is None or (known["why"] == cause["why"] == "failed" and cause["time"] < known["time"]):
             self.state["first"] = cause
 
-    def _send_stop(self, first: Mapping[str, Any], besides: Link | None = None) -> None:
+    def _send_stop(self, first: Mapping[str, Any], besides: RankLink | None = None) -> None:
         why = "failed" if first["why"] == "lost" else first["why"]
         for link in list(self.links):
             if link is not besides:

@@ -46,7 +46,7 @@ class NodePlan(TypedDict):
     ranks: list[RankPlan]
 
 
-class Plan(TypedDict):
+class MachinesPlan(TypedDict):
     """RUN/plan.json. Times are in seconds."""
 
     kind: str
@@ -78,7 +78,7 @@ def make_plan(
     lock: str,
     launcher: Sequence[str] = (),
     grace: float = GRACE_SECONDS,
-) -> Plan:
+) -> MachinesPlan:
     """The plan of a run on these nodes. `lock` says how its machines are kept from other runs (see `host_lock`).
 
     The supervisors complete MASTER_ADDR, MASTER_PORT and MLBENCH_HOSTS when all are there.
@@ -91,7 +91,7 @@ def make_plan(
     }
     if spec.cpus is not None:
         environment["OMP_NUM_THREADS"] = str(max(1, int(spec.cpus) // spec.processes_per_worker))
-    plan = Plan(
+    plan = MachinesPlan(
         kind="MachinesRun",
         schema_version=1,
         name=spec.name,

@@ -26,7 +26,7 @@ _PROBE = (
 
 
 @dataclass(frozen=True)
-class ClusterFacts:
+class SlurmFacts:
     """What the cluster has. `container` is what can start images: pyxis, apptainer, singularity or None."""
 
     version: str
@@ -53,7 +53,7 @@ class NodeProbe:
     torch: str
 
 
-def discover_cluster(channel: Channel, folder: str) -> ClusterFacts:
+def discover_cluster(channel: Channel, folder: str) -> SlurmFacts:
     """Ask the login node. Raises UnreachableError, UsageError for no Slurm or one that is too old."""
     host = channel.call("hello", base=folder)
     version = controller.ask(channel, ["sinfo", "--version"])
@@ -73,7 +73,7 @@ def discover_cluster(channel: Channel, folder: str) -> ClusterFacts:
         raise UnreachableError(f"Slurm's controller does not answer: {ping.out.strip()}", hint="scontrol ping")
     config = controller.parse_config(controller.ask(channel, ["scontrol", "show", "config"]).out)
     sinfo = controller.ask(channel, ["sinfo", "-h", "-o", "%R|%l|%D|%G|%P"])
-    return ClusterFacts(
+    return SlurmFacts(
         version=version.out.split()[-1],
         partitions=controller.parse_partitions(sinfo.out),
         kill_wait=_seconds(config.get("KillWait"), 30),
@@ -84,7 +84,7 @@ def discover_cluster(channel: Channel, folder: str) -> ClusterFacts:
     )
 
 
-def check_choice(channel: Channel, facts: ClusterFacts, details: SlurmDetails) -> None:
+def check_choice(channel: Channel, facts: SlurmFacts, details: SlurmDetails) -> None:
     """Refuse an unknown partition, account or QOS. Raises NotFoundError or UsageError."""
     if details.partition is not None and details.partition not in facts.partitions:
         near = did_you_mean(details.partition, list(facts.partitions))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mlbench_cli.engines.base import Submission
-from mlbench_cli.engines.machines.channel import Channel, Document, RemoteError, Request
+from mlbench_cli.engines.machines.channel import Channel, ChannelRequest, Document, RemoteError
 from mlbench_cli.engines.machines.details import SlurmDetails
 from mlbench_cli.engines.machines.engine import MachinesEngine, Place
 from mlbench_cli.engines.machines.observe import Snapshot
@@ -60,7 +60,9 @@ class SlurmEngine(MachinesEngine):
         folder, lock = self._run_place(run), f"{self._details.folder}/locks/{run.name}"
         self._install_code(self._channel)
         try:
-            _, written = self._channel.call_in_sequence([Request("lock", {"path": lock}), self._claim_request(run)])
+            _, written = self._channel.call_in_sequence(
+                [ChannelRequest("lock", {"path": lock}), self._claim_request(run)]
+            )
             if not written["written"] and self._is_submitted(run):
                 return
             script, plan = submission.documents
@@ -97,7 +99,7 @@ class SlurmEngine(MachinesEngine):
             controller.cancel_job(self._channel, number)
         return found[0] if found else None
 
-    def _sbatch(self, run: Run, files: Sequence[Request], script: str) -> str:
+    def _sbatch(self, run: Run, files: Sequence[ChannelRequest], script: str) -> str:
         """Write the job's files and submit it, in one exchange; its number."""
         if self._details.find_partition() is None:  # else rendering has compared; the test makes Slurm start jobs later
             tested = controller.ask(self._channel, ["sbatch", "--test-only"], script)
@@ -105,7 +107,7 @@ class SlurmEngine(MachinesEngine):
                 raise controller.explain_refusal(tested, self._details.partition)
         comment = f"--comment={job_comment(run.spec, run.id)}"
         words = [*_CLEAN, "sbatch", "--parsable", comment]
-        submission = Request("run", {"argv": words, "timeout": controller.COMMAND_SECONDS, "stdin": script})
+        submission = ChannelRequest("run", {"argv": words, "timeout": controller.COMMAND_SECONDS, "stdin": script})
         document = self._channel.call_in_sequence([*files, submission], seconds=controller.COMMAND_SECONDS + 20)[-1]
         answer = controller.Answer(document["code"], document["out"], document["err"])
         number = answer.out.strip().split(";")[0]
@@ -261,9 +263,9 @@ class SlurmEngine(MachinesEngine):
         super().delete(run, force=force)
 
 
-def _put_file(path: str, text: str, mode: int = 0o600) -> Request:
+def _put_file(path: str, text: str, mode: int = 0o600) -> ChannelRequest:
     """A file that need not survive a crash of the login node: with it the run is lost, or submitted again."""
-    return Request("put", {"path": path, "mode": mode, "durable": False}, text.encode())
+    return ChannelRequest("put", {"path": path, "mode": mode, "durable": False}, text.encode())
 
 
 def _plan(spec: RunSpec, details: SlurmDetails) -> Document:

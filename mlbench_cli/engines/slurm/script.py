@@ -8,7 +8,7 @@ import templates
 from mlbench_cli.engines.machines import host_lock
 from mlbench_cli.engines.machines.details import SlurmDetails
 from mlbench_cli.engines.machines.placement import share_nodes
-from mlbench_cli.engines.machines.plan import GRACE_SECONDS, MEETING_SECONDS, Plan, make_plan, start_command
+from mlbench_cli.engines.machines.plan import GRACE_SECONDS, MEETING_SECONDS, MachinesPlan, make_plan, start_command
 from mlbench_cli.errors import CapacityError, UsageError
 from mlbench_cli.spec import RunSpec
 
@@ -41,7 +41,7 @@ def check_request(spec: RunSpec, details: SlurmDetails) -> None:
         )
 
 
-def make_slurm_plan(spec: RunSpec, details: SlurmDetails) -> Plan:
+def make_slurm_plan(spec: RunSpec, details: SlurmDetails) -> MachinesPlan:
     """What the supervisors do. Their patience after TERM is below Slurm's own, so that evidence is written in time."""
     lock = host_lock.WHOLE_NODES if details.exclusive else host_lock.NO_PROMISE
     grace = min(GRACE_SECONDS, max(1.0, details.kill_wait / 2))

@@ -7,7 +7,10 @@ engines/local/load.py; on Kubernetes templates/kubernetes/worker.sh writes them,
     contended      other processes (or other virtual machines) used more than MAX_OTHER_SHARE of the usable CPUs
     quota_limited  the kernel paused the run because a CPU quota of its control groups was used up
     shared         the run did not have the machine's lock, so that other runs of mlbench may have run at the same time
-    slow_network   NCCL did not use the fast network that the machines have (`fabric`)
+    slow_network   NCCL did not use the fast network that the machines have
+
+A machine with a fast network works without it, too: NCCL falls back to TCP, sums are right, and the bandwidth between
+machines is a fraction of what the machine is sold for.
 """
 
 import math
@@ -15,7 +18,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlbench_cli.goals import is_finite_number
 from mlbench_cli.spec import RunSpec
+from mlbench_cli.text import one_line
 
 LABELS = ("crowded", "contended", "quota_limited", "shared", "slow_network")
 # Documents of older versions lack these; they are left out unless they apply.
@@ -23,6 +28,9 @@ LATER_LABELS = ("slow_network",)
 MAX_OTHER_SHARE = 0.10  # of the usable CPUs, on average over the run
 MIN_OTHER_SECONDS = 0.5  # CPU time; below it is the client that follows a short run
 MIN_PEAK_SECONDS = 0.5  # /proc/stat counts hundredths of a second, so shorter intervals say little
+# Beginnings of the names of networks that go past the kernel's TCP, of aws-ofi-nccl ("Libfabric", formerly "AWS
+# Libfabric"), Google's plugins ("FasTrak" is TCPXO) and NCCL itself. Anything else, "FastSocket" too, is slower.
+FAST_NETWORKS = ("AWS Libfabric", "Libfabric", "GPUDirectTCPX", "FasTrak", "gIB", "IB")
 _COUNTERS = (
     *("elapsed_seconds", "busy_seconds", "own_seconds", "steal_seconds"),
     *("waiting_seconds", "throttled_periods", "throttled_seconds"),
@@ -99,13 +107,14 @@ def assess_conditions(
     provenance: Mapping[str, Any] | None,
     samples: Iterable[Mapping[str, Any]],
     is_alone: bool = True,
+    environments: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> Conditions:
     """The conditions of a run from its spec (as an object or as in run.json), its provenance and its resource samples.
 
     Samples are read once, in memory that does not grow with them. Rows that are malformed, or of another kind, are
     skipped. `is_alone`: whether each worker of a cluster run has a node of its own; if not, what other processes of its
     node used may be the run's own, and says nothing. Without rows of kind "machine" the number of cores comes from the
-    provenance (`machine.cores`), if there.
+    provenance (`machine.cores`), if there. `environments` are the facts that ranks reported of themselves.
     """
     meters: dict[int, _Meter] = {}
     for row in samples:
@@ -121,6 +130,7 @@ def assess_conditions(
         contended=_worst([_check_contention(meter) for meter in meters.values() if local or is_alone], "other_cpus"),
         quota_limited=_worst([_quota_limited(meter) for meter in meters.values()], "throttled_seconds"),
         shared=_check_sharing(spec, locks) if local or locks else None,
+        slow_network=check_fabric(spec, environments or {}) if isinstance(spec, RunSpec) else None,
         measured=bool(meters),
     )
 
@@ -214,6 +224,31 @@ def _check_sharing(spec: RunSpec | Mapping[str, Any], machines: Iterable[Mapping
     if facts is None:
         return None
     return Condition("shared", f"no lock of this machine ({str(facts.get('lock_reason') or 'unknown reason')[:200]})")
+
+
+def check_fabric(spec: RunSpec, environments: Mapping[int, Mapping[str, Any]]) -> Condition | None:
+    """The condition of a run on several machines that used a slower network than they have; None if it did not.
+
+    Ranks that did not tell their network, because they ended early or used no NCCL, are left out.
+    """
+    fabric = spec.kubernetes.fabric
+    gbits = fabric.get("gbits")
+    if not fabric or spec.workers < 2 or not is_finite_number(gbits):
+        return None
+    used = {rank: network for rank, facts in environments.items() if (network := _find_network(facts))}
+    slow = {rank: network for rank, network in used.items() if not network.startswith(FAST_NETWORKS)}
+    if not slow:
+        return None
+    names = ", ".join(sorted(set(slow.values())))
+    reason = f"NCCL used {names}; the machines have {gbits:g} Gbit/s of {fabric.get('name')}"
+    return Condition("slow_network", reason, {"slow_ranks": len(slow), "nominal_gbits": float(gbits)})
+
+
+def _find_network(facts: Mapping[str, Any]) -> str | None:
+    """The network that a rank's NCCL chose, of its environment event."""
+    found = facts.get("nccl")
+    network = found.get("network") if isinstance(found, Mapping) else None
+    return one_line(network) if isinstance(network, str) else None
 
 
 def _worst(found: Iterable[Condition | None], figure: str) -> Condition | None:

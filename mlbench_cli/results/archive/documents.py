@@ -4,21 +4,19 @@ run.json is evidence, written when a run is recorded. The others are what `judge
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict
 
 from mlbench_cli import __version__
-from mlbench_cli.catalog import TaskRules, find_rules
+from mlbench_cli.catalog import find_rules
 from mlbench_cli.errors import UsageError
-from mlbench_cli.goals import Goal, is_finite_number
-from mlbench_cli.model import Finding, Observation, Run, WorkerState
-from mlbench_cli.results.archive.events import DataIdentityDocument, plain
-from mlbench_cli.results.archive.layout import format_document
+from mlbench_cli.json_text import SCHEMA_VERSION, format_document, make_strict
+from mlbench_cli.model import Observation, Run, WorkerState
+from mlbench_cli.results.archive.events import DataIdentityDocument
 from mlbench_cli.results.archive.network import SummaryDocument
-from mlbench_cli.results.archive.official import goal_wording
 from mlbench_cli.run_folder import RUN, RunFolder
-from mlbench_cli.spec import RunSpec, canonical_json
-from mlbench_cli.times import parse_timestamp, timestamp
+from mlbench_cli.spec import canonical_json
+from mlbench_cli.times import timestamp
 
 # The version of the rules in `judge`. A change that gives another result for the same evidence is a new version.
 JUDGE_VERSION = 2
@@ -169,8 +167,18 @@ def write_run_document(run: Run, provenance: Mapping[str, Any] | None = None) ->
         ) from None
 
 
-def describes_run(document: Mapping[str, Any], run: Run) -> bool:
-    """Whether a run.json is that of `run`."""
+def complete_run_document(run: Run) -> Mapping[str, Any]:
+    """The run.json in the run's folder; written again, without provenance, if it is missing or another run's."""
+    folder = RunFolder(run.folder)
+    document = folder.read_json(RUN)
+    if document is not None and _describes_run(document, run):
+        return document
+    written = {"schema_version": SCHEMA_VERSION, **run_document(run)}
+    folder.write(RUN, format_document(written))
+    return written
+
+
+def _describes_run(document: Mapping[str, Any], run: Run) -> bool:
     spec = json.loads(canonical_json(run.spec.to_dict()))
     return (document.get("id"), document.get("name"), document.get("created"), document.get("spec")) == (
         *(run.id, run.name, run.created),
@@ -179,49 +187,6 @@ def describes_run(document: Mapping[str, Any], run: Run) -> bool:
 
 
 # --- parts of result.json -------------------------------------------------------------------------------------------
-
-
-def asked_goal(spec: RunSpec, rules: TaskRules | None) -> Goal | None:
-    """The goal that the run was asked to reach; None for a task without one."""
-    threshold = spec.parameters.get(f"goal_{spec.goal}")
-    if rules is None or rules.goal is None or not is_finite_number(threshold):
-        return None
-    return Goal(rules.goal.metric, rules.goal.comparison, threshold)
-
-
-def find_goal(
-    spec: RunSpec, rules: TaskRules | None, reported: Mapping[str, Any] | None
-) -> tuple[dict[str, Any] | None, list[Finding]]:
-    """The goal of a run without `reached` and `seconds`: what was asked for, with the values that the task reported.
-
-    A reported goal that is not the one that was asked for proves nothing: its value is dropped, and a finding says so.
-    """
-    goal = asked_goal(spec, rules)
-    if goal is None or rules is None or rules.goal is None:
-        if reported is None:
-            return None, []
-        return {**reported, "kind": reported["kind"] or spec.goal, "wording": goal_wording(reported, None)}, []
-    asked = {**goal.to_dict(), "kind": spec.goal}
-    values = {key: reported[key] if reported else None for key in ("value", "last")}
-    document = {**asked, **values, "wording": goal_wording(asked, rules.goal.wording)}
-    if reported is None or _is_same_goal(asked, reported):
-        return document, []
-    finding = Finding(
-        "goal_differs",
-        f"The goal was {goal_wording(asked, None)}, but the task reported the goal {goal_wording(reported, None)}.",
-        hint="Check the task's parameters goal_full and goal_light.",
-        evidence={"reported": dict(reported), "asked": asked},
-    )
-    return {**document, "value": None, "last": None}, [finding]
-
-
-def find_span(created: str, observation: Observation) -> tuple[float | None, float]:
-    """Start of the first worker and end of the last, in seconds since 1970; the start is None if none began."""
-    starts = [worker.started for worker in observation.workers if worker.started is not None]
-    ends = [worker.finished for worker in observation.workers if worker.finished is not None]
-    started = min(starts, default=None)
-    finished = max(ends, default=observation.time)
-    return started, max(finished, parse_timestamp(created) if started is None else started)
 
 
 def find_exit_code(observation: Observation) -> int | None:
@@ -253,7 +218,7 @@ def worker_document(worker: WorkerState) -> WorkerDocument:
     return {**worker.to_dict(), **moments}  # type: ignore[typeddict-item]
 
 
-# --- environment.json and findings.json -----------------------------------------------------------------------------
+# --- environment.json -----------------------------------------------------------------------------------------------
 
 
 def environment_document(ranks: Mapping[int, Mapping[str, Any]]) -> EnvironmentDocument:
@@ -269,18 +234,8 @@ def environment_document(ranks: Mapping[int, Mapping[str, Any]]) -> EnvironmentD
     return {"ranks": reported, "ranks_left_out": len(ranks) - len(reported)}
 
 
-def findings_document(findings: Iterable[Finding]) -> dict[str, object]:
-    """The content of findings.json."""
-    return {"findings": [plain(finding.to_dict()) for finding in findings]}
-
-
-def _is_same_goal(asked: Mapping[str, Any], reported: Mapping[str, Any]) -> bool:
-    same = all(reported[key] == asked[key] for key in ("metric", "comparison", "threshold"))
-    return same and reported["kind"] in (None, asked["kind"])
-
-
 def _without_secrets(facts: Mapping[str, Any]) -> dict[str, Any]:
-    kept: dict[str, Any] = plain(
+    kept: dict[str, Any] = make_strict(
         {key: value for key, value in facts.items() if key not in ("v", "event", "rank", "time")}
     )
     for key in ("env", "environ", "environment", "variables"):

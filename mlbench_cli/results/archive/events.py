@@ -1,13 +1,13 @@
 """From the logs of ranks to events, metrics and the task's own result. Foreign text: malformed events are ignored."""
 
-import json
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, BinaryIO, TypedDict
 
 from mlbench_cli.goals import KINDS, Goal, is_finite_number
+from mlbench_cli.json_text import format_row, make_strict
 from mlbench_cli.model import JsonObject
-from mlbench_cli.results.archive.layout import parse_document
+from mlbench_cli.text import one_line
 from mlbench_cli.times import MAX_SECONDS, parse_timestamp, timestamp
 from task_images import contract
 
@@ -15,8 +15,6 @@ from task_images import contract
 MAX_LINE_BYTES = 1 << 20
 SPREAD = ("min", "mean", "max", "rank0")
 _MARK = contract.PREFIX.encode() + b"{"
-# Made once: json.dumps with arguments makes an encoder per call, which takes longer than the encoding.
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
 _SPECIAL = ("nan", "inf", "-inf")
 
 
@@ -55,31 +53,56 @@ class DataIdentityDocument(TypedDict):
     reason: str | None
 
 
-class EventCollector:
-    """One pass over the logs of a run: its metrics one by one, and what is known once all logs are read.
+@dataclass(frozen=True)
+class ReportedFacts:
+    """What is known once all logs of a run are read.
 
     `result` is the last one that rank 0 reported in its own log, as `parse_result` gives it; if it reported none and
-    a `watcher` is given, the result that follows from rank 0's metrics. `environments` are facts by rank, `metrics` the
-    last finite values of rank 0 by name, `phase` its last phase event, `probes` its events of the network. Events of
-    ranks outside the run are ignored.
+    was watched, the result that follows from its metrics. `environments` are facts by rank, `metrics` the last finite
+    values of rank 0 by name, `phase` its last phase event, `probes` its events of the network.
     """
 
+    result: JsonObject | None
+    environments: Mapping[int, Mapping[str, Any]]
+    metrics: dict[str, float]
+    phase: JsonObject
+    probes: Sequence[Mapping[str, Any]]
+
+
+def collect_events(
+    logs: Mapping[int, Callable[[], BinaryIO]],
+    world_size: int,
+    write_metric: Callable[[bytes], object],
+    watcher: "GoalWatcher | None" = None,
+) -> ReportedFacts:
+    """Read the logs of all ranks once, in bounded memory. Events of ranks outside the run are ignored.
+
+    `write_metric` gets the lines of metrics.jsonl one by one, in the order of logs and of lines in them. `watcher`
+    finds the result of a program that reports none.
+    """
+    collector = _EventCollector(world_size, watcher)
+    for rank, open_log in logs.items():
+        with open_log() as log:
+            for line in collector.read(rank, log):
+                write_metric(line)
+    result = collector.reported or (watcher.result() if watcher else None)
+    return ReportedFacts(result, collector.environments, collector.metrics, collector.phase, collector.probes)
+
+
+class _EventCollector:
+    """One pass over the logs of a run."""
+
     MAX_NAMES = 1000
-    MAX_PROBES = 4
+    MAX_PROBES = 8
 
     def __init__(self, world_size: int, watcher: "GoalWatcher | None" = None) -> None:
         self._world_size = world_size
-        self._reported: dict[str, object] | None = None
+        self.reported: JsonObject | None = None
         self._watcher = watcher
-        self.environments: dict[int, dict[str, Any]] = {}
+        self.environments: dict[int, JsonObject] = {}
         self.metrics: dict[str, float] = {}
-        self.phase: dict[str, Any] = {}
+        self.phase: JsonObject = {}
         self.probes: list[Mapping[str, Any]] = []
-
-    @property
-    def result(self) -> dict[str, Any] | None:
-        """The task's own result, or what follows from rank 0's metrics; None if neither is there."""
-        return self._reported or (self._watcher.result() if self._watcher else None)
 
     def read(self, number: int, log: BinaryIO) -> Iterator[bytes]:
         """Read rank `number`'s log to its end; yields the lines of metrics.jsonl that follow from it."""
@@ -90,7 +113,7 @@ class EventCollector:
             if kind == "metric" and (metric := parse_metric(event)):
                 if rank == number == 0:
                     self._take_metric(metric)
-                yield json_line(metric)
+                yield format_row(metric)
             elif kind == "environment":
                 self.environments.setdefault(rank, {}).update(event)
             elif kind == "phase" and rank == number == 0:
@@ -98,7 +121,7 @@ class EventCollector:
             elif kind == "network" and rank == number == 0 and len(self.probes) < self.MAX_PROBES:
                 self.probes.append(event)
             elif kind == "result" and rank == number == 0:
-                self._reported = parse_result(event) or self._reported
+                self.reported = parse_result(event) or self.reported
 
     def _take_metric(self, metric: Mapping[str, Any]) -> None:
         if self._watcher:
@@ -137,7 +160,7 @@ class GoalWatcher:
         if self._value is None or not self._goal.better(self._value, value):
             self._value = value
 
-    def result(self) -> dict[str, Any] | None:
+    def result(self) -> JsonObject | None:
         """As `parse_result` gives it; None if the metric was not reported."""
         if self._value is None:
             return None
@@ -179,23 +202,6 @@ def parse_phase(event: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str
     return {**kept, **numbers, "phase": one_line(phase, 40)}
 
 
-def json_line(row: Mapping[str, Any]) -> bytes:
-    """A row as one line of JSON in UTF-8, with its line end."""
-    return _ENCODER.encode(row).encode() + b"\n"
-
-
-def resource_lines(samples: BinaryIO) -> Iterator[bytes]:
-    """The lines of resources.jsonl with times as RFC 3339, without those that are torn."""
-    while line := samples.readline(MAX_LINE_BYTES):
-        try:
-            row = plain(parse_document(line))
-        except ValueError:
-            continue
-        if is_finite_number(row.get("time")) and 0 <= row["time"] <= MAX_SECONDS:
-            row["time"] = timestamp(row["time"])
-        yield json_line(row)
-
-
 def parse_result(event: Mapping[str, Any]) -> dict[str, object] | None:
     """A result event with every field present and of its type (None if it was not reported), or None.
 
@@ -222,27 +228,8 @@ def parse_result(event: Mapping[str, Any]) -> dict[str, object] | None:
         "synthetic": event.get("synthetic") is True,
         "data": one_line(event["data"]) if isinstance(event.get("data"), str) else None,
         "data_identity": _parse_data_identity(event.get("data_identity")),
-        "details": plain(details) if isinstance(details, dict) else {},
+        "details": make_strict(details) if isinstance(details, dict) else {},
     }
-
-
-def plain(value: Any, depth: int = 24) -> Any:
-    """A parsed JSON value as strict JSON can hold it: non-finite numbers become texts, and nesting has an end."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict | list) and depth == 0:
-        return "…"
-    if isinstance(value, dict):
-        return {key: plain(item, depth - 1) for key, item in value.items()}
-    if isinstance(value, list):
-        return [plain(item, depth - 1) for item in value]
-    return value
-
-
-def one_line(text: str, limit: int = 200) -> str:
-    """Foreign text for a line of a file: printable, no line ends, not endless."""
-    shown = "".join(char if char.isprintable() else " " for char in text)
-    return " ".join(shown.split())[:limit]
 
 
 def _amount(value: Any) -> Any:

@@ -1,7 +1,8 @@
-"""The evidence of a run, read from its folder or archive."""
+"""The evidence of a run: completed in its folder, and read from there or from its archive."""
 
 import io
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -9,14 +10,18 @@ from typing import Any, BinaryIO
 from mlbench_cli import run_folder
 from mlbench_cli.catalog import TaskRules, find_rules
 from mlbench_cli.errors import UsageError
-from mlbench_cli.model import Ending, Observation, Run, WorkerState
-from mlbench_cli.results.archive.events import resource_lines
+from mlbench_cli.files import read_end, replace_file
+from mlbench_cli.goals import is_finite_number
+from mlbench_cli.json_text import format_row, make_strict, parse_document
+from mlbench_cli.model import Ending, Finding, Observation, Run, WorkerState
 from mlbench_cli.results.archive.judge import Evidence
-from mlbench_cli.results.archive.layout import DamagedArchive, parse_document
+from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.run_folder import RunFolder
 from mlbench_cli.spec import RunSpec
-from mlbench_cli.times import parse_timestamp
+from mlbench_cli.times import MAX_SECONDS, parse_timestamp, timestamp
+
+MAX_ROW_BYTES = 1 << 20  # of resources.jsonl; what is longer is no row
 
 
 def collect_evidence(run: Run, document: Mapping[str, Any], observation: Observation) -> Evidence:
@@ -87,25 +92,50 @@ def _observation_of_first_edition(result: Mapping[str, Any]) -> Observation:
     return Observation(parse_timestamp(result["finished"]), workers, (), ended, result.get("first_failed"))
 
 
+def keep_observation(run: Run, observation: Observation, renamed: list[Finding]) -> Observation:
+    """Write how the run ended, with what sealing has renamed, now or when it was interrupted; that is returned."""
+    folder = RunFolder(run.folder)
+    before = folder.read_observation()
+    found = [*(before.findings if before else ()), *renamed]
+    more = [finding for finding in found if finding not in observation.findings]
+    observation = replace(observation, findings=(*observation.findings, *more))
+    folder.write_observation(observation)
+    return observation
+
+
+def normalize_samples(path: Path) -> None:
+    """Bring resources.jsonl to the archive's form: times as RFC 3339, no torn lines; empty if nothing was sampled."""
+    with replace_file(path) as normalized:
+        if path.is_file():
+            with open(path, "rb") as samples:
+                normalized.writelines(_sample_rows(samples))
+
+
 def read_samples(path: Path) -> Iterator[dict[str, object]]:
     """The rows of resources.jsonl as sealing writes them, also for a file that is not normalized yet."""
     if path.is_file():
         with open(path, "rb") as samples:
-            yield from map(parse_document, resource_lines(samples))
+            yield from map(parse_document, _sample_rows(samples))
 
 
 def read_last_samples(path: Path, limit: int = 64 * 1024) -> Iterator[dict[str, object]]:
     """The whole rows in the last `limit` bytes of resources.jsonl; none without the file."""
-    try:
-        with open(path, "rb") as samples:
-            start = max(0, samples.seek(0, 2) - limit)
-            samples.seek(start)
-            data = samples.read(limit)
-    except OSError:
-        return
-    if start:
-        data = data[data.find(b"\n") + 1 :]
-    yield from map(parse_document, resource_lines(io.BytesIO(data)))
+    data = read_end(path, limit)
+    if len(data) == limit:
+        data = data[data.find(b"\n") + 1 :]  # the first row may be cut
+    yield from map(parse_document, _sample_rows(io.BytesIO(data)))
+
+
+def _sample_rows(samples: BinaryIO) -> Iterator[bytes]:
+    """The rows of resources.jsonl with times as RFC 3339, without those that are torn."""
+    while line := samples.readline(MAX_ROW_BYTES):
+        try:
+            row = make_strict(parse_document(line))
+        except ValueError:
+            continue
+        if is_finite_number(row.get("time")) and 0 <= row["time"] <= MAX_SECONDS:
+            row["time"] = timestamp(row["time"])
+        yield format_row(row)
 
 
 def _open(path: Path) -> BinaryIO:

@@ -8,12 +8,14 @@ then, only for the goal that was asked for, and only if a metric event has the v
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
+from mlbench_cli import run_folder
 from mlbench_cli.catalog import TaskRules
-from mlbench_cli.goals import Goal, is_finite_number
-from mlbench_cli.model import Ending, Finding, Observation, Outcome
+from mlbench_cli.goals import Goal, goal_wording, is_finite_number
+from mlbench_cli.json_text import make_strict
+from mlbench_cli.model import Ending, Finding, JsonObject, Observation, Outcome
 from mlbench_cli.results.archive.conditions import assess_conditions
 from mlbench_cli.results.archive.division import find_division
 from mlbench_cli.results.archive.documents import (
@@ -22,21 +24,18 @@ from mlbench_cli.results.archive.documents import (
     GoalDocument,
     ResultDocument,
     SecondsDocument,
-    asked_goal,
     environment_document,
     find_exit_code,
-    find_goal,
-    find_span,
     label_of,
     price_of,
     worker_document,
 )
-from mlbench_cli.results.archive.events import EventCollector, GoalWatcher, one_line, read_events
-from mlbench_cli.results.archive.fabric import check_fabric
-from mlbench_cli.results.archive.network import NetworkDocument, network_document
+from mlbench_cli.results.archive.events import GoalWatcher, ReportedFacts, collect_events, read_events
+from mlbench_cli.results.archive.network import NetworkDocument, find_least_sent, network_document
 from mlbench_cli.results.archive.official import official_line, official_text
 from mlbench_cli.spec import OPEN, RunSpec
-from mlbench_cli.times import timestamp
+from mlbench_cli.text import one_line
+from mlbench_cli.times import parse_timestamp, timestamp
 
 _NO_RESULT: Mapping[str, Any] = {"timings": {}, "details": {}, "synthetic": False}
 
@@ -56,6 +55,26 @@ class Evidence:
     logs: Mapping[int, Callable[[], BinaryIO]]
     shaping: Mapping[str, Any] | None = None  # shaping.json, if the engine made the network
 
+    @property
+    def goal(self) -> Goal | None:
+        """The goal that the run was asked to reach; None for a task without one."""
+        return None if self.rules is None else self.rules.find_goal(self.spec.parameters, self.spec.goal)
+
+    @property
+    def span(self) -> tuple[float | None, float]:
+        """Start of the first worker and end of the last, in seconds since 1970; the start is None if none began."""
+        workers = self.observation.workers
+        started = min((worker.started for worker in workers if worker.started is not None), default=None)
+        ends = [worker.finished for worker in workers if worker.finished is not None]
+        finished = max(ends, default=self.observation.time)
+        return started, max(finished, parse_timestamp(self.created) if started is None else started)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether each worker has a node of its own, so that what others use there is not the run's."""
+        nodes = [worker.node for worker in self.observation.workers]
+        return not self.spec.functional_only and len(set(nodes)) == len(nodes)
+
 
 @dataclass(frozen=True)
 class Judgement:
@@ -67,6 +86,18 @@ class Judgement:
     environment: EnvironmentDocument
     findings: tuple[Finding, ...]
     network: NetworkDocument | None = None
+
+    @property
+    def documents(self) -> dict[str, Mapping[str, Any]]:
+        """The JSON documents by their file names, without schema versions."""
+        documents: dict[str, Mapping[str, Any]] = {
+            run_folder.RESULT: self.result,
+            run_folder.ENVIRONMENT: self.environment,
+            run_folder.FINDINGS: {"findings": [make_strict(finding.to_dict()) for finding in self.findings]},
+        }
+        if self.network is not None:
+            documents[run_folder.NETWORK] = self.network
+        return documents
 
     @property
     def goal_reached(self) -> bool:
@@ -81,62 +112,99 @@ def judge(evidence: Evidence, write_metric: Callable[[bytes], object] = lambda l
     `write_metric` gets the lines of metrics.jsonl one by one, in the order of logs and of lines in them. Logs are read
     in bounded memory; each a second time only to prove a claimed goal. Raises ValueError if the run has not ended.
     """
-    spec, rules, observation = evidence.spec, evidence.rules, evidence.observation
-    if observation.ended is None:
+    spec = evidence.spec
+    if evidence.observation.ended is None:
         raise ValueError("the run has not ended")
-    started, finished = find_span(evidence.created, observation)
-    collector = EventCollector(spec.world_size, _watcher(spec, rules, started))
-    for rank, open_log in evidence.logs.items():
-        with open_log() as log:
-            for line in collector.read(rank, log):
-                write_metric(line)
-    reported = collector.result
-    goal, differing = find_goal(spec, rules, reported["goal"] if reported else None)
-    outcome = _claimed_outcome(spec, observation, reported)
-    proven = _is_reached(goal) and _is_reported(evidence, goal, "value")
-    shown = _is_reported(evidence, goal, "last") if outcome is Outcome.BUDGET_SPENT else proven
-    outcome, unproven = _confirm(outcome, reported, goal, shown)
-    other_code = _find_other_code(evidence, collector)
-    findings = (*observation.findings, *differing, *unproven, *other_code)
-    result = _result(evidence, outcome, collector, goal, proven)
-    division = find_division(spec, rules, result["synthetic"], result["data_identity"], has_other_code=bool(other_code))
-    result["division"] = division.to_dict()
-    nodes = [worker.node for worker in evidence.observation.workers]
-    is_alone = not spec.functional_only and len(set(nodes)) == len(nodes)
-    conditions = assess_conditions(spec, evidence.provenance, evidence.samples(), is_alone)
-    result["conditions"] = replace(conditions, slow_network=check_fabric(spec, collector.environments)).to_dict()
+    reported = collect_events(evidence.logs, spec.world_size, write_metric, _watcher(evidence))
+    facts = reported.result or _NO_RESULT
+    decision = _decide(evidence, reported)
+    conditions = assess_conditions(
+        spec, evidence.provenance, evidence.samples(), evidence.is_alone, reported.environments
+    ).to_dict()
+    division = find_division(
+        spec, evidence.rules, facts["synthetic"], facts.get("data_identity"), has_other_code=decision.has_other_code
+    ).to_dict()
+    asked = spec.network if spec.workers > 1 else None
+    network = network_document(asked, reported.probes, evidence.shaping, find_least_sent(spec, facts["details"]))
+    result = _result(evidence, reported, decision, division, conditions)
     if spec.method:
         result["method"] = str(spec.method.get("name"))
-    network = network_document(spec.network if spec.workers > 1 else None, collector.probes, evidence.shaping)
     if network is not None:
         result["network"] = network["summary"]
-    result["started"] = None if started is None else timestamp(started)
-    result["finished"] = timestamp(finished)
-    result["wall_seconds"] = None if started is None else round(finished - started, 3)
-    result["price"] = price_of(spec.price, result["wall_seconds"])
-    result["summary"] = _summarize(evidence, outcome, findings, reported)
+    environment = environment_document(reported.environments)
     result["official_line"] = official_line(result)
-    environment = environment_document(collector.environments)
-    return Judgement(outcome, result, official_text(result), environment, findings, network)
+    return Judgement(decision.outcome, result, official_text(result), environment, decision.findings, network)
 
 
-def _find_other_code(evidence: Evidence, collector: EventCollector) -> list[Finding]:
+# --- the outcome ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Decision:
+    """What came of the run. `goal` is its document without `reached` and `seconds`; `is_proven`: it was reached."""
+
+    outcome: Outcome
+    goal: JsonObject | None
+    is_proven: bool
+    has_other_code: bool
+    findings: tuple[Finding, ...]
+
+
+def _decide(evidence: Evidence, reported: ReportedFacts) -> _Decision:
+    result = reported.result
+    goal, differing = _find_goal(evidence, result["goal"] if result else None)
+    claimed = _claimed_outcome(evidence.spec, evidence.observation, result)
+    is_proven = _is_reached(goal) and _is_reported(evidence, goal, "value")
+    is_shown = _is_reported(evidence, goal, "last") if claimed is Outcome.BUDGET_SPENT else is_proven
+    outcome, unproven = _confirm(claimed, result, goal, is_shown)
+    other_code = _find_other_code(evidence, reported)
+    findings = (*evidence.observation.findings, *differing, *unproven, *other_code)
+    return _Decision(outcome, goal, is_proven, bool(other_code), findings)
+
+
+def _find_goal(evidence: Evidence, reported: Mapping[str, Any] | None) -> tuple[JsonObject | None, list[Finding]]:
+    """The goal of a run without `reached` and `seconds`: what was asked for, with the values that the task reported.
+
+    A reported goal that is not the one that was asked for proves nothing: its value is dropped, and a finding says so.
+    """
+    spec, rules, goal = evidence.spec, evidence.rules, evidence.goal
+    if goal is None or rules is None or rules.goal is None:
+        if reported is None:
+            return None, []
+        return {**reported, "kind": reported["kind"] or spec.goal, "wording": goal_wording(reported, None)}, []
+    asked = {**goal.to_dict(), "kind": spec.goal}
+    values = {key: reported[key] if reported else None for key in ("value", "last")}
+    document = {**asked, **values, "wording": goal_wording(asked, rules.goal.wording)}
+    if reported is None or _is_same_goal(asked, reported):
+        return document, []
+    finding = Finding(
+        "goal_differs",
+        f"The goal was {goal_wording(asked, None)}, but the task reported the goal {goal_wording(reported, None)}.",
+        hint="Check the task's parameters goal_full and goal_light.",
+        evidence={"reported": dict(reported), "asked": asked},
+    )
+    return {**document, "value": None, "last": None}, [finding]
+
+
+def _is_same_goal(asked: Mapping[str, Any], reported: Mapping[str, Any]) -> bool:
+    same = all(reported[key] == asked[key] for key in ("metric", "comparison", "threshold"))
+    return same and reported["kind"] in (None, asked["kind"])
+
+
+def _find_other_code(evidence: Evidence, reported: ReportedFacts) -> list[Finding]:
     """A finding if rank 0 ran other code of the task than the mlbench that recorded the run has."""
     code = evidence.provenance.get("code") or {}
-    recorded, reported = code.get("digest"), collector.environments.get(0, {}).get("code_digest")
-    if recorded is None or reported is None or recorded == reported:
+    recorded, executed = code.get("digest"), reported.environments.get(0, {}).get("code_digest")
+    if recorded is None or executed is None or recorded == executed:
         return []
     return [
         Finding(
             "code_differs",
             f"Rank 0 ran other code of {evidence.spec.task} than the mlbench that started it has.",
             hint="Build the images from the version in use: make images.",
-            evidence={"recorded": recorded, "reported": one_line(str(reported))},
+            evidence={"recorded": recorded, "reported": one_line(str(executed))},
         )
     ]
-
-
-# --- the outcome ----------------------------------------------------------------------------------------------------
 
 
 def _claimed_outcome(spec: RunSpec, observation: Observation, reported: Mapping[str, Any] | None) -> Outcome:
@@ -189,11 +257,12 @@ def _confirm(
     ]
 
 
-def _watcher(spec: RunSpec, rules: TaskRules | None, started: float | None) -> GoalWatcher | None:
+def _watcher(evidence: Evidence) -> GoalWatcher | None:
     """For a command of the user's own that is held to a task's goal; None for any other run."""
-    goal = asked_goal(spec, rules)
+    spec, goal = evidence.spec, evidence.goal
     if spec.preset != OPEN or goal is None:
         return None
+    started, _ = evidence.span
     return GoalWatcher(goal, spec.goal, None if started is None else timestamp(started))
 
 
@@ -227,17 +296,20 @@ def _is_close(value: Any, wanted: float) -> bool:
 
 def _result(
     evidence: Evidence,
-    outcome: Outcome,
-    collector: EventCollector,
-    goal: Mapping[str, Any] | None,
-    proven: bool,
+    reported: ReportedFacts,
+    decision: _Decision,
+    division: dict[str, str | None],
+    conditions: JsonObject,
 ) -> ResultDocument:
-    """result.json but for what depends on times and findings; `judge` fills that in."""
+    """result.json but for its official line, method and network."""
     spec, observation = evidence.spec, evidence.observation
-    facts = collector.result or _NO_RESULT
-    synthetic = facts["synthetic"]
+    facts = reported.result or _NO_RESULT
     seconds: SecondsDocument = {"wall": facts.get("wall_seconds"), "training": facts.get("training_seconds")}
-    to_goal = _seconds_to_goal(facts, goal, seconds) if proven else None
+    to_goal = _seconds_to_goal(facts, decision.goal, seconds) if decision.is_proven else None
+    goal = _goal_document(decision.goal, to_goal)
+    summary = _summarize(evidence, decision, reported.result)
+    started, finished = evidence.span
+    wall_seconds = None if started is None else round(finished - started, 3)
     return {
         "judge": JUDGE_VERSION,
         "run": evidence.name,
@@ -250,32 +322,32 @@ def _result(
         "workers": spec.workers,
         "world_size": spec.world_size,
         "device": spec.device,
-        "outcome": str(outcome),
+        "outcome": str(decision.outcome),
         "exit_code": find_exit_code(observation),
-        "summary": "",
-        "started": None,
-        "finished": "",
-        "wall_seconds": None,
+        "summary": summary,
+        "started": None if started is None else timestamp(started),
+        "finished": timestamp(finished),
+        "wall_seconds": wall_seconds,
         "task_seconds": seconds,
-        "goal": _goal_document(goal, to_goal),
+        "goal": goal,
         "budget_seconds": facts.get("budget_seconds"),
         "timings": facts["timings"],
         "updates": facts.get("updates"),
         "samples": facts.get("samples"),
         "epochs": facts.get("epochs"),
-        "synthetic": synthetic,
+        "synthetic": facts["synthetic"],
         "data": facts.get("data"),
         "data_identity": facts.get("data_identity"),
         "label": label_of(spec.functional_only),
-        "division": {},
-        "conditions": {},
+        "division": division,
+        "conditions": conditions,
         "first_failed": observation.first_failed,
         "ended": None if observation.ended is None else str(observation.ended),
         "worker_states": [worker_document(worker) for worker in observation.workers],
-        "metrics": collector.metrics,
-        "progress": collector.phase,
+        "metrics": reported.metrics,
+        "progress": reported.phase,
         "details": facts["details"],
-        "price": None,
+        "price": price_of(spec.price, wall_seconds),
         "official_line": None,
     }
 
@@ -313,10 +385,9 @@ def _amount(value: Any) -> float | None:
 # --- the sentence ---------------------------------------------------------------------------------------------------
 
 
-def _summarize(
-    evidence: Evidence, outcome: Outcome, findings: tuple[Finding, ...], reported: Mapping[str, Any] | None
-) -> str:
+def _summarize(evidence: Evidence, decision: _Decision, reported: Mapping[str, Any] | None) -> str:
     """One sentence for people, with the reason if there is one."""
+    outcome, findings = decision.outcome, decision.findings
     begin = f"{evidence.name} {outcome.phrase}"
     if outcome.is_success:
         begin += _figures(outcome, reported or {})

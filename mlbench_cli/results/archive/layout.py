@@ -1,34 +1,37 @@
-"""What an archive is made of: its file names, which of them are safe everywhere, their digests, and writing them.
+"""What an archive is made of: its file names, which of them are safe everywhere, and their digests.
 
 The names below are relative to the run's folder, with "/" between parts. A part that begins with a dot is the tool's
 own and no part of the archive; only below output/ such files are a task's and belong to it.
 """
 
 import hashlib
-import json
 import os
 import re
 import stat
+import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from mlbench_cli.errors import MlbenchError, UsageError
+from mlbench_cli.files import replace_file, sync_folder
+from mlbench_cli.model import Finding
 from mlbench_cli.run_folder import (
     ENVIRONMENT,
     FINDINGS,
     LOG_PATTERN,
     METRICS,
+    OBSERVATION,
     OFFICIAL,
     RESOURCES,
     RESULT,
     RUN,
     SIGNATURE,
+    STATE_FOLDER,
     SUMS,
 )
 
-SCHEMA_VERSION = 1
 REQUIRED = (RUN, RESULT, OFFICIAL, METRICS, ENVIRONMENT, RESOURCES, FINDINGS)
 DOCUMENTS = (RESULT, OFFICIAL, METRICS, ENVIRONMENT, FINDINGS)  # what the judge makes of the rest
 
@@ -40,11 +43,6 @@ MAX_SUMS_BYTES = 64 << 20
 CHUNK = 1 << 20
 
 
-def _refuse_constant(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 _SUMS_LINE = re.compile(r"([0-9a-f]{64})  ([^\n]+)\n")
 _UNPORTABLE = re.compile(r"[\x00-\x1f\x7f\\]|[\ud800-\udfff]")
 
@@ -108,6 +106,48 @@ def walk(folder: Path, below: str = "") -> Iterator[tuple[str, int]]:
                 yield name, mode
 
 
+def remove_temporary_files(folder: Path) -> None:
+    """Remove what a killed writer has left."""
+    for name in (*REQUIRED, OBSERVATION, SUMS):
+        for temporary in folder.glob(f".{name}.*.tmp"):
+            temporary.unlink(missing_ok=True)
+
+
+def make_portable(folder: Path) -> list[Finding]:
+    """Rename files that no archive can hold by that name, and put links and devices aside; idempotent."""
+    findings = []
+    for parent, folders, _ in os.walk(folder):
+        for name in folders:
+            _let_read(Path(parent, name), stat.S_IRWXU)
+    for name, mode in sorted(walk(folder)):
+        if not stat.S_ISREG(mode):
+            aside = folder / STATE_FOLDER / "left_out" / urllib.parse.quote(os.fsencode(name), safe="")[-200:]
+            aside.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(folder / name, aside)
+            shown = ascii(name)[1:-1]
+            findings.append(
+                Finding("file_left_out", f"{shown} is a link or no regular file; an archive holds only files.")
+            )
+        elif trouble := find_name_problem(name):
+            portable = "/".join(map(portable_part, name.split("/")))
+            if find_name_problem(portable) or (folder / portable).exists():
+                portable = f"output/renamed-{hashlib.sha256(os.fsencode(name)).hexdigest()[:32]}"
+            (folder / portable).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(folder / name, folder / portable)
+            findings.append(Finding("file_renamed", f"{ascii(name)[1:-1]} is now {portable}: {trouble}."))
+            name = portable
+        if stat.S_ISREG(mode):
+            _let_read(folder / name, stat.S_IRUSR)
+    return findings
+
+
+def _let_read(path: Path, needed: int) -> None:
+    """A task may have taken away its owner's right to read what it wrote."""
+    mode = path.lstat().st_mode
+    if not stat.S_ISLNK(mode) and mode & needed != needed:
+        path.chmod(stat.S_IMODE(mode) | needed)
+
+
 def log_names(names: Iterable[str]) -> dict[int, str]:
     """Rank to name of its log, in the order of ranks, for those of `names` that are logs."""
     matches = [match for name in names if (match := LOG_PATTERN.fullmatch(name))]
@@ -120,6 +160,35 @@ def digest(file: BinaryIO) -> str:
     while chunk := file.read(CHUNK):
         sha.update(chunk)
     return sha.hexdigest()
+
+
+def write_sums(folder: Path) -> None:
+    """Write SHA256SUMS of a folder's files, after all of them are on disk: from then on the folder is sealed."""
+    sync_folder(folder)
+    sums = format_sums(_digest_files(folder))
+    with replace_file(folder / SUMS) as file:
+        file.write(sums)
+    sync_folder(folder)
+
+
+def _digest_files(folder: Path) -> dict[str, str]:
+    """Name to digest of every file, each of them on disk when this returns."""
+    digests = {}
+    for name, _ in walk(folder):
+        if name == SUMS:
+            continue
+        if name == SIGNATURE:  # of what was not sealed yet
+            (folder / name).unlink()
+            continue
+        with open(folder / name, "rb") as file:
+            digests[name] = digest(file)
+            os.fsync(file.fileno())
+        if len(digests) >= MAX_FILES:
+            raise UsageError(
+                f"{folder} holds more than {MAX_FILES} files; an archive cannot.",
+                hint=f"Remove some from {folder / 'output'}, then run the command again.",
+            )
+    return digests
 
 
 def format_sums(digests: Mapping[str, str]) -> bytes:
@@ -144,24 +213,6 @@ def parse_sums(data: bytes, path: Path | str) -> dict[str, str]:
             path, SUMS, "it is not a sorted list of digests as sha256sum writes it", problem="malformed_sums"
         )
     return digests
-
-
-def format_document(value: Mapping[str, Any]) -> bytes:
-    """A JSON document of an archive: readable, key order as given, ASCII, ends with a newline."""
-    return (json.dumps({"schema_version": SCHEMA_VERSION, **value}, indent=2, allow_nan=False) + "\n").encode()
-
-
-def parse_document(data: bytes) -> dict[str, object]:
-    """The JSON object in `data`. Raises ValueError with the reason; NaN and Infinity are refused."""
-    try:
-        value = _DECODER.decode(data.decode())
-    except RecursionError:
-        raise ValueError("the JSON is nested too deeply") from None
-    except UnicodeDecodeError:
-        raise ValueError("it is not UTF-8") from None
-    if not isinstance(value, dict):
-        raise ValueError("it is not a JSON object")
-    return value
 
 
 @contextmanager

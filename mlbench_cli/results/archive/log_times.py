@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mlbench_cli.results.archive.layout import parse_document
+from mlbench_cli.json_text import parse_document
 from mlbench_cli.run_folder import LOG_TIMES, RESOURCES, STATE_FOLDER
 from mlbench_cli.times import MAX_SECONDS
 from task_images import contract

@@ -1,18 +1,23 @@
 """network.json: what the network between the ranks was, from the probes in the logs or from the engine that shaped it.
 
-Evidence is either the `network` events of rank 0 (a probe before the task and one after it), or shaping.json, which the
-engine writes if it made the network itself (`--network`) and probed it before the ranks started and after they ended.
+Evidence is either the `network` events of rank 0 (a probe before the task and one after it; on a cluster, if the
+network was shaped there, an event of the stage "setup" before them), or shaping.json, which the local engine writes if
+it made the network itself (`--network`) and probed it before the ranks started and after they ended.
 Foreign values: whatever is malformed is left out.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 
 from mlbench_cli.goals import is_finite_number
+from mlbench_cli.json_text import make_strict
 from mlbench_cli.network import MODELLED, NOT_SHAPED, find_deviations, is_modelled, parse_network
-from mlbench_cli.results.archive.events import one_line, plain
+from mlbench_cli.spec import RunSpec
+from mlbench_cli.text import one_line
 
 MAX_LINKS = 64
+SETUP = "setup"
+MIN_COUNTED = 0.95  # of the bytes that the ranks must have sent, else some took another way
 _LINK_FIGURES = (
     *("rtt_p50_seconds", "rtt_p90_seconds", "alone_bits_per_second", "together_bits_per_second"),
     *("first_bits_per_second", "first_bytes"),
@@ -29,6 +34,8 @@ class ProbeDocument(TypedDict):
     networks: int  # network stacks that the ranks run on; 1: all share one
     links: list[dict[str, float]]
     counters: list[Mapping[str, str | float]]
+    drained_bytes: NotRequired[int]  # that each rank sent first, to empty token buckets of the cluster's network
+    drained_bits_per_second: NotRequired[float]
     seconds: float | None
     error: str | None
 
@@ -68,15 +75,27 @@ class NetworkDocument(TypedDict):
 
 
 def network_document(
-    asked: str | None, events: Iterable[Mapping[str, Any]], shaping: Mapping[str, Any] | None
+    asked: str | None,
+    events: Iterable[Mapping[str, Any]],
+    shaping: Mapping[str, Any] | None,
+    least_sent: float | None = None,
 ) -> NetworkDocument | None:
-    """network.json without its schema version; None if nothing was asked for and nothing measured."""
-    probes = [parse_probe(report) for report in _rows(list(events) if shaping is None else shaping.get("probes"))]
+    """network.json without its schema version; None if nothing was asked for and nothing measured.
+
+    `least_sent` are the bytes that some rank must have sent to others by its method's own count; None: not known.
+    """
+    reports = _rows(list(events) if shaping is None else shaping.get("probes"))
+    probes = [parse_probe(report) for report in reports if report.get("stage") != SETUP]
     if asked is None and not probes:
         return None
+    shaping = shaping or next((report["setup"] for report in reports if _is_setup(report)), None)
     method = _method(asked, shaping)
-    setup = plain({key: value for key, value in shaping.items() if key != "probes"}) if shaping is not None else None
+    setup = (
+        make_strict({key: value for key, value in shaping.items() if key != "probes"}) if shaping is not None else None
+    )
     problems = _problems(asked, method, probes, setup)
+    if asked is not None and method != MODELLED:
+        problems += _find_detour(least_sent, setup, _traffic(probes))
     document: NetworkDocument = {
         "asked": asked,
         "method": method,
@@ -89,12 +108,17 @@ def network_document(
     return document
 
 
+def _is_setup(report: Mapping[str, Any]) -> bool:
+    return report.get("stage") == SETUP and isinstance(report.get("setup"), Mapping)
+
+
 def parse_probe(report: Mapping[str, Any]) -> ProbeDocument:
     """A probe's report with every field present and of its type."""
     links = report.get("links")
     counters = report.get("counters")
     error = report.get("error")
-    return {
+    drained = _numbers(report, ("drained_bytes", "drained_bits_per_second"))
+    probe: ProbeDocument = {
         "stage": "after" if report.get("stage") == "after" else "before",
         "form": one_line(report["form"], 20) if isinstance(report.get("form"), str) else None,
         "ranks": _count(report.get("ranks")),
@@ -107,6 +131,7 @@ def parse_probe(report: Mapping[str, Any]) -> ProbeDocument:
         "seconds": report["seconds"] if _is_amount(report.get("seconds")) else None,
         "error": one_line(str(error)) if error else None,
     }
+    return cast(ProbeDocument, {**probe, **drained})
 
 
 def _method(asked: str | None, shaping: Mapping[str, Any] | None) -> str:
@@ -119,15 +144,44 @@ def _method(asked: str | None, shaping: Mapping[str, Any] | None) -> str:
 def _problems(
     asked: str | None, method: str, probes: Sequence[ProbeDocument], setup: Mapping[str, Any] | None
 ) -> list[str]:
-    """Why a shaped network was not what was asked for."""
+    """Why a shaped network was not what was asked for; of several probes of a stage, one has to fit."""
     if asked is None or method == MODELLED:
         return []
     if not probes:
         return ["it was not measured"]
     shape = parse_network(asked)
-    found = [f"{problem} ({probe['stage']} the task)" for probe in probes for problem in find_deviations(shape, probe)]
+    found = []
+    for stage in dict.fromkeys(probe["stage"] for probe in probes):
+        each = [find_deviations(shape, probe) for probe in probes if probe["stage"] == stage]
+        found += [f"{problem} ({stage} the task)" for problem in (each[-1] if all(each) else ())]
     noted = (setup or {}).get("problems")
     return found + [one_line(str(problem)) for problem in noted[:8]] if isinstance(noted, list) else found
+
+
+def find_least_sent(spec: RunSpec, details: Mapping[str, Any]) -> float | None:
+    """Bytes that rank 0 must have sent to other workers, by its method's count of messages; None if that is not known.
+
+    Of a message, at least the other ranks' shares leave a rank: a reduce-scatter. Ranks of one worker share a link.
+    """
+    communication = details.get("communication")
+    count = communication.get("bytes") if isinstance(communication, Mapping) else None
+    if spec.processes_per_worker > 1 or not is_finite_number(count):
+        return None
+    return float(count) * (spec.world_size - 1) / spec.world_size
+
+
+def _find_detour(
+    least_sent: float | None, setup: Mapping[str, Any] | None, traffic: TrafficDocument | None
+) -> list[str]:
+    """Whether the ranks' data went another way than the links that were shaped: shared memory, another interface."""
+    task = (setup or {}).get("task")
+    by_switch: Any = task.get("sent_bytes") if isinstance(task, Mapping) else None
+    counted = [value for value in by_switch if _is_amount(value)] if _is_list(by_switch) else []
+    if not counted and traffic is not None:
+        counted = [traffic["max_sent_bytes"]]
+    if least_sent is None or not counted or max(counted) >= MIN_COUNTED * least_sent:
+        return []
+    return [f"its links counted {max(counted) / 1e6:.1f} MB, but the ranks sent {least_sent / 1e6:.1f} MB or more"]
 
 
 def _summary(asked: str | None, method: str, probes: Sequence[ProbeDocument], problems: list[str]) -> SummaryDocument:
@@ -152,10 +206,12 @@ def _summary(asked: str | None, method: str, probes: Sequence[ProbeDocument], pr
 
 
 def _traffic(probes: Sequence[ProbeDocument]) -> TrafficDocument | None:
-    """The difference of the counters of the first and the last probe; None if ranks share one interface."""
-    if len(probes) < 2 or probes[0]["networks"] < 2 or len(probes[0]["counters"]) != len(probes[-1]["counters"]):
+    """The difference of the counters of the probe before the task and the first one after it; None if ranks share one
+    interface."""
+    after = next((probe for probe in probes[1:] if probe["stage"] == "after"), None)
+    if after is None or probes[0]["networks"] < 2 or len(probes[0]["counters"]) != len(after["counters"]):
         return None
-    pairs = list(zip(probes[0]["counters"], probes[-1]["counters"], strict=True))
+    pairs = list(zip(probes[0]["counters"], after["counters"], strict=True))
 
     def growth(key: str) -> list[int]:
         return [max(0, int(after.get(key, 0)) - int(before.get(key, 0))) for before, after in pairs]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from mlbench_cli.goals import goal_wording
 from mlbench_cli.model import Outcome
 from mlbench_cli.network import network_phrase
 from mlbench_cli.results.archive.conditions import Conditions
@@ -94,14 +95,6 @@ def _with_notes(line: str | None, result: Mapping[str, Any]) -> str:
 def _has_other_data(result: Mapping[str, Any]) -> bool:
     data = result.get("data_identity")
     return bool(result["synthetic"] or (data is not None and data["official"] is False))
-
-
-def goal_wording(goal: Mapping[str, Any], template: str | None) -> str:
-    """ "80% Top 1 Validation Accuracy" from a task's wording, or "Prec@1 >= 80" if there is none."""
-    threshold = f"{goal['threshold']:g}"
-    if template is None:
-        return f"{goal['metric']} {goal['comparison']} {threshold}"
-    return template.replace("{threshold}", threshold)
 
 
 def result_wording(goal: Mapping[str, Any], value: float) -> str:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
 from mlbench_cli import run_folder
 from mlbench_cli.errors import NotFoundError
+from mlbench_cli.json_text import SCHEMA_VERSION, parse_document
 from mlbench_cli.model import FindingDocument, JsonObject
 from mlbench_cli.results.archive import canonical_zip, layout
 from mlbench_cli.results.archive.canonical_zip import Entry, ZipDamage
-from mlbench_cli.results.archive.events import (
-    read_events,
-)
+from mlbench_cli.results.archive.events import read_events
 from mlbench_cli.results.archive.layout import DamagedArchive
 
 if TYPE_CHECKING:
@@ -185,15 +184,15 @@ class Archive:
     def document(self, name: str) -> JsonObject:
         """A JSON document of this schema version."""
         try:
-            value = layout.parse_document(self.read(name))
+            value = parse_document(self.read(name))
         except ValueError as error:
             raise DamagedArchive(self.path, name, f"no valid JSON: {error}", problem="schema") from None
         version = value.get("schema_version")
-        if version != layout.SCHEMA_VERSION or isinstance(version, bool):
+        if version != SCHEMA_VERSION or isinstance(version, bool):
             raise DamagedArchive(
                 self.path,
                 name,
-                f"schema version {version!r}; this mlbench reads {layout.SCHEMA_VERSION}",
+                f"schema version {version!r}; this mlbench reads {SCHEMA_VERSION}",
                 problem="schema",
             )
         return value
@@ -202,7 +201,7 @@ class Archive:
         """The JSON objects of a .jsonl file, one by one."""
         for number, line in enumerate(self.lines(name), 1):
             try:
-                yield layout.parse_document(line)
+                yield parse_document(line)
             except ValueError as error:
                 raise DamagedArchive(self.path, name, f"line {number}: {error}", problem="schema") from None
 

@@ -91,6 +91,7 @@ _NETWORK = _object(
     problems=_list(_TEXT),
 )
 _PROBE = _object(
+    {"drained_bytes": _AMOUNT, "drained_bits_per_second": _AMOUNT},
     stage=_one_of("before", "after"),
     form=_optional(_TEXT),
     ranks=_COUNT,

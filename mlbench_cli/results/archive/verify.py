@@ -13,7 +13,7 @@ from mlbench_cli.errors import NotFoundError
 from mlbench_cli.provenance import parse_provenance
 from mlbench_cli.results.archive import canonical_zip, layout
 from mlbench_cli.results.archive.canonical_zip import ZipDamage
-from mlbench_cli.results.archive.documents import JUDGE_VERSION, findings_document
+from mlbench_cli.results.archive.documents import JUDGE_VERSION
 from mlbench_cli.results.archive.evidence import load_evidence
 from mlbench_cli.results.archive.judge import Evidence, Judgement, judge
 from mlbench_cli.results.archive.layout import DamagedArchive
@@ -272,7 +272,7 @@ def _derivation_problems(archive: Archive) -> Iterator[Problem | str]:
         return
     if judgement.network is None and run_folder.NETWORK in archive.names:
         yield Problem("inconsistent", run_folder.NETWORK, "it does not follow from the evidence")
-    for name, expected in _expected_documents(judgement).items():
+    for name, expected in judgement.documents.items():
         if name in archive.names:
             yield from _differences(name, archive.document(name), expected)
         else:
@@ -317,17 +317,6 @@ def _judge_again(archive: Archive, evidence: Evidence) -> Judgement:
     judgement = judge(evidence, compare)
     compare(None)
     return judgement
-
-
-def _expected_documents(judgement: Judgement) -> dict[str, Mapping[str, Any]]:
-    documents: dict[str, Mapping[str, Any]] = {
-        run_folder.RESULT: judgement.result,
-        run_folder.ENVIRONMENT: judgement.environment,
-        run_folder.FINDINGS: findings_document(judgement.findings),
-    }
-    if judgement.network is not None:
-        documents[run_folder.NETWORK] = judgement.network
-    return documents
 
 
 def _differences(file: str, found: Any, expected: Any, path: str = "") -> Iterator[Problem]:

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from mlbench_cli.engines.local.lock_file import open_lock, write_holder
-from mlbench_cli.engines.machines.channel import Channel, RemoteError, Request, Target
+from mlbench_cli.engines.machines.channel import Channel, ChannelRequest, RemoteError, Target
 from mlbench_cli.engines.machines.details import MachineDetails
 from mlbench_cli.engines.machines.host_lock import TAKE
-from mlbench_cli.engines.machines.meeting import Link
+from mlbench_cli.engines.machines.meeting import RankLink
 from mlbench_cli.engines.machines.node import NodeSupervisor
 from mlbench_cli.engines.machines.observe import NodeReport, Snapshot, observe
 from mlbench_cli.engines.machines.placement import NodeShare
@@ -258,7 +258,9 @@ def test_a_machine_that_is_lost_before_its_turn_ends_the_run(tmp_path: Path, mon
         others = [socket.create_connection(server.getsockname()) for _ in range(2)]
         own = [server.accept()[0] for _ in others]
     for node, connection in enumerate(own, 1):
-        supervisor.links.append(Link(connection, supervisor.selector, supervisor._on_message, supervisor._on_link_end))
+        supervisor.links.append(
+            RankLink(connection, supervisor.selector, supervisor._on_message, supervisor._on_link_end)
+        )
         supervisor.links[-1].node = node
     supervisor.is_gathered, supervisor.turns = True, [1, 2]
     supervisor.links[1].close()
@@ -303,14 +305,14 @@ def test_a_channel_names_what_a_machine_refuses(tmp_path: Path) -> None:
 def test_requests_in_sequence_stop_at_the_first_that_fails(tmp_path: Path) -> None:
     channel = Channel(Target(None, sys.executable))
     first, last = tmp_path / "first", tmp_path / "last"
-    wrong = Request("put", {"path": "/proc/none/file"}, b"x")
+    wrong = ChannelRequest("put", {"path": "/proc/none/file"}, b"x")
     with pytest.raises(RemoteError):
-        channel.call_in_sequence([Request("put", {"path": str(first)}, b"1"), wrong, _write(last)])
+        channel.call_in_sequence([ChannelRequest("put", {"path": str(first)}, b"1"), wrong, _write(last)])
     assert first.read_bytes() == b"1"
     assert not last.exists()
     assert channel.call_in_sequence([_write(last), _write(first)]) == [{"written": True}, {"written": False}]
     channel.close()
 
 
-def _write(path: Path) -> Request:
-    return Request("put", {"path": str(path), "new": True}, b"2")
+def _write(path: Path) -> ChannelRequest:
+    return ChannelRequest("put", {"path": str(path), "new": True}, b"2")

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from mlbench_cli.engines.kubernetes.workers import Pod, Summary, condition, seconds, worker_states
+from mlbench_cli.engines.kubernetes.workers import Pod, Summary, seconds, worker_states
+from mlbench_cli.kube.objects import condition
 from mlbench_cli.model import WorkerState
+from mlbench_cli.text import shorten_line
 
 Object = Mapping[str, Any]
 
@@ -81,9 +83,11 @@ class Facts:
         return unreachable or bool(condition(node, "Ready").get("status") == "Unknown")
 
     def is_spot(self, pod: Pod) -> bool:
-        """Whether the pod's node may be taken away at any time, by the labels of GKE and EKS."""
+        """Whether the pod's node may be taken away at any time, by the labels of GKE, EKS and AKS."""
         labels = self.node(pod).get("metadata", {}).get("labels", {})
         gke = ("cloud.google.com/gke-spot", "cloud.google.com/gke-preemptible")
+        if labels.get("kubernetes.azure.com/scalesetpriority") == "spot":
+            return True
         return "true" in (labels.get(key) for key in gke) or labels.get("eks.amazonaws.com/capacityType") == "SPOT"
 
 
@@ -99,11 +103,5 @@ def evidence(worker: int, pod: Pod | None, message: object = None) -> dict[str, 
     if pod is not None:
         facts |= {"pod": pod["metadata"]["name"], "node": pod.get("spec", {}).get("nodeName")}
     if message:
-        facts["message"] = short(str(message), 2000)
+        facts["message"] = shorten_line(str(message), 2000)
     return facts
-
-
-def short(message: str, limit: int = 300) -> str:
-    """On one line, of bounded length."""
-    text = " ".join(message.split())
-    return text if len(text) <= limit else text[: limit - 1] + "…"

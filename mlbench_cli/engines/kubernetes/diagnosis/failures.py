@@ -3,17 +3,17 @@
 from collections.abc import Callable
 
 from mlbench_cli.engines.kubernetes.diagnosis.crashes import crash
-from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, evidence, short
+from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, evidence
 from mlbench_cli.engines.kubernetes.workers import (
-    condition,
     first_failed,
     has_started,
-    is_true,
     memory_limit,
     terminated_state,
     was_stopped,
 )
+from mlbench_cli.kube.objects import condition, is_true
 from mlbench_cli.model import Finding
+from mlbench_cli.text import shorten_line
 
 
 def failures(facts: Facts) -> list[tuple[int, Finding]]:
@@ -49,7 +49,7 @@ def disruption(facts: Facts, worker: int) -> Finding | None:
     if word == "Evicted" or cause == "TerminationByKubelet":
         return finding(
             "evicted",
-            f"Worker {worker} was evicted from {node}: {short(words) or 'no reason given'}",
+            f"Worker {worker} was evicted from {node}: {shorten_line(words) or 'no reason given'}",
             "Give it more with --memory, write less to its disk, or use larger nodes.",
             retryable=False,
         )
@@ -76,7 +76,7 @@ def disruption(facts: Facts, worker: int) -> Finding | None:
     if word == "UnexpectedAdmissionError" or word.startswith("OutOf"):
         return finding(
             "device_admission",
-            f"The node {node} did not admit worker {worker}: {short(words) or word}",
+            f"The node {node} did not admit worker {worker}: {shorten_line(words) or word}",
             "Run again: another pod was quicker, or the node's device plugin was restarted.",
         )
     return None

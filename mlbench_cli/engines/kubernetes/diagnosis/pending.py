@@ -4,9 +4,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, evidence, short, when
-from mlbench_cli.engines.kubernetes.workers import Pod, condition, has_ended, main_status
+from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, evidence, when
+from mlbench_cli.engines.kubernetes.workers import Pod, has_ended, main_status
+from mlbench_cli.kube.objects import condition
 from mlbench_cli.model import Finding
+from mlbench_cli.text import shorten_line
 
 CREATING_SECONDS = 60.0  # a container that is not there after so long may be stuck
 PULLING_SECONDS = 180.0  # in which a registry that does not answer may come back
@@ -22,6 +24,7 @@ PULL_PREAMBLE = re.compile(
     r'|failed to resolve reference "[^"]*": ',
     re.IGNORECASE,
 )
+MAX_RESTARTS = 3  # of a container that the task waits for, after which it will not come
 CONFIG_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 STUCK_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "NetworkNotReady")
 
@@ -36,7 +39,7 @@ def not_created(facts: Facts) -> list[Finding]:
     refusals = facts.events_of(facts.job, "FailedCreate")
     if not refusals:
         return []
-    message = short(str(refusals[-1].get("message", "")), 600)
+    message = shorten_line(str(refusals[-1].get("message", "")), 600)
     proof = {"message": message, "created": len(facts.pods), "wanted": spec.get("parallelism")}
     if "exceeded quota" in message or "failed quota" in message:
         # Where the quota is merely used up, others may end and make room.
@@ -100,6 +103,8 @@ def _container(facts: Facts, worker: int, pod: Pod) -> Finding | None:
     state = main_status(pod).get("state", {})
     if state.get("running") or state.get("terminated"):
         return None
+    if (trouble := _sidecar(worker, pod)) is not None:
+        return trouble
     stopped: Mapping[str, Any] = state.get("waiting") or {}
     word, message = str(stopped.get("reason") or "Pending"), str(stopped.get("message") or "")
 
@@ -114,9 +119,31 @@ def _container(facts: Facts, worker: int, pod: Pod) -> Finding | None:
     if word in IMAGE_REASONS:
         return _pull(facts, worker, pod, message)
     if word in CONFIG_REASONS:
-        summary = f"The container of worker {worker} cannot be made: {short(message) or word}"
+        summary = f"The container of worker {worker} cannot be made: {shorten_line(message) or word}"
         return finding("config_error", summary, _config_hint(message))
     return _stuck(facts, worker, pod, word) if facts.age(pod) >= CREATING_SECONDS else None
+
+
+def _sidecar(worker: int, pod: Pod) -> Finding | None:
+    """A container that has to be ready before the task's, and ends again and again or cannot be made."""
+    for status in pod.get("status", {}).get("initContainerStatuses") or ():
+        name, image = status.get("name"), status.get("image")
+        held: Mapping[str, Any] = (status.get("state") or {}).get("waiting") or {}
+        ended: Mapping[str, Any] = (status.get("lastState") or {}).get("terminated") or {}
+        reason, message = str(held.get("reason") or ""), str(held.get("message") or "")
+        if reason in IMAGE_REASONS and IMAGE_PERMANENT.search(message):
+            summary = f'The image "{image}" of the container {name} cannot be pulled: {shorten_line(message)}'
+            return Finding("image_not_found", summary, permanent=True, evidence=evidence(worker, pod, message))
+        if reason == "CrashLoopBackOff" or (status.get("restartCount") and ended and not status.get("started")):
+            return Finding(
+                "sidecar_failed",
+                f"The container {name} of worker {worker}, which has to run before the task, ends again and again: "
+                f"{ended.get('reason') or reason} with exit code {ended.get('exitCode')}.",
+                hint=f"kubectl logs {pod['metadata']['name']} -c {name} --previous   The machine may lack its devices.",
+                permanent=int(status.get("restartCount") or 0) >= MAX_RESTARTS,
+                evidence=evidence(worker, pod, ended.get("message") or message),
+            )
+    return None
 
 
 def _pull(facts: Facts, worker: int, pod: Pod, message: str) -> Finding:
@@ -127,7 +154,7 @@ def _pull(facts: Facts, worker: int, pod: Pod, message: str) -> Finding:
     if IMAGE_PERMANENT.search(words):
         return Finding(
             "image_not_found",
-            f'The image "{facts.image}" cannot be pulled: {short(words)}',
+            f'The image "{facts.image}" cannot be pulled: {shorten_line(words)}',
             hint="Check the name and the tag, push the image (mlbench images push) or load it, or give its registry's "
             "login with --pull-secret.",
             permanent=True,
@@ -135,7 +162,7 @@ def _pull(facts: Facts, worker: int, pod: Pod, message: str) -> Finding:
         )
     return Finding(
         "image_pull",
-        f'The image "{facts.image}" does not come to {pod.get("spec", {}).get("nodeName")}: {short(words)}',
+        f'The image "{facts.image}" does not come to {pod.get("spec", {}).get("nodeName")}: {shorten_line(words)}',
         hint="Can the nodes reach the registry?",
         retryable=True,
         permanent=facts.age(pod) > PULLING_SECONDS,
@@ -151,7 +178,7 @@ def _stuck(facts: Facts, worker: int, pod: Pod, word: str) -> Finding | None:
     kind, message = str(latest.get("reason")), str(latest.get("message", ""))
     return Finding(
         "volume_mount" if kind in ("FailedMount", "FailedAttachVolume") else "pod_sandbox",
-        f"Worker {worker} is held up ({word}, {kind}): {short(message)}",
+        f"Worker {worker} is held up ({word}, {kind}): {shorten_line(message)}",
         hint=f"kubectl describe pod {pod['metadata']['name']}",
         evidence=evidence(worker, pod, message),
     )

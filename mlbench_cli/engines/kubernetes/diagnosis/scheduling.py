@@ -4,12 +4,14 @@ import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 
-from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, Object, short, when
-from mlbench_cli.engines.kubernetes.workers import Pod, condition
+from mlbench_cli.engines.kubernetes.diagnosis.facts import Facts, Object, when
+from mlbench_cli.engines.kubernetes.workers import Pod
+from mlbench_cli.kube.objects import condition
 from mlbench_cli.model import Finding
+from mlbench_cli.text import shorten_line
 
 GPU = "nvidia.com/gpu"
-GPU_LABELS = ("cloud.google.com/gke-accelerator", "k8s.amazonaws.com/accelerator")
+GPU_LABELS = ("cloud.google.com/gke-accelerator", "k8s.amazonaws.com/accelerator", "kubernetes.azure.com/accelerator")
 AUTOSCALER = ("TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp")
 PASSING_TAINTS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 _SUFFIXES = {"m": "0.001", "k": "1e3", "M": "1e6", "G": "1e9", "T": "1e12", "P": "1e15"} | {
@@ -41,7 +43,7 @@ def unschedulable(facts: Facts, blocked: Sequence[tuple[int, Pod]]) -> list[Find
             )
         ]
     scaling = _autoscaler(facts, blocked)
-    word, words = (scaling.get("reason"), short(str(scaling.get("message", "")))) if scaling else (None, "")
+    word, words = (scaling.get("reason"), shorten_line(str(scaling.get("message", "")))) if scaling else (None, "")
     if words:
         evidence["autoscaler"] = words
     if word == "FailedScaleUp":
@@ -123,9 +125,20 @@ def _never(facts: Facts) -> str | None:
     workers = int(facts.job.get("spec", {}).get("parallelism") or 0)
     if not fitting:
         return f"not one of {len(usable)} nodes has all that each asks for"
-    if _spreads(facts.template) and workers > len(fitting):
-        return f"{workers} workers want a node each, and {len(fitting)} can take one (--no-spread lets them share)"
+    if _spreads(facts.template):
+        held = _held_by_servers(facts, workers, fitting)
+        if workers > len(fitting) - held:
+            beside = f", as servers of the run have {held}" if held else ""
+            free = len(fitting) - held
+            return f"{workers} workers want a node each, and {free} can take one{beside} (--no-spread lets them share)"
     return None
+
+
+def _held_by_servers(facts: Facts, workers: int, nodes: Sequence[Object]) -> int:
+    """How many of the nodes parameter servers of the run have, which take no worker beside them and stay to its end."""
+    servers = [pod for index, pod in facts.pods.items() if index >= workers and _spreads(pod.get("spec") or {})]
+    names = {node.get("metadata", {}).get("name") for node in nodes}
+    return len(names & {pod["spec"].get("nodeName") for pod in servers})
 
 
 def _requests(template: Object) -> dict[str, Decimal]:
@@ -138,10 +151,11 @@ def _requests(template: Object) -> dict[str, Decimal]:
 
 
 def _spreads(template: Object) -> bool:
-    """Whether each worker wants a node for itself: not if its anti-affinity is to other runs' workers only."""
+    """Whether each pod wants a node for itself: not if its anti-affinity is to other runs' pods only."""
     anti_affinity = template.get("affinity", {}).get("podAntiAffinity", {})
     terms = anti_affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or ()
-    return any("matchExpressions" not in (term.get("labelSelector") or {}) for term in terms)
+    expressions = [(term.get("labelSelector") or {}).get("matchExpressions") or () for term in terms]
+    return any(all(item.get("operator") != "NotIn" for item in found) for found in expressions)
 
 
 def _allocatable(node: Object, resource: str) -> Decimal:

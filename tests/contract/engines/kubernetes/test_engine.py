@@ -255,6 +255,58 @@ def test_a_look_tells_where_the_workers_nodes_are_and_asks_for_it_once(server: K
     assert sum(count for request, count in server.requests.items() if "/api/v1/nodes" in request) == 1
 
 
+def a_served_run(folder: Path, **options: Any) -> Run:
+    method = {**resolve("bsp-ps").to_dict(), "servers": "1"}
+    return a_run(folder, method=method, kubernetes=KubernetesOptions(**options))
+
+
+def test_the_servers_job_is_released_before_that_of_the_workers_and_goes_with_it(
+    server: KubeApi, tmp_path: Path
+) -> None:
+    run = a_served_run(tmp_path)
+    submit(server, run)
+    servers = server.objects["jobs", "r-2-servers"]
+    uid = job_of(server)["metadata"]["uid"]
+    assert [owner["uid"] for owner in servers["metadata"]["ownerReferences"]] == [uid]
+    assert servers["spec"]["template"]["metadata"]["annotations"]["mlbench/run-uid"] == uid
+    assert (servers["spec"]["suspend"], job_of(server)["spec"]["suspend"]) == (False, False)
+    released = [request for request in server.requests if request.startswith("PATCH")]
+    assert [request.rpartition("/")[2] for request in released] == ["r-2-servers", "r-2"]
+    assert len(KubernetesEngine(server.access).discover()) == 1
+    assert (tmp_path / "manifests" / "servers.yaml").is_file()
+
+
+def test_a_client_that_died_between_the_two_releases_is_followed_by_one_that_goes_on(
+    server: KubeApi, tmp_path: Path
+) -> None:
+    run = a_served_run(tmp_path)
+    submit(server, run)
+    job_of(server)["spec"]["suspend"] = True
+    KubernetesEngine(server.access).resume(run)
+    assert [server.objects["jobs", name]["spec"]["suspend"] for name in ("r-2-servers", "r-2")] == [False, False]
+
+
+def test_cancelling_stops_the_servers_also_if_the_workers_have_ended(server: KubeApi, tmp_path: Path) -> None:
+    run = a_served_run(tmp_path)
+    engine = KubernetesEngine(server.access)
+    submit(server, run)
+    failed = [{"type": "Failed", "status": "True", "reason": "PodFailurePolicy"}]
+    server.put("jobs", {**job_of(server), "status": {"conditions": failed}})
+    engine.cancel(run)
+    assert server.objects["jobs", "r-2-servers"]["spec"]["suspend"] is True
+    assert "mlbench/stopped" not in job_of(server)["metadata"]["annotations"]
+
+
+def test_a_queue_releases_and_ends_the_servers_job_itself(server: KubeApi, tmp_path: Path) -> None:
+    run = a_served_run(tmp_path, queue="batch")
+    submit(server, run)
+    servers = server.objects["jobs", "r-2-servers"]
+    assert servers["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "batch"
+    assert servers["spec"]["suspend"] is True
+    KubernetesEngine(server.access).cancel(run)
+    assert server.objects["jobs", "r-2-servers"]["spec"]["activeDeadlineSeconds"] == 1
+
+
 def test_machines_are_booked_before_the_workers_are_released(server: KubeApi, tmp_path: Path) -> None:
     run = a_run(tmp_path, kubernetes=KubernetesOptions(provisioning_class="queued-provisioning.gke.io"))
     submit(server, run)

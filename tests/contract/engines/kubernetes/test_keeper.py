@@ -25,8 +25,8 @@ from mlbench_cli.engines.kubernetes import results
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.engines.kubernetes.manifests import FETCHED_ANNOTATION
 from mlbench_cli.model import Run
-from tests.contract.kube.test_engine import a_run, job_of, put_pod, submit, terminated_pod
-from tests.contract.kube.test_worker_script import Worker, members
+from tests.contract.engines.kubernetes.test_engine import a_run, job_of, put_pod, submit, terminated_pod
+from tests.contract.engines.kubernetes.test_worker_script import Worker, members
 from tests.fakes.kube_api import Fault, KubeApi
 
 SCRIPT = templates.FOLDER / "kubernetes" / "keeper.py"

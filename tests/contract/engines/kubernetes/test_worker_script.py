@@ -56,7 +56,7 @@ class Worker:
             "MLBENCH_HOLD": "0",
         }
         environ |= changes
-        self.index = environ["JOB_COMPLETION_INDEX"]
+        self.index = int(environ["JOB_COMPLETION_INDEX"]) + int(environ.get("MLBENCH_FIRST_UNIT", "0"))
         self.samples: list[dict[str, Any]] = []
         self.process = subprocess.Popen(
             [*shell, str(SCRIPT), *argv], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -67,7 +67,7 @@ class Worker:
         output, _ = self.process.communicate(timeout=60)
         first, output = output.split("\n", 1)
         began = json.loads(first.removeprefix(MARKER))
-        assert (sorted(began), began["worker"]) == (["began", "worker"], int(self.index))
+        assert (sorted(began), began["worker"]) == (["began", "worker"], self.index)
         own, _, said = output.rpartition(MARKER)
         summary = json.loads(said)
         assert summary["told_begin"] is True
@@ -168,6 +168,28 @@ def test_what_the_command_leaves_behind_is_ended(shell: list[str], tmp_path: Pat
     code, _, _ = run(shell, tmp_path, "sh", "-c", "sleep 50 & exit 0")
     assert code == 0
     assert time.monotonic() - begun < 45  # its output would stay open as long as the one left behind lives
+
+
+def test_settings_of_a_fast_network_come_from_its_script_unless_the_run_has_them(
+    shell: list[str], tmp_path: Path
+) -> None:
+    """The scripts of Google's plugins are for bash, and switch off the log that tells the network that NCCL chose."""
+    profile = tmp_path / "set_nccl_env.sh"
+    profile.write_text(
+        "words=(gIB '$HOME \"x\" `y`')\nexport NCCL_NET=${words[0]} NCCL_ODD=${words[1]} NCCL_MINE=theirs\n"
+        "export NCCL_DEBUG=WARN CUDA_VISIBLE_DEVICES=0\necho noise\nexport UNRELATED=1\n"
+    )
+    libraries = tmp_path / "gib"
+    libraries.mkdir()
+    show = (
+        'echo "$NCCL_NET|$NCCL_ODD|$NCCL_MINE|${NCCL_DEBUG:-}|${CUDA_VISIBLE_DEVICES:-}${UNRELATED:-}|$LD_LIBRARY_PATH"'
+    )
+    given = {"MLBENCH_NCCL_PROFILE": str(profile), "MLBENCH_FABRIC_LIBRARIES": str(libraries), "NCCL_MINE": "own"}
+    code, output, _ = run(shell, tmp_path / "work", "sh", "-c", show, **given)
+    assert (code, output) == (0, f'gIB|$HOME "x" `y`|own|||{libraries}\n')
+    missing = {**given, "MLBENCH_NCCL_PROFILE": "/nowhere", "MLBENCH_FABRIC_LIBRARIES": "/nowhere"}
+    code, output, _ = run(shell, tmp_path / "other", "sh", "-c", "echo ${NCCL_NET:-none}", **missing)
+    assert (code, output) == (0, "none\n")
 
 
 @pytest.mark.parametrize(("given", "end"), [("", ""), ("/image/lib", "/image/lib:"), ("{driver}/lib64", "")])
@@ -282,10 +304,10 @@ def test_of_many_samples_it_tells_some(shell: list[str], tmp_path: Path) -> None
     assert max(later - earlier for earlier, later in pairwise(times)) <= 8
 
 
-def test_a_pod_after_those_of_the_workers_is_a_parameter_server(shell: list[str], tmp_path: Path) -> None:
+def test_a_pod_of_the_servers_job_comes_after_those_of_the_workers(shell: list[str], tmp_path: Path) -> None:
     """It is one process, also if workers are several, and has no output that is worth a hold."""
     words = ("sh", "-c", 'echo "$RANK of $WORLD_SIZE, $MLBENCH_ROLE, node $NODE_RANK"')
     changes = {"LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4", "MLBENCH_COLLECT": "all", "MLBENCH_HOLD": "60"}
-    code, output, summary = run(shell, tmp_path, *words, **changes, JOB_COMPLETION_INDEX="3")
+    code, output, summary = run(shell, tmp_path, *words, **changes, JOB_COMPLETION_INDEX="1", MLBENCH_FIRST_UNIT="2")
     assert (code, output) == (0, "5 of 4, server, node 3\n")
     assert (summary["held"], summary["archive"]) == (False, None)

@@ -20,7 +20,7 @@ from mlbench_cli.model import Ending
 from mlbench_cli.network import find_deviations, parse_network
 from tests.contract.local_runs import Lab, python, until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 SLOW = "50mbit,20ms"  # slow enough for a machine that is busy with other tests
 
 
@@ -145,6 +145,30 @@ def test_an_ordinary_user_can_make_it_too(tmp_path: Path) -> None:
     identity, setup = done.stdout.splitlines()
     assert identity.split()[0] == "65534"  # the ranks are the user again, without rights over the network
     assert json.loads(setup)["user_namespace"] is True
+
+
+def test_a_system_that_lets_nobody_make_namespaces_is_the_reason() -> None:
+    """As in Docker's default profile, or with AppArmor's rule: here by the kernel's own limit."""
+    code = (
+        "import ctypes, os, sys; sys.path.insert(0, sys.argv[1])\n"
+        "if ctypes.CDLL(None).unshare(0x10000000): sys.exit('no user namespace can be made here at all')\n"
+        "user, group = sys.argv[2:]\n"
+        "def write(name, text):\n"
+        "    with open(name, 'w') as file: file.write(text)\n"
+        "write('/proc/self/setgroups', 'deny')\n"
+        "write('/proc/self/uid_map', f'1000 {user} 1'); write('/proc/self/gid_map', f'1000 {group} 1')\n"
+        "write('/proc/sys/user/max_user_namespaces', '0')\n"
+        "from mlbench_cli.engines.local.network.namespaces import ShapingError\n"
+        "from mlbench_cli.engines.local.network.shaped import ShapedNetwork\n"
+        "from mlbench_cli.network import parse_network\n"
+        "try: ShapedNetwork(parse_network('50mbit'), 2)\n"
+        "except ShapingError as error: print(error)\n"
+    )
+    words = [sys.executable, "-c", code, str(ROOT), str(os.geteuid()), str(os.getegid())]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    if done.stderr.startswith("no user namespace"):
+        pytest.skip(done.stderr)
+    assert "a user namespace, which an ordinary user needs for it, cannot be made: " in done.stdout, done.stderr
 
 
 @pytest.mark.slow

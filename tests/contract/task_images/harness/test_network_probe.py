@@ -12,7 +12,7 @@ import pytest
 
 from task_images.harness import network, network_probe
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 SECONDS = 60
 
 
@@ -56,7 +56,7 @@ def test_ranks_of_one_machine_take_the_short_form(size: int) -> None:
 
 
 def test_a_rank_that_does_not_come_is_a_report_and_not_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network_probe, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(network, "CONNECT_SECONDS", 0.2)
     store = network_probe.SocketStore(0, 2, "127.0.0.1", free_port())
     report = network.measure_network(store, 0, 2, "before")
     assert report is not None
@@ -87,3 +87,34 @@ def test_counters_are_those_of_the_interface_that_has_the_address() -> None:
     assert network.find_own_address({"GLOO_SOCKET_IFNAME": "nothing"}, "127.0.0.1") == "127.0.0.1"
     assert network.read_counters("lo").keys() >= {"rx_bytes", "tx_bytes", "rx_dropped", "tx_dropped", "retransmits"}
     assert network.read_counters(None) == {"interface": None, "retransmits": network.read_counters("lo")["retransmits"]}
+
+
+def test_buckets_are_emptied_until_the_rate_is_held_or_600_mib_have_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket, clock = [float(512 << 20)], [0.0]
+
+    def exchange(chunk: int) -> list[float]:
+        """A link of 1 Gbit/s behind a bucket of 512 MiB, 2 Gbit/s while that lasts; of the other the rate is held."""
+        seconds = 8 * chunk / 2e9 if bucket[0] > 0 else 8 * chunk / 1e9
+        clock[0] += seconds + 0.05  # until the next order
+        bucket[0] += 0.05 * 125e6 + seconds * 125e6 - chunk
+        return [8 * chunk / seconds, 1e9]
+
+    with monkeypatch.context() as patch:
+        patch.setattr("task_images.harness.network.time.perf_counter", lambda: clock[0])
+        sent, last = network._drain(1e9, exchange)
+        assert (sent > 1 << 30, last) == (True, 1e9)  # twice the bucket, since half of what goes comes in again
+        bucket[0] = 1e12
+        sent, last = network._drain(1e9, exchange)
+        assert (sent > 1 << 30, last) == (True, 2e9)
+        assert clock[0] < 2 * network.MAX_DRAIN_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("rates", "found", "taken"),
+    [([4.9], 4.9, 1), ([9.0, 5.1], 5.1, 2), ([60.0, 50.0, 55.0, 70.0], 50.0, 4)],
+    ids=["no burst", "a late reader", "a token bucket"],
+)
+def test_a_late_reader_is_no_burst(rates: list[float], found: float, taken: int) -> None:
+    left = list(rates)
+    assert network._find_least(lambda: left.pop(0), 5.2) == found
+    assert len(rates) - len(left) == taken

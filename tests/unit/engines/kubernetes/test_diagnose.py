@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from mlbench_cli.engines.kubernetes.diagnosis.diagnose import diagnose
+from mlbench_cli.engines.kubernetes.pods import anti_affinity
 from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL, by_worker, first_failed, last_words, worker_states
 from mlbench_cli.model import Finding
+from mlbench_cli.spec import KubernetesOptions
+from tests.unit.engines.kubernetes.test_manifests import a_spec
 
 RECORDED = Path(__file__).parent / "recorded"
 NOW = 1_800_000_000.0
@@ -164,6 +167,7 @@ def disrupted_pod(reason: str, **status: Any) -> dict[str, object]:
 GPUS = {"limits": {"nvidia.com/gpu": "1"}}
 GKE_SPOT = a_node(labels={"cloud.google.com/gke-spot": "true"})
 EKS_SPOT = a_node(labels={"eks.amazonaws.com/capacityType": "SPOT"})
+AKS_SPOT = a_node(labels={"kubernetes.azure.com/scalesetpriority": "spot"})
 MANIFEST = 'rpc error: code = NotFound desc = failed to pull and unpack image "x": manifest unknown'
 
 
@@ -186,10 +190,38 @@ SCALING, NO_SCALING = (
 )
 BACKING_OFF = [an_event("Failed", f"Failed to pull image: {MANIFEST}"), an_event("Failed", "Error: ErrImagePull")]
 GKE_GPU = a_node(labels={"cloud.google.com/gke-accelerator": "nvidia-l4"})
+AKS_GPU = a_node(labels={"kubernetes.azure.com/accelerator": "nvidia"})
 SHUTDOWN = "Pod was terminated in response to imminent node shutdown."
 CREATING = a_pod(created=LONG_AGO, state=waiting("ContainerCreating"))
 
+
+def a_sidecar(waits: Any = None, restarts: int = 0, **ended: Any) -> list[dict[str, object]]:
+    """The status of a container that has to run before the task's."""
+    status = {"name": "tcpxo-daemon", "image": "d:1", "restartCount": restarts, "started": False}
+    return [{**status, "state": waits or {"running": {}}, "lastState": {"terminated": ended} if ended else {}}]
+
+
+INITIALIZING = waiting("PodInitializing")
+
 BUILT = {
+    # On a machine that lacks its devices Google's program for TCPXO ends with 0, as if all were well.
+    "sidecar that ends": case(
+        "sidecar_failed",
+        a_pod(
+            state=INITIALIZING,
+            initContainerStatuses=a_sidecar(waiting("CrashLoopBackOff"), 3, exitCode=0, reason="Completed"),
+        ),
+        permanent=True,
+    ),
+    "sidecar that ended once": case(
+        "sidecar_failed",
+        a_pod(state=INITIALIZING, initContainerStatuses=a_sidecar(None, 1, exitCode=1, reason="Error")),
+    ),
+    "sidecar without image": case(
+        "image_not_found",
+        a_pod(state=INITIALIZING, initContainerStatuses=a_sidecar(waiting("ErrImagePull", MANIFEST))),
+        permanent=True,
+    ),
     "kueue": case("queued", job=QUEUED),
     "not released": case("suspended", job=a_job(suspend=True)),
     "gate": case("queued", unscheduled_pod(reason="SchedulingGated")),
@@ -235,6 +267,10 @@ BUILT = {
     "sandbox": case("pod_sandbox", CREATING, events=[an_event("FailedCreatePodSandBox", "no IP addresses left")]),
     "node silent": case("node_unreachable", a_pod(state={"running": {}}), nodes=[a_node(ready="Unknown")]),
     "GKE spot": case("spot_lost", a_pod(phase="Failed", reason="Terminated", message=SHUTDOWN), nodes=[GKE_SPOT]),
+    "AKS spot": case("spot_lost", disrupted_pod("EvictionByEvictionAPI"), nodes=[AKS_SPOT]),
+    "driver not ready on AKS": case(
+        "driver_not_ready", unscheduled_pod(), job=a_job(1, resources=GPUS), nodes=[AKS_GPU]
+    ),
     "EKS spot": case("spot_lost", disrupted_pod("EvictionByEvictionAPI"), nodes=[EKS_SPOT]),
     "node shut down": case("node_shut_down", a_pod(phase="Failed", reason="NodeShutdown")),
     "evicted by the kubelet": case("evicted", disrupted_pod("TerminationByKubelet")),
@@ -275,6 +311,7 @@ def test_a_built_trouble_is_named(name: str) -> None:
         [a_pod(state=waiting("ContainerCreating"))],
         [a_pod(created=LONG_AGO, state=waiting("ContainerCreating"))],  # a large image that is being pulled
         [a_pod(state={"running": {"startedAt": AGO}})],
+        [a_pod(state=INITIALIZING, initContainerStatuses=a_sidecar())],  # its startup probe waits for its marker
         [a_pod(0, state=terminated_container(0, "Completed"), phase="Succeeded"), a_pod(1, state={"running": {}})],
     ],
 )
@@ -316,3 +353,21 @@ def test_foreign_objects_do_no_harm() -> None:
     assert diagnose({}, [{"metadata": {"name": "x"}, "status": {}}], [{}], [{}], now=NOW) == []
     odd = a_pod(state=terminated_container(1, message='{"exit_code": "no number"'))
     assert [finding.code for finding in diagnose(a_job(), [odd], now=NOW)] == ["rank_crashed"]
+
+
+@pytest.mark.parametrize(("spread", "code"), [(True, "unschedulable"), (False, "nodes_busy")])
+def test_nodes_of_the_runs_own_servers_are_no_nodes_on_which_others_measure(spread: bool, code: str) -> None:
+    spec = a_spec(kubernetes=KubernetesOptions(spread=spread))
+    terms = {
+        is_server: {
+            "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": anti_affinity(spec, is_server)}
+        }
+        for is_server in (False, True)
+    }
+    server = a_pod(2, node="n1", state={"running": {"startedAt": AGO}})
+    server["spec"] = {"nodeName": "n1", "affinity": terms[True]}
+    message = "0/2 nodes are available: 2 node(s) didn't satisfy existing pods anti-affinity rules."
+    pods = [a_pod(0), unscheduled_pod(1, message=message), server]
+    (finding,) = diagnose(a_job(affinity=terms[False]), pods, [], [a_node("n0"), a_node("n1")], now=NOW)
+    assert (finding.code, finding.permanent) == (code, spread)
+    assert ("2 workers want a node each, and 1 can take one, as servers of the run have 1" in finding.summary) is spread

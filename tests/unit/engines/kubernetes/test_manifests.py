@@ -8,7 +8,8 @@ import pytest
 
 import templates
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
-from mlbench_cli.engines.kubernetes.manifests import SPEC_ANNOTATION, holders, manifests, spec_of
+from mlbench_cli.engines.kubernetes.manifests import SPEC_ANNOTATION, file_name, holders, manifests, spec_of
+from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL, by_worker
 from mlbench_cli.errors import UsageError
 from mlbench_cli.kube.access import Access
 from mlbench_cli.spec import KubernetesOptions, RunSpec
@@ -16,9 +17,12 @@ from task_images.comm.presets import resolve
 
 GOLDEN = Path(__file__).parent / "golden"
 
+Object = dict[str, Any]  # of Kubernetes
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
 
 def a_spec(**changes: Any) -> RunSpec:
-    fields: dict[str, Any] = {
+    fields: Object = {
         "name": "demo-2",
         "cluster": "c",
         "engine": "kubernetes",
@@ -71,8 +75,8 @@ def render_text(spec: RunSpec) -> str:
     return templates.dump([documents[0], {**documents[1], "data": dict.fromkeys(scripts, "...")}, *documents[2:]])
 
 
-def pod_of(spec: RunSpec) -> dict[str, Any]:
-    template: dict[str, Any] = manifests(spec, "default")[0]["spec"]["template"]["spec"]
+def pod_of(spec: RunSpec) -> Object:
+    template: Object = manifests(spec, "default")[0]["spec"]["template"]["spec"]
     return template
 
 
@@ -114,7 +118,7 @@ def test_restricted_pod_security_holds() -> None:
     assert "ports" not in container
 
 
-def keeper_of(spec: RunSpec) -> dict[str, Any]:
+def keeper_of(spec: RunSpec) -> Object:
     return manifests(spec, "default")[4]
 
 
@@ -153,11 +157,9 @@ def test_a_run_without_a_keeper_has_no_trace_of_one() -> None:
 
 
 def test_workers_keep_off_nodes_that_they_would_share() -> None:
-    def terms(**options: Any) -> list[dict[str, Any]]:
+    def terms(**options: Any) -> list[Object]:
         affinity = pod_of(a_spec(kubernetes=KubernetesOptions(**options))).get("affinity", {})
-        found: list[dict[str, Any]] = affinity.get("podAntiAffinity", {}).get(
-            "requiredDuringSchedulingIgnoredDuringExecution", []
-        )
+        found: list[Object] = affinity.get("podAntiAffinity", {}).get(REQUIRED, [])
         return found
 
     workers = {"app.kubernetes.io/managed-by": "mlbench", "mlbench/role": "worker"}
@@ -174,8 +176,8 @@ def test_workers_keep_off_nodes_that_they_would_share() -> None:
 
 
 def test_who_may_connect_to_the_outside() -> None:
-    def policy(**options: Any) -> dict[str, Any]:
-        found: dict[str, Any] = manifests(a_spec(kubernetes=KubernetesOptions(**options)), "default")[3]["spec"]
+    def policy(**options: Any) -> Object:
+        found: Object = manifests(a_spec(kubernetes=KubernetesOptions(**options)), "default")[3]["spec"]
         return found
 
     assert policy()["egress"] == [{}]
@@ -287,6 +289,7 @@ def test_a_template_of_the_users_takes_the_place_of_ours(tmp_path: Path) -> None
         ({"image": None}, "no container image"),
         ({"kubernetes": KubernetesOptions(memory="much")}, "--memory"),
         ({"kubernetes": KubernetesOptions(shm="1 Gi")}, "--shm"),
+        ({"kubernetes": KubernetesOptions(server_memory="2 GB")}, "--server-memory"),
         ({"kubernetes": KubernetesOptions(keep_storage="10 GB")}, "--keep-storage"),
         ({"kubernetes": KubernetesOptions(keep_storage="64Mi")}, "--keep-storage 64Mi: it must be above 64 MiB"),
         ({"kubernetes": KubernetesOptions(keep_seconds=31 * 86400)}, "the most is 30 days"),
@@ -310,12 +313,108 @@ def test_every_value_survives_the_way_through_yaml() -> None:
     assert spec_of(job) == spec
 
 
-def test_parameter_servers_are_pods_after_those_of_the_workers() -> None:
-    spec = a_spec(method={**resolve("bsp-ps").to_dict(), "servers": "2"}, processes_per_worker=2)
-    job = manifests(spec, "default")[0]
-    assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (4, 4)
-    variables = {item["name"]: item.get("value") for item in job["spec"]["template"]["spec"]["containers"][0]["env"]}
-    assert variables["MLBENCH_WORKERS"] == "2"
-    assert (variables["WORLD_SIZE"], variables["MLBENCH_SERVERS"]) == ("4", "2")
-    assert variables["MLBENCH_HOSTS"] == "demo-2-0.demo-2,demo-2-1.demo-2"
+def a_served_spec(**changes: Any) -> RunSpec:
+    return a_spec(method={**resolve("bsp-ps").to_dict(), "servers": "2"}, processes_per_worker=2, **changes)
+
+
+def containers_of(spec: RunSpec) -> tuple[Object, Object]:
+    """The containers of the workers' Job and of the servers', which is the last document."""
+    documents = manifests(spec, "default")
+    assert [file_name(documents[0]), file_name(documents[-1])] == ["job.yaml", "servers.yaml"]
+    workers, servers = (documents[index]["spec"]["template"]["spec"]["containers"][0] for index in (0, -1))
+    return workers, servers
+
+
+def variables_of(container: Object) -> Object:
+    return {item["name"]: item.get("value") for item in container["env"]}
+
+
+def test_parameter_servers_have_a_job_whose_pods_come_after_those_of_the_workers() -> None:
+    spec = a_served_spec()
+    documents = manifests(spec, "default")
+    job, servers = documents[0], documents[-1]
+    assert [job["spec"]["completions"], servers["spec"]["completions"]] == [2, 2]
+    assert servers["metadata"]["name"] == "demo-2-servers"
+    assert (job["spec"]["suspend"], servers["spec"]["suspend"]) == (True, True)
+    template = servers["spec"]["template"]
+    assert template["metadata"]["labels"]["mlbench/first-unit"] == "2"
+    assert template["spec"]["subdomain"] == "demo-2"  # they find rank 0 by its name within the run's service
+    of_workers, of_servers = (variables_of(container) for container in containers_of(spec))
+    assert of_servers.pop("MLBENCH_FIRST_UNIT") == "2"
+    assert of_servers == of_workers
+    assert of_workers["MLBENCH_WORKERS"] == "2"
+    assert (of_workers["WORLD_SIZE"], of_workers["MLBENCH_SERVERS"]) == ("4", "2")
+    assert of_workers["MLBENCH_HOSTS"] == "demo-2-0.demo-2,demo-2-1.demo-2"
     assert holders(dataclasses.replace(spec, kubernetes=KubernetesOptions(collect="all"))) == (0, 1)
+    pytest.importorskip("kubernetes.client").V1Job.model_validate(servers)
+    (index,) = by_worker([{"metadata": {"labels": {**template["metadata"]["labels"], INDEX_LABEL: "1"}}}])
+    assert index == 3
+
+
+def test_a_parameter_server_gets_what_a_worker_gets_but_for_gpus_cards_and_data() -> None:
+    options = KubernetesOptions(memory="8Gi", devices={"vpc.amazonaws.com/efa": "4"}, data_claim="datasets")
+    workers, servers = containers_of(a_served_spec(gpus_per_worker=2, device="gpu", cpus=4.0, kubernetes=options))
+    assert servers["resources"] == {"requests": {"cpu": "4", "memory": "8Gi"}, "limits": {"memory": "8Gi"}}
+    assert workers["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    assert servers["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert "data" not in [item["name"] for item in servers["volumeMounts"]]
+    assert "FI_PROVIDER" in variables_of(workers)
+    assert "FI_PROVIDER" not in variables_of(servers)
+
+
+def test_a_parameter_server_has_none_of_the_programs_of_fast_networks() -> None:
+    options = KubernetesOptions(fabric={"setup": "tcpxo"}, env={"OMP_NUM_THREADS": "7"}, server_cpus=2)
+    spec = a_served_spec(gpus_per_worker=8, device="gpu", kubernetes=options)
+    assert "initContainers" in manifests(spec, "default")[0]["spec"]["template"]["spec"]
+    servers = manifests(spec, "default")[-1]["spec"]["template"]["spec"]
+    assert "initContainers" not in servers
+    assert {volume["name"] for volume in servers["volumes"]} == {"worker", "results", "tmp", "shm"}
+    assert variables_of(servers["containers"][0])["OMP_NUM_THREADS"] == "7"  # what the user says goes first
+
+
+def test_a_parameter_server_can_have_resources_of_its_own() -> None:
+    options = KubernetesOptions(memory="8Gi", server_cpus=3, server_memory="2Gi")
+    workers, servers = containers_of(a_served_spec(cpus=8.0, kubernetes=options))
+    assert servers["resources"] == {"requests": {"cpu": "3", "memory": "2Gi"}, "limits": {"memory": "2Gi"}}
+    assert (variables_of(workers)["OMP_NUM_THREADS"], variables_of(servers)["OMP_NUM_THREADS"]) == ("4", "3")
+
+
+def test_parameter_servers_prove_by_their_jobs_annotation_that_they_are_of_the_run() -> None:
+    """The keeper asks for the uid of the run's Job; the label that workers have it from names the servers' own Job."""
+    for container, path in zip(
+        containers_of(a_served_spec()), ("labels['batch.kubern", "annotations['mlbench/run-uid']"), strict=True
+    ):
+        (token,) = (item for item in container["env"] if item["name"] == "MLBENCH_KEEPER_TOKEN")
+        assert path in token["valueFrom"]["fieldRef"]["fieldPath"]
+
+
+def test_parameter_servers_have_nodes_of_their_own_or_run_beside_workers_with_gpus() -> None:
+    def term(**changes: Any) -> list[Object]:
+        pod = manifests(a_served_spec(**changes), "default")[-1]["spec"]["template"]["spec"]
+        found: list[Object] = pod.get("affinity", {}).get("podAntiAffinity", {}).get(REQUIRED, [])
+        return found
+
+    anybody = {"key": "mlbench/role", "operator": "In", "values": ["worker", "server"]}
+    others = {"key": "mlbench/run", "operator": "NotIn", "values": ["demo-2"]}
+    (alone,) = term()
+    assert alone["labelSelector"]["matchExpressions"] == [anybody]
+    (beside,) = term(gpus_per_worker=1, device="gpu")
+    assert beside["labelSelector"]["matchExpressions"] == [anybody, others]
+    assert term(gpus_per_worker=1, device="gpu", kubernetes=KubernetesOptions(share_nodes=True)) == []
+
+
+def test_machines_are_booked_for_servers_that_need_nodes_of_their_own() -> None:
+    for changes, count in (({}, 4), ({"gpus_per_worker": 1, "device": "gpu"}, 2)):
+        spec = a_served_spec(kubernetes=KubernetesOptions(provisioning_class="x"), **changes)
+        (booking,) = (item for item in manifests(spec, "default") if item["kind"] == "ProvisioningRequest")
+        assert booking["spec"]["podSets"][0]["count"] == count
+
+
+def test_a_template_of_ones_own_that_names_both_jobs_alike_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "kubernetes"
+    folder.mkdir()
+    built_in = (templates.FOLDER / "kubernetes" / "job.yaml.j2").read_text()
+    (folder / "job.yaml.j2").write_text(built_in.replace("job_name", "name"))
+    with pytest.raises(UsageError, match='two objects the name Job "demo-2"') as error:
+        manifests(a_served_spec(kubernetes=KubernetesOptions(template_dir=str(tmp_path))), "default")
+    assert "{{ job_name }}" in (error.value.hint or "")

@@ -5,7 +5,7 @@ import pytest
 
 from mlbench_cli.errors import UsageError
 from mlbench_cli.results.analysis.comparability import check_words
-from mlbench_cli.results.analysis.compare import THROUGHPUT, Row, compare
+from mlbench_cli.results.analysis.compare import THROUGHPUT, ComparisonRow, compare
 from mlbench_cli.results.analysis.statistics import Estimate
 from mlbench_cli.results.archive.reader import Archive
 from tests.unit.results.runs import sealed_run
@@ -18,7 +18,7 @@ def test_two_runs_that_may_be_compared(tmp_path: Path) -> None:
     found = compare([a], [b], across=["workers"])
     assert found.obstacles == ()
     assert found.differences == {"workers": (1, 2)}
-    assert found.seconds["task"] == Row(Estimate(1, 100.0), Estimate(1, 60.0), Estimate(1, 0.6))
+    assert found.seconds["task"] == ComparisonRow(Estimate(1, 100.0), Estimate(1, 60.0), Estimate(1, 0.6))
     assert found.ratios["task"] == 0.6
     assert abs((found.ratios["communication"] or 0) - 0.6) < 1e-9
     assert found.to_dict()["schema_version"] == 1

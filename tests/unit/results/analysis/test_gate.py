@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.results.analysis.compare import THROUGHPUT, Comparison, Obstacle, Row, compare
+from mlbench_cli.results.analysis.compare import THROUGHPUT, Comparison, ComparisonRow, Obstacle, compare
 from mlbench_cli.results.analysis.gate import Direction, check_gate, find_metric
 from mlbench_cli.results.analysis.statistics import Estimate
 from mlbench_cli.results.analysis.verdict import Verdict
@@ -16,7 +16,7 @@ SOME = Estimate(3, 1.0, 0.9, 1.1)
 
 
 def comparison(ratio: Estimate | None, higher_is_better: bool | None = False, **changes: object) -> Comparison:
-    row = Row(SOME, SOME, ratio, higher_is_better)
+    row = ComparisonRow(SOME, SOME, ratio, higher_is_better)
     fields: dict[str, object] = {"obstacles": (), "seconds": {"task": row}, "others": {"figure": row}}
     return Comparison("a", "b", {}, **{**fields, **changes})  # type: ignore[arg-type]
 
@@ -70,11 +70,11 @@ def test_obstacles_leave_nothing_to_tell_and_failed_runs_fail() -> None:
 
 
 def test_metrics_are_found_by_name_by_word_and_by_part() -> None:
-    row = Row(SOME, SOME, SOME)
+    row = ComparisonRow(SOME, SOME, SOME)
     rows = dict.fromkeys(("run", "task", "Prec@1", THROUGHPUT, "all_reduce fp32, alpha us"), row)
     rows |= dict.fromkeys(("all_reduce fp32, best busbw GB/s", "broadcast fp32, best busbw GB/s"), row)
     assert find_metric(rows, None) == find_metric(rows, "seconds") == "task"
-    assert find_metric({**rows, "task": Row(None, None, None)}, None) == "run"
+    assert find_metric({**rows, "task": ComparisonRow(None, None, None)}, None) == "run"
     assert find_metric(rows, "throughput") == THROUGHPUT
     assert find_metric(rows, "prec@1") == "Prec@1"
     assert find_metric(rows, "alpha") == "all_reduce fp32, alpha us"

@@ -9,8 +9,7 @@ import pytest
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.engines.kubernetes.manifests import manifests
 from mlbench_cli.model import Cluster
-from mlbench_cli.results.archive.conditions import Conditions
-from mlbench_cli.results.archive.fabric import check_fabric
+from mlbench_cli.results.archive.conditions import Conditions, check_fabric
 from mlbench_cli.runs.launch import resolve
 from mlbench_cli.runs.request import Request
 from mlbench_cli.spec import RunSpec
@@ -93,6 +92,7 @@ def test_workers_with_efa_get_cards_huge_pages_and_locked_memory(monkeypatch: py
     assert int(limits["hugepages-2Mi"]) == 5120 * 2**20
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
     assert {"name": "FI_PROVIDER", "value": "efa"} in container["env"]
+    assert {"name": "MLBENCH_FABRIC", "value": "3200 EFA"} in container["env"]
     asked = Request(name="r", workers=(2,), task="allreduce", gpu=True, device={"hugepages-2Mi": "0"})
     assert resolve(asked, made)[0].kubernetes.devices == {"vpc.amazonaws.com/efa": "32"}
     plain = EksProvider().new_cluster("c-2", 2, EksOptions(machine_type="p5.48xlarge", registry="ghcr.io/me"))

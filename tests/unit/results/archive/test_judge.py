@@ -327,9 +327,9 @@ def test_workers_are_alone_on_nodes_of_their_own(
 ) -> None:
     asked: list[bool] = []
 
-    def record(spec: RunSpec, provenance: Any, samples: Any, is_alone: bool) -> Conditions:
+    def record(spec: RunSpec, provenance: Any, samples: Any, is_alone: bool, environments: Any) -> Conditions:
         asked.append(is_alone)
-        return assess_conditions(spec, provenance, samples, is_alone)
+        return assess_conditions(spec, provenance, samples, is_alone, environments)
 
     monkeypatch.setattr("mlbench_cli.results.archive.judge.assess_conditions", record)
     workers = tuple(
@@ -373,3 +373,48 @@ def test_the_network_is_measured_only_between_workers() -> None:
 def test_a_spent_budget_without_a_last_figure_proves_nothing() -> None:
     spent = {"outcome": "budget_spent", "goal": GOAL}
     assert judge_run(observe_end("exited", 0, 0), spent).outcome is Outcome.GOAL_MISSED
+
+
+def test_a_method_of_communication_is_named_unless_it_is_the_tasks_own() -> None:
+    end = observe_end("exited", 0, 0)
+    assert judge_run(end, spec=replace(SPEC, method={"name": "topk", "codec": "topk"})).result["method"] == "topk"
+    assert "method" not in judge_run(end).result
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("light", "light"), (None, "full")])
+def test_a_goal_of_which_only_the_task_knows_has_the_reported_kind_or_the_one_that_was_asked_for(
+    kind: str | None, expected: str
+) -> None:
+    assert SPEC.goal == "full"
+    unknown = replace(SPEC, task="of-another-version")
+    goal = judge_run(observe_end("exited", 0, 0), goal_result(kind=kind), unknown).result["goal"]
+    assert goal is not None
+    assert goal["kind"] == expected
+    assert goal["wording"] == "Prec@1 >= 80"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"kind": None}, {"threshold": 10.0}, {"metric": "Prec@5"}, {"comparison": "<="}, {"kind": "light"}],
+    ids=str,
+)
+def test_another_goal_than_the_one_that_was_asked_for_proves_nothing(change: dict[str, Any]) -> None:
+    (spec,) = resolve(Request(name="r", workers=(2,), task="digits_resnet"), LOCAL)
+    asked = {"metric": "Prec@1", "comparison": ">=", "threshold": spec.parameters["goal_full"], "kind": "full"}
+    reported = {**asked, "value": 99.5, "last": 99.0, **change}
+    judgement = judge_run(observe_end("exited", 0, 0), {"outcome": "goal_reached", "goal": reported}, spec, value=99.5)
+    goal, found = judgement.result["goal"], [item for item in judgement.findings if item.code == "goal_differs"]
+    assert goal is not None
+    assert {key: goal[key] for key in asked} == asked  # type: ignore[literal-required]
+    if change in ({}, {"kind": None}):
+        assert (goal["value"], goal["last"], judgement.goal_reached, found) == (99.5, 99.0, True, [])
+        return
+    assert (goal["value"], goal["last"], judgement.goal_reached, len(found)) == (None, None, False, 1)
+    assert found[0].evidence == {"reported": reported, "asked": asked}
+
+
+def test_the_result_says_which_data_the_task_trained_on() -> None:
+    identity = {"counts": {"training": 50000}, "digest": "sha256:abc", "official": True, "reason": None}
+    judgement = judge_run(observe_end("exited", 0, 0), {"outcome": "completed", "data_identity": identity})
+    assert judgement.result["data_identity"] == identity
+    assert judge_run(observe_end("exited", 0, 0), {"outcome": "completed"}).result["data_identity"] is None

@@ -9,7 +9,7 @@ import pytest
 
 from mlbench_cli.results.analysis.compare import compare
 from mlbench_cli.results.archive.documents import write_run_document
-from mlbench_cli.results.archive.network import network_document
+from mlbench_cli.results.archive.network import find_least_sent, network_document
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.results.archive.verify import find_problems
@@ -181,3 +181,51 @@ def test_measured_networks_differ_only_beyond_noise(
     texts = [obstacle.text for obstacle in compare([one], [other]).obstacles if obstacle.word == "network"]
     assert bool(texts) is differs
     assert all(text.startswith("The measured networks differ: 8.46 Gbit/s, RTT 400 us and ") for text in texts)
+
+
+def test_a_network_that_a_cluster_shaped_is_told_by_events(tmp_path: Path) -> None:
+    """Who shaped it, what was done, and three probes after the task of which one has to fit."""
+    setup = {"stage": "setup", "setup": {"method": "nsenter", "discipline": "tbf", "links": 2}}
+    good: Report = {"links": [{"from": 0, "to": 1, "rtt_p50_seconds": 1e-4, "together_bits_per_second": 0.97e9}]}
+    busy: Report = {"links": [{"from": 0, "to": 1, "rtt_p50_seconds": 5e-3, "together_bits_per_second": 0.5e9}]}
+    before = probe(**good, drained_bytes=600 << 20)
+    folder = sealed_with(
+        tmp_path / "a", setup, before, probe("after", **busy), probe("after", **good), probe("after", **busy),
+        network="1gbit",
+    )  # fmt: skip
+    document = json.loads((folder / "network.json").read_text())
+    assert (document["method"], document["setup"]) == ("nsenter", setup["setup"])
+    assert [entry["stage"] for entry in document["probes"]] == ["before", "after", "after", "after"]
+    assert document["probes"][0]["drained_bytes"] == 600 << 20
+    assert (document["summary"]["held"], document["summary"]["problems"]) == (True, [])
+    assert find_problems(folder) == []
+    other = sealed_with(tmp_path / "b", setup, before, *(probe("after", **busy) for _ in range(3)), network="1gbit")
+    assert json.loads((other / "network.json").read_text())["summary"]["problems"] == [
+        "it carries 500 Mbit/s with all ranks sending (after the task)",
+        "its round trip is 5 ms instead of 0 us (after the task)",
+    ]
+
+
+@pytest.mark.parametrize(("counted", "held"), [(4_000_000, True), (3_000_000, False), (0, False)])
+def test_bytes_that_went_another_way_are_found(counted: int, held: bool) -> None:
+    """MPI and NCCL between ranks of one machine may use its memory: the links then count less than the ranks sent."""
+    link = {"from": 0, "to": 1, "rtt_p50_seconds": 1e-4, "together_bits_per_second": 0.97e9}
+    probes = [probe(stage, links=[link]) for stage in ("before", "after")]
+    task = {"switch": None, "sent_bytes": [counted, counted // 2]}
+    by_switch = network_document("1gbit", [], {"method": "packet", "probes": probes, "task": task}, 4e6)
+    for number, entry in enumerate(probes):
+        entry["counters"] = [{"interface": "eth0", "tx_bytes": number * counted}] * 2
+    by_interface = network_document("1gbit", probes, None, 4e6)
+    for document in (by_switch, by_interface):
+        assert document is not None
+        assert document["summary"]["held"] is held
+        reason = f"its links counted {counted / 1e6:.1f} MB, but the ranks sent 4.0 MB or more"
+        assert (reason in document["summary"]["problems"]) is not held
+
+
+def test_what_rank_0_must_have_sent_follows_from_its_methods_messages() -> None:
+    details = {"communication": {"messages": 10, "bytes": 4e6}}
+    assert find_least_sent(spec(workers=2), details) == 2e6
+    assert find_least_sent(spec(workers=4), details) == 3e6
+    assert find_least_sent(spec(workers=2, processes_per_worker=2), details) is None
+    assert find_least_sent(spec(workers=2), {"communication": "none"}) is None

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli.goals import goal_wording
 from mlbench_cli.results.archive.official import (
-    goal_wording,
     legacy_official_line,
     legacy_official_text,
     official_line,

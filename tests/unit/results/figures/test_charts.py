@@ -347,6 +347,19 @@ def test_bars_of_phases_add_up_to_the_total(tmp_path: Path) -> None:
             assert tops == pytest.approx([bar.get_y() for bar in bars])
 
 
+@pytest.mark.parametrize(("messages", "share", "hides"), [(40, 0.0, True), (40, 0.1, False), (0, 0.0, False)])
+def test_communication_inside_the_backward_pass_is_not_drawn_as_nothing(
+    tmp_path: Path, messages: int, share: float, hides: bool
+) -> None:
+    spent = timings(80.0) | timings(80.0, {"communication": share})
+    sent = {"communication": {"messages": messages, "bytes": 1e6}}
+    found = series(tmp_path, {"workers": 2, "seconds": 90.0, "timings": spent, "details": sent})
+    figure = dict(figures(found))["time_for_all_phases"]
+    words = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    words += [text.get_text() for axes in figure.axes if (legend := axes.get_legend()) for text in legend.get_texts()]
+    assert ("backward (hides communication)" in words) == hides, words
+
+
 SETS: dict[str, list[dict[str, Any]]] = {
     "one group": [{"workers": count, "seconds": 400.0 / count**0.8} for count in (1, 2, 4, 8, 16)],
     "six groups of six": [
@@ -379,6 +392,13 @@ SETS: dict[str, list[dict[str, Any]]] = {
         for count in (1, 2)
     ],
     "failed alone": [{"outcome": "failed"}],
+    "hidden communication": [
+        {
+            "workers": 2,
+            "timings": timings(80.0) | timings(80.0, {"communication": 0.0}),
+            "details": {"communication": {"messages": 9}},
+        }
+    ],
 }
 
 

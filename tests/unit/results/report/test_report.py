@@ -19,7 +19,7 @@ from mlbench_cli.results.report.collect import collect
 from mlbench_cli.results.report.environment import VENDORED
 from mlbench_cli.results.report.html import render_html
 from mlbench_cli.results.report.markdown import render_markdown
-from mlbench_cli.results.report.model import Axis, Figure, Kind, Line, Report, Scale, Section, Table, thin
+from mlbench_cli.results.report.model import Axis, Figure, Kind, Line, Report, ReportTable, Scale, Section, thin
 from mlbench_cli.results.report.published import published_lines, read_published
 from mlbench_cli.results.report.svg import render_svg
 from mlbench_cli.results.report.write import check_target, figure_csv, write_report
@@ -135,7 +135,7 @@ class Page(HTMLParser):
 
 def hostile_report() -> Report:
     figure = Figure("x", HOSTILE, Axis(HOSTILE), Axis(HOSTILE), (Line(HOSTILE, (1.0, 2.0), (1.0, None)),), HOSTILE)
-    table = Table(HOSTILE, (HOSTILE, "b"), ((HOSTILE, "`|x|`"),))
+    table = ReportTable(HOSTILE, (HOSTILE, "b"), ((HOSTILE, "`|x|`"),))
     return Report(HOSTILE, (HOSTILE,), (HOSTILE,), (Section(HOSTILE, (HOSTILE,), (table,), (figure,)),))
 
 

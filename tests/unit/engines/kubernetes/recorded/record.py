@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine, _remove
-from mlbench_cli.engines.kubernetes.manifests import RUN_LABEL
+from mlbench_cli.engines.kubernetes.pods import RUN_LABEL
 from mlbench_cli.engines.kubernetes.submit import submit
-from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL, condition, is_true, main_status
+from mlbench_cli.engines.kubernetes.workers import INDEX_LABEL, main_status
 from mlbench_cli.kube.access import Access
 from mlbench_cli.kube.api import Api, RequestRejected
-from mlbench_cli.kube.objects import collection_path, object_path
+from mlbench_cli.kube.objects import collection_path, condition, is_true, object_path
 from mlbench_cli.kube.watch import PodWatch
 from mlbench_cli.spec import KubernetesOptions, RunSpec
 

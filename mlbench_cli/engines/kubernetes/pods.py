@@ -1,0 +1,107 @@
+"""Where the pods of a run go and what each asks for: requests and limits, nodes that they keep off, taints. Pure."""
+
+import re
+from typing import Any
+
+from mlbench_cli.errors import UsageError
+from mlbench_cli.spec import RunSpec
+
+RUN_LABEL = "mlbench/run"
+MANAGED_LABEL = "app.kubernetes.io/managed-by"
+ROLE_LABEL = "mlbench/role"
+WORKER, SERVER, KEEPER = "worker", "server", "keeper"
+
+HOST = "kubernetes.io/hostname"
+NODE_LOSS_SECONDS = 30
+# Only so that a worker is not the first to be evicted: it has its node for itself by anti-affinity.
+CPU_REQUEST, MEMORY_REQUEST = "500m", "512Mi"
+_TOLERATION = re.compile(
+    r"(?P<key>[^=:\s]+)(=(?P<value>[^=:\s]*))?(:(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?"
+)
+
+
+def resource_requests(spec: RunSpec) -> dict[str, str]:
+    """What the scheduler keeps free on a node for each worker."""
+    return {
+        "cpu": CPU_REQUEST if spec.cpus is None else f"{spec.cpus:g}",
+        "memory": spec.kubernetes.memory or MEMORY_REQUEST,
+    }
+
+
+def resource_limits(spec: RunSpec) -> dict[str, str]:
+    """Memory, GPUs and other devices of each worker; no limit of CPUs, which would slow it down now and then."""
+    gpus = {"nvidia.com/gpu": str(spec.gpus_per_worker)} if spec.gpus_per_worker else {}
+    return {**({"memory": spec.kubernetes.memory} if spec.kubernetes.memory else {}), **gpus, **spec.kubernetes.devices}
+
+
+def thread_variables(spec: RunSpec) -> dict[str, str]:
+    """CPU limits are left off because they throttle; so each process is told how many threads its share allows."""
+    if spec.cpus is None:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, int(spec.cpus / spec.processes_per_worker)))}
+
+
+def serves_beside(spec: RunSpec) -> bool:
+    """Whether servers run on nodes of the run's workers: nobody rents machines with GPUs for servers."""
+    return spec.gpus_per_worker > 0
+
+
+def anti_affinity(spec: RunSpec, of_server: bool = False) -> list[dict[str, object]]:
+    """The term that keeps workers off nodes of this run's other workers, of other runs' workers, or of both.
+
+    That of a server means servers, too. It holds for workers as well, who come later: the scheduler heeds the terms of
+    the pods that a node has. One term at most: when a pod ends, the scheduler of Kubernetes 1.34 looks again at once
+    only at waiting pods all of whose terms match it, at others after five minutes.
+    """
+    options, labels = spec.kubernetes, {MANAGED_LABEL: "mlbench"}
+    expressions: list[dict[str, object]] = []
+    if of_server:
+        expressions.append({"key": ROLE_LABEL, "operator": "In", "values": [WORKER, SERVER]})
+    else:
+        labels[ROLE_LABEL] = WORKER
+    spread = options.spread and not (of_server and serves_beside(spec))
+    if options.share_nodes and not spread:
+        return []
+    if options.share_nodes:
+        labels[RUN_LABEL] = spec.name
+    elif not spread:
+        expressions.append({"key": RUN_LABEL, "operator": "NotIn", "values": [spec.name]})
+    everywhere: dict[str, object] = {} if options.share_nodes else {"namespaceSelector": {}}
+    matched = {"matchLabels": labels, **({"matchExpressions": expressions} if expressions else {})}
+    return [{"topologyKey": HOST, **everywhere, "labelSelector": matched}]
+
+
+def pod_security(spec: RunSpec) -> dict[str, object]:
+    """The security context of all pods of a run, as the standard "restricted" wants it."""
+    user = spec.kubernetes.run_as_user
+    return {
+        "runAsNonRoot": user != 0,
+        "runAsUser": user,
+        "runAsGroup": user,
+        "fsGroup": user,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def list_tolerations(spec: RunSpec) -> list[dict[str, Any]]:
+    """The taints that workers tolerate. Raises UsageError for one that is not of Kubernetes' form."""
+    # A lost node ends the run after 30 s instead of five minutes.
+    lost = [
+        {"key": f"node.kubernetes.io/{key}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
+        for key, seconds in (("not-ready", NODE_LOSS_SECONDS), ("unreachable", NODE_LOSS_SECONDS))
+    ]
+    gpu = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}] if spec.gpus_per_worker else []
+    return [*lost, *gpu, *(toleration(text) for text in spec.kubernetes.tolerations)]
+
+
+def toleration(text: str) -> dict[str, Any]:
+    """KEY[=VALUE][:EFFECT] as an object. Raises UsageError."""
+    match = _TOLERATION.fullmatch(text)
+    if match is None:
+        raise UsageError(
+            f'The toleration "{text}" is not of the form KEY[=VALUE][:EFFECT].', hint="For example gpu=yes:NoSchedule."
+        )
+    given = {"effect": match["effect"]} if match["effect"] else {}
+    if match["value"] is None:
+        return {"key": match["key"], "operator": "Exists", **given}
+    return {"key": match["key"], "operator": "Equal", "value": match["value"], **given}
