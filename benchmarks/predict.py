@@ -1,23 +1,36 @@
 """Predicted steps against real ones: layers that wait instead of computing, real gloo, a shaped network.
 
-    python -m benchmarks.predict [RANKS] [NETWORK] [METHOD,METHOD,...]
-    python -m benchmarks.predict --advice [RANKS] [NETWORK] [METHOD]
+    python -m benchmarks.predict [--ranks N,N] [--methods METHOD,METHOD,...] [NETWORK ...]
+    python -m benchmarks.predict --advice METHOD [--ranks N] [NETWORK]
+    python -m benchmarks.predict --replay [--ranks N] [--methods METHOD,METHOD,...] [NETWORK ...]
 
+With 2 and 4 ranks by default: the layers only wait, so that more ranks than cores are no part of it, either.
 Every rank runs a model whose layers sleep, in forward and backward, so that the CPUs of this machine are no part of the
 figure; the gradients travel by the methods of task_images/comm. The prediction gets the probe's round trip and goodput
 and the sleeps as measured without communication; nothing is fitted. Prints one line per method with the relative error.
 A method is a preset, or PRESET?AXIS=VALUE. With --advice, the first advice for a run of METHOD is followed, and its
-predicted gain held against the measured one.
+predicted gain held against the measured one. The exit code is 1 if a step is predicted more than 15 % off.
+
+With --replay, ResNet-20 trains by `mlbench run --preset throughput` over each network with each method, two ranks; each
+run's step is predicted from its own calibration and held against the median of its ten timed blocks. Real computation,
+real networks, nothing fitted to the steps. Prints a table with the load of each run, and the mean error; the exit code
+is 1 if that is more than 5 %. Ten runs by default, some 8 minutes.
 """
 
+import argparse
+import itertools
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from mlbench_cli.engines.local.network.namespaces import ShapingError
 from mlbench_cli.engines.local.network.shaped import ShapedNetwork
 from mlbench_cli.network import NetworkShape, parse_network, worker_address
 from mlbench_cli.simulator.calibration import Calibration
@@ -32,82 +45,159 @@ from task_images.comm.presets import resolve
 ROOT = Path(__file__).parents[1]
 SIZES = (40_000, 80_000, 160_000, 160_000, 80_000, 320_000, 160_000, 40_000)  # elements, in forward order
 FORWARD, BACKWARD = 0.010, 0.020  # seconds of each layer
-METHODS = "noop,bsp,wfbp,fusion,mgwfbp,optfusion,bytescheduler,dear,fp16,ddp"
-WARM_UP, STEPS = 3, 9
+METHODS = "noop,bsp,wfbp,fusion,mgwfbp,optfusion,bytescheduler,dear,fp16,ddp,bsp-ps,wfbp-ps,bytescheduler-ps"
+NETWORKS = ("200mbit,20ms", "100mbit,5ms")
+MAX_ERROR = 0.15
+REPLAYED_NETWORKS = ("50mbit,10ms", "100mbit,5ms", "200mbit,20ms", "500mbit,5ms", "1gbit,5ms")
+REPLAYED_METHODS = "bsp,mgwfbp"
+MAX_REPLAY_ERROR = 0.05  # on average
+WARM_UP, WARM_UP_OF_PLANS, STEPS = 2, 4, 9  # some methods measure three updates before they make their plan
 PORT = 29_511
 
 
-def work(names: list[str]) -> None:
-    """One rank: the median over steps of the slowest rank's seconds, by method; rank 0 prints them."""
+def work(names: list[str], scale: float, steps: int) -> None:
+    """One rank, or a parameter server: the median over steps of the slowest rank's seconds, by method; rank 0 prints
+    them. `scale` shortens layers and tensors alike."""
     import torch
 
     from task_images.comm.base import Placement
     from task_images.comm.choose import make_strategy
+    from task_images.comm.server import serve
     from task_images.contract import Contract
     from task_images.harness.distributed import open_world
+
+    contract = Contract()
+    if contract.role == "server":
+        serve(contract)
+        return
 
     class Wait(torch.autograd.Function):
         @staticmethod
         def forward(context, inputs, weight):  # type: ignore[no-untyped-def]
-            time.sleep(FORWARD)
+            time.sleep(scale * FORWARD)
             context.size = weight.shape
             return inputs + 0.0
 
         @staticmethod
         def backward(context, gradient):  # type: ignore[no-untyped-def]
-            time.sleep(BACKWARD)
+            time.sleep(scale * BACKWARD)
             return gradient, torch.full(context.size, 1e-3)
 
     class Waiting(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.weights = torch.nn.ParameterList([torch.zeros(size) for size in SIZES])
+            self.weights = torch.nn.ParameterList([torch.zeros(int(scale * size)) for size in SIZES])
 
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             for weight in self.weights:
                 inputs = Wait.apply(inputs, weight)
             return inputs
 
-    world = open_world(Contract())
+    world = open_world(contract)
     found = {}
     for name in names:
-        strategy = make_strategy(find_method(name))
+        method = find_method(name)
+        strategy = make_strategy(method)
+        measures_itself = method.plan in ("mgwfbp", "optimal") or method.order == "priority"
+        skipped = WARM_UP_OF_PLANS if measures_itself else WARM_UP
         model = strategy.attach(
             Placement(world), Waiting(), lambda module: torch.optim.SGD(module.parameters(), lr=0.1)
         )
         times = []
-        for _ in range(WARM_UP + STEPS):
+        world.barrier()  # and none between steps: without a barrier of their own, messages would travel during it
+        begun = time.perf_counter()
+        for _ in range(skipped + steps):
             inputs = torch.zeros(1, requires_grad=True)
-            world.barrier()
-            begun = time.perf_counter()
             strategy.begin(1.0, float(world.size))
             with strategy.last_pass():
                 model(inputs).sum().backward()
             strategy.step(0.1)
-            times.append(time.perf_counter() - begun)
+            ended = time.perf_counter()
+            times.append(ended - begun)
+            begun = ended
         with strategy.consensus():
             pass
         strategy.close()
-        found[name] = statistics.median(world.max(times)[WARM_UP:])
+        found[name] = statistics.median(world.max(times)[skipped:])
     if world.is_first:
         print("@steps " + json.dumps(found), flush=True)
     world.close()
 
 
-def main(arguments: list[str]) -> None:
-    if arguments[:1] == ["--work"]:
-        work(arguments[1].split(","))
-        return
-    wants_advice = arguments[:1] == ["--advice"]
-    arguments = arguments[wants_advice:]
-    ranks = int(arguments[0]) if arguments else 2
-    shape = parse_network(arguments[1] if len(arguments) > 1 else "200mbit,5ms")
-    if wants_advice:
-        follow_advice(ranks, shape, arguments[2] if len(arguments) > 2 else "bsp")
-        return
-    names = (arguments[2] if len(arguments) > 2 else METHODS).split(",")
-    measured, link = measure(ranks, shape, names)
-    compare(measured, GlooCollectives(ranks, link))
+def main(arguments: list[str]) -> int:
+    """Measure and predict; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("networks", nargs="*", metavar="NETWORK", help="as of mlbench run --network")
+    parser.add_argument("--ranks", metavar="N,N", help="numbers of ranks; default: 2,4, and 2 with --replay")
+    parser.add_argument("--methods", metavar="METHOD,METHOD", help="noop among them is the computation")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the layers' seconds and bytes; default: 1")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"that are timed of each method; default: {STEPS}")
+    parser.add_argument("--replay", action="store_true", help="replay calibrated runs")
+    parser.add_argument("--advice", metavar="METHOD", help="follow the first advice for a run of this method")
+    parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)  # one rank
+    given = parser.parse_args(arguments)
+    if given.work is not None:
+        work(given.work[0].split(","), float(given.work[1]), int(given.work[2]))
+        return 0
+    if given.replay:
+        return replay(given.networks or REPLAYED_NETWORKS, given.ranks or "2", given.methods or REPLAYED_METHODS)
+    errors = []
+    for text in given.networks or NETWORKS:
+        for ranks in map(int, (given.ranks or "2,4").split(",")):
+            shape = parse_network(text)
+            try:
+                if given.advice is not None:
+                    follow_advice(ranks, shape, given.advice)
+                    continue
+                names = (given.methods or METHODS).split(",")
+                measured, link = measure(ranks, shape, names, given.scale, given.steps)
+            except ShapingError as error:
+                print(f"{ranks} ranks, {shape}: {error}", flush=True)
+                errors.append(math.inf)
+                continue
+            errors.append(compare(measured, GlooCollectives(ranks, link), given.scale))
+    return 1 if any(error > MAX_ERROR for error in errors) else 0
+
+
+def replay(networks: Sequence[str], ranks: str, methods: str) -> int:
+    """Run each method on each network, and print each step as measured and as predicted; the exit code."""
+    words = ["--task", "digits_resnet", "--preset", "throughput", "--num-cpus", "1", "--no-pin"]
+    errors = []
+    with tempfile.TemporaryDirectory() as home:
+        for network, method in itertools.product(networks, methods.split(",")):
+            name = f"{method}-{network}".replace(",", "-")
+            begun = time.monotonic()
+            asked = ["--method", method, "--network", network, "--yes"]
+            run_mlbench(home, "run", name, *ranks.split(","), *words, *asked)
+            load, taken = os.getloadavg()[0], time.monotonic() - begun
+            for workers in ranks.split(","):
+                document = run_mlbench(home, "predict", "--check", f"{name}-{workers}", "-o", "json")
+                (row,) = json.loads(document)["runs"]
+                errors.append(row["error"])
+                print(
+                    f"{network:<13} {method:<12} {workers} ranks  measured {1000 * row['measured_seconds']:7.1f} ms  "
+                    f"predicted {1000 * row['predicted_seconds']:7.1f} ms  {100 * row['error']:+6.1f} %  "
+                    f"(all-reduces {100 * row['collectives_error']:.1f} % off; load {load:.1f}; {taken:.0f} s)",
+                    flush=True,
+                )
+    sizes = [abs(error) for error in errors]
+    mean = statistics.mean(sizes)
+    print(
+        f"{len(errors)} runs: mean absolute error {100 * mean:.1f} %, worst {100 * max(sizes):.1f} %, "
+        f"mean with its sign {100 * statistics.mean(errors):+.1f} %"
+    )
+    return 1 if mean > MAX_REPLAY_ERROR else 0
+
+
+def run_mlbench(home: str, *words: str) -> str:
+    """What a command prints, with a store of its own. Ends this program with the command's error if it fails."""
+    environment = {**os.environ, "MLBENCH_HOME": home}
+    done = subprocess.run(
+        [sys.executable, "-m", "mlbench_cli", *words], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    if done.returncode:
+        sys.exit(f"mlbench {' '.join(words)} ended with {done.returncode}:\n{done.stderr}")
+    return done.stdout
 
 
 def find_method(name: str) -> Method:
@@ -117,13 +207,15 @@ def find_method(name: str) -> Method:
     return resolve(preset, {axis: value} if change else {})
 
 
-def measure(ranks: int, shape: NetworkShape, names: list[str]) -> tuple[dict[str, float], Link]:
-    """Seconds of a step by method on a shaped network, and the link that the probe has found."""
-    network = ShapedNetwork(shape, ranks)
+def measure(
+    ranks: int, shape: NetworkShape, names: list[str], scale: float = 1.0, steps: int = STEPS
+) -> tuple[dict[str, float], Link]:
+    """Seconds of a step by method on a shaped network, and the link that the probe has found. See `work`."""
+    network = ShapedNetwork(shape, ranks + count_servers(names))
     try:
         network.verify()
         report = network.document["probes"][0]
-        measured = run_ranks(network, ranks, names)
+        measured = run_ranks(network, ranks, names, [str(scale), str(steps)])
     finally:
         network.close()
     links = report["links"]
@@ -155,20 +247,28 @@ def follow_advice(ranks: int, shape: NetworkShape, name: str) -> None:
     )
 
 
-def run_ranks(network: ShapedNetwork, ranks: int, names: list[str]) -> dict[str, float]:
+def count_servers(names: list[str]) -> int:
+    """How many parameter servers the methods need at most."""
+    return max(find_method(name).server_count for name in names)
+
+
+def run_ranks(network: ShapedNetwork, ranks: int, names: list[str], sizes: list[str]) -> dict[str, float]:
     processes = []
-    for rank in range(ranks):
+    servers = count_servers(names)
+    for rank in range(ranks + servers):
         environment = {
             **os.environ,
             "RANK": str(rank),
             "WORLD_SIZE": str(ranks),
+            "MLBENCH_SERVERS": str(servers),
+            "MLBENCH_ROLE": "trainer" if rank < ranks else "server",
             "MASTER_ADDR": worker_address(0),
             "MASTER_PORT": str(PORT),
             "GLOO_SOCKET_IFNAME": "eth0",
             "OMP_NUM_THREADS": "1",
             "MLBENCH_NETWORK": str(network.shape),
         }
-        words = [sys.executable, "-m", "benchmarks.predict", "--work", ",".join(names)]
+        words = [sys.executable, "-m", "benchmarks.predict", "--work", ",".join(names), *sizes]
         processes.append(
             subprocess.Popen(
                 words,
@@ -179,27 +279,32 @@ def run_ranks(network: ShapedNetwork, ranks: int, names: list[str]) -> dict[str,
                 preexec_fn=lambda rank=rank: network.enter_worker(rank),  # type: ignore[misc]
             )
         )
-    text, _ = processes[0].communicate(timeout=600)
-    for process in processes:
-        process.wait(60)
+    try:
+        text, _ = processes[0].communicate(timeout=600)
+        for process in processes:
+            process.wait(60)
+    finally:
+        for process in processes:
+            process.kill()
     line = next(line for line in text.splitlines() if line.startswith("@steps "))
     found: dict[str, float] = json.loads(line.removeprefix("@steps "))
     return found
 
 
-def make_workload(computed: float) -> Workload:
+def make_workload(computed: float, scale: float = 1.0) -> Workload:
     """The step of the waiting layers, which takes `computed` seconds without communication."""
     forward = computed * FORWARD / (FORWARD + BACKWARD)
     layer = (computed - forward) / len(SIZES)
     tensors = tuple(
-        Tensor(str(number), 4 * size, forward + (number + 1) * layer) for number, size in enumerate(reversed(SIZES))
+        Tensor(str(number), 4 * int(scale * size), forward + (number + 1) * layer)
+        for number, size in enumerate(reversed(SIZES))
     )
     return Workload(tensors, forward, computed)
 
 
-def compare(measured: dict[str, float], collectives: GlooCollectives) -> None:
-    """Print each method's step as measured and as predicted from the step without communication."""
-    workload = make_workload(measured.get("noop", len(SIZES) * (FORWARD + BACKWARD)))
+def compare(measured: dict[str, float], collectives: GlooCollectives, scale: float) -> float:
+    """Print each method's step as measured and as predicted from the step without communication; the worst error."""
+    workload = make_workload(measured.get("noop", scale * len(SIZES) * (FORWARD + BACKWARD)), scale)
     errors = []
     for name, seconds in measured.items():
         if name == "noop":
@@ -208,8 +313,9 @@ def compare(measured: dict[str, float], collectives: GlooCollectives) -> None:
         errors.append(abs(predicted / seconds - 1))
         error = 100 * (predicted / seconds - 1)
         print(f"{name:<16} measured {1000 * seconds:7.1f} ms  predicted {1000 * predicted:7.1f} ms  {error:+6.1f} %")
-    print(f"mean absolute error {100 * statistics.mean(errors):.1f} %, worst {100 * max(errors):.1f} %")
+    print(f"mean absolute error {100 * statistics.mean(errors):.1f} %, worst {100 * max(errors):.1f} %", flush=True)
+    return max(errors)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -18,7 +18,7 @@ _STEPS = 40
 
 
 @dataclass(frozen=True)
-class Sample:
+class StepSample:
     """All-reduces of one size: seconds of the slowest rank."""
 
     size: int
@@ -39,7 +39,8 @@ class Calibration:
     workload: Workload
     low: Workload
     high: Workload
-    collectives: tuple[Sample, ...]
+    collectives: tuple[StepSample, ...]
+    buckets: tuple[int, ...] = ()  # bytes of the run's own messages of a step, before its codec
 
     @property
     def is_crowded(self) -> bool:
@@ -65,6 +66,7 @@ def parse_calibration(text: bytes) -> Calibration:
             low,
             high,
             tuple(samples),
+            tuple(int(_amount(size)) for size in document.get("buckets", ())),
         )
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise UsageError(f"{FILE} is not a calibration: {error!r}.", hint=HOW) from None
@@ -108,7 +110,9 @@ def _fit(calibration: Calibration) -> Link:
     return Link(alpha, beta)
 
 
-def _solve(ranks: int, sample: Sample, bounds: tuple[float, float], alpha: float | None, beta: float | None) -> float:
+def _solve(
+    ranks: int, sample: StepSample, bounds: tuple[float, float], alpha: float | None, beta: float | None
+) -> float:
     """The alpha, or the beta, whichever is None, with which the model gives a sample."""
     low, high = bounds
     for _ in range(_STEPS):
@@ -128,11 +132,26 @@ def _workload(document: Mapping[str, Any], number: int, name: str) -> Workload:
         now = max(now, _amount(row[f"ready_{name}"]))
         tensors.append(Tensor(str(row["name"]), int(row["bytes"]), now))
     phases = {key: _phase(document[key], number) for key in ("forward", "backward", "optimizer")}
-    return Workload(tuple(tensors), phases["forward"], max(phases["backward"], now), phases["optimizer"])
+    return Workload(
+        tuple(tensors),
+        phases["forward"],
+        max(phases["backward"], now),
+        phases["optimizer"],
+        _phase(document.get("data", (0.0,) * 3), number),
+        _overlap(document.get("overlap")),
+    )
 
 
-def _sample(row: Mapping[str, Any]) -> Sample:
-    return Sample(int(row["bytes"]), _amount(row["p10"]), _amount(row["p50"]), _amount(row["p90"]))
+def _overlap(document: Mapping[str, Any] | None) -> float:
+    """Seconds that computation loses for each second of messages beside it; 0 if that was not measured."""
+    if document is None:
+        return 0.0
+    alone, beside, communicated = (_amount(document[name]) for name in ("alone", "beside", "communicated"))
+    return min(1.0, max(0.0, beside - alone) / communicated) if communicated else 0.0
+
+
+def _sample(row: Mapping[str, Any]) -> StepSample:
+    return StepSample(int(row["bytes"]), _amount(row["p10"]), _amount(row["p50"]), _amount(row["p90"]))
 
 
 def _phase(values: Sequence[Any], number: int) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from mlbench_cli.simulator.gloo import Link, Message, ring_seconds, simulate
+from mlbench_cli.simulator.gloo import Link, Message, gather_seconds, ring_seconds, simulate
 
 # NCCL 2.19, src/graph/tuning.cc: latencies in microseconds by algorithm and protocol, for NVLink, PCIe and network.
 NCCL_PROTOCOLS = ("LL", "LL128", "Simple")
@@ -42,6 +42,10 @@ class Collectives(Protocol):
         """One message from a rank to another, over the slowest link."""
         ...
 
+    def stream(self, size: float) -> tuple[float, float]:
+        """Seconds for which `size` bytes of a connection occupy the slowest link, and its one-way latency."""
+        ...
+
     def finish(self, messages: Sequence[Message], threads: int) -> list[float]:
         """When each of several all-reduces ends, started in their order, at most `threads` at a time."""
         ...
@@ -58,7 +62,7 @@ def finish_in_turn(messages: Sequence[Message], seconds: Sequence[float]) -> lis
 
 @dataclass(frozen=True)
 class GlooCollectives:
-    """gloo over equal links: all-reduce by events; reduce-scatter is an all-reduce there, all-gather a ring."""
+    """gloo over equal links: all-reduce and all-gather by events; reduce-scatter is an all-reduce there."""
 
     ranks: int
     link: Link
@@ -73,13 +77,16 @@ class GlooCollectives:
         return self.all_reduce(size)
 
     def all_gather(self, size: float) -> float:
-        """Seconds of an all-gather of `size` bytes in all: ranks - 1 steps round a ring."""
-        hop = 2 * self.link.alpha + 2 * self.link.overhead + size / self.ranks * self.link.beta
-        return (self.ranks - 1) * hop
+        """Seconds of an all-gather of `size` bytes in all, by the events of gloo's ring."""
+        return gather_seconds(self.ranks, size, self.link)
 
     def transfer(self, size: float) -> float:
         """Seconds of a message of `size` bytes from one rank to another."""
         return 2 * self.link.alpha + 2 * self.link.overhead + size * self.link.beta if self.ranks > 1 else 0.0
+
+    def stream(self, size: float) -> tuple[float, float]:
+        """Seconds that `size` bytes take of a link, and its latency; nothing waits for a "ready" as gloo does."""
+        return size * self.link.beta, self.link.alpha + self.link.overhead
 
     def finish(self, messages: Sequence[Message], threads: int) -> list[float]:
         """When each message ends, in seconds: by events up to `max_exact_ranks`, above that one after the other."""
@@ -111,6 +118,10 @@ class RingCollectives:
     def transfer(self, size: float) -> float:
         """Seconds of a message of `size` bytes from one rank to another."""
         return self.alpha + size * self.beta if self.ranks > 1 else 0.0
+
+    def stream(self, size: float) -> tuple[float, float]:
+        """Seconds that `size` bytes take of a link, and its latency."""
+        return size * self.beta, self.alpha
 
     def finish(self, messages: Sequence[Message], threads: int) -> list[float]:
         """When each message ends, in seconds, one after the other."""
@@ -185,6 +196,10 @@ class NcclCollectives:
         """Seconds of a message of `size` bytes between two nodes."""
         return self.topology.network.alpha + size * self._beta() if self.ranks > 1 else 0.0
 
+    def stream(self, size: float) -> tuple[float, float]:
+        """Seconds that `size` bytes take of a node's link, and its latency."""
+        return size * self._beta(), self.topology.network.alpha
+
     def finish(self, messages: Sequence[Message], threads: int) -> list[float]:
         """When each message ends, in seconds, one after the other."""
         return finish_in_turn(messages, [self.all_reduce(message.size) for message in messages])
@@ -235,6 +250,10 @@ class TwoLevelCollectives:
     def transfer(self, size: float) -> float:
         """Seconds of a message of `size` bytes between two nodes."""
         return self._between().transfer(size)
+
+    def stream(self, size: float) -> tuple[float, float]:
+        """Seconds that `size` bytes take of the link between two nodes, and its latency."""
+        return self._between().stream(size)
 
     def finish(self, messages: Sequence[Message], threads: int) -> list[float]:
         """When each message ends, in seconds, one after the other."""

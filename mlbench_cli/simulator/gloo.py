@@ -1,7 +1,8 @@
-"""gloo's ring all-reduce as events (structure: gloo/allreduce.cc and transport/tcp/pair.cc of pytorch/gloo).
+"""gloo's rings as events (structure: allreduce.cc, allgather.cc and transport/tcp/pair.cc of pytorch/gloo).
 
 A buffer is cut into segments of at most 1 MiB, at least two for each rank. Each rank passes them to its left neighbour,
-two in flight, first reduced (reduce-scatter), then complete (all-gather). A send waits for the receiver's "ready"
+two in flight, first reduced (reduce-scatter), then complete (all-gather). An all-gather alone is the second phase, with
+two segments for each rank. A send waits for the receiver's "ready"
 message, so a hop costs two latencies and not one: the textbook's 2 (n-1) alpha is 30 % off on real networks.
 
 All ranks run the same program at the same time on equal links, so one rank stands for all: what it sends arrives from
@@ -50,7 +51,7 @@ class Event:
 
 @dataclass
 class _Collective:
-    """The state of one all-reduce on the rank that stands for all."""
+    """The state of one collective on the rank that stands for all."""
 
     program: Iterator[tuple[str, float]]
     wanted: str = ""
@@ -83,18 +84,26 @@ def simulate(
 @lru_cache(maxsize=4096)
 def ring_seconds(ranks: int, size: float, link: Link) -> float:
     """Seconds of one all-reduce of `size` bytes among `ranks`, without the launch."""
-    if ranks == 1:
-        return 0.0
-    count, segment = split(ranks, size)
+    return _take(2, *split(ranks, size), ranks, link) if ranks > 1 else 0.0
+
+
+@lru_cache(maxsize=4096)
+def gather_seconds(ranks: int, size: float, link: Link) -> float:
+    """Seconds of one all-gather of `size` bytes in all among `ranks`, without the launch."""
+    return _take(1, 2 * (ranks - 1), size / (2 * ranks), ranks, link) if ranks > 1 else 0.0
+
+
+def _take(phases: int, count: int, segment: float, ranks: int, link: Link) -> float:
+    """Seconds of a collective that sends `count` segments in each of its phases, with nothing else on the link."""
     if count <= MAX_EXACT_SEGMENTS:
-        return _alone(count, segment, ranks, link)
+        return _alone(phases, count, segment, ranks, link)
     half = MAX_EXACT_SEGMENTS // 2
-    few, many = (_alone(number, segment, ranks, link) for number in (half, MAX_EXACT_SEGMENTS))
+    few, many = (_alone(phases, number, segment, ranks, link) for number in (half, MAX_EXACT_SEGMENTS))
     return many + (count - MAX_EXACT_SEGMENTS) * (many - few) / (MAX_EXACT_SEGMENTS - half)
 
 
-def _alone(count: int, segment: float, ranks: int, link: Link) -> float:
-    (end,) = _Ring([Message(0.0, segment * count)], [(count, segment)], ranks, link, 1, None).run()
+def _alone(phases: int, count: int, segment: float, ranks: int, link: Link) -> float:
+    (end,) = _Ring([Message(0.0, segment * count)], [(count, segment)], ranks, link, 1, None, phases).run()
     return end - LAUNCH_SECONDS
 
 
@@ -107,6 +116,7 @@ class _Ring:
         link: Link,
         threads: int,
         trace: Callable[[Event], None] | None,
+        phases: int = 2,
     ) -> None:
         self._messages = messages
         self._link = link
@@ -114,7 +124,7 @@ class _Ring:
         self._shares_connection = ranks == 2
         self._trace = trace
         self._free_threads = threads
-        self._collectives = [_Collective(_program(*shape)) for shape in shapes]
+        self._collectives = [_Collective(_program(*shape, phases)) for shape in shapes]
         self._queue: list[tuple[float, int, Callable[[float, int], None], int]] = []
         self._number = 0
         self._next = 0  # message to launch
@@ -222,9 +232,9 @@ class _Ring:
         self._advance(now, number)
 
 
-def _program(count: int, segment: float) -> Iterator[tuple[str, float]]:
-    """What a rank does in both phases, with two segments in flight."""
-    for _ in range(2):
+def _program(count: int, segment: float, phases: int) -> Iterator[tuple[str, float]]:
+    """What a rank does in all phases, with two segments in flight."""
+    for _ in range(phases):
         for number in range(count + 2):
             if number >= 2:
                 yield "receive", 0.0

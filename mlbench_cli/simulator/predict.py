@@ -47,7 +47,10 @@ class PredictionDocument(TypedDict):
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is asked for. `network` None: that of the run; `nodes` and `per_node` None: one rank per node."""
+    """What is asked for. `network` None: that of the run; `nodes` and `per_node` None: one rank per node.
+
+    `buckets`: bytes of the method's messages, if they are known from a run with it.
+    """
 
     ranks: int
     method: Method
@@ -59,6 +62,7 @@ class Scenario:
     servers: int | None = None
     backend: str = "gloo"
     spread: float = 0.0  # of the ranks' computing times, see `stragglers`
+    buckets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,11 @@ def predict(calibration: Calibration, link: Link, error: float, scenario: Scenar
     used = link if scenario.network is None else _link_of(scenario.network)
     steps = [
         simulate_step(
-            workload.scale(slower), scenario.method, _collectives(scenario, _widen(used, factor)), scenario.servers
+            workload.scale(slower),
+            scenario.method,
+            _collectives(scenario, _widen(used, factor)),
+            scenario.servers,
+            scenario.buckets,
         )
         for workload, factor in (
             (calibration.low, 1 - min(error, 0.9)),
@@ -184,11 +192,11 @@ def _changes(scenario: Scenario, link: Link) -> Iterator[tuple[str, str, Scenari
 
     for name in ADVISED:
         if name != scenario.method.name:
-            yield f"method {name}", f"--method {name}", replace(scenario, method=resolve(name)), 1.0
+            yield f"method {name}", f"--method {name}", replace(scenario, method=resolve(name), buckets=()), 1.0
     for bucket in BUCKETS:
         method = replace(resolve("fusion"), plan=f"threshold:{bucket}")
         options = f"--method fusion --set comm.plan=threshold:{bucket}"
-        yield f"buckets of {bucket}", options, replace(scenario, method=method), 1.0
+        yield f"buckets of {bucket}", options, replace(scenario, method=method, buckets=()), 1.0
     rate, delay = 8 / link.beta, link.alpha
     if scenario.network is not None:
         rate, delay = scenario.network.rate, scenario.network.delay

@@ -37,7 +37,7 @@ _FILE = "published_methods.csv"
 
 
 @dataclass(frozen=True)
-class Cell:
+class PublishedCell:
     """One published measurement: samples per second of all GPUs."""
 
     model: str
@@ -54,10 +54,10 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PublishedComparison:
     """A measurement and its prediction. `is_calibration` marks the cells that the constants are from."""
 
-    cell: Cell
+    cell: PublishedCell
     predicted_rate: float
     is_calibration: bool
 
@@ -76,12 +76,12 @@ class Constants:
 
 
 @cache
-def load_cells() -> tuple[Cell, ...]:
+def load_cells() -> tuple[PublishedCell, ...]:
     """The table's cells of more than one node: what one node measures says nothing of the network."""
     text = resources.files("mlbench_cli.simulator").joinpath(_FILE).read_text("utf-8")
     rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
     cells = [
-        Cell(
+        PublishedCell(
             *(row["model"], int(row["batch"]), row["network"], row["method"], int(row["gpus"])),
             float(row["samples_per_second"]),
         )
@@ -90,12 +90,15 @@ def load_cells() -> tuple[Cell, ...]:
     return tuple(cell for cell in cells if cell.gpus > GPUS_PER_NODE)
 
 
-def calibrate(cells: Sequence[Cell], network: str) -> Constants:
-    """The constants of a connection from its two cells."""
+def calibrate(cells: Sequence[PublishedCell], network: str, alpha: float | None = None) -> Constants:
+    """The constants of a connection from its two cells; with seconds per hop from elsewhere, from the first one."""
     single = _workload(_REFERENCE, _batch(cells, _REFERENCE))
     rate_cell = _find(cells, network, _RATE_CELL)
     volume = 2 * (_CELL_GPUS - 1) / _CELL_GPUS * single.size
-    beta = (rate_cell.seconds - single.seconds) / volume
+    starts = 2 * (_CELL_GPUS - 1) * (alpha or 0.0)
+    beta = (rate_cell.seconds - single.seconds - starts) / volume
+    if alpha is not None:
+        return Constants(alpha, beta)
     start_cell = _find(cells, network, _START_CELL)
 
     def seconds(alpha: float) -> float:
@@ -104,14 +107,14 @@ def calibrate(cells: Sequence[Cell], network: str) -> Constants:
     return Constants(_solve(seconds, start_cell.seconds, 0.0, 5e-3), beta)
 
 
-def compare_published() -> list[Comparison]:
-    """Every cell with its prediction."""
+def compare_published(alpha: float | None = None) -> list[PublishedComparison]:
+    """Every cell with its prediction. `alpha` are seconds per hop that are not taken from the table, see calibrate."""
     cells = load_cells()
-    constants = {network: calibrate(cells, network) for network in {cell.network for cell in cells}}
+    constants = {network: calibrate(cells, network, alpha) for network in {cell.network for cell in cells}}
     return [_compare(cell, constants[cell.network]) for cell in cells]
 
 
-def summarize(found: Sequence[Comparison]) -> Iterator[tuple[str, int, float, float]]:
+def summarize(found: Sequence[PublishedComparison]) -> Iterator[tuple[str, int, float, float]]:
     """By method: its name, number of cells that were predicted, mean and greatest absolute error."""
     for method in METHODS:
         errors = [abs(item.error) for item in found if item.cell.method == method and not item.is_calibration]
@@ -119,10 +122,10 @@ def summarize(found: Sequence[Comparison]) -> Iterator[tuple[str, int, float, fl
             yield method, len(errors), sum(errors) / len(errors), max(errors)
 
 
-def _compare(cell: Cell, constants: Constants) -> Comparison:
+def _compare(cell: PublishedCell, constants: Constants) -> PublishedComparison:
     step = _step(_workload(cell.model, cell.batch), cell.method, cell.gpus, constants)
     is_calibration = (cell.model, cell.gpus) == (_REFERENCE, _CELL_GPUS) and cell.method in (_RATE_CELL, _START_CELL)
-    return Comparison(cell, cell.gpus * cell.batch / step.seconds, is_calibration)
+    return PublishedComparison(cell, cell.gpus * cell.batch / step.seconds, is_calibration)
 
 
 def _step(workload: Workload, method: str, gpus: int, constants: Constants) -> Step:
@@ -137,11 +140,11 @@ def _workload(model: str, batch: int) -> Workload:
     return workload_of(MODELS[model](), batch / SINGLE_GPU[model])
 
 
-def _batch(cells: Sequence[Cell], model: str) -> int:
+def _batch(cells: Sequence[PublishedCell], model: str) -> int:
     return next(cell.batch for cell in cells if cell.model == model)
 
 
-def _find(cells: Sequence[Cell], network: str, method: str) -> Cell:
+def _find(cells: Sequence[PublishedCell], network: str, method: str) -> PublishedCell:
     wanted: Mapping[str, object] = {"model": _REFERENCE, "network": network, "method": method, "gpus": _CELL_GPUS}
     return next(cell for cell in cells if all(getattr(cell, name) == value for name, value in wanted.items()))
 

@@ -7,8 +7,9 @@ other transports travel one at a time.
 
 import itertools
 import math
+from bisect import bisect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
 from mlbench_cli.errors import UsageError
@@ -16,12 +17,15 @@ from mlbench_cli.simulator.collectives import Collectives
 from mlbench_cli.simulator.gloo import WORKER_THREADS, Message
 from mlbench_cli.simulator.workload import Workload
 from task_images.comm.methods import Method, parse_size
-from task_images.comm.plans import Cost, Groups, build, fit
+from task_images.comm.plans import Cost, Groups, build, fit, simulate_order
 
 STEPS = 4  # that are simulated; without a barrier the last one is in its steady state
+SLOWDOWNS = 3  # rounds in which computation slows for messages beside it, and messages move with it
+MAX_ROUNDING = 0.01  # of all bytes: buffers may be padded
 QSGD_BUCKET = 512
+_COST_SIZES = (4096, 65_536, 262_144, 1 << 20)  # of the all-reduces that a run times, see comm/reducer.py
 _SAMPLE_SIZES = (4096, 65_536, 1 << 20, 4 << 20)
-_UNKNOWN_ENGINES = ("zero1", "fsdp2", "hsdp")
+UNKNOWN_ENGINES = ("zero1", "fsdp2", "hsdp")
 
 
 @dataclass(frozen=True)
@@ -53,14 +57,41 @@ class Step:
         return max(0.0, self.seconds - self.compute)
 
     @property
+    def hidden(self) -> float:
+        """Seconds in which messages are under way while the rank computes."""
+        return max(0.0, self.communication - self.exposed)
+
+    @property
     def efficiency(self) -> float:
         """The share of the step that is computation; 1.0 if nothing else takes time."""
         return self.compute / self.seconds if self.seconds else 1.0
 
 
-def simulate_step(workload: Workload, method: Method, collectives: Collectives, servers: int | None = None) -> Step:
-    """The step of a rank in its steady state. Raises UsageError for a method that is not simulated."""
+def simulate_step(
+    workload: Workload,
+    method: Method,
+    collectives: Collectives,
+    servers: int | None = None,
+    buckets: Sequence[int] = (),
+) -> Step:
+    """The step of a rank in its steady state. Raises UsageError for a method that is not simulated.
+
+    `buckets` are the bytes of the groups that a run with this method had; without them its plan is made here.
+    What is computed beside messages is slowed by the workload's `overlap`, which moves the messages in turn.
+    """
     check_method(method)
+    step = _simulate(workload, method, collectives, servers, buckets)
+    if workload.overlap == 0 or workload.seconds == 0:
+        return step
+    for _ in range(SLOWDOWNS):
+        factor = 1 + workload.overlap * step.hidden / workload.seconds
+        step = _simulate(workload.scale(factor), method, collectives, servers, buckets)
+    return replace(step, compute=workload.seconds)
+
+
+def _simulate(
+    workload: Workload, method: Method, collectives: Collectives, servers: int | None, buckets: Sequence[int]
+) -> Step:
     ranks = collectives.ranks
     if ranks == 1 or method.transport == "noop":
         return Step(workload.seconds, workload.seconds, 0.0, 0, 0.0, 0)
@@ -68,7 +99,7 @@ def simulate_step(workload: Workload, method: Method, collectives: Collectives, 
     if word != "every":
         return _local_step(workload, int(argument.split(",")[-1]), collectives)
     wire = _Wire(method, collectives, servers or max(1, method.server_count))
-    groups = plan_groups(workload, method, wire.message)
+    groups = group_by_bytes(workload, buckets) or plan_groups(workload, method, wire.message)
     parts = _divide(workload, groups, method)
     if method.staleness == "async":
         return _asynchronous_step(workload, parts, wire)
@@ -79,7 +110,7 @@ def simulate_step(workload: Workload, method: Method, collectives: Collectives, 
 
 def check_method(method: Method) -> None:
     """Raises UsageError for what this simulator has no model of."""
-    if method.engine in _UNKNOWN_ENGINES:
+    if method.engine in UNKNOWN_ENGINES:
         raise UsageError(f"{method.engine} is not simulated: its messages gate the forward pass in ways of its own.")
     if method.staleness.startswith("ssp"):
         raise UsageError("Bounded staleness is not simulated: it depends on how far workers drift apart.")
@@ -90,6 +121,19 @@ def plan_groups(workload: Workload, method: Method, seconds: Callable[[float], f
     sizes = [tensor.size for tensor in workload.tensors]
     ready = [tensor.ready for tensor in workload.tensors]
     return build(method.plan, sizes, ready, fit_cost(seconds))
+
+
+def group_by_bytes(workload: Workload, buckets: Sequence[int]) -> Groups:
+    """Groups of tensors, in the order in which they are ready, that have the given bytes; none if they do not fit."""
+    if not buckets or abs(sum(buckets) - workload.size) > MAX_ROUNDING * workload.size:
+        return []
+    ends, done = list(itertools.accumulate(buckets)), 0.0
+    groups: Groups = [[] for _ in buckets]
+    for index, tensor in enumerate(workload.tensors):
+        middle = done + tensor.size / 2
+        groups[min(bisect(ends, middle), len(groups) - 1)].append(index)
+        done += tensor.size
+    return [group for group in groups if group]
 
 
 def fit_cost(seconds: Callable[[float], float]) -> Cost:
@@ -146,14 +190,15 @@ class _Wire:
         if transport == "gossip":
             return collectives.transfer(2 * payload)
         if transport == "ps":
-            return sum(self.both_ways(size))
+            push, pull, latency = self.both_ways(size)
+            return push + pull + 2 * latency
         if transport == "rsag":
             return collectives.reduce_scatter(payload) + collectives.all_gather(payload)
         return collectives.all_reduce(payload)
 
-    def both_ways(self, size: float) -> tuple[float, float]:
-        """Seconds to parameter servers, whose links all workers share, and of the answer: the sum in its shortest
-        exact form (task_images/comm/served_codecs.py)."""
+    def both_ways(self, size: float) -> tuple[float, float, float]:
+        """Seconds that a message occupies links to parameter servers, which all workers share, and back from them; the
+        one-way latency. What comes back is the sum in its shortest exact form (task_images/comm/served_codecs.py)."""
         ranks = self._collectives.ranks
         share = max(1.0, ranks / self._servers)
         pushed = pulled = encoded_bytes(self._method.codec, size)
@@ -161,7 +206,8 @@ class _Wire:
             pulled = min(2 * size, ranks * pushed)
         elif self._method.codec_name == "qsgd" or (self._method.codec_name, self._method.feedback) == ("sign", "ef"):
             pulled = size
-        return self._collectives.transfer(pushed * share), self._collectives.transfer(pulled * share)
+        push, latency = self._collectives.stream(pushed * share)
+        return push, self._collectives.stream(pulled * share)[0], latency
 
     def sent_bytes(self, size: float) -> float:
         """Bytes that a rank sends for a message."""
@@ -219,8 +265,7 @@ def _overlap(
     """
     order = list(range(len(parts)))
     if method.order == "priority":
-        starts, _ = _one_at_a_time(ready, [wire.message(part.size) for part in parts], parts, None)
-        order.sort(key=lambda number: starts[number])
+        order = _agree_on_order(parts, ready, collectives)
     messages = [Message(ready[number], encoded_bytes(method.codec, parts[number].size)) for number in order]
     found = collectives.finish(messages, WORKER_THREADS)
     ends, starts = [0.0] * len(parts), [0.0] * len(parts)
@@ -230,6 +275,14 @@ def _overlap(
         starts[number], ends[number] = max(ready[number], free), end
         heappush(busy, end)
     return starts, ends
+
+
+def _agree_on_order(parts: Sequence[_Part], ready: Sequence[float], collectives: Collectives) -> list[int]:
+    """The fixed order that a run makes for its priorities: by what all-reduces cost it, whatever carries messages."""
+    cost = fit([(size, collectives.all_reduce(size)) for size in _COST_SIZES])
+    first = min(ready, default=0.0)
+    times = [at - first for at in ready]
+    return simulate_order([part.size for part in parts], times, [part.position for part in parts], cost)
 
 
 def _one_at_a_time(
@@ -261,18 +314,21 @@ def _one_at_a_time(
     return starts, ends
 
 
-def _pipeline(transfers: Sequence[tuple[float, float, float]], free: float = 0.0) -> tuple[list[float], list[float]]:
+def _pipeline(
+    transfers: Sequence[tuple[float, float, float, float]], free: float = 0.0
+) -> tuple[list[float], list[float]]:
     """Starts and ends of messages that are pushed to servers and pulled from them, both directions at once.
 
-    Each of `transfers` is when it is ready, and the seconds of pushing and of pulling it.
+    Each of `transfers` is when it is ready, the seconds for which it occupies links on its way to a server and on its
+    way back, and the latency of each way, which messages that follow each other share.
     """
-    starts, ends, pulled = [], [], free
-    for ready, push, pull in transfers:
+    starts, ends, pulled = [], [], 0.0
+    for ready, push, pull, latency in transfers:
         start = max(free, ready)
         free = start + push
-        pulled = max(pulled, free) + pull
+        pulled = max(pulled, free + latency) + pull
         starts.append(start)
-        ends.append(pulled)
+        ends.append(pulled + latency)
     return starts, ends
 
 
@@ -317,6 +373,8 @@ def _exchange(
     """Starts, ends, and when parameters are complete, of a step's messages."""
     if method.transport == "ps":
         order = sorted(range(len(parts)), key=lambda number: (ready[number], parts[number].position))
+        if method.order == "priority":
+            order = _agree_on_order(parts, ready, collectives)
         starts, ends = _pipeline([(ready[number], *wire.both_ways(parts[number].size)) for number in order], free)
         back = dict(zip(order, zip(starts, ends, strict=True), strict=True))
         pairs = [back[number] for number in range(len(parts))]

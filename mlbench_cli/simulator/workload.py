@@ -20,7 +20,8 @@ class Workload:
     forward     when the backward pass begins
     backward    when it ends
     optimizer   seconds of the update
-    other       seconds of the step besides: data, metrics
+    other       seconds of the step besides: loading a batch
+    overlap     seconds that computation loses for each second in which messages are under way beside it
     """
 
     tensors: tuple[Tensor, ...]
@@ -28,6 +29,7 @@ class Workload:
     backward: float
     optimizer: float = 0.0
     other: float = 0.0
+    overlap: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -42,8 +44,14 @@ class Workload:
     def scale(self, factor: float) -> "Workload":
         """The same on a machine that computes `factor` times as long."""
         tensors = tuple(replace(tensor, ready=tensor.ready * factor) for tensor in self.tensors)
-        times = [value * factor for value in (self.forward, self.backward, self.optimizer, self.other)]
-        return Workload(tensors, *times)
+        return replace(
+            self,
+            tensors=tensors,
+            forward=self.forward * factor,
+            backward=self.backward * factor,
+            optimizer=self.optimizer * factor,
+            other=self.other * factor,
+        )
 
 
 def spread_backward(

@@ -28,6 +28,8 @@ from task_images.harness.tracker import Tracker
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
+NOTHING: AbstractContextManager[object] = contextlib.nullcontext()
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -177,11 +179,12 @@ class Strategy:
         clip    greatest norm of the gradients; infinity: only measure it
         scale   factor on the loss, divided out; an overflow skips the update on all ranks and lowers it
         """
-        with self._section("communication"):
+        is_alone = self.place.size == 1
+        with NOTHING if is_alone else self._section("communication"):
             self._reduce()
         with self._section("optimizer"):
             updated = self._apply(rate, clip, scale)
-        with self._section("communication"):
+        with NOTHING if is_alone else self._section("communication"):
             self._exchange(updated)
         self._stats["updates"] += 1
         return updated
@@ -232,6 +235,10 @@ class Strategy:
         """What this rank sent since `attach`, for the result's details: updates, messages, bytes, ..."""
         return dict(self._stats)
 
+    def bucket_bytes(self) -> list[int]:
+        """Bytes of gradients in each message of a step, in the order in which they leave; empty: not known."""
+        return []
+
     def close(self) -> None:
         """End threads and leave servers. Only after success."""
 
@@ -266,8 +273,10 @@ class Strategy:
         if finite:
             set_rate(self.optimizer, rate)
             self.optimizer.step()
-        # In place if gradients are views of the buffers that are sent.
-        self.optimizer.zero_grad(set_to_none=self._clear_to_none)
+        if self._clear_to_none:
+            self.optimizer.zero_grad()
+        elif gradients:  # in place: they may be views of the buffers that are sent
+            torch._foreach_zero_(gradients)
         return finite
 
     def _agree(self, finite: bool) -> bool:
@@ -293,7 +302,7 @@ class Strategy:
         self._stats["bytes"] += tensor.numel() * tensor.element_size()
 
     def _section(self, name: str) -> AbstractContextManager[object]:
-        return contextlib.nullcontext() if self._tracker is None else self._tracker.section(name)
+        return NOTHING if self._tracker is None else self._tracker.section(name)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -93,6 +93,12 @@ class DdpAllReduce(Strategy):
             figures[name] = float(logged.get(entry, 0)) / 1e9
         return figures
 
+    def bucket_bytes(self) -> list[int]:
+        """Bytes of torch's buckets, as it built them after the first backward pass."""
+        logged = {} if self._wrapped is None else self._wrapped._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        sizes = str(logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or "")
+        return [int(size) for size in sizes.split(",") if size.strip().isdecimal()]
+
     def _reduce_bucket(self, _: None, bucket: GradBucket) -> Future[Tensor]:
         gradients = bucket.buffer()
         gradients.mul_(self._weight / self._total)

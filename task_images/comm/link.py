@@ -140,21 +140,28 @@ class Leader:
         return int(chosen)
 
 
-def measure_cost(link: Link, sizes: Sequence[int] = (1024, 16384, 65536, 262144), repeats: int = 5) -> list[float]:
-    """Mean seconds of an all-reduce of each of `sizes` numbers, after two that do not count. Collective.
+def measure_cost(link: Link, sizes: Sequence[int], counts: tuple[int, int] = (2, 12)) -> list[float]:
+    """Seconds by which the last of several all-reduces ends later for one more, for each of `sizes` numbers.
 
-    They are handed over one after the other without waiting, as gradients are: what counts in a plan is how much later
-    the last message ends for one message more.
+    That is what counts in a plan. A short burst is compared with a long one: what a burst takes once, whatever its
+    length (until the last rank has begun, and until it is done), is no cost of each message. With more ranks than cores
+    it is as long as several messages. Collective.
     """
-    seconds = []
-    for size in sizes:
-        tensors = [torch.zeros(size, device=link.device) for _ in range(repeats + 2)]
-        for tensor in tensors[:2]:
-            link.all_reduce(tensor)
-        link.synchronize()
-        begin = time.perf_counter()
-        for work in [link.start_all_reduce(tensor) for tensor in tensors[2:]]:
-            work.wait()
-        link.synchronize()
-        seconds.append((time.perf_counter() - begin) / repeats)
-    return seconds
+    short, long = counts
+    return [(measure_burst(link, size, long) - measure_burst(link, size, short)) / (long - short) for size in sizes]
+
+
+def measure_burst(link: Link, size: int, count: int) -> float:
+    """Seconds of `count` all-reduces of `size` numbers, handed over without waiting, as gradients are. Collective.
+
+    Two before them do not count.
+    """
+    tensors = [torch.zeros(size, device=link.device) for _ in range(count + 2)]
+    for tensor in tensors[:2]:
+        link.all_reduce(tensor)
+    link.synchronize()
+    begin = time.perf_counter()
+    for work in [link.start_all_reduce(tensor) for tensor in tensors[2:]]:
+        work.wait()
+    link.synchronize()
+    return time.perf_counter() - begin

@@ -417,6 +417,10 @@ class Reducer(Strategy):
             )
         return figures
 
+    def bucket_bytes(self) -> list[int]:
+        """Bytes of each group's buffer, before its codec and before it is cut into messages."""
+        return [] if self.place.size == 1 else [_size(group.flat) for group in self._groups]
+
     def close(self) -> None:
         """Finish what is under way and end the thread."""
         if self.place.size > 1:

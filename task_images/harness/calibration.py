@@ -1,17 +1,20 @@
 """What a prediction needs to know of a run: when each gradient is ready, and what messages of several sizes take.
 
 `calibrate` trains a few steps without communication, while all ranks compute, and puts model, random numbers and data
-back as they were. Rank 0 leaves calibration.json in its output folder (mlbench predict reads it).
+back as they were. Some more steps, with messages that have nothing to do with them under way, show how much
+communication slows computation on the same cores. Rank 0 leaves calibration.json in its output folder (mlbench predict
+reads it); when training is over, `add_buckets` adds how large the messages of its method were.
 """
 
 import json
+import math
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -23,10 +26,16 @@ from task_images.harness.distributed import World
 
 FILE = "calibration.json"
 VERSION = 1
-WARM_UP, STEPS = 3, 12
+WARM_UP, STEPS = 3, 24
 SIZES = (4096, 16_384, 65_536, 262_144, 1 << 20, 4 << 20)
 SAMPLES = 9
 MAX_SECONDS_PER_SIZE = 2.0
+PAIRS = 8  # of steps, one alone and one beside messages
+BESIDE_BYTES = 1 << 20  # of a message that steps have beside them
+MAX_BESIDE = 32  # messages of a step
+BESIDE_AT_ONCE = 2  # of which gloo's threads carry so many at a time
+MIN_BESIDE_SHARE = 0.2  # of the computation, below which what it loses is noise
+OVERLAPPED = ("gloo", "nccl")  # backends whose messages travel while ranks compute
 
 
 class TensorTimes(TypedDict):
@@ -50,6 +59,18 @@ class CollectiveTimes(TypedDict):
     p90: float
 
 
+class OverlapTimes(TypedDict):
+    """Computation with messages beside it: medians over pairs of steps, seconds of the slowest rank.
+
+    alone, beside   forward and backward pass without and with messages under way
+    communicated    seconds of the pass in which messages were under way
+    """
+
+    alone: float
+    beside: float
+    communicated: float
+
+
 class CalibrationDocument(TypedDict):
     """calibration.json. Phases are seconds of the slowest rank, as p10, p50 and p90 over steps."""
 
@@ -62,11 +83,14 @@ class CalibrationDocument(TypedDict):
     load_before: float | None
     batch: int
     tensors: list[TensorTimes]  # in the order in which they are ready
+    data: list[float]  # until a batch is on the device; the times below begin after it
     forward: list[float]  # until the backward pass begins
     backward: list[float]  # until it ends
     optimizer: list[float]
     step: list[float]  # all of it, without communication
     collectives: list[CollectiveTimes]
+    overlap: OverlapTimes | None
+    buckets: NotRequired[list[int]]  # bytes of the messages of the run's own method, in the order in which they leave
 
 
 @contextmanager
@@ -86,20 +110,23 @@ def calibrate(
     world: World,
     model: nn.Module,
     make_optimizer: MakeOptimizer,
-    loss_of: Callable[[], Tensor],
+    take_batch: Callable[[], Callable[[], Tensor]],
     batch: int,
 ) -> None:
     """Measure steps of `model`, before any strategy has it, and leave the document.
 
-    `loss_of` is forward pass and loss of a batch of `batch` samples, the same one for each step. Collective.
+    `take_batch` loads a batch of `batch` samples, and returns forward pass and loss of it. Collective.
     """
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    collectives = [_measure(world, size) for size in SIZES] if world.size > 1 else []
     with keep_state(model, world.device):
-        steps = _Steps(world, model, make_optimizer(model), loss_of)
+        steps = _Steps(world, model, make_optimizer(model), take_batch)
         measured = [steps.take() for _ in range(WARM_UP + STEPS)][WARM_UP:]
+        overlap = _measure_overlap(world, steps, collectives)
         steps.close()
-    order = sorted(steps.sizes, key=lambda name: statistics.median(row[name] for row in steps.ready[WARM_UP:]))
-    columns = [[row[name] for row in steps.ready[WARM_UP:]] for name in order]
+    ready = steps.ready[WARM_UP : WARM_UP + STEPS]
+    order = sorted(steps.sizes, key=lambda name: statistics.median(row[name] for row in ready))
+    columns = [[row[name] for row in ready] for name in order]
     slowest = [world.max(column) for column in columns]
     document: CalibrationDocument = {
         "schema_version": VERSION,
@@ -115,20 +142,38 @@ def calibrate(
             for name, values in zip(order, slowest, strict=True)
         ],
         **_phases(world, measured),  # type: ignore[typeddict-item]
-        "collectives": [_measure(world, size) for size in SIZES] if world.size > 1 else [],
+        "collectives": collectives,
+        "overlap": overlap,
     }
     if world.is_first:
-        path = Path(world.contract.output_dir, FILE)
-        path.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+        _path(world).write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+
+
+def add_buckets(world: World, sizes: Sequence[int]) -> None:
+    """Add to rank 0's document, if there is one, the bytes of the messages that the run's method has sent in a step."""
+    path = _path(world)
+    if not world.is_first or not sizes or not path.exists():
+        return
+    document: CalibrationDocument = json.loads(path.read_text("utf-8"))
+    document["buckets"] = list(sizes)
+    path.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+
+
+def _path(world: World) -> Path:
+    return Path(world.contract.output_dir, FILE)
 
 
 class _Steps:
     """Steps of all ranks at once, without communication, with a time for each gradient."""
 
     def __init__(
-        self, world: World, model: nn.Module, optimizer: torch.optim.Optimizer, loss_of: Callable[[], Tensor]
+        self,
+        world: World,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        take_batch: Callable[[], Callable[[], Tensor]],
     ) -> None:
-        self._world, self._optimizer, self._loss_of = world, optimizer, loss_of
+        self._world, self._optimizer, self._take_batch = world, optimizer, take_batch
         model.train()
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         self.sizes = {name: parameter.numel() * parameter.element_size() for name, parameter in named}
@@ -147,12 +192,17 @@ class _Steps:
 
         return note
 
-    def take(self) -> Mapping[str, float]:
-        """Seconds from the step's start to the end of each phase."""
+    def take(self, before: Callable[[], object] = lambda: None) -> Mapping[str, float]:
+        """Seconds of loading a batch, then from the step's start to the end of each phase; `before` comes between."""
         self._world.barrier()
         self._row = {}
+        loaded = time.perf_counter()
+        compute_loss = self._take_batch()
+        self._world.synchronize()
+        loaded = time.perf_counter() - loaded
+        before()
         self._begun = time.perf_counter()
-        loss = self._loss_of()
+        loss = compute_loss()
         self._world.synchronize()
         forward = time.perf_counter() - self._begun
         loss.backward()  # type: ignore[no-untyped-call]
@@ -164,7 +214,7 @@ class _Steps:
         step = time.perf_counter() - self._begun
         # A parameter that took no part is ready when the pass is over.
         self.ready.append({name: self._row.get(name, backward) for name in self.sizes})
-        return {"forward": forward, "backward": backward, "optimizer": step - backward, "step": step}
+        return {"data": loaded, "forward": forward, "backward": backward, "optimizer": step - backward, "step": step}
 
     def close(self) -> None:
         for handle in self._handles:
@@ -174,7 +224,7 @@ class _Steps:
 def _phases(world: World, measured: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     return {
         name: _spread(world.max([row[name] for row in measured]))
-        for name in ("forward", "backward", "optimizer", "step")
+        for name in ("data", "forward", "backward", "optimizer", "step")
     }
 
 
@@ -205,3 +255,40 @@ def _measure(world: World, size: int) -> CollectiveTimes:
             break
     low, middle, high = _spread(world.max(times[2:]))
     return {"operation": "all_reduce", "bytes": size, "samples": len(times) - 2, "p10": low, "p50": middle, "p90": high}
+
+
+def _measure_overlap(world: World, steps: _Steps, collectives: Sequence[CollectiveTimes]) -> OverlapTimes | None:
+    """Steps alone and beside messages, in turns; None if nothing can be said of it.
+
+    That is so if messages do not travel while ranks compute, or if too few would be under way for too short a time.
+    """
+    if world.backend not in OVERLAPPED or not collectives:
+        return None
+    each = next(row["p50"] for row in collectives if row["bytes"] == BESIDE_BYTES)
+    compute = statistics.median(world.max([steps.take()["backward"] for _ in range(3)]))
+    wanted = BESIDE_AT_ONCE * compute / max(each, 1e-6)
+    count = int(min(MAX_BESIDE, max(1, math.ceil(world.agree(wanted)))))
+    busy = world.agree(max(each, count * each / BESIDE_AT_ONCE))
+    if busy < MIN_BESIDE_SHARE * world.agree(compute):
+        return None
+    buffers = [torch.ones(BESIDE_BYTES // 4, device=world.device) for _ in range(count)]
+    works: list[dist.Work | None] = []
+
+    def send() -> None:
+        works.extend(dist.all_reduce(buffer, async_op=True) for buffer in buffers)
+
+    alone, beside = [], []
+    for _ in range(PAIRS):
+        alone.append(steps.take()["backward"])
+        beside.append(steps.take(send)["backward"])
+        for work in works:
+            if work is not None:
+                work.wait()
+        world.synchronize()
+        works.clear()
+    slowed = statistics.median(world.max(beside))
+    return {
+        "alone": round(statistics.median(world.max(alone)), 7),
+        "beside": round(slowed, 7),
+        "communicated": round(min(slowed, busy), 7),
+    }

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from mlbench_cli import files
 from mlbench_cli.errors import UsageError
-from mlbench_cli.results.analysis.comparability import ComparisonKey, key_of, shorten
+from mlbench_cli.results.analysis.comparability import ComparisonKey, key_of
 from mlbench_cli.results.analysis.series import describe
 from mlbench_cli.results.archive.layout import DamagedArchive
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.figures.style import COLORS, MARKERS, style, write
+from mlbench_cli.text import shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

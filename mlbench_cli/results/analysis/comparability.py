@@ -14,6 +14,7 @@ from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.network import network_phrase
 from mlbench_cli.results.archive.conditions import Conditions, assess_conditions
 from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.text import shorten
 
 UNKNOWN = "unknown"
 WORKERS = "workers"
@@ -151,12 +152,18 @@ def key_of(archive: Archive) -> ComparisonKey:
         metric=goal["metric"] if goal else nothing,
         budget=nothing if result["budget_seconds"] is None else f"{result['budget_seconds']:g}",
         data=_data_text(result) or nothing,
-        network=str(spec.get("network") or ""),
+        network=_network(spec),
         synthetic="synthetic data" if result["synthetic"] else nothing,
         division=None if whole_run else (result.get("division") or {}).get("word") or "none",
         measure="whole run" if whole_run else "",
         judge=int(result.get("judge", 1)),
     )
+
+
+def _network(spec: Mapping[str, Any]) -> str:
+    """The network that was asked for, and on a cluster who shaped it; empty if none was."""
+    method = _mapping(spec.get("kubernetes")).get("network_method")
+    return f"{spec.get('network') or ''}{f' by {method}' if method else ''}"
 
 
 def find_network_difference(a: Archive, b: Archive) -> Difference | None:
@@ -185,11 +192,6 @@ def conditions_of(archive: Archive) -> Conditions:
         return Conditions.from_dict(archive.result["conditions"])
     except (KeyError, TypeError, ValueError, AttributeError):
         return assess_conditions(archive.run["spec"], archive.run.get("provenance"), archive.resources())
-
-
-def shorten(text: str, width: int) -> str:
-    """At most `width` characters of a text, with an ellipsis if it was longer."""
-    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 class _Evidence:

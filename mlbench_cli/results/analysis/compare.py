@@ -27,7 +27,7 @@ THROUGHPUT = "samples per second"
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """One figure of both sides, and B's over A's; None if a side has none. `higher_is_better` is None if unknown."""
 
     a: Estimate | None
@@ -61,14 +61,14 @@ class Comparison:
     b: str
     differences: Mapping[str, tuple[Any, Any]]
     obstacles: tuple[Obstacle, ...]
-    seconds: Mapping[str, Row]
-    others: Mapping[str, Row]
+    seconds: Mapping[str, ComparisonRow]
+    others: Mapping[str, ComparisonRow]
     failed: tuple[str, ...] = ()
     across: tuple[str, ...] = ()
     conditions: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def rows(self) -> dict[str, Row]:
+    def rows(self) -> dict[str, ComparisonRow]:
         """All figures by name: times first, then the others."""
         return {**self.seconds, **self.others}
 
@@ -226,15 +226,15 @@ def _rows(
     a: Mapping[str, Estimate | None],
     b: Mapping[str, Estimate | None],
     directions: Mapping[str, bool] | None = None,
-) -> dict[str, Row]:
+) -> dict[str, ComparisonRow]:
     """`directions`: whether higher is better; None: lower is better, for all of them."""
     better = {name: False if directions is None else directions.get(name) for name in {**a, **b}}
     names = {**dict.fromkeys(a), **dict.fromkeys(b)}
     return {name: _row(a.get(name), b.get(name), better[name]) for name in names}
 
 
-def _row(a: Estimate | None, b: Estimate | None, higher_is_better: bool | None) -> Row:
-    return Row(a, b, ratio(b, a) if a and b else None, higher_is_better)
+def _row(a: Estimate | None, b: Estimate | None, higher_is_better: bool | None) -> ComparisonRow:
+    return ComparisonRow(a, b, ratio(b, a) if a and b else None, higher_is_better)
 
 
 def _directions(archive: Archive) -> dict[str, bool]:

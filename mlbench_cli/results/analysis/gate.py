@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from mlbench_cli.errors import UsageError, did_you_mean
-from mlbench_cli.results.analysis.compare import THROUGHPUT, Comparison, Row
+from mlbench_cli.results.analysis.compare import THROUGHPUT, Comparison, ComparisonRow
 from mlbench_cli.results.analysis.statistics import CONFIDENCE, Estimate
 from mlbench_cli.results.analysis.verdict import Verdict
 
@@ -65,7 +65,7 @@ def check_gate(
     return GateResult(*_decide(found, str(name), worse, limit), name, direction, limit, worse)
 
 
-def find_metric(rows: Mapping[str, Row], asked: str | None) -> str | None:
+def find_metric(rows: Mapping[str, ComparisonRow], asked: str | None) -> str | None:
     """The row that is meant: by its name, by "seconds", "throughput" or "bandwidth", or by a part of it that is unique.
 
     Raises UsageError that names those that exist.
@@ -84,7 +84,7 @@ def find_metric(rows: Mapping[str, Row], asked: str | None) -> str | None:
     raise UsageError(f'--metric "{str(asked)[:60]}" {problem}.{near}', hint=f"One of: {', '.join(matches or rows)}.")
 
 
-def _default_direction(row: Row | None) -> Direction | None:
+def _default_direction(row: ComparisonRow | None) -> Direction | None:
     if row is None or row.higher_is_better is None:
         return None
     return Direction.HIGHER if row.higher_is_better else Direction.LOWER

@@ -14,10 +14,11 @@ from functools import cached_property
 from typing import Any
 
 from mlbench_cli.errors import UsageError
-from mlbench_cli.results.analysis.comparability import UNKNOWN, ComparisonKey, conditions_of, key_of, shorten
+from mlbench_cli.results.analysis.comparability import UNKNOWN, ComparisonKey, conditions_of, key_of
 from mlbench_cli.results.analysis.statistics import Estimate, estimate, ratio
 from mlbench_cli.results.archive.conditions import LABELS, Conditions
 from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.text import shorten
 from task_images.contract import CATEGORIES
 
 SUCCESSFUL = ("goal_reached", "budget_spent", "completed")
@@ -29,7 +30,8 @@ class Measurement:
 
     `seconds` counts from the first training step to the goal or the end; for a task that reports no result
     (`whole_run`) it is the time of the whole run. `value` is the goal's metric at the end of the training; `throughput`
-    is samples of all ranks per second of training, waiting for data included and validation left out.
+    is samples of all ranks per second of training, waiting for data included and validation left out. `hides` says that
+    gradients travelled during the backward pass only, as with DistributedDataParallel: no part is theirs alone.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Measurement:
     conditions: Conditions
     value: float | None = None
     throughput: float | None = None
+    hides: bool = False
 
     @property
     def whole_run(self) -> bool:
@@ -243,7 +246,15 @@ def measure(archive: Archive) -> Measurement:
         conditions_of(archive),
         value=None if not goal else goal["value"] if goal["last"] is None else goal["last"],
         throughput=samples / training if samples and not whole_run and training > 0 else None,
+        hides=_sends_messages(result) and not parts.get("communication"),
     )
+
+
+def _sends_messages(result: Mapping[str, Any]) -> bool:
+    """Whether the task counted messages between its ranks."""
+    sent = (result.get("details") or {}).get("communication")
+    messages = sent.get("messages") if isinstance(sent, Mapping) else None
+    return result["world_size"] > 1 and isinstance(messages, int | float) and messages > 0
 
 
 def _outcome(result: Mapping[str, Any]) -> str:

@@ -42,7 +42,7 @@ class Submitter:
 
 
 @dataclass(frozen=True)
-class LogLine:
+class MlLogLine:
     """One event. `time_ms` is in milliseconds since 1970."""
 
     time_ms: int
@@ -57,7 +57,7 @@ class LogLine:
         return ":::MLLOG " + json.dumps({**body, "value": self.value, "metadata": about}, allow_nan=False)
 
 
-def make_lines(archive: "Archive", submitter: Submitter) -> list[LogLine]:
+def make_lines(archive: "Archive", submitter: Submitter) -> list[MlLogLine]:
     """The lines of a verified archive, in the order of time."""
     result, spec = archive.result, archive.run["spec"]
     begin = _milliseconds(parse_timestamp(result["started"] or archive.run["created"]))
@@ -69,43 +69,43 @@ def make_lines(archive: "Archive", submitter: Submitter) -> list[LogLine]:
         "submission_status": submitter.status,
         "submission_platform": submitter.platform or f"{result['cluster']}, {result['workers']} x {result['device']}",
     }
-    lines = [LogLine(begin, key, value) for key, value in facts.items()]
-    lines.append(LogLine(begin, "mlbench_version", __version__))
-    lines.append(LogLine(begin, "seed", spec["seed"]))
+    lines = [MlLogLine(begin, key, value) for key, value in facts.items()]
+    lines.append(MlLogLine(begin, "mlbench_version", __version__))
+    lines.append(MlLogLine(begin, "seed", spec["seed"]))
     counts = _find_counts(result)
     if is_finite_number(parameters.get("batch_size")):
-        lines.append(LogLine(begin, "global_batch_size", int(parameters["batch_size"]) * int(result["world_size"])))
-    lines += [LogLine(begin, key, value) for key, value in counts.items()]
+        lines.append(MlLogLine(begin, "global_batch_size", int(parameters["batch_size"]) * int(result["world_size"])))
+    lines += [MlLogLine(begin, key, value) for key, value in counts.items()]
     lines += [
-        LogLine(begin, f"opt_{name}", parameters[key])
+        MlLogLine(begin, f"opt_{name}", parameters[key])
         for key, name in (("rate", "base_learning_rate"), ("momentum", "momentum"), ("weight_decay", "weight_decay"))
         if is_finite_number(parameters.get(key))
     ]
-    lines.append(LogLine(begin, "cache_clear", False))  # caches of the system are not cleared before a run
-    lines.append(LogLine(begin, "init_start", None, _START))
+    lines.append(MlLogLine(begin, "cache_clear", False))  # caches of the system are not cleared before a run
+    lines.append(MlLogLine(begin, "init_start", None, _START))
     lines += _training_lines(archive, begin)
     return sorted(lines, key=lambda line: line.time_ms)
 
 
-def list_missing(lines: Sequence[LogLine]) -> list[str]:
+def list_missing(lines: Sequence[MlLogLine]) -> list[str]:
     """Keys that the compliance checker demands of the open division, and the archive has no facts for."""
     keys = {line.key for line in lines}
     return [key for key in DEMANDED if key not in keys]
 
 
-def _training_lines(archive: "Archive", begin: int) -> Iterator[LogLine]:
+def _training_lines(archive: "Archive", begin: int) -> Iterator[MlLogLine]:
     phases = [event for event in archive.events(0) if event["event"] == "phase" and event["rank"] == 0]
     first = next((_time(event) for event in phases if event.get("phase") == "training"), None)
     if first is None:
         return
     start = max(first, begin + 1)
-    yield LogLine(start, "init_stop", None, _END)
-    yield LogLine(start, "run_start", None, _START)
+    yield MlLogLine(start, "init_stop", None, _END)
+    yield MlLogLine(start, "run_start", None, _START)
     end = _run_end(archive, phases, start)
     yield from _epoch_lines([event for event in phases if _time(event) <= end], start, end)
     yield from _accuracy_lines(archive, end)
     status = "success" if archive.result["outcome"] == "goal_reached" else "aborted"
-    yield LogLine(end, "run_stop", None, _END, {"status": status})
+    yield MlLogLine(end, "run_stop", None, _END, {"status": status})
 
 
 def _run_end(archive: "Archive", phases: Sequence[Mapping[str, Any]], start: int) -> int:
@@ -119,7 +119,7 @@ def _run_end(archive: "Archive", phases: Sequence[Mapping[str, Any]], start: int
     return max(start, *(_time(event) for event in phases))
 
 
-def _epoch_lines(phases: Sequence[Mapping[str, Any]], start: int, end: int) -> Iterator[LogLine]:
+def _epoch_lines(phases: Sequence[Mapping[str, Any]], start: int, end: int) -> Iterator[MlLogLine]:
     """Epochs begin at their first phase of training; validation is outside of them."""
     open_key, number = "", 0
     for event in phases:
@@ -128,22 +128,22 @@ def _epoch_lines(phases: Sequence[Mapping[str, Any]], start: int, end: int) -> I
         if not is_finite_number(epoch) or (key, epoch) == (open_key, number):
             continue
         if open_key:
-            yield LogLine(moment, f"{open_key}_stop", None, _END, {"epoch_num": number})
+            yield MlLogLine(moment, f"{open_key}_stop", None, _END, {"epoch_num": number})
         open_key, number = key, int(epoch)
         if open_key:
-            yield LogLine(moment, f"{open_key}_start", None, _START, {"epoch_num": number})
+            yield MlLogLine(moment, f"{open_key}_start", None, _START, {"epoch_num": number})
     if open_key:
-        yield LogLine(end, f"{open_key}_stop", None, _END, {"epoch_num": number})
+        yield MlLogLine(end, f"{open_key}_stop", None, _END, {"epoch_num": number})
 
 
-def _accuracy_lines(archive: "Archive", end: int) -> Iterator[LogLine]:
+def _accuracy_lines(archive: "Archive", end: int) -> Iterator[MlLogLine]:
     """The goal's metric; a percentage becomes a share, as MLPerf has it."""
     goal = archive.result["goal"]
     divisor = 100.0 if goal and str(goal["metric"]).startswith("Prec@") else 1.0
     for row in _goal_rows(archive):
         moment = min(end, _milliseconds(parse_timestamp(row["time"])))
         if is_finite_number(row["value"]) and is_finite_number(row.get("epoch")):
-            yield LogLine(moment, "eval_accuracy", row["value"] / divisor, metadata={"epoch_num": row["epoch"]})
+            yield MlLogLine(moment, "eval_accuracy", row["value"] / divisor, metadata={"epoch_num": row["epoch"]})
 
 
 def _goal_rows(archive: "Archive") -> list[Mapping[str, Any]]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlbench_cli.results.analysis.comparability import shorten
 from mlbench_cli.results.archive.reader import Archive
+from mlbench_cli.text import shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,7 +17,7 @@ BAND = 0.15  # of the relative error, shaded
 
 
 @dataclass(frozen=True)
-class Pair:
+class PredictedPair:
     """A measured and a predicted value, as a picture shows them: one panel for each `group`."""
 
     group: str
@@ -26,7 +26,7 @@ class Pair:
     predicted: float
 
 
-def draw_predictions(pairs: Sequence[Pair], unit: str, folder: Path) -> list[Path]:
+def draw_predictions(pairs: Sequence[PredictedPair], unit: str, folder: Path) -> list[Path]:
     """Write predictions.png and .svg into `folder`: one panel for each group. Raises UsageError for no pair."""
     if not pairs:
         raise UsageError("There is nothing to draw: no run has measured its steps.")
@@ -38,7 +38,7 @@ def draw_predictions(pairs: Sequence[Pair], unit: str, folder: Path) -> list[Pat
         return write(figure, folder / "predictions")
 
 
-def _draw(pairs: Sequence[Pair], unit: str) -> "Figure":
+def _draw(pairs: Sequence[PredictedPair], unit: str) -> "Figure":
     from matplotlib.figure import Figure
 
     groups = list(dict.fromkeys(pair.group for pair in pairs))
@@ -54,7 +54,7 @@ def _draw(pairs: Sequence[Pair], unit: str) -> "Figure":
     return figure
 
 
-def _draw_panel(panel: "Axes", title: str, pairs: Sequence[Pair], methods: Sequence[str]) -> None:
+def _draw_panel(panel: "Axes", title: str, pairs: Sequence[PredictedPair], methods: Sequence[str]) -> None:
     from matplotlib.ticker import NullFormatter
 
     values = [value for pair in pairs for value in (pair.measured, pair.predicted)]

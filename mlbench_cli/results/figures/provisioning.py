@@ -14,9 +14,9 @@ from mlbench_cli import files
 from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model import Cluster
-from mlbench_cli.results.analysis.comparability import shorten
 from mlbench_cli.results.archive import layout
 from mlbench_cli.results.figures.style import style, write
+from mlbench_cli.text import shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 from mlbench_cli import files
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model import Run
-from mlbench_cli.results.analysis.comparability import UNKNOWN, shorten
+from mlbench_cli.results.analysis.comparability import UNKNOWN
 from mlbench_cli.results.analysis.series import Group, Measurement, Point, Series, collect, describe
 from mlbench_cli.results.analysis.statistics import Estimate
 from mlbench_cli.results.archive import layout
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.archive.verify import open_verified
 from mlbench_cli.results.figures.style import COLORS, MARKERS, PHASES, style, write
+from mlbench_cli.text import shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -153,6 +154,8 @@ def _phases(series: Series) -> "Figure":
     """Stacked bars that add up to the total, one panel per group."""
     used = [name for name in PHASES if any(point.parts[name] > 0 for group in series.groups for point in group.points)]
     names = {"data_wait": "data wait", "optimizer": "optimiser"}
+    if any(run.hides for group in series.groups for point in group.points for run in point.shown):
+        names["backward"] = "backward (hides communication)"
     titles = [_group_title(series, group) for group in series.groups]
     figure, panels = _panels(
         series, "Time for all phases", titles, 3.2, [(names.get(name, name), PHASES[name]) for name in used]

@@ -12,9 +12,10 @@ from mlbench_cli.results.analysis.series import collect as collect_series
 from mlbench_cli.results.analysis.statistics import Estimate
 from mlbench_cli.results.archive.reader import Archive
 from mlbench_cli.results.report.curves import RunData, metric_figures, resource_figures, step_figures, timeline_figure
-from mlbench_cli.results.report.model import Axis, Figure, Line, Report, Scale, Section, Table
+from mlbench_cli.results.report.model import Axis, Figure, Line, Report, ReportTable, Scale, Section
 from mlbench_cli.results.report.published import published_sources
 from mlbench_cli.results.report.scaling import Job, scaling_figures, split_jobs
+from mlbench_cli.text import shorten
 
 MAX_MACHINE_RUNS = 4  # whose samples are drawn: the largest of each group first
 NOT_PUBLISHED = "loss over time and learning rate: the original published no numbers"
@@ -131,7 +132,7 @@ def _result_section(series: Series, jobs: Sequence[Job]) -> Section:
         "conditions",
     )
     rows = [_result_row(job, group, point) for job in jobs for group in job.groups for point in group.points]
-    table = Table("Results by number of workers", head, tuple(rows), (2, 3, 4, 5, 6, 7, 8))
+    table = ReportTable("Results by number of workers", head, tuple(rows), (2, 3, 4, 5, 6, 7, 8))
     note = "± is half the 95 % interval of the mean (Student's t); intervals of ratios are Welch's, on logarithms."
     has_interval = any(point.seconds.low is not None for group in series.groups for point in group.points)
     return Section("Result", (note,) if has_interval else (), (table,))
@@ -174,8 +175,8 @@ def format_estimate(found: Estimate | None) -> str:
 
 def _setting_section(series: Series, jobs: Sequence[Job], runs: Sequence[RunData]) -> Section:
     """What all runs share, what each job is, and what tells the series of a job apart."""
-    common = tuple((name, _clip(value)) for name, value in series.common.items() if value)
-    tables = [Table("The same for all", ("setting", "value"), common)]
+    common = tuple((name, shorten(value, 300)) for name, value in series.common.items() if value)
+    tables = [ReportTable("The same for all", ("setting", "value"), common)]
     for job in jobs:
         facts = [group.facts for group in job.groups]
         rows = []
@@ -183,15 +184,15 @@ def _setting_section(series: Series, jobs: Sequence[Job], runs: Sequence[RunData
             values = [fact.get(name, "") for fact in facts]
             if any(values):
                 rows.append(
-                    (name, *(_clip(value) or "–" for value in (values if len(set(values)) > 1 else values[:1])))
+                    (name, *(shorten(value, 300) or "–" for value in (values if len(set(values)) > 1 else values[:1])))
                 )
         alike = tuple(row for row in rows if len(row) == 2)
         apart = tuple(row for row in rows if len(row) > 2)
-        tables.append(Table(f"{job.name}: settings", ("setting", "value"), alike))
+        tables.append(ReportTable(f"{job.name}: settings", ("setting", "value"), alike))
         head = ("setting", *(group.label for group in job.groups))
-        tables.append(Table(f"{job.name}: what differs between its series", head, apart))
+        tables.append(ReportTable(f"{job.name}: what differs between its series", head, apart))
     platforms = dict.fromkeys(row for run in runs for row in _platform_rows(run))
-    tables.append(Table("Software and machines", ("what", "value"), tuple(platforms)))
+    tables.append(ReportTable("Software and machines", ("what", "value"), tuple(platforms)))
     return Section("What was run, and on what", (), tuple(table for table in tables if table.rows))
 
 
@@ -213,15 +214,11 @@ def _platform_rows(run: RunData) -> Iterator[tuple[str, str]]:
         ("cluster", result["cluster"]),
     ):
         if value:
-            yield name, _clip(str(value))
+            yield name, shorten(value, 300)
 
 
 def _gigabytes(value: object) -> str:
     return f"{value / 2**30:.1f} GiB" if isinstance(value, int | float) else ""
-
-
-def _clip(text: str, width: int = 300) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 # --- figures --------------------------------------------------------------------------------------------------------
@@ -303,7 +300,7 @@ def _finding_section(runs: Sequence[RunData]) -> Section:
         for run in runs
         for found in run.archive.findings
     ]
-    table = Table("Findings", ("run", "code", "what", "next"), tuple(rows))
+    table = ReportTable("Findings", ("run", "code", "what", "next"), tuple(rows))
     return Section("Findings", () if rows else ("No run has a finding.",), (table,) if rows else ())
 
 
@@ -325,7 +322,7 @@ def _run_section(runs: Sequence[RunData]) -> Section:
     reasons = dict.fromkeys(
         f"No division: {reason}." for run in runs if (reason := run.archive.result["division"].get("reason"))
     )
-    return Section("Runs", tuple(reasons), (Table("All runs", head, rows, (1, 3)),))
+    return Section("Runs", tuple(reasons), (ReportTable("All runs", head, rows, (1, 3)),))
 
 
 def _seconds(run: RunData) -> str:

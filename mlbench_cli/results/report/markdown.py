@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from mlbench_cli.results.report.environment import format_number
-from mlbench_cli.results.report.model import Figure, Report, Scale, Section, Table
+from mlbench_cli.results.report.model import Figure, Report, ReportTable, Scale, Section
 
 MAX_BYTES = 60_000  # a comment holds 65 536
 MAX_FIGURE_ROWS = 24
@@ -55,7 +55,7 @@ def _figure(figure: Figure) -> Iterator[str]:
     head = (figure.x.label, *(line.label for line in figure.lines))
     columns = [dict(zip(line.xs, line.ys, strict=True)) for line in figure.lines]
     rows = [(_name(figure, x), *(format_number(column.get(x)) for column in columns)) for x in xs[:MAX_FIGURE_ROWS]]
-    table = Table(figure.title, head, tuple(rows), tuple(range(len(head))))
+    table = ReportTable(figure.title, head, tuple(rows), tuple(range(len(head))))
     yield f"<details><summary>{escape(figure.title)} ({escape(figure.y.label)})</summary>"
     yield _table(table.head, table.rows, table.numeric)
     yield "</details>"

@@ -110,7 +110,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """Cells are texts. `numeric` are the columns that are set flush right."""
 
     title: str
@@ -125,7 +125,7 @@ class Section:
 
     heading: str
     paragraphs: tuple[str, ...] = ()
-    tables: tuple[Table, ...] = ()
+    tables: tuple[ReportTable, ...] = ()
     figures: tuple[Figure, ...] = ()
     is_open: bool = True  # closed sections are folded on the screen, never in print
 

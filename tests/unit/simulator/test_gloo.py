@@ -2,7 +2,16 @@
 
 import pytest
 
-from mlbench_cli.simulator.gloo import LAUNCH_SECONDS, Event, Link, Message, ring_seconds, simulate, split
+from mlbench_cli.simulator.gloo import (
+    LAUNCH_SECONDS,
+    Event,
+    Link,
+    Message,
+    gather_seconds,
+    ring_seconds,
+    simulate,
+    split,
+)
 
 # All-reduces over shaped links of this project's machine, ms, median: ranks, bit/s, one-way delay, bytes.
 MEASURED = {
@@ -12,6 +21,12 @@ MEASURED = {
     (4, 1e8, 5e-3): {4096: 64.1, 65_536: 68.3, 262_144: 85.5, 1 << 20: 159.7, 2 << 20: 273.9},
     (2, 1e8, 5e-3): {262_144: 43.5, 2 << 20: 192.5},
 }
+# The same of all-gathers (bytes in all) on 200 Mbit/s with 20 ms, as probed: bit/s and one-way seconds.
+GATHERED = {
+    2: {160_000: 43.7, 640_000: 53.5, 4_160_000: 125.7},
+    4: {160_000: 128.1, 640_000: 138.9, 4_160_000: 205.3},
+}
+GATHERED_OVER = Link(0.02045, 8 / 199.4e6)
 OWN_SECONDS, GOODPUT = 1.5e-4, 0.975  # what the machine adds to the delay, and keeps of the rate, as probed
 
 
@@ -25,6 +40,18 @@ def test_a_buffer_is_cut_into_two_segments_a_rank_of_at_most_a_mebibyte() -> Non
     assert split(4, 4096) == (6, 512)
     assert split(2, 16 << 20) == (8, 1 << 20)
     assert split(3, 10 << 20) == (8, (10 << 20) / 12)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_all_gathers_take_what_was_measured(ranks: int) -> None:
+    for size, milliseconds in GATHERED[ranks].items():
+        assert 1e3 * gather_seconds(ranks, size, GATHERED_OVER) == pytest.approx(milliseconds, rel=0.05)
+
+
+def test_an_all_gather_is_half_of_an_all_reduce_of_small_segments() -> None:
+    link = Link(1.0, 0.0, overhead=0.0)
+    assert [gather_seconds(ranks, 1024, link) for ranks in (1, 2, 8)] == pytest.approx([0.0, 2.0, 14.0])
+    assert gather_seconds(10_000, 1e9, Link(1e-6, 1e-10)) > 9999 * 2e-6
 
 
 @pytest.mark.parametrize(("ranks", "seconds"), [(2, 4.0), (4, 12.0), (8, 28.0)])

@@ -1,5 +1,7 @@
 """Steps under methods: traces by hand, and what must hold for any workload and network."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from mlbench_cli.errors import UsageError
 from mlbench_cli.simulator.collectives import GlooCollectives, RingCollectives
 from mlbench_cli.simulator.gloo import Link
-from mlbench_cli.simulator.step import Step, encoded_bytes, simulate_step
+from mlbench_cli.simulator.step import Step, encoded_bytes, group_by_bytes, simulate_step
 from mlbench_cli.simulator.workload import Tensor, Workload
 from task_images.comm.methods import Method
 from task_images.comm.presets import PRESETS, resolve
@@ -62,15 +64,36 @@ def test_priority_lets_the_first_layer_pass() -> None:
 
 
 def test_servers_take_and_give_at_the_same_time() -> None:
-    """Two servers for two workers: each tensor is pushed for 0.5 + 0.1 s, and pulled while the next is pushed."""
+    """Two servers for two workers: each byte takes 0.1 s to a server and back, each way 0.5 s more, and what is pushed
+    next does not wait for that."""
     step = simulate_step(WORK, Method(plan="tensor", transport="ps", servers="2"), RING)
-    assert trace(step) == [(2.0, 5.0), (3.5, 8.5), (6.0, 13.0)]
+    assert trace(step) == [(2.0, 5.0), (3.0, 8.0), (5.0, 12.0)]
 
 
 def test_half_of_the_servers_are_twice_as_slow() -> None:
     ring = RingCollectives(4, 0.0, 0.1)
     one, two = (simulate_step(WORK, Method(plan="all", transport="ps", servers=count), ring) for count in ("2", "4"))
     assert one.exposed == pytest.approx(2 * two.exposed)
+
+
+def test_computation_beside_messages_is_slowed_and_moves_them() -> None:
+    """Half a second is lost for each of the two seconds of the backward pass with messages beside it, none after it."""
+    slowed = replace(WORK, overlap=0.5)
+    assert simulate_step(slowed, resolve("bsp"), RING) == simulate_step(WORK, resolve("bsp"), RING)
+    plain, step = (simulate_step(work, resolve("wfbp"), RING) for work in (WORK, slowed))
+    assert plain.hidden == 2.0
+    assert step.compute == WORK.seconds
+    assert step.trace[0].ready > plain.trace[0].ready
+    assert plain.seconds < step.seconds < plain.seconds + 0.5 * plain.hidden
+
+
+def test_a_step_is_replayed_with_the_messages_that_the_run_had() -> None:
+    """c and b in one message, a in the next one; sizes that are not this model's are no plan of it."""
+    step = simulate_step(WORK, resolve("wfbp"), RING, buckets=(30, 30))
+    assert trace(step) == [(3.0, 7.0), (4.0, 11.0)]
+    assert simulate_step(WORK, resolve("wfbp"), RING, buckets=(500, 600)) == run("wfbp")
+    assert group_by_bytes(WORK, (61,)) == []
+    assert group_by_bytes(WORK, (10, 20, 30)) == [[0], [1], [2]]
 
 
 def test_local_steps_share_one_average() -> None:

@@ -30,6 +30,7 @@ def train(ranks: RankServer, folder: Path, name: str, axes: dict[str, str] | Non
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_what_is_not_the_exact_mean_reaches_the_goal_all_the_same(ranks: RankServer, tmp_path: Path) -> None:
     """Codecs, drifting replicas and asynchronous servers; the exact mean gives the same training as DDP does, see
     checks.py. `benchmarks/goals.py` trains with every preset."""

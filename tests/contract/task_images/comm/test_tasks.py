@@ -13,6 +13,7 @@ from mlbench_cli.model import LOCAL
 from mlbench_cli.runs.launch import Machine, resolve
 from mlbench_cli.runs.request import Request
 from mlbench_cli.spec import RunSpec
+from task_images.comm.presets import resolve as named_method
 from tests.contract.task_images.ranks import RankServer
 
 # One method of each kind: forward gates, a codec with feedback, local steps, torch's own.
@@ -87,6 +88,23 @@ def test_every_task_trains_with_every_kind_of_method(ranks: RankServer, tmp_path
         result = ended[0].result
         assert result["updates"] >= 2, method
         assert result["details"]["communication"]["updates"] >= 2, method
+
+
+def test_a_logistic_regression_in_parts_or_with_hooks_has_the_same_curve(ranks: RankServer, tmp_path: Path) -> None:
+    """Its gradient in closed form, with norms that weigh much, reaches torch's engines and the reducer's hooks."""
+    curves = []
+    for method in ("bsp", "fsdp2", "zero1", "fusion"):
+        given = {"training_rows": 400, "validation_rows": 100, "epochs": 2, "l1": 0.001, "l2": 0.1, "goal_full": 100.0}
+        parameters = load_task("epsilon_logistic_regression").resolve("tiny", given)
+        folder = tmp_path / method
+        folder.mkdir()
+        environment = {"MLBENCH_METHOD": json.dumps(named_method(method).to_dict())}
+        ended = ranks.run("task_images.epsilon_logistic_regression", 2, folder, parameters, **environment)
+        assert [one.code for one in ended] == [0, 0], (method, ended[0].stderr[-2000:])
+        curve = ended[0].result["details"]["curve"]
+        curves.append([point[name] for point in curve for name in ("train_loss", "loss", "Prec@1")])
+    for other in curves[1:]:
+        assert other == pytest.approx(curves[0], rel=1e-4)
 
 
 def test_the_tasks_own_method_has_its_line_too(ranks: RankServer, tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """The communication thread: order of messages, failures, and what a GPU's streams have to wait for."""
 
+import threading
 from collections.abc import Callable
 
 import pytest
 import torch
 
 from task_images.comm import sender as module
-from task_images.comm.exchange import Message
+from task_images.comm.exchange import AllReduce, Message
 from task_images.comm.sender import Group, Sender
 
 
@@ -55,6 +56,34 @@ def test_streams_wait_for_gradients_before_sending_and_for_sums_before_going_on(
     sender = Sender(Recorder(steps), credit=1 << 20)
     send(sender, [a_group(0)])
     assert steps == ["wait for mark 0", "start 0", "finish 0", "wait for mark 1"]
+    sender.close()
+
+
+def test_a_message_starts_as_soon_as_it_is_ready_while_others_are_under_way() -> None:
+    """The first one ends only after the second has started, which is not ready yet when the first one starts."""
+    started, second = threading.Event(), threading.Event()
+
+    class Slow(AllReduce):
+        def __init__(self) -> None:
+            pass
+
+        def start(self, message: Message, seed: int) -> Callable[[], None]:
+            (second if message.number else started).set()
+
+            def finish() -> None:
+                assert second.wait(60), "the second message waits for the first one's end"
+
+            return finish
+
+    groups = [a_group(0), a_group(1)]
+    sender = Sender(Slow(), credit=1 << 20)
+    order = [(group, group.messages[0]) for group in groups]
+    sender.arrange(order, order)
+    sender.begin(1)
+    sender.release(groups[:1])
+    assert started.wait(60)
+    sender.release(groups[1:])
+    sender.wait(groups)
     sender.close()
 
 
