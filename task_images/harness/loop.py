@@ -5,15 +5,16 @@ another framework implements the methods that begin with an underscore and raise
 """
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from task_images.contract import Contract
-from task_images.harness.errors import DivergedError
 from task_images.harness.goals import GoalWatch
+from task_images.harness.losses import TrainingLoss, make_divergence_error
 from task_images.harness.ranks import Ranks
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import Schedule
@@ -39,6 +40,9 @@ class LoopRanks(Ranks, Protocol):
 
     def agree(self, value: float) -> float:
         """Rank 0's value, on every rank."""
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Element by element, the sum over ranks, in float64. One collective."""
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
@@ -141,6 +145,7 @@ class Loop(Generic[P]):
         self.world.await_loading()
         self.tracker, self.position = self._make_tracker(), Position()
         self.curve: list[Values] = []
+        self.losses = TrainingLoss(self._read_losses)
         self._is_done, self._spent = False, False
         self._attach()
         earlier = self._restore() if self.plan.resume else None
@@ -203,7 +208,7 @@ class Loop(Generic[P]):
             step = position.in_epoch
             if steps is not None and (step % self.plan.loss_every == 0 or step == steps):
                 with tracker.section("metrics"):
-                    loss = self._recent_loss(tracker.epoch, step)
+                    loss = self.losses.collect_recent(self.world, tracker.epoch, step)
                 self.report.metric("train_loss", loss, epoch=tracker.epoch, step=position.total)
         return step
 
@@ -227,9 +232,9 @@ class Loop(Generic[P]):
             else:
                 position.epoch, position.in_epoch = position.epoch + 1, 0
         measured = meter.measurement()
-        self._measured_loss = self._whole_loss()
+        self._measured_loss = self.losses.collect_whole(self.world)
         if not isfinite(self._measured_loss):
-            raise DivergedError(f"the training loss is {self._measured_loss}: the training has diverged")
+            raise make_divergence_error(f"the training loss is {self._measured_loss}")
         self.report.say(str(measured))
         self.report.metric(f"{self.unit.name}_per_second", measured.summary.mean, unit=f"{self.unit.name}/s")
         return measured
@@ -246,7 +251,7 @@ class Loop(Generic[P]):
     def _validate_and_report(self, epoch: int, is_last: bool) -> None:
         """Validate, note the figures, and decide whether training ends here."""
         tracker, position = self.tracker, self.position
-        training_loss = self._whole_loss()
+        training_loss = self.losses.collect_whole(self.world)
         rate = self._samples_per_second()
         values: Values = {}
         with self._consensus():
@@ -266,7 +271,7 @@ class Loop(Generic[P]):
             self.schedule.after_epoch(values.get("loss", training_loss))
             position.epoch, position.in_epoch = epoch + 1, 0
         reached = self.goal is not None and self.goal.observe(values[self.goal.metric], epoch, tracker)
-        self._spent = bool(self.plan.budget) and self.world.agree(self._wall()) >= self.plan.budget
+        self._spent = bool(self.plan.budget) and self.world.agree(seconds) >= self.plan.budget
         self._is_done = self._spent or (reached and not self.plan.budget)
         self._begin = tracker.snapshot()
 
@@ -379,23 +384,20 @@ class Loop(Generic[P]):
         raise NotImplementedError
 
     def _update(self, update: Update[P], rate: float) -> bool:
-        """One update at learning rate `rate`; False if an overflow in fp16 left the model as it was."""
+        """One update at learning rate `rate`, with its losses added to `losses`; False if an overflow in fp16 left the
+        model as it was."""
         raise NotImplementedError
 
     def _set_mode(self, training: bool) -> None:
         """Switch the model between training and evaluation."""
 
-    def _recent_loss(self, epoch: int, step: int) -> float:
-        """Mean training loss of all ranks since the last call. Raises DivergedError if it is not finite. Collective."""
+    def _read_losses(self, losses: list[Any]) -> list[float]:
+        """The numbers of losses that may be on a device, in one transfer."""
         raise NotImplementedError
 
-    def _whole_loss(self) -> float:
-        """Mean training loss of all ranks since the last validation. Collective."""
-        raise NotImplementedError
-
-    def _consensus(self) -> Any:
+    def _consensus(self) -> AbstractContextManager[object]:
         """A context in which all ranks have the same model."""
-        raise NotImplementedError
+        return nullcontext()
 
     def _check_replicas(self) -> Values:
         """Raises DivergedError if models that must be equal differ; returns figures for the curve. Collective."""
@@ -406,11 +408,11 @@ class Loop(Generic[P]):
         return {}
 
     def _state(self) -> Mapping[str, Any]:
-        """Model, optimiser and precision for a checkpoint. Collective."""
-        raise NotImplementedError
+        """What a checkpoint holds besides what `_write` adds to it. Collective."""
+        return {}
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
-        raise NotImplementedError
+        """Take over what `_state` gave and `_read` returned."""
 
     def _write(self, path: Path, state: Mapping[str, Any]) -> None:
         raise NotImplementedError
