@@ -3,8 +3,8 @@
 #
 #   task_images/build.sh [TASK...]
 #
-# BASE      image to build the base image on, with Python and pip (torch is added if it is missing); or efa: the one that
-#           task_images/base/efa.Dockerfile makes, for Amazon's fast network
+# BASE      image to build the base image on, with Python and pip (torch is added if it is missing); or efa, gib: the one
+#           that task_images/base/NAME.Dockerfile makes, for Amazon's fast network, for Google's RDMA
 # TF_BASE   the same for the TensorFlow task, which stands on an image of its own, without torch
 # TENSORFLOW  what that task installs if its base has none, as "tensorflow[and-cuda]>=2.20,<2.22" for GPUs
 # INDEX     package index for torch, if not pip's own

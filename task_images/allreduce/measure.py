@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from task_images.allreduce.operations import COLLECTIVES, DTYPES, IN_PLACE, Call, Ground
+from task_images.allreduce.operations import COLLECTIVES, DTYPES, IN_PLACE, Buffers, Call
 from task_images.harness.distributed import World
 from task_images.harness.errors import WrongResultError
 from task_images.harness.tracker import Tracker
@@ -24,7 +24,7 @@ CLOCKS = {
     "synchronisation per round); buffers hold zeros in the rounds, and one checked call precedes and follows them",
 }
 BANDWIDTH = "algbw = S / p50, GB = 10^9 bytes"
-LEAST_SAMPLES = 3
+MIN_SAMPLES = 3
 # A percentile of fewer samples would be their maximum.
 LEAST_FOR_P95, LEAST_FOR_P99 = 20, 100
 _CALLS_PER_ROUND = 20  # as nccl-tests
@@ -81,7 +81,7 @@ class Series:
 def measure(
     world: World,
     tracker: Tracker,
-    ground: Ground,
+    buffers: Buffers,
     series: Series,
     elements: int,
     samples: int,
@@ -91,11 +91,11 @@ def measure(
 ) -> Row:
     """Time `samples` calls on buffers of `elements` numbers.
 
-    Fewer samples (LEAST_SAMPLES at least) and warm-ups (one at least) if they would take longer than `seconds` (0: no
+    Fewer samples (MIN_SAMPLES at least) and warm-ups (one at least) if they would take longer than `seconds` (0: no
     limit). The results of one call before and of the last call are checked: WrongResultError if one is wrong.
     MemoryError on every rank if one has no room.
     """
-    call = make(world, ground, series, elements)
+    call = make(world, buffers, series, elements)
     first = world.max([_wall(world, tracker, call, 1)])[0]
     check(world, series, elements, call)
     if seconds:
@@ -104,7 +104,7 @@ def measure(
     if warmup > 1:
         per_sample = world.max([_wall(world, tracker, call, warmup - 1) / (warmup - 1)])[0]
     if seconds:
-        samples = max(LEAST_SAMPLES, min(samples, int(seconds / max(per_sample, 1e-9))))
+        samples = max(MIN_SAMPLES, min(samples, int(seconds / max(per_sample, 1e-9))))
     if mode == PIPELINED:
         own = time_rounds(world, tracker, call, samples)
         time_samples(world, tracker, call, 1)
@@ -112,7 +112,7 @@ def measure(
         own = time_samples(world, tracker, call, samples)
     check(world, series, elements, call)
     medians = [row[0] for row in world.gather([statistics.median(own)]) if row[0]]
-    row = _row(series, elements, ground.element_size, world.max(own), world.size)
+    row = _row(series, elements, buffers.element_size, world.max(own), world.size)
     return replace(
         row,
         mode=mode,
@@ -121,11 +121,11 @@ def measure(
     )
 
 
-def make(world: World, ground: Ground, series: Series, elements: int) -> Call:
+def make(world: World, buffers: Buffers, series: Series, elements: int) -> Call:
     """The call with its buffers. MemoryError on every rank if one has no room for them."""
     call = None
     try:
-        call = COLLECTIVES[series.collective].make(ground, elements, series.place)
+        call = COLLECTIVES[series.collective].make(buffers, elements, series.place)
     except RuntimeError as error:  # torch.OutOfMemoryError is one; the allocator of the CPU has no class of its own
         if not isinstance(error, torch.OutOfMemoryError) and "memory" not in str(error):
             raise
@@ -156,8 +156,8 @@ def time_samples(world: World, tracker: Tracker, call: Call, samples: int) -> li
 
 def time_rounds(world: World, tracker: Tracker, call: Call, samples: int) -> list[float]:
     """This rank's seconds per call in rounds of calls that follow each other without a pause, `samples` in all; 0 if
-    its clock does not count. At least LEAST_SAMPLES rounds."""
-    rounds = max(LEAST_SAMPLES, samples // _CALLS_PER_ROUND)
+    its clock does not count. At least MIN_SAMPLES rounds."""
+    rounds = max(MIN_SAMPLES, samples // _CALLS_PER_ROUND)
     calls = max(1, samples // rounds)
     times = []
     with tracker.section("communication"):

@@ -44,16 +44,16 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Ground:
-    """What calls are made on: this rank among all, with data of one type."""
+class Buffers:
+    """Makes the buffers that calls are made on: of this rank among all, with data of one type."""
 
     world: World
     dtype: torch.dtype
     pattern: Pattern
 
     @classmethod
-    def of(cls, world: World, dtype: str) -> "Ground":
-        """The ground of a rank for a data type by its name."""
+    def of(cls, world: World, dtype: str) -> "Buffers":
+        """The buffers of a rank for a data type by its name."""
         return cls(world, DTYPES[dtype], Pattern(world.rank, world.size, DTYPES[dtype], world.device))
 
     @property
@@ -61,19 +61,19 @@ class Ground:
         """Bytes of one number."""
         return self.dtype.itemsize
 
-    def room(self, elements: int) -> Tensor:
+    def allocate(self, elements: int) -> Tensor:
         """A buffer that holds nothing yet."""
         return torch.full((elements,), _NOTHING, dtype=self.dtype, device=self.world.device)
 
 
-def all_reduce(ground: Ground, elements: int, place: str) -> Call:
+def all_reduce(buffers: Buffers, elements: int, place: str) -> Call:
     """All-reduce (sum) of `elements` numbers, in place or into another tensor."""
-    pattern, send = ground.pattern, ground.room(elements)
+    pattern, send = buffers.pattern, buffers.allocate(elements)
     if place == IN_PLACE:
         return Call(
             lambda: pattern.own.fill(send), lambda: dist.all_reduce(send), lambda: pattern.total.wrong(send), (send,)
         )
-    result = ground.room(elements)
+    result = buffers.allocate(elements)
     return Call(
         lambda: _fill_both(pattern.own.fill, send, result),
         lambda: dist.all_reduce(result),
@@ -82,9 +82,9 @@ def all_reduce(ground: Ground, elements: int, place: str) -> Call:
     )
 
 
-def broadcast(ground: Ground, elements: int, place: str) -> Call:
+def broadcast(buffers: Buffers, elements: int, place: str) -> Call:
     """Broadcast of `elements` numbers from rank 0."""
-    pattern, rank, send = ground.pattern, ground.world.rank, ground.room(elements)
+    pattern, rank, send = buffers.pattern, buffers.world.rank, buffers.allocate(elements)
     own, wanted = pattern.place(rank), pattern.place(0)
     if place == IN_PLACE:
         return Call(
@@ -93,7 +93,7 @@ def broadcast(ground: Ground, elements: int, place: str) -> Call:
             lambda: pattern.moved.wrong(send, wanted),
             (send,),
         )
-    result = ground.room(elements)
+    result = buffers.allocate(elements)
 
     def fill() -> None:
         pattern.moved.fill(send, own)
@@ -102,10 +102,10 @@ def broadcast(ground: Ground, elements: int, place: str) -> Call:
     return Call(fill, lambda: dist.broadcast(result, 0), lambda: pattern.moved.wrong(result, wanted), (send, result))
 
 
-def reduce(ground: Ground, elements: int, place: str) -> Call:
+def reduce(buffers: Buffers, elements: int, place: str) -> Call:
     """Reduce (sum) of `elements` numbers to rank 0."""
-    pattern, send = ground.pattern, ground.room(elements)
-    is_root = ground.world.rank == 0
+    pattern, send = buffers.pattern, buffers.allocate(elements)
+    is_root = buffers.world.rank == 0
     if place == IN_PLACE:
         return Call(
             lambda: pattern.own.fill(send),
@@ -113,7 +113,7 @@ def reduce(ground: Ground, elements: int, place: str) -> Call:
             lambda: pattern.total.wrong(send) if is_root else 0,
             (send,),
         )
-    result = ground.room(elements)
+    result = buffers.allocate(elements)
     return Call(
         lambda: _fill_both(pattern.own.fill, send, result),
         lambda: dist.reduce(result, 0),
@@ -122,12 +122,12 @@ def reduce(ground: Ground, elements: int, place: str) -> Call:
     )
 
 
-def all_gather(ground: Ground, elements: int, place: str) -> Call:
+def all_gather(buffers: Buffers, elements: int, place: str) -> Call:
     """All-gather to `elements` numbers in all, elements / ranks from each."""
-    pattern, rank, ranks = ground.pattern, ground.world.rank, ground.world.size
+    pattern, rank, ranks = buffers.pattern, buffers.world.rank, buffers.world.size
     part = elements // ranks
-    result = ground.room(elements)
-    send = result[rank * part : (rank + 1) * part] if place == IN_PLACE else ground.room(part)
+    result = buffers.allocate(elements)
+    send = result[rank * part : (rank + 1) * part] if place == IN_PLACE else buffers.allocate(part)
     parts = torch.split(result, part)
 
     def fill() -> None:
@@ -142,12 +142,12 @@ def all_gather(ground: Ground, elements: int, place: str) -> Call:
     )
 
 
-def reduce_scatter(ground: Ground, elements: int, place: str) -> Call:
+def reduce_scatter(buffers: Buffers, elements: int, place: str) -> Call:
     """Reduce-scatter (sum) of `elements` numbers; each rank gets elements / ranks."""
-    pattern, rank, ranks = ground.pattern, ground.world.rank, ground.world.size
+    pattern, rank, ranks = buffers.pattern, buffers.world.rank, buffers.world.size
     part = elements // ranks
-    send = ground.room(elements)
-    result = send[rank * part : (rank + 1) * part] if place == IN_PLACE else ground.room(part)
+    send = buffers.allocate(elements)
+    result = send[rank * part : (rank + 1) * part] if place == IN_PLACE else buffers.allocate(part)
 
     def fill() -> None:
         result.fill_(_NOTHING)
@@ -161,11 +161,11 @@ def reduce_scatter(ground: Ground, elements: int, place: str) -> Call:
     )
 
 
-def all_to_all(ground: Ground, elements: int, place: str) -> Call:
+def all_to_all(buffers: Buffers, elements: int, place: str) -> Call:
     """All-to-all of `elements` numbers, elements / ranks to each rank."""
-    pattern, rank, ranks = ground.pattern, ground.world.rank, ground.world.size
+    pattern, rank, ranks = buffers.pattern, buffers.world.rank, buffers.world.size
     part = elements // ranks
-    send, result = ground.room(elements), ground.room(elements)
+    send, result = buffers.allocate(elements), buffers.allocate(elements)
     parts = torch.split(result, part)
 
     def fill() -> None:
@@ -180,12 +180,12 @@ def all_to_all(ground: Ground, elements: int, place: str) -> Call:
     )
 
 
-def ping_pong(ground: Ground, elements: int, place: str) -> Call:
+def ping_pong(buffers: Buffers, elements: int, place: str) -> Call:
     """`elements` numbers there and back between partners; a rank without a partner is idle."""
-    partner, is_first = _partner(ground.world)
+    partner, is_first = _partner(buffers.world)
     if partner is None:
         return _idle()
-    send, result = ground.room(elements), ground.room(elements)
+    send, result = buffers.allocate(elements), buffers.allocate(elements)
 
     def serve() -> None:
         dist.send(send, partner)
@@ -196,22 +196,22 @@ def ping_pong(ground: Ground, elements: int, place: str) -> Call:
         dist.send(send, partner)
 
     call = serve if is_first else answer
-    return _exchange(ground, partner, send, result, call, counts=is_first, trips=2)
+    return _exchange(buffers, partner, send, result, call, counts=is_first, trips=2)
 
 
-def bidirectional(ground: Ground, elements: int, place: str) -> Call:
+def bidirectional(buffers: Buffers, elements: int, place: str) -> Call:
     """`elements` numbers both ways at once between partners; a rank without a partner is idle."""
-    partner, _ = _partner(ground.world)
+    partner, _ = _partner(buffers.world)
     if partner is None:
         return _idle()
-    send, result = ground.room(elements), ground.room(elements)
+    send, result = buffers.allocate(elements), buffers.allocate(elements)
     both = [dist.P2POp(dist.isend, send, partner), dist.P2POp(dist.irecv, result, partner)]
 
     def call() -> None:
         for work in dist.batch_isend_irecv(both):
             work.wait()
 
-    return _exchange(ground, partner, send, result, call)
+    return _exchange(buffers, partner, send, result, call)
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class Collective:
               t = alpha + S beta, with `start(k)` times a as alpha, and `factor(k)` times b as beta
     """
 
-    make: Callable[[Ground, int, str], Call]
+    make: Callable[[Buffers, int, str], Call]
     size: str
     formula: str
     factor: Callable[[int], float]
@@ -294,12 +294,12 @@ def _partner(world: World) -> tuple[int | None, bool]:
 
 
 def _exchange(
-    ground: Ground, partner: int, send: Tensor, result: Tensor, call: Callable[[], None], **more: Any
+    buffers: Buffers, partner: int, send: Tensor, result: Tensor, call: Callable[[], None], **more: Any
 ) -> Call:
-    pattern = ground.pattern
+    pattern = buffers.pattern
 
     def fill() -> None:
-        pattern.moved.fill(send, pattern.place(ground.world.rank))
+        pattern.moved.fill(send, pattern.place(buffers.world.rank))
         result.fill_(_NOTHING)
 
     return Call(fill, call, lambda: pattern.moved.wrong(result, pattern.place(partner)), (send, result), **more)

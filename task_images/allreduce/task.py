@@ -14,7 +14,7 @@ from task_images.allreduce.measure import (
     CLOCKS,
     COLUMNS,
     ISOLATED,
-    LEAST_SAMPLES,
+    MIN_SAMPLES,
     MODES,
     PIPELINED,
     Row,
@@ -26,7 +26,7 @@ from task_images.allreduce.measure import (
     measure_as_original,
     time_samples,
 )
-from task_images.allreduce.operations import COLLECTIVES, DTYPES, IN_PLACE, PLACES, Ground
+from task_images.allreduce.operations import COLLECTIVES, DTYPES, IN_PLACE, PLACES, Buffers
 from task_images.allreduce.sizes import from_bytes, grid, in_parts
 from task_images.contract import Contract, emit
 from task_images.harness.distributed import World, open_world
@@ -90,7 +90,7 @@ class Measured:
         if not self.rows or self.rows[-1].p50_us is None:
             return 0.0
         growth = self.elements[len(self.rows)] / self.rows[-1].elements
-        return 2e-6 * self.rows[-1].p50_us * growth * (1 + LEAST_SAMPLES)
+        return 2e-6 * self.rows[-1].p50_us * growth * (1 + MIN_SAMPLES)
 
     def to_dict(self, samples: int) -> dict[str, Any]:
         """The series in short, as the result event has it; `samples` are those asked for."""
@@ -191,10 +191,10 @@ def _all(
     if len(refused) == len(asked):
         first, why = next(iter(refused.items()))
         raise TaskUsageError(f"the backend {world.backend} can do nothing of what is asked for; {first}: {why}")
-    grounds = {dtype: Ground.of(world, dtype) for dtype in settings.dtypes}
+    buffers = {dtype: Buffers.of(world, dtype) for dtype in settings.dtypes}
     measured = [
         Measured(
-            series, _elements(settings, series, grounds[series.dtype], world.size), grounds[series.dtype].element_size
+            series, _elements(settings, series, buffers[series.dtype], world.size), buffers[series.dtype].element_size
         )
         for series in asked
         if series not in refused
@@ -205,7 +205,7 @@ def _all(
             if one.why or step >= len(one.elements):
                 continue
             report.step(step + 1, steps, series=str(one.series))
-            _next_size(world, tracker, report, settings, one, grounds[one.series.dtype])
+            _next_size(world, tracker, report, settings, one, buffers[one.series.dtype])
     for one in measured:
         factor = COLLECTIVES[one.series.collective].factor(world.size)
         one.fit = fit([row.bytes for row in one.rows], [row.p50_us or 0 for row in one.rows], factor)
@@ -231,7 +231,7 @@ def _refusal(world: World, tracker: Tracker, series: Series) -> str:
         return "gloo takes no GPU tensors for messages between two ranks"
     elements, why, call = 4 * world.size, "", None
     try:
-        call = make(world, Ground.of(world, series.dtype), series, elements)
+        call = make(world, Buffers.of(world, series.dtype), series, elements)
         time_samples(world, tracker, call, 1)
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         if tells_of_lost_peer(error):
@@ -244,9 +244,9 @@ def _refusal(world: World, tracker: Tracker, series: Series) -> str:
     return ""
 
 
-def _elements(settings: Settings, series: Series, ground: Ground, ranks: int) -> list[int]:
+def _elements(settings: Settings, series: Series, buffers: Buffers, ranks: int) -> list[int]:
     numbers = (
-        from_bytes(settings.sizes, ground.element_size)
+        from_bytes(settings.sizes, buffers.element_size)
         if settings.sizes
         else grid(settings.min_exponent, settings.max_exponent, settings.count)
     )
@@ -254,7 +254,7 @@ def _elements(settings: Settings, series: Series, ground: Ground, ranks: int) ->
 
 
 def _next_size(
-    world: World, tracker: Tracker, report: Reporter, settings: Settings, one: Measured, ground: Ground
+    world: World, tracker: Tracker, report: Reporter, settings: Settings, one: Measured, buffers: Buffers
 ) -> None:
     """One more row, or the reason why there is none."""
     # Rank 0's clock decides for all, lest one rank stop while another waits for it.
@@ -265,7 +265,7 @@ def _next_size(
     elements = one.elements[len(one.rows)]
     limits = (settings.samples, settings.warmup, settings.seconds_per_size)
     try:
-        row = measure(world, tracker, ground, one.series, elements, *limits, settings.mode)
+        row = measure(world, tracker, buffers, one.series, elements, *limits, settings.mode)
     except MemoryError:
         one.why = "no memory for larger buffers"
         return

@@ -6,20 +6,20 @@ from task_images.cifar10_resnet20 import data as cifar
 from task_images.cifar10_resnet20.schedule import ScheduleSettings, make_schedule
 from task_images.comm.base import Strategy
 from task_images.contract import Contract
-from task_images.harness.classification import LongSettings, check_settings, train_classifier
+from task_images.harness.classification import CheckpointedSettings, check_settings, train_classifier
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.images import ImageData
 from task_images.harness.models.layers import NORMS
 from task_images.harness.models.resnet import resnet
-from task_images.harness.opening import opening
 from task_images.harness.parameters import check_choices, read_parameters
 from task_images.harness.seeds import seed_all
+from task_images.harness.session import training_session
 
 CHOICES = {"data": ("cifar10", "synthetic"), "schedule": ("plateau", "multistep"), "norm": NORMS}
 
 
 @dataclass(frozen=True)
-class Settings(ScheduleSettings, LongSettings):
+class Settings(ScheduleSettings, CheckpointedSettings):
     """The parameters of task.yaml; the defaults are the preset `spec`."""
 
     data: str = "cifar10"
@@ -41,10 +41,8 @@ def train(contract: Contract, settings: Settings, strategy: Strategy | None = No
     """One run. `strategy` is how gradients travel; None: in one flat buffer after the backward pass."""
     _check(settings, contract.world_size)
     synthetic = settings.data == "synthetic"
-    with opening(contract, "images like CIFAR-10, generated" if synthetic else "CIFAR-10", synthetic) as (
-        world,
-        report,
-    ):
+    name = "images like CIFAR-10, generated" if synthetic else "CIFAR-10"
+    with training_session(contract, name, synthetic) as (world, report):
         images = cifar.load_images(settings, contract)
         report.data_identity(images.identity)
         seed_all(contract.seed)

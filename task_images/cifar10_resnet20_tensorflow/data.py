@@ -28,6 +28,11 @@ class Batch(NamedTuple):
     labels: Labels
     total: int
 
+    @property
+    def size(self) -> int:
+        """How many images this rank has in the step."""
+        return len(self.labels)
+
 
 class Images:
     """Batches for rank `rank` of `size`; all ranks get equally many training batches, none of them empty."""

@@ -14,7 +14,7 @@ LINE = 1 << 20
 PATIENCE = 5.0  # seconds for one line of somebody who has connected
 
 
-def meet(contract: Contract, port: int, seconds: float) -> list[str]:
+def rendezvous(contract: Contract, port: int, seconds: float) -> list[str]:
     """ "host:port" of every rank, by rank; `port` is that of this rank. Raises PeerLostError after `seconds`."""
     deadline = time.monotonic() + seconds
     if contract.rank == 0:

@@ -15,6 +15,7 @@ from task_images.harness.goals import GoalWatch
 from task_images.harness.loop import Plan, Unit
 from task_images.harness.parameters import read_parameters
 from task_images.harness.report import Reporter
+from task_images.harness.updates import SampleBatches
 
 
 def main(contract: Contract) -> None:
@@ -29,7 +30,7 @@ def main(contract: Contract) -> None:
     images = cifar.load_images(settings, contract)
     report.data_identity(images.identity)
 
-    from task_images.cifar10_resnet20_tensorflow.training import ImageUpdates, Network, TensorFlowTrainer, Validator
+    from task_images.cifar10_resnet20_tensorflow.training import Network, TensorFlowTrainer, Validator
 
     data = Images(images, settings.batch_size, world.rank, world.size, contract.seed, settings.loaders)
     network = Network(settings, contract.seed)
@@ -37,7 +38,7 @@ def main(contract: Contract) -> None:
     TensorFlowTrainer(
         world,
         report,
-        ImageUpdates(data),
+        SampleBatches(data),
         make_schedule(settings, world.size),
         Plan(
             settings.epochs,

@@ -22,7 +22,7 @@ try:
 except ImportError:  # said by open_world
     tf = None
 
-from task_images.cifar10_resnet20_tensorflow.meeting import free_port, meet
+from task_images.cifar10_resnet20_tensorflow.rendezvous import free_port, rendezvous
 from task_images.contract import Contract
 from task_images.harness.errors import EnvironmentUnfitError, PeerLostError, install_hint
 from task_images.harness.ranks import GROUP_SECONDS, RENDEZVOUS_SECONDS, cpu_threads, resident_peak
@@ -209,7 +209,7 @@ def _strategy(contract: Contract, seconds: float) -> Any:
         raise EnvironmentUnfitError(
             f'TensorFlow has no communication backend "{contract.backend}"', "Choose --backend grpc."
         )
-    addresses = meet(contract, free_port(), seconds)
+    addresses = rendezvous(contract, free_port(), seconds)
     task = {"type": "worker", "index": contract.rank}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
     kinds = tf.distribute.experimental.CommunicationImplementation

@@ -7,10 +7,10 @@ from task_images.digits_resnet.data import CHANNELS, as_channels, identify, load
 from task_images.harness.classification import ClassifierSettings, check_settings, train_classifier
 from task_images.harness.data import ArrayData
 from task_images.harness.models.resnet import resnet
-from task_images.harness.opening import opening
 from task_images.harness.parameters import read_parameters
 from task_images.harness.schedules import Plateau, log2_warmup
 from task_images.harness.seeds import generator, seed_all
+from task_images.harness.session import training_session
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def main(contract: Contract) -> None:
     settings = read_parameters(Settings, contract.parameters)
     check_settings(settings)
     training, validation = load_split(contract.seed, settings.validation_share)
-    with opening(contract, "scikit-learn digits") as (world, report):
+    with training_session(contract, "scikit-learn digits") as (world, report):
         report.data_identity(identify())
         seed_all(contract.seed)
         train_classifier(

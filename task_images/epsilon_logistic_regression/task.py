@@ -3,25 +3,29 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from task_images.comm.allreduce import GradientAllReduce, WeightAllReduce
 from task_images.comm.base import Strategy
 from task_images.comm.prepare import prepare_strategy
 from task_images.contract import Contract
 from task_images.epsilon_logistic_regression.data import FEATURES, count_rows, find_files, generate, read
+from task_images.epsilon_logistic_regression.regression import (
+    LogisticRegression,
+    LogisticWork,
+    PlainSgd,
+    RegularisedLoss,
+)
 from task_images.harness.data import ArrayData
 from task_images.harness.goals import GoalWatch
 from task_images.harness.identity import made_up
 from task_images.harness.loop import Plan, Unit
 from task_images.harness.metrics import F1, Dice, TopK
-from task_images.harness.opening import opening
 from task_images.harness.parameters import check_choices, read_parameters
 from task_images.harness.schedules import InverseSqrt, PerUpdate, Plateau, Schedule
 from task_images.harness.seeds import seed_all
+from task_images.harness.session import training_session
 from task_images.harness.settings import CudaSettings, TrainingSettings
-from task_images.harness.training import Loss, make_sample_trainer
+from task_images.harness.training import make_sample_trainer
 
 # The rate over sqrt(t), tuned per number of workers in the 2018 specification.
 ALPHA_2018 = {1: 200.0, 2: 400.0, 4: 600.0, 8: 700.0, 16: 800.0}
@@ -48,6 +52,7 @@ class Settings(TrainingSettings, CudaSettings):
     average: str = "gradients"
     l1: float = 0.0
     l2: float = 2.5e-6
+    loaders: int = 1
     goal_full: float = 89.0
     goal_light: float = 80.0
 
@@ -58,7 +63,7 @@ def main(contract: Contract) -> None:
     check_choices(settings, CHOICES)
     synthetic = settings.data == "synthetic"
     files = None if synthetic else find_files(contract.data_dir)
-    with opening(contract, "epsilon, generated" if synthetic else "epsilon", synthetic) as (
+    with training_session(contract, "epsilon, generated" if synthetic else "epsilon", synthetic) as (
         world,
         report,
     ):
@@ -69,14 +74,16 @@ def main(contract: Contract) -> None:
             training, validation, identity = read(files)
         report.data_identity(made_up(count_rows(training, validation)) if files is None else identity)
         seed_all(contract.seed)
-        model = nn.Sequential(nn.Linear(FEATURES, 1, bias=False), nn.Flatten(0)).to(world.device)
+        model = LogisticRegression(FEATURES).to(world.device)
+        loss = RegularisedLoss(model, settings.l1, settings.l2)
+        rows = ArrayData(world, training, validation, settings.batch_size, contract.seed, loaders=settings.loaders)
         make_sample_trainer(
             world,
             report,
-            ArrayData(world, training, validation, settings.batch_size, contract.seed),
+            rows,
             model,
-            make_regularised_loss(model, settings.l1, settings.l2),
-            lambda model: torch.optim.SGD(model.parameters(), lr=settings.rate, fused=True),
+            loss,
+            lambda model: PlainSgd(model.parameters(), lr=settings.rate),
             make_schedule(settings, world.size),
             Plan(settings.epochs, settings.budget_seconds, protocol=settings.protocol),
             strategy=prepare_strategy(world, lambda: _strategy(settings)),
@@ -84,26 +91,14 @@ def main(contract: Contract) -> None:
             goal=GoalWatch("Prec@1", ">=", settings.goal_full, settings.goal_light, contract.goal),
             scores=torch.sigmoid,
             arithmetic=settings,
+            work=LogisticWork(rows.prepare, loss),
             unit=Unit("rows"),
-            details={"parameters": FEATURES, "rows": [len(training.labels), len(validation.labels)]},
+            details={
+                "parameters": FEATURES,
+                "rows": [len(training.labels), len(validation.labels)],
+                "options": {"loaders": settings.loaders, "gradient": "closed form"},
+            },
         ).run()
-
-
-def make_regularised_loss(model: nn.Module, l1: float, l2: float) -> Loss:
-    """Mean binary cross-entropy (on logits, which is the same as on probabilities but cannot saturate), plus
-    l1 sum |w| + l2/2 sum w^2 over all parameters."""
-    parameters = list(model.parameters())
-
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        value = binary_cross_entropy_with_logits(outputs, targets)
-        for parameter in parameters:
-            if l2:
-                value = value + l2 / 2 * parameter.square().sum()
-            if l1:
-                value = value + l1 * parameter.abs().sum()
-        return value
-
-    return loss
 
 
 def make_schedule(settings: Settings, workers: int) -> Schedule:

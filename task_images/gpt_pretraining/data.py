@@ -7,7 +7,6 @@ bytes otherwise. Token files that exist are only checked.
 
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -15,10 +14,10 @@ from task_images.gpt_pretraining.bpe import END, BytePairs, read_byte_pairs
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.identity import DataIdentity
 from task_images.harness.language.tokens import BYTES, read_tokens, write_tokens
+from task_images.harness.progress import ProgressLines
 
 TRAIN, VALID = "train.txt", "valid.txt"
 VALIDATION_EVERY = 100
-PROGRESS_SECONDS = 5.0
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -47,7 +46,9 @@ def write_token_files(folder: Path) -> None:
 
     def read(split: str) -> Iterator[Sequence[int]]:
         path = valid if has_own and split == "valid" else train
+        progress = ProgressLines(split, path.stat().st_size, print)
         for number, document in enumerate(read_documents(path)):
+            progress.add(len(document))  # about: a letter may have several bytes
             is_valid = number % VALIDATION_EVERY == VALIDATION_EVERY - 1
             if has_own or is_valid == (split == "valid"):
                 yield encode(document)
@@ -57,8 +58,7 @@ def write_token_files(folder: Path) -> None:
             f"{train} has fewer than {VALIDATION_EVERY} documents, so none is left for validation",
             f"Add {VALID}, or end documents with a line {END}.",
         )
-    splits = {split: _show_progress(read(split), split) for split in ("train", "valid")}
-    write_tokens(folder, splits, vocabulary, end, name, text_bytes=total)
+    write_tokens(folder, {split: read(split) for split in ("train", "valid")}, vocabulary, end, name, text_bytes=total)
 
 
 def _choose_encoding(pairs: BytePairs | None) -> tuple[Encode, int, int]:
@@ -83,14 +83,3 @@ def read_documents(path: Path) -> Iterator[str]:
         raise EnvironmentUnfitError(f"{os.fspath(path)} cannot be read: {error}", "It must be UTF-8.") from None
     if any(line.strip() for line in lines):
         yield "".join(lines)
-
-
-def _show_progress(documents: Iterator[Sequence[int]], split: str) -> Iterator[Sequence[int]]:
-    begin = shown = time.monotonic()
-    tokens = 0
-    for number, document in enumerate(documents, 1):
-        yield document
-        tokens += len(document)
-        if time.monotonic() - shown >= PROGRESS_SECONDS:
-            shown = time.monotonic()
-            print(f"{split}: {number} documents, {tokens} tokens, {tokens / (shown - begin):.0f} a second", flush=True)

@@ -18,7 +18,7 @@ Run = Callable[..., Tensor]
 
 
 class Decoder(nn.Module):
-    """tokens [B, T] -> logits [B, T, vocabulary], or the sum of losses.
+    """tokens [B, T] -> logits [B, T, padded vocabulary], or the sum of losses.
 
     Initial values: see `harness.language.parallel.fill_parameters`.
     """
@@ -26,11 +26,11 @@ class Decoder(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
-        self.embedding = nn.Embedding(shape.vocabulary, shape.width)
+        self.embedding = nn.Embedding(shape.padded_vocabulary, shape.width)
         self.positions = nn.Embedding(shape.context, shape.width) if shape.form == "gpt2" else None
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = make_norm(shape)
-        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        self.head = nn.Linear(shape.width, shape.padded_vocabulary, bias=False)
         if shape.tied:
             self.head.weight = self.embedding.weight
         self.run_block: Run = run_directly
@@ -57,8 +57,18 @@ class Decoder(nn.Module):
             x = self.run_block(block, x, rotation, mask)
         features = self.norm(x)
         if targets is not None:
-            return sum_in_chunks(self.head, features, targets, loss_chunk)
-        return self.head(features)  # type: ignore[no-any-return]
+            return sum_in_chunks(self.compute_logits, features, targets, loss_chunk)
+        return self.compute_logits(features)
+
+    def compute_logits(self, features: Tensor) -> Tensor:
+        """[..., D] to [..., padded vocabulary]; -inf for words that only pad it, so that losses and gradients are those
+        without them."""
+        logits: Tensor = self.head(features)
+        if self.shape.padded_vocabulary > self.shape.vocabulary:
+            # Exact without autograd's knowledge: the softmax has no gradient there, and a product does not need its
+            # own result.
+            logits.data[..., self.shape.vocabulary :] = -torch.inf
+        return logits
 
     def _rotate_by(self, tokens: Tensor, places: Tensor | None) -> Rotation:
         length = tokens.shape[1]
@@ -167,6 +177,12 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 def run_directly(block: nn.Module, *inputs: object) -> Tensor:
     """Call a block; the place at which activation checkpoints step in."""
     return block(*inputs)  # type: ignore[no-any-return]
+
+
+def count_unused_rows(shape: Shape) -> dict[str, int]:
+    """Rows at the end of a tensor, by its name, that only pad the vocabulary."""
+    unused = shape.padded_vocabulary - shape.vocabulary
+    return {"embedding.weight": unused, "head.weight": unused} if unused else {}
 
 
 def initial_deviation(name: str, shape: Shape) -> float:

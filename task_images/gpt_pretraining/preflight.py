@@ -34,6 +34,7 @@ def choose_shape(parameters: Mapping[str, Any]) -> Shape:
     shape = SHAPES[parameters["model"]]
     if parameters["vocabulary"]:
         shape = replace(shape, vocabulary=parameters["vocabulary"])
+    shape = replace(shape, multiple=parameters["vocabulary_multiple"])
     length = parameters["sequence_length"]
     if length > shape.context:
         if shape.form == "gpt2":
@@ -69,13 +70,13 @@ def make_plan(parameters: Mapping[str, Any], ranks: int) -> Plan:
     memory = estimate_memory(
         layout,
         parameters=shape.parameters,
-        largest_group=shape.vocabulary * shape.width * (1 if shape.tied else 2),
+        largest_group=shape.padded_vocabulary * shape.width * (1 if shape.tied else 2),
         tokens=tokens,
         width=shape.width,
         hidden=shape.hidden,
         layers=shape.layers,
         head_tokens=min(tokens, parameters["loss_chunk"] or tokens),
-        vocabulary=shape.vocabulary,
+        vocabulary=shape.padded_vocabulary,
         activation_bytes=2 if parameters["precision"] == "bf16" else 4,
         checkpointing=parameters["activation_checkpointing"],
     )

@@ -17,6 +17,8 @@ class Shape:
     hidden    inner channels of a feed-forward block
     tied      input and output embedding are one tensor
     theta     base of the rotary frequencies; eps: of the normalisation
+    multiple  embedding and output layer have rows for a multiple of so many words, which suits the tiles of a GPU's
+              matrix products. The rows beyond the vocabulary stay 0, have no probability, and count in no figure
     """
 
     vocabulary: int
@@ -30,6 +32,12 @@ class Shape:
     tied: bool = False
     theta: float = 10_000.0
     eps: float = 1e-5
+    multiple: int = 1
+
+    @property
+    def padded_vocabulary(self) -> int:
+        """Rows of embedding and output layer."""
+        return -(-self.vocabulary // self.multiple) * self.multiple
 
     @property
     def head_size(self) -> int:

@@ -7,7 +7,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from task_images.contract import Contract
-from task_images.gpt_pretraining.model import Decoder, initial_deviation
+from task_images.gpt_pretraining.model import Decoder, count_unused_rows, initial_deviation
 from task_images.gpt_pretraining.preflight import Plan, make_plan
 from task_images.gpt_pretraining.shapes import FLOPS_FORMULA, SHAPES
 from task_images.gpt_pretraining.split import split_decoder
@@ -35,7 +35,7 @@ class Settings(PretrainingSettings):
     """The parameters of task.yaml; the defaults are the preset `spec`."""
 
     model: str = "124M"
-    vocabulary: int = 50_304
+    vocabulary_multiple: int = 64
     data: str = "tokens"
     documents: str = "joined"
     loss_chunk: int = 0
@@ -64,12 +64,18 @@ def main(contract: Contract) -> None:
         blocks=lambda model: model.blocks,
         deviation=lambda plan: partial(initial_deviation, shape=plan.shape),
         split_tensor=split_decoder,
+        unused_rows=lambda plan: count_unused_rows(plan.shape),
         goal_metric="loss",
         flops=lambda plan, settings: plan.shape.flops_per_token(settings.sequence_length) * count_tokens(settings),
         formula=FLOPS_FORMULA,
         unit=lambda settings: Unit("tokens", settings.sequence_length),
         same=("documents",),
-        details=lambda plan, settings: {"documents": settings.documents, "loss_chunk": settings.loss_chunk},
+        details=lambda plan, settings: {
+            "documents": settings.documents,
+            "loss_chunk": settings.loss_chunk,
+            "vocabulary": plan.shape.vocabulary,
+            "padded_vocabulary": plan.shape.padded_vocabulary,
+        },
     ).run(contract)
 
 
@@ -128,7 +134,7 @@ class NextToken(Workload[Batch]):
         return part.to(self._device)
 
     def forward(self, model: nn.Module, data: Batch) -> Tensor:
-        """Logits [B, T, vocabulary]; the sum of losses if these are wanted in chunks."""
+        """Logits [B, T, padded vocabulary]; the sum of losses if these are wanted in chunks."""
         chunks = (data.targets, self._loss_chunk) if self._loss_chunk else ()
         outputs: Tensor = model(data.inputs, data.places, data.mask, *chunks)
         return outputs

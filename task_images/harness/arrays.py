@@ -5,7 +5,8 @@ import ctypes
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import lru_cache
 from itertools import islice, repeat
 from typing import TypeVar
@@ -20,10 +21,11 @@ Labels = npt.NDArray[np.int64]
 Item = TypeVar("Item")
 
 
-def ahead(threads: int, calls: Iterator[Callable[[], Item]], window: int = 0) -> Iterator[Item]:
-    """The calls' results in order, up to `window` of them (at least 2 x `threads`) made beforehand in threads.
-
-    Without threads each is made when it is asked for.
+def ahead(
+    threads: int, calls: Iterator[Callable[[], Item]], window: int = 0, pool: Executor | None = None
+) -> Iterator[Item]:
+    """The calls' results in order, up to `window` of them (at least 2 x `threads`) made beforehand in threads, or in
+    `pool`, which stays open. Without threads each is made when it is asked for.
     """
     window = max(window, 2 * threads)
     if not threads:
@@ -31,10 +33,10 @@ def ahead(threads: int, calls: Iterator[Callable[[], Item]], window: int = 0) ->
             yield call()
         return
     waiting: deque[Future[Item]] = deque()
-    with ThreadPoolExecutor(threads, "loader", _stay_alone) as pool:
+    with nullcontext(pool) if pool else ThreadPoolExecutor(threads, "loader", _stay_alone) as workers:
         try:
             for call in calls:
-                waiting.append(pool.submit(call))
+                waiting.append(workers.submit(call))
                 if len(waiting) > window:
                     yield waiting.popleft().result()
             while waiting:

@@ -28,6 +28,7 @@ Arrays = dict[str, npt.NDArray[np.generic]]
 Say = Callable[[str], None]
 
 _IDENTITY = "identity.json"
+_ORIGIN = ".origin.json"
 
 
 @dataclass(frozen=True)
@@ -66,11 +67,14 @@ def cached_folder(
     sources: Callable[[], Sequence[Path]],
     build: Callable[[Path], None],
     say: Say = print,
+    *,
+    resumable: bool = False,
 ) -> Entry:
     """The entry `name` in `folder` or, if that cannot be written to, in mlbench's own; built by the first caller.
 
     It is built again when `key` (a JSON value: version and parameters of `build`) or the files that `sources` finds
-    have changed. Without sources (a download that was deleted after its conversion) the entry stays valid. Raises
+    have changed. Without sources (a download that was deleted after its conversion) the entry stays valid.
+    `resumable`: `build` may find in its folder what an interrupted one of the same key and files left. Raises
     EnvironmentUnfitError for what the file system refuses, and whatever `build` raises.
     """
     with as_task_error(folder / name):
@@ -81,7 +85,7 @@ def cached_folder(
     target = place / f"{name}.cache"
     with hold_lock(place / f"{name}.lock", say), as_task_error(target):
         # Another process may have built it in the meantime.
-        return _find(target, key, sources) or _build(target, key, sources, build)
+        return _find(target, key, sources) or _build(target, key, sources, build, resumable)
 
 
 def cached_arrays(
@@ -147,24 +151,38 @@ def _find(target: Path, key: object, sources: Callable[[], Sequence[Path]]) -> E
     return Entry(target, str(digest))
 
 
-def _build(target: Path, key: object, sources: Callable[[], Sequence[Path]], build: Callable[[Path], None]) -> Entry:
+def _build(
+    target: Path, key: object, sources: Callable[[], Sequence[Path]], build: Callable[[Path], None], resumable: bool
+) -> Entry:
     partial = target.with_name(f"{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
+    origin = {"key": key, "sources": [_state(path) for path in sources()]}
+    if not resumable or _read_origin(partial) != json.dumps(origin):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        (partial / _ORIGIN).write_text(json.dumps(origin), "utf-8")
     try:
         build(partial)
+        (partial / _ORIGIN).unlink()
         digest = digest_folder(partial)
-        identity = {"key": key, "sources": [_state(path) for path in sources()], "digest": digest}
-        (partial / _IDENTITY).write_text(json.dumps(identity), "utf-8")
+        (partial / _IDENTITY).write_text(json.dumps({**origin, "digest": digest}), "utf-8")
         for path in partial.rglob("*"):
             if path.is_file():
                 _flush(path)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+    except BaseException as error:
+        if not resumable or isinstance(error, EnvironmentUnfitError):  # bad data stay bad
+            shutil.rmtree(partial, ignore_errors=True)
         raise
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
     return Entry(target, digest)
+
+
+def _read_origin(partial: Path) -> str | None:
+    """What an interrupted build was made from, as it was written."""
+    try:
+        return (partial / _ORIGIN).read_text("utf-8")
+    except OSError:
+        return None
 
 
 def _flush(path: Path) -> None:

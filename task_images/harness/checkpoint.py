@@ -4,7 +4,6 @@ A checkpoint holds what training needs to go on as if it had not stopped: parame
 the data. No generator's state is in it, since permutations and dropout are functions of the seed and that position.
 """
 
-import os
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,8 +11,10 @@ from typing import Any
 
 import torch
 
+from task_images.harness.array_checkpoint import refuse_other_run
 from task_images.harness.distributed import World
 from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
+from task_images.harness.files import replace_file
 
 FORM = 2  # 2: the strategy's own state
 
@@ -24,19 +25,14 @@ def save_checkpoint(world: World, path: Path, task: str, state: Mapping[str, Any
     if not world.is_first:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"{path.name}.new")
-    with new.open("wb") as file:
+    with replace_file(path) as file:
         torch.save({"form": FORM, "task": task, **state}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
 
 
 def load_checkpoint(world: World, path: Path, task: str, expected: Mapping[str, Any]) -> Mapping[str, Any]:
     """The state in `path`, tensors on the CPU. Nothing but data is unpickled.
 
-    `expected` are entries that must be equal to the checkpoint's: a model of another size or vocabulary, another seed
-    or global batch cannot go on with it. Raises EnvironmentUnfitError if the file is missing or damaged, TaskUsageError
+    `expected`: see `refuse_other_run`. Raises EnvironmentUnfitError if the file is missing or damaged, TaskUsageError
     if it belongs to something else.
     """
     try:
@@ -50,10 +46,5 @@ def load_checkpoint(world: World, path: Path, task: str, expected: Mapping[str, 
         raise EnvironmentUnfitError(f"{path} cannot be read as a checkpoint: {why}", "Take an earlier one.") from None
     if not isinstance(state, dict) or state.get("form") != FORM or state.get("task") != task:
         raise TaskUsageError(f"{path} is not a checkpoint of {task} in the form {FORM}")
-    for name, value in expected.items():
-        if state.get(name) != value:
-            raise TaskUsageError(
-                f"{path} was made with {name} = {state.get(name)!r}, this run has {value!r}",
-                "Resume with the parameters of the run that made it.",
-            )
+    refuse_other_run(path, state, expected)
     return state

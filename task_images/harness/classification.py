@@ -1,6 +1,6 @@
 """What the image classifications share: common parameters, and the way from model and data to the result.
 
-with opening(contract, data="CIFAR-10") as (world, report):
+with training_session(contract, data="CIFAR-10") as (world, report):
     images = ...                                    # load
     seed_all(contract.seed)
     train_classifier(world, report, settings, model, data, schedule)
@@ -46,7 +46,7 @@ class ClassifierSettings(TrainingSettings, CudaSettings):
 
 
 @dataclass(frozen=True)
-class LongSettings(ClassifierSettings):
+class CheckpointedSettings(ClassifierSettings):
     """Further ones of those that run for long: interruption, and the speed options of harness.speed."""
 
     checkpoint: bool = False
@@ -66,7 +66,7 @@ def check_settings(settings: ClassifierSettings) -> None:
     """Raises TaskUsageError for what does not go together, before anything is opened or loaded."""
     if settings.nesterov and not settings.momentum:
         raise TaskUsageError("nesterov needs a momentum above 0", "--set momentum=0.9, or --set nesterov=false")
-    if isinstance(settings, LongSettings):
+    if isinstance(settings, CheckpointedSettings):
         check_choices(settings, {"compile": COMPILE, "precision": FORMATS})
 
 
@@ -98,7 +98,7 @@ def train_classifier(
     name       of the task in its checkpoints; identity: what must be the same for training to go on from one
     """
     model = model.to(world.device)
-    long = settings if isinstance(settings, LongSettings) else None
+    long = settings if isinstance(settings, CheckpointedSettings) else None
     same = {"seed": world.contract.seed, "global_batch": settings.batch_size * world.size}
     facts: dict[str, Any] = {"parameters": count_parameters(model.parameters()), "global_batch": same["global_batch"]}
     precision = long.speed.make_precision(world.device) if long else Precision("fp32", world.device)
@@ -145,7 +145,7 @@ def train_classifier(
     ).run()
 
 
-def _check_graphs(settings: LongSettings, strategy: Strategy, calibrates: bool) -> None:
+def _check_graphs(settings: CheckpointedSettings, strategy: Strategy, calibrates: bool) -> None:
     """Raises TaskUsageError for what looks into single layers or moves parameters: a replay does not notice."""
     if settings.compile != "graphs":
         return

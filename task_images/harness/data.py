@@ -1,6 +1,8 @@
 """What a training loop asks of data, and the plain case: arrays in memory or mapped from a file."""
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -8,8 +10,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from task_images.harness.arrays import ahead
+from task_images.harness.buffers import BufferPool, pin
 from task_images.harness.distributed import World
-from task_images.harness.partition import Partition, shard
+from task_images.harness.partition import Partition, Share, shard
+
+# Small batches are gathered together, up to so many or so many bytes of them: one call of a thread for each would take
+# longer than a step of a logistic regression can wait.
+MAX_TOGETHER, TOGETHER_BYTES = 16, 16 << 20
 
 Prepare = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -52,7 +60,8 @@ class ArrayData:
     """Data in arrays (numpy, memory-mapped or not): inputs [n, ...] and targets [n], indexed by sample.
 
     prepare_training and prepare_validation get CPU tensors (inputs, targets) and give what the model wants; the
-    transfer to the device follows. Partition as `partition.Partition`, shared seed.
+    transfer to the device follows. Partition as `partition.Partition`, shared seed. `loaders`: threads that gather
+    training samples ahead, several small batches at a time; 0: gather when asked.
     """
 
     def __init__(
@@ -66,22 +75,52 @@ class ArrayData:
         prepare_training: Prepare | None = None,
         prepare_validation: Prepare | None = None,
         validation_batch: int = 512,
+        loaders: int = 0,
     ) -> None:
         self._world = world
         self._training = training
+        self._loaders = loaders
         self._validation = validation
         self._validation_batch = validation_batch
         self._prepare = {True: prepare_training, False: prepare_validation}
         self._partition = Partition(len(training[1]), batch_size, world.size, seed)
         self.steps = self._partition.steps
+        inputs = training[0]
+        batch_bytes = batch_size * inputs[:1].nbytes
+        self._together = min(MAX_TOGETHER, max(1, TOGETHER_BYTES // max(1, batch_bytes))) if loaders else 1
+        self._most = self._together * batch_size
+        self._shape = (self._most, *inputs.shape[1:])
+        self._buffers = BufferPool(partial(np.empty, self._shape, inputs.dtype))
 
     def training(self, epoch: int) -> Iterator[Batch]:
         """The batches of an epoch (from 0) for this rank, in the order of steps."""
+        shares = self._partition.shares(epoch, self._world.rank)
+        groups = iter(lambda: list(islice(shares, self._together)), [])
+        for batches in ahead(self._loaders, (partial(self._gather, group) for group in groups)):
+            yield from batches
+
+    def _gather(self, shares: list[Share]) -> list[Batch]:
+        """The batches of some steps, with one copy of all their samples."""
         inputs, targets = self._training
-        for share in self._partition.shares(epoch, self._world.rank):
-            # Ascending indices read a mapped file forward; within a batch the order does not matter.
-            rows = np.sort(share.indices)
-            yield Batch(torch.from_numpy(inputs[rows]), torch.from_numpy(targets[rows]), share.total)
+        # Ascending indices read a mapped file forward; within a batch the order does not matter.
+        order = [np.sort(share.indices) for share in shares]
+        rows = np.concatenate(order)
+        if len(rows) > self._most:  # the last batch of an epoch may be a larger one
+            gathered = pin(torch.from_numpy(inputs[rows]), self._world.device)
+        else:
+            gathered = self._take_memory(inputs)[: len(rows)]
+            np.take(inputs, rows, axis=0, out=gathered.numpy(), mode="clip")  # without mode: through another copy
+        labels = pin(torch.from_numpy(targets[rows]), self._world.device)
+        sizes = [len(one) for one in order]
+        parts = zip(torch.split(gathered, sizes), torch.split(labels, sizes), shares, strict=True)
+        return [Batch(samples, labels, share.total) for samples, labels, share in parts]
+
+    def _take_memory(self, inputs: npt.NDArray[np.generic]) -> Tensor:
+        """Memory for the samples of some steps; for a GPU pinned, which torch uses again by itself."""
+        if self._world.device.type != "cuda":
+            return self._buffers.take()
+        kind = torch.from_numpy(np.empty(0, inputs.dtype)).dtype
+        return torch.empty(self._shape, dtype=kind, pin_memory=True)
 
     def validation(self) -> Iterator[Batch]:
         """This rank's part of the validation set, in batches; each sample is in exactly one rank's."""
@@ -90,7 +129,10 @@ class ArrayData:
         for start in range(own.start, own.stop, self._validation_batch):
             rows = slice(start, min(start + self._validation_batch, own.stop))
             # A copy, since a mapped file is read-only and torch knows no such thing.
-            yield Batch(torch.from_numpy(inputs[rows].copy()), torch.from_numpy(targets[rows].copy()), len(targets))
+            samples, labels = (
+                pin(torch.from_numpy(part[rows].copy()), self._world.device) for part in (inputs, targets)
+            )
+            yield Batch(samples, labels, len(targets))
 
     def prepare(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor]:
         """Inputs and targets as the model wants them, on the device."""
@@ -98,4 +140,5 @@ class ArrayData:
         prepare = self._prepare[training]
         if prepare is not None:
             inputs, targets = prepare(inputs, targets)
-        return inputs.to(self._world.device), targets.to(self._world.device)
+        device = self._world.device
+        return inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)

@@ -17,11 +17,11 @@ from pathlib import Path
 from task_images.contract import EXIT_RETRYABLE
 from task_images.harness.cache import Say, as_task_error
 from task_images.harness.errors import EnvironmentUnfitError, TaskError
+from task_images.harness.progress import ProgressLines
 
 TIMEOUT = 60.0
 ATTEMPTS = 5
 _BLOCK = 1 << 20
-_SPEAK_EVERY = 10.0
 
 
 class DownloadError(TaskError):
@@ -100,7 +100,8 @@ def _transfer(archive: Archive, partial: Path, say: Say) -> None:
         request.add_header("Range", f"bytes={have}-")
     with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
         goes_on = response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-        said = time.monotonic()
+        progress = ProgressLines(archive.name, archive.bytes, say)
+        progress.add(have if goes_on else 0, is_old=True)
         with open(partial, "ab" if goes_on else "wb") as file:
             done = file.tell()
             while block := response.read(_BLOCK):
@@ -108,9 +109,7 @@ def _transfer(archive: Archive, partial: Path, say: Say) -> None:
                 done += len(block)
                 if done > archive.bytes:
                     raise http.client.HTTPException(f"the server sends more than the {archive.bytes} bytes expected")
-                if time.monotonic() - said > _SPEAK_EVERY:
-                    said = time.monotonic()
-                    say(f"{archive.name}: {done / 1e6:.0f} of {archive.bytes / 1e6:.0f} MB")
+                progress.reach(done)
     if done < archive.bytes:
         raise http.client.HTTPException(f"the connection broke off after {done} of {archive.bytes} bytes")
 

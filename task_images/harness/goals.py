@@ -9,7 +9,7 @@ from task_images.harness.tracker import Snapshot, Tracker
 
 
 @dataclass(frozen=True)
-class Passage:
+class GoalPassed:
     """The first time that a threshold was met: by which value, in which epoch, and the tracker's figures until then."""
 
     value: float
@@ -30,7 +30,7 @@ class GoalWatch:
         self.comparison = comparison
         self.thresholds = {"full": full, "light": light}
         self.chosen = chosen
-        self.passages: dict[str, Passage] = {}
+        self.passages: dict[str, GoalPassed] = {}
         self.best: float | None = None
         self.last: float | None = None
 
@@ -54,7 +54,7 @@ class GoalWatch:
             self.best = value
         for kind, threshold in self.thresholds.items():
             if kind not in self.passages and self._meets(value, threshold):
-                self.passages[kind] = Passage(value, epoch, tracker.snapshot())
+                self.passages[kind] = GoalPassed(value, epoch, tracker.snapshot())
         return self.reached
 
     def facts(self) -> dict[str, object]:
@@ -77,7 +77,7 @@ class GoalWatch:
         """Go on from a checkpoint. A passage counts only for the threshold of this run."""
         self.best, self.last = state["best"], state["last"]
         self.passages = {
-            kind: Passage(passage["value"], passage["epoch"], Snapshot(**passage["snapshot"]))
+            kind: GoalPassed(passage["value"], passage["epoch"], Snapshot(**passage["snapshot"]))
             for kind, passage in state["passages"].items()
             if self._meets(passage["value"], self.thresholds[kind])
         }

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from task_images.harness.arrays import Bytes, Labels, ahead
+from task_images.harness.buffers import pin
 from task_images.harness.data import Batch
 from task_images.harness.distributed import World
 from task_images.harness.partition import Partition, shard
@@ -69,8 +70,9 @@ class ImageData:
         shares = self._partition.shares(epoch, self._world.rank)
 
         def load(rows: npt.NDArray[np.int64], total: int) -> Batch:
-            chosen, targets, numbers = self._choose(images, rows), self._choose(labels, rows), torch.from_numpy(rows)
-            return Batch(self._pin(crops.cut(chosen, numbers.to(self._place))), targets, total)
+            numbers = self._number(rows)
+            chosen, targets = self._choose(images, numbers), self._choose(labels, numbers)
+            return Batch(self._pin(crops.cut(chosen, numbers)), self._pin(targets), total)
 
         return ahead(self._loaders, (partial(load, share.indices, share.total) for share in shares))
 
@@ -80,8 +82,8 @@ class ImageData:
         own = shard(len(labels), self._world.size, self._world.rank)
 
         def load(start: int) -> Batch:
-            rows = np.arange(start, min(start + self._validation_batch, own.stop))
-            return Batch(self._pin(self._choose(images, rows)), self._choose(labels, rows), 0)
+            numbers = self._number(np.arange(start, min(start + self._validation_batch, own.stop)))
+            return Batch(self._pin(self._choose(images, numbers)), self._pin(self._choose(labels, numbers)), 0)
 
         starts = range(own.start, own.stop, self._validation_batch)
         return ahead(self._loaders, (partial(load, start) for start in starts))
@@ -95,14 +97,16 @@ class ImageData:
         images, labels = (torch.tensor(array, device=self._place) for array in part)
         return images, labels
 
-    def _choose(self, source: Bytes | Labels | Tensor, rows: npt.NDArray[np.int64]) -> Tensor:
-        """Copies of the rows, on the device if the data are kept there."""
-        if isinstance(source, Tensor):
-            return source[torch.from_numpy(rows).to(self._place, non_blocking=True)]
-        return torch.from_numpy(source[rows])
+    def _number(self, rows: npt.NDArray[np.int64]) -> Tensor:
+        """The numbers of samples as a tensor beside the data. The host does not wait for a device to get them."""
+        return pin(torch.from_numpy(rows), self._place).to(self._place, non_blocking=True)
 
-    def _pin(self, images: Tensor) -> Tensor:
-        return images.pin_memory() if self._world.device.type == "cuda" and not images.is_cuda else images
+    def _choose(self, source: Bytes | Labels | Tensor, numbers: Tensor) -> Tensor:
+        """Copies of the samples, on the device if the data are kept there."""
+        return source[numbers] if isinstance(source, Tensor) else torch.from_numpy(source[numbers.numpy()])
+
+    def _pin(self, part: Tensor) -> Tensor:
+        return pin(part, self._world.device)
 
 
 class Normalise:

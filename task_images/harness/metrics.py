@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from task_images.harness.distributed import World
-from task_images.harness.errors import DivergedError
 
 
 class Metric:
@@ -153,28 +152,3 @@ def collect(world: World, metrics: Sequence[Metric]) -> dict[str, float]:
         values[metric.name] = metric.value(total[start : start + len(sums)])
         start += len(sums)
     return values
-
-
-class TrainingLoss:
-    """The training loss, averaged over ranks and steps, and the guard against NaN.
-
-    Losses stay on the device until `collect`, which all ranks call after the same steps: it costs one small collective,
-    and a loss that is not finite on any rank stops every rank there, with the same message.
-    """
-
-    def __init__(self) -> None:
-        self._mean = Mean("loss")
-
-    def add(self, mean: Tensor | float, weight: float) -> None:
-        """Add this rank's mean loss of one step over `weight` samples (or tokens)."""
-        self._mean.add_mean(mean, weight)
-
-    def collect(self, world: World, epoch: int, step: int) -> float:
-        """The mean since the last call. Raises DivergedError if it is not finite."""
-        value = collect(world, [self._mean])["loss"]
-        if not math.isfinite(value):
-            raise DivergedError(
-                f"the training loss is {value} in epoch {epoch}, by step {step}: the training has diverged",
-                "A lower learning rate may help.",
-            )
-        return value

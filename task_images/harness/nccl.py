@@ -10,6 +10,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 LOG = "nccl.log"
+FABRIC = "MLBENCH_FABRIC"  # "GBITS NAME" of the machine's fast network, from the cluster's record
 MAX_LOG_BYTES = 1 << 20
 
 # "Using network IB", "NET/Socket : Using [0]eth0:10.0.0.1<0>", "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0"
@@ -29,9 +30,16 @@ def log_to(folder: Path, environ: MutableMapping[str, str]) -> None:
 
 
 def describe(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
-    """For the result: the variables that steer NCCL, and what its log says of the network; empty entries left out."""
+    """For the result: the variables that steer NCCL, what its log says of the network, and what the machine has.
+
+    `nominal_gbits` is the bandwidth of the machine's fast network in Gbit/s, `fabric` its name. Empty entries are left
+    out.
+    """
     variables = {name: value for name, value in sorted(environ.items()) if name.startswith("NCCL_")}
     facts: dict[str, object] = {"variables": variables}
+    gbits, _, name = environ.get(FABRIC, "").partition(" ")
+    if gbits.isdecimal():
+        facts |= {"fabric": name, "nominal_gbits": int(gbits)}
     try:
         with open(environ.get("NCCL_DEBUG_FILE", ""), encoding="utf-8", errors="replace") as file:
             facts |= parse_log(file.read(MAX_LOG_BYTES))

@@ -1,7 +1,7 @@
 """What tasks of other people may rely on. Everything else in `task_images` may change at any time.
 
 run, Contract, emit          the way in and out of a rank; events
-opening, read_parameters     the ranks of a run as a `World` and a `Reporter`; parameters as a dataclass
+training_session, read_parameters   the ranks of a run as a `World` and a `Reporter`; parameters as a dataclass
 TrainingSettings, CudaSettings, UpdateSettings   the parameter groups `training`, `cuda`, `updates`
 ArrayData, Batch, Data, Batches, Update          data as batches, or as updates of several passes
 Trainer, make_sample_trainer, PassLoss, Work     the trainer; for batches of inputs and targets, or for any pass
@@ -27,12 +27,12 @@ from task_images.harness.goals import GoalWatch
 from task_images.harness.identity import DataIdentity, compare_data, made_up
 from task_images.harness.loop import Plan, Unit
 from task_images.harness.metrics import F1, Mean, Metric, Perplexity, TopK
-from task_images.harness.opening import opening
 from task_images.harness.parameters import read_parameters
 from task_images.harness.precision import Precision
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import Constant, Cosine, MultiStep, PerEpoch, PerUpdate, Plateau, Schedule
 from task_images.harness.seeds import generator, seed_all
+from task_images.harness.session import training_session
 from task_images.harness.settings import CudaSettings, TrainingSettings, UpdateSettings
 from task_images.harness.throughput import Protocol
 from task_images.harness.tracker import Tracker
@@ -83,9 +83,11 @@ __all__ = [
     "generator",
     "made_up",
     "make_sample_trainer",
-    "opening",
     "prepare_strategy",
     "read_parameters",
     "run",
     "seed_all",
+    "training_session",
 ]
+
+opening = training_session  # its name in earlier versions, which tasks of other people may use

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from task_images.contract import Contract
 from task_images.harness.cores import effective_cores
+from task_images.harness.errors import DivergedError
 
 RENDEZVOUS_SECONDS = 600.0
 COLLECTIVE_SECONDS = 1800.0  # patience of parameter servers, whose trainers validate in between
@@ -42,6 +43,14 @@ class Ranks(Protocol):
     def backend_facts(self) -> dict[str, object]:
         """What a result should say of the backend; empty if there is nothing."""
         ...
+
+
+def compare_checksums(world: Ranks, checksum: int) -> None:
+    """Raise DivergedError, on every rank, naming the ranks whose model has another checksum than that of rank 0."""
+    sums = [row[0] for row in world.gather([float(checksum)])]
+    odd = [str(rank) for rank, value in enumerate(sums) if value != sums[0]]
+    if odd:
+        raise DivergedError(f"the model of rank {', '.join(odd)} differs from that of rank 0")
 
 
 def cpu_threads(contract: Contract) -> int:

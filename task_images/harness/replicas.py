@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from task_images.harness.distributed import World
-from task_images.harness.errors import DivergedError
+from task_images.harness.ranks import compare_checksums
 
 
 def broadcast_state(world: World, model: nn.Module) -> None:
@@ -37,10 +37,7 @@ def check_identical(world: World, model: nn.Module) -> None:
     for parameter in model.parameters():
         raw = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         checksum = zlib.crc32(raw.numpy().data, checksum)
-    sums = [row[0] for row in world.gather([float(checksum)])]
-    odd = [str(rank) for rank, value in enumerate(sums) if value != sums[0]]
-    if odd:
-        raise DivergedError(f"the model of rank {', '.join(odd)} differs from that of rank 0")
+    compare_checksums(world, checksum)
 
 
 def measure_distance(world: World, parameters: Iterable[Tensor]) -> float:

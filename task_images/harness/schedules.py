@@ -168,17 +168,6 @@ class Cosine:
 
 
 @dataclass(frozen=True)
-class InverseTime:
-    """rate / (offset + t)."""
-
-    value: float
-    offset: float
-
-    def __call__(self, t: float) -> float:
-        return self.value / (self.offset + t)
-
-
-@dataclass(frozen=True)
 class InverseSqrt:
     """rate / sqrt(max(1, t))."""
 
@@ -186,18 +175,6 @@ class InverseSqrt:
 
     def __call__(self, t: float) -> float:
         return self.value / math.sqrt(max(1, t))
-
-
-@dataclass(frozen=True)
-class SparsifiedDecay:
-    """(gamma / strength) / max(1, shift + t), for SGD with sparsified gradients and regularisation `strength`."""
-
-    gamma: float
-    strength: float
-    shift: float
-
-    def __call__(self, t: float) -> float:
-        return self.gamma / self.strength / max(1, self.shift + t)
 
 
 @dataclass(frozen=True)
@@ -240,41 +217,3 @@ class ExponentialWarmupMultiStep:
 
     def _steps(self, value: float) -> int:
         return int(value * self.total) if isinstance(value, float) and value <= 1 else int(value)
-
-
-@dataclass(frozen=True)
-class Polynomial:
-    """Linear warm-up from 0, then target ((1-p) + (minimum/target)^(1/power) p)^power with p = (t - warmup) / decay,
-    constant from p = 1 on."""
-
-    target: float
-    minimum: float
-    warmup: float
-    decay: float
-    power: float = 2.0
-
-    def __call__(self, t: float) -> float:
-        if t < self.warmup:
-            return self.target * t / self.warmup
-        p = min(1.0, (t - self.warmup) / self.decay)
-        base = (1 - p) + math.pow(self.minimum / self.target, 1 / self.power) * p
-        return self.target * math.pow(base, self.power)
-
-
-@dataclass(frozen=True)
-class Piecewise:
-    """rates[i] between boundaries[i-1] <= t < boundaries[i]; with `ramp`, linear from rates[0] to rates[1] up to the
-    first boundary."""
-
-    boundaries: tuple[float, ...]
-    rates: tuple[float, ...]
-    ramp: bool = False
-
-    def __post_init__(self) -> None:
-        if len(self.rates) != len(self.boundaries) + 1 or list(self.boundaries) != sorted(self.boundaries):
-            raise ValueError("a piecewise rate needs ascending boundaries and one rate more than those")
-
-    def __call__(self, t: float) -> float:
-        if self.ramp and self.boundaries and t < self.boundaries[0]:
-            return LinearWarmup(self.rates[0], self.rates[1], self.boundaries[0])(t)
-        return self.rates[sum(boundary <= t for boundary in self.boundaries)]

@@ -10,7 +10,7 @@ from task_images.harness.report import Reporter
 
 
 @contextmanager
-def opening(
+def training_session(
     contract: Contract, data: str, synthetic: bool = False, collective_seconds: float = GROUP_SECONDS
 ) -> Iterator[tuple[World, Reporter]]:
     """Meet the other ranks and say what there is, before the data are loaded; part together after success.

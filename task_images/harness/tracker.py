@@ -173,10 +173,14 @@ class Tracker:
         """A border: what has passed since the last one belongs to the current category."""
         is_training = self._step.open and self._current not in _OUTSIDE_TRAINING
         if self._marks is None:
-            now = self._now()
+            now = self._clock() if self._synchronize is None else self._now()
             if self.timeline.is_recording:
                 self.timeline.add_section(self._current, self._mark, now)
-            self._add(self._current, now - self._mark, is_training)
+            seconds = now - self._mark
+            self._seconds[self._current] += seconds
+            self._wall += seconds
+            if is_training:
+                self._training += seconds
             self._mark = now
             return
         self._pending.append((self._marks.record(), self._current, is_training))
@@ -189,15 +193,13 @@ class Tracker:
             return
         self._marks.wait(self._pending[-1][0])
         for mark, category, is_training in self._pending:
-            self._add(category, self._marks.seconds_between(self._last_mark, mark), is_training)
+            seconds = self._marks.seconds_between(self._last_mark, mark)
+            self._seconds[category] += seconds
+            self._wall += seconds
+            if is_training:
+                self._training += seconds
             self._last_mark = mark
         self._pending.clear()
-
-    def _add(self, category: str, seconds: float, is_training: bool) -> None:
-        self._seconds[category] += seconds
-        self._wall += seconds
-        if is_training:
-            self._training += seconds
 
 
 class _Section:

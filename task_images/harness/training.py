@@ -4,12 +4,11 @@ A task gives batches (`updates.Batches`), a work (`Work`: what a pass computes) 
 """
 
 import contextlib
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +17,10 @@ from task_images.comm.base import MakeOptimizer, Placement, Strategy
 from task_images.harness.checkpoint import load_checkpoint, save_checkpoint
 from task_images.harness.data import Batch, Data
 from task_images.harness.distributed import World, sample_gpu
-from task_images.harness.errors import DivergedError
 from task_images.harness.goals import GoalWatch
 from task_images.harness.loop import Loop, Plan, Unit, Values
-from task_images.harness.metrics import Mean, Metric, TrainingLoss, collect
+from task_images.harness.losses import check_finite, make_divergence_error
+from task_images.harness.metrics import Mean, Metric, collect
 from task_images.harness.precision import Precision, set_arithmetic
 from task_images.harness.replicas import average_buffers
 from task_images.harness.report import Reporter
@@ -30,23 +29,40 @@ from task_images.harness.seeds import seed_device
 from task_images.harness.settings import CudaSettings
 from task_images.harness.speed import Graphs
 from task_images.harness.tracker import Tracker
-from task_images.harness.updates import Update
+from task_images.harness.updates import SampleBatches, Update
 
 P = TypeVar("P")
 W = TypeVar("W", contravariant=True)
 Loss = Callable[[Tensor, Tensor], Tensor]
 
+NOT_FINITE = "the norm of the gradients is not finite"
+ROOM_FOR_COPIES = 8  # times a model's bytes, that a calibration beside it may need
 
-class PassLoss(NamedTuple):
+
+class PassLoss:
     """The loss of one pass: `value` is differentiated; `mean` over `weight` samples (or words) is reported."""
 
-    value: Tensor
-    mean: Tensor
-    weight: float
+    __slots__ = ("_value", "mean", "weight")
+
+    def __init__(self, value: Tensor, mean: Any, weight: float) -> None:
+        self._value, self.mean, self.weight = value, mean, weight
+
+    @property
+    def value(self) -> Tensor:
+        """The loss as autograd knows it."""
+        return self._value
+
+    def backward(self, factor: float) -> None:
+        """Add `factor` times the gradients of the loss to those of the parameters."""
+        torch.autograd.backward(self._value if factor == 1 else self._value * factor)
 
 
 class Work(Protocol[W]):
-    """What a pass computes. Each method is booked in its own category."""
+    """What a pass computes. Each method is booked in its own category.
+
+    A work whose passes are small may compute the means that are reported later, of many passes at once: it gives
+    PassLoss whatever that needs as `mean`, and has a method `read_losses(means) -> list[float]`.
+    """
 
     def prepare(self, part: W) -> Any:
         """The pass's data as the model wants them, on its device."""
@@ -94,20 +110,22 @@ class Trainer(Loop[P], Generic[P]):
         set_arithmetic(self.arithmetic)
         self._precision = self.precision or Precision("fp32", self.world.device)
         self._flops = self._count_flops() if self.plan.protocol.is_on else None
-        if self.world.contract.calibrate:
+        self._is_calibrated = self._shall_be_calibrated()
+        if self._is_calibrated:
             self._calibrate()
         self._trained = self.strategy.attach(
             Placement(self.world), self.model, self.make_optimizer, tracker=self.tracker
         )
         if self.graphs is not None:
             self.graphs.prepare(self.model.parameters())
-        self._recent, self._whole = TrainingLoss(), Mean("loss")
 
     def _update(self, update: Update[P], rate: float) -> bool:
         section = self.tracker.section
         losses: list[PassLoss] = []
         self.strategy.begin(update.weight, update.total, update.count)
-        for number, part in enumerate(self.tracker.waiting(update.passes)):
+        # A pass that is there is not waited for.
+        passes = update.passes if isinstance(update.passes, list) else self.tracker.waiting(update.passes)
+        for number, part in enumerate(passes):
             with section("preprocessing"):
                 data = self.work.prepare(part)
             if update.first is not None:
@@ -121,25 +139,49 @@ class Trainer(Loop[P], Generic[P]):
                 with section("loss"), self._precision.autocast():
                     loss = self.work.loss(outputs, data)
                 with section("backward"):
-                    (loss.value * self._precision.factor).backward()  # type: ignore[no-untyped-call]
+                    loss.backward(self._precision.factor)
             losses.append(loss)
         updated = self.strategy.step(rate, self.clip, self._precision.scale)
         if not updated and self._precision.scale is None:
-            raise _divergence_error()
+            raise make_divergence_error(NOT_FINITE)
         if updated:
             with section("metrics"):
                 for loss in losses:
-                    self._recent.add(loss.mean, loss.weight)
-                    self._whole.add_mean(loss.mean, loss.weight)
+                    self.losses.add(loss.mean, loss.weight)
         return updated
 
+    def _shall_be_calibrated(self) -> bool:
+        """Whether the run is to leave what a prediction needs: if asked to, and if speed is all that it measures.
+
+        Then not if the model may be too large for a copy beside it, nor if its layers cannot be timed.
+        """
+        if self.world.contract.calibrate or not self.plan.protocol.is_on or self.world.size == 1:
+            return bool(self.world.contract.calibrate)
+        return self.graphs is None and self._has_room_for_copies()
+
+    def _has_room_for_copies(self) -> bool:
+        """Whether every rank's GPU has memory for the model's state, its gradients and an optimiser twice."""
+        if self.world.device.type != "cuda":
+            return True
+        size = sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
+        missing = ROOM_FOR_COPIES * size - torch.cuda.mem_get_info(self.world.device)[0]
+        return bool(self.world.max([float(missing)])[0] < 0)
+
     def _calibrate(self) -> None:
-        """Leave what a prediction needs, from steps on one pass. Model and random numbers are as before afterwards."""
+        """Leave what a prediction needs, from steps of one pass. Model and random numbers are as before afterwards."""
         from task_images.harness.calibration import calibrate
 
-        update, compute_loss = self._sample_pass()
+        update = next(self.batches.updates(1))
         samples = max(1, update.samples // (self.world.size * update.count))
-        calibrate(self.world, self.model, self.make_optimizer, compute_loss, samples)
+        passes = self._repeat_passes()
+        calibrate(self.world, self.model, self.make_optimizer, lambda: self._compute_loss_of(next(passes)), samples)
+        passes.close()
+
+    def _repeat_passes(self) -> Generator[P, None, None]:
+        """The passes of the first epoch, again and again."""
+        while True:
+            for update in self.batches.updates(1):
+                yield from update.passes
 
     def _count_flops(self) -> tuple[float, str] | None:
         """FLOPs of one update of all ranks, and their source; None if nothing is known. Counts one pass."""
@@ -155,26 +197,28 @@ class Trainer(Loop[P], Generic[P]):
     def _sample_pass(self) -> tuple[Update[P], Callable[[], Tensor]]:
         """The first update, and what computes the loss of its first pass."""
         update = next(self.batches.updates(1))
-        data = self.work.prepare(next(iter(update.passes)))
+        return update, self._compute_loss_of(next(iter(update.passes)))
+
+    def _compute_loss_of(self, part: P) -> Callable[[], Tensor]:
+        """Prepare a pass; what computes its loss."""
+        data = self.work.prepare(part)
 
         def compute_loss() -> Tensor:
             with self._precision.autocast():
                 return self.work.loss(self.work.forward(self.model, data), data).value
 
-        return update, compute_loss
+        return compute_loss
 
     def _set_mode(self, training: bool) -> None:
         self._trained.train(training)
 
-    def _recent_loss(self, epoch: int, step: int) -> float:
-        return self._recent.collect(self.world, epoch, step)
-
-    def _whole_loss(self) -> float:
-        return collect(self.world, [self._whole])["loss"]
+    def _read_losses(self, losses: list[Any]) -> list[float]:
+        read = getattr(self.work, "read_losses", None)
+        return torch.stack(losses).tolist() if read is None else read(losses)
 
     def _consensus(self) -> AbstractContextManager[object]:
         if not self.strategy.is_finite():
-            raise _divergence_error()
+            raise make_divergence_error(NOT_FINITE)
         return self.strategy.consensus()
 
     def _check_replicas(self) -> Values:
@@ -190,7 +234,7 @@ class Trainer(Loop[P], Generic[P]):
                 **self.details.get("options", {}),
                 "precision": self._precision.used,
                 **asdict(self.arithmetic),
-                "fused_optimizer": True,
+                "fused_optimizer": bool(self.strategy.optimizer.defaults.get("fused")),
                 "reduction": type(self.strategy).__name__,
                 **({} if self.graphs is None else {"cuda_graphs": self.graphs.are_replayed(self.world.device)}),
             },
@@ -224,27 +268,14 @@ class Trainer(Loop[P], Generic[P]):
         return load_checkpoint(self.world, path, self.name, self.identity)
 
     def _close(self) -> None:
+        if self._is_calibrated:
+            from task_images.harness.calibration import add_buckets
+
+            add_buckets(self.world, self.strategy.bucket_bytes())
         self.strategy.close()
 
 
 # --- the common case: a batch of inputs, outputs, targets ----------------------------------------------------------
-
-
-class SampleBatches:
-    """`Data` as batches: every batch is an update of one pass."""
-
-    def __init__(self, data: Data) -> None:
-        self._data = data
-
-    def count(self, epoch: int) -> int:
-        """How many updates an epoch has."""
-        return self._data.steps
-
-    def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[Batch]]:
-        """The updates of an epoch from number `begin` on."""
-        for number, batch in enumerate(self._data.training(epoch)):
-            if number >= begin:
-                yield Update([batch], 1, batch.size, batch.total, batch.total)
 
 
 class SampleWork:
@@ -327,6 +358,7 @@ def make_sample_trainer(
     graphs: Graphs | None = None,
     arithmetic: CudaSettings | None = None,
     unit: Unit | None = None,
+    work: Work[Batch] | None = None,
     name: str = "",
     details: Mapping[str, Any] | None = None,
     identity: Mapping[str, Any] | None = None,
@@ -336,6 +368,7 @@ def make_sample_trainer(
 
     loss     (outputs, targets) -> mean over the batch; validation_loss: None: the same
     metrics  of the validation set, among them the goal's by its name. None at all: no validation
+    work     what a training pass computes; None: outputs, `loss`, and gradients by autograd
     scores   see SampleValidator; the others see Trainer and Loop
     """
     precision = precision or Precision("fp32", world.device)
@@ -354,7 +387,7 @@ def make_sample_trainer(
         details=dict(details or {}),
         closing=closing,
         identity=dict(identity or {}),
-        work=SampleWork(data, loss, compiled),
+        work=work or SampleWork(data, loss, compiled),
         model=model,
         make_optimizer=make_optimizer,
         strategy=strategy,
@@ -367,23 +400,6 @@ def make_sample_trainer(
 
 def _keep_outputs(outputs: Tensor) -> Tensor:
     return outputs
-
-
-def _divergence_error() -> DivergedError:
-    return DivergedError(
-        "the norm of the gradients is not finite: the training has diverged", "A lower learning rate may help."
-    )
-
-
-def check_finite(values: Values, epoch: int) -> Values:
-    """`values` of a validation. Raises DivergedError if their loss is not finite: the last update may have spoilt a
-    model whose training loss was still finite."""
-    if not math.isfinite(values["loss"]):
-        raise DivergedError(
-            f"the validation loss is {values['loss']} in epoch {epoch}: the training has diverged",
-            "A lower learning rate may help.",
-        )
-    return values
 
 
 def run_eagerly(needed: bool) -> AbstractContextManager[object]:

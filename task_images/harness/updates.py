@@ -45,6 +45,49 @@ class Batches(Protocol[P]):
         ...
 
 
+class SizedBatch(Protocol):
+    """This rank's part of one step; all ranks have `total` samples in it."""
+
+    @property
+    def size(self) -> int:
+        """How many samples this rank has in the step."""
+
+    @property
+    def total(self) -> int:
+        """How many samples all ranks have."""
+
+
+B = TypeVar("B", bound=SizedBatch)
+T = TypeVar("T", bound=SizedBatch, covariant=True)
+
+
+class TrainingData(Protocol[T]):
+    """Training batches by epoch, equally many on all ranks."""
+
+    steps: int
+
+    def training(self, epoch: int) -> Iterable[T]:
+        """The batches of `epoch` (from 1)."""
+        ...
+
+
+class SampleBatches(Generic[B]):
+    """Data as batches: every batch is an update of one pass."""
+
+    def __init__(self, data: TrainingData[B]) -> None:
+        self._data = data
+
+    def count(self, epoch: int) -> int:
+        """How many updates an epoch has."""
+        return self._data.steps
+
+    def updates(self, epoch: int, begin: int = 0) -> Iterator[Update[B]]:
+        """The updates of an epoch from number `begin` on."""
+        for number, batch in enumerate(self._data.training(epoch)):
+            if number >= begin:
+                yield Update([batch], 1, batch.size, batch.total, batch.total)
+
+
 class Passes(NamedTuple):
     """`number` forward and backward passes per update and rank, each on `size` samples (or tokens)."""
 

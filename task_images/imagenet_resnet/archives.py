@@ -8,7 +8,6 @@ import io
 import re
 import shutil
 import tarfile
-import time
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,12 +18,12 @@ from typing import IO
 from task_images.harness.cache import Say, as_task_error
 from task_images.harness.datasets import Archive, check_archive, check_space
 from task_images.harness.errors import EnvironmentUnfitError
+from task_images.harness.progress import ProgressLines
 
 PAGE = "https://image-net.org/download-images"
 GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 SYNSETS = "meta.mat"
 GET_AGAIN = f"Download it again from {PAGE}."
-_SPEAK_EVERY = 10.0
 
 
 @dataclass(frozen=True)
@@ -70,14 +69,14 @@ def unpack(place: Path, parts: Sequence[str], official: Official, say: Say) -> N
             if not partial.exists():
                 check_space(place, official.of(part)[0].bytes, f"what is in {official.of(part)[0].name}")
             partial.mkdir(exist_ok=True)
-            spoken = _Progress(say)
+            unpacked = _Unpacked(f"unpacking {part}", official.of(part)[0].bytes, say)
             if part == "train":
-                _unpack_training(place / official.training.name, partial, spoken)
+                _unpack_training(place / official.training.name, partial, unpacked)
             else:
                 classes = read_kit(place / official.kit.name)
-                _unpack_validation(place / official.validation.name, classes, partial, spoken)
+                _unpack_validation(place / official.validation.name, classes, partial, unpacked)
             partial.rename(target)
-        say(f"{target}: {spoken.images} images unpacked")
+        say(f"{target}: {unpacked.images} images unpacked")
 
 
 def read_kit(path: Path) -> list[str]:
@@ -115,25 +114,23 @@ def _read_synsets(path: Path, raw: bytes) -> dict[int, str]:
         raise EnvironmentUnfitError(f"{SYNSETS} in {path} cannot be read: {error}"[:300], GET_AGAIN) from None
 
 
-class _Progress:
-    def __init__(self, say: Say) -> None:
-        self.images = 0
-        self._say = say
-        self._said = time.monotonic()
+class _Unpacked(ProgressLines):
+    """How many images there are, and how much of the archive that is."""
 
-    def count(self, folder: Path, images: int = 1) -> None:
+    images = 0
+
+    def count(self, size: int, images: int = 1, is_old: bool = False) -> None:
+        """`images` of `size` bytes together."""
         self.images += images
-        if time.monotonic() - self._said > _SPEAK_EVERY:
-            self._said = time.monotonic()
-            self._say(f"{folder}: {self.images} images so far")
+        self.add(size, is_old)
 
 
-def _unpack_training(path: Path, partial: Path, progress: _Progress) -> None:
+def _unpack_training(path: Path, partial: Path, unpacked: _Unpacked) -> None:
     with _readable(path), tarfile.open(path) as outer:
         for member in outer:
             target = partial / _safe(path, member, r"(n\d+)\.tar")
             if target.is_dir():
-                progress.count(partial, sum(1 for _ in target.iterdir()))
+                unpacked.count(member.size, sum(1 for _ in target.iterdir()), is_old=True)
                 continue
             begun = partial / f".{target.name}"
             shutil.rmtree(begun, ignore_errors=True)
@@ -141,11 +138,11 @@ def _unpack_training(path: Path, partial: Path, progress: _Progress) -> None:
             with tarfile.open(fileobj=_content(outer, member)) as inner:
                 for image in inner:
                     _write(inner, image, begun / _safe(path, image, r"(n\d+_\d+\.\w+)"))
-                    progress.count(partial)
+                    unpacked.count(image.size)
             begun.rename(target)
 
 
-def _unpack_validation(path: Path, classes: list[str], partial: Path, progress: _Progress) -> None:
+def _unpack_validation(path: Path, classes: list[str], partial: Path, unpacked: _Unpacked) -> None:
     with _readable(path), tarfile.open(path) as archive:
         for member in archive:
             name = _safe(path, member, r"(ILSVRC2012_val_\d+\.\w+)")
@@ -157,9 +154,9 @@ def _unpack_validation(path: Path, classes: list[str], partial: Path, progress: 
             folder = partial / classes[number - 1]
             folder.mkdir(exist_ok=True)
             _write(archive, member, folder / name)
-            progress.count(partial)
-    if progress.images != len(classes):
-        raise EnvironmentUnfitError(f"{path} has {progress.images} images, {GROUND_TRUTH} {len(classes)}", GET_AGAIN)
+            unpacked.count(member.size)
+    if unpacked.images != len(classes):
+        raise EnvironmentUnfitError(f"{path} has {unpacked.images} images, {GROUND_TRUTH} {len(classes)}", GET_AGAIN)
 
 
 def _safe(path: Path, member: tarfile.TarInfo, form: str) -> str:

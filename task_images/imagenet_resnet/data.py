@@ -1,27 +1,28 @@
-"""The batches of one rank: image files decoded ahead in threads, generated files of the same form, or no files."""
+"""The batches of one rank: image files decoded ahead, generated files of the same form, or no files."""
 
 import itertools
-import threading
-import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from task_images.harness.arrays import Bytes, ahead, synthetic_images
+from task_images.harness.arrays import Labels, ahead, synthetic_images
+from task_images.harness.buffers import BufferPool, pin
 from task_images.harness.cache import cached_folder
 from task_images.harness.data import Batch
 from task_images.harness.distributed import World
 from task_images.harness.identity import DataIdentity
 from task_images.harness.images import Normalise
 from task_images.harness.partition import Partition, shard
-from task_images.harness.seeds import generator, numpy_generator
-from task_images.imagenet_resnet.folders import ImageFolders, Part, pack_images
-from task_images.imagenet_resnet.jpeg import training_crop, validation_crop
+from task_images.harness.seeds import generator
+from task_images.imagenet_resnet.decoding import Cut, DecodingProcesses, Load, Place, name_killed_processes
+from task_images.imagenet_resnet.folders import ImageFolders, pack_images
 from task_images.imagenet_resnet.packed import PackedPart
 
 # Per channel, of the training images, as everybody has them.
@@ -34,17 +35,23 @@ _QUALITY = 90
 _GENERATED = 1  # version of what `generate` makes
 
 
+class Wanted(NamedTuple):
+    """The images of a batch: epoch and number of each, the numbers, and how many samples all ranks have."""
+
+    places: list[Place]
+    rows: npt.NDArray[np.int64]
+    total: int
+
+
 class Decoding:
-    """Images decoded, and the seconds of all threads together that it took."""
+    """Images decoded, and the seconds of all threads (or processes) together that it took."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._images, self._seconds = 0, 0.0
 
     def add(self, images: int, seconds: float) -> None:
-        with self._lock:
-            self._images += images
-            self._seconds += seconds
+        self._images += images
+        self._seconds += seconds
 
     def facts(self) -> dict[str, float]:
         rate = self._images / self._seconds if self._seconds else 0.0
@@ -61,6 +68,7 @@ class FileData:
     least_crop      in training, the least share of an image's area that is cut out
     loaders         threads that decode ahead; 0: decode when asked
     draft           whether JPEGs are decoded no larger than needed, see jpeg
+    reload          finds the images once more, in another process: then as many processes decode. None: threads do
     """
 
     def __init__(
@@ -77,15 +85,14 @@ class FileData:
         draft: bool,
         channels_last: bool,
         validation_batch: int = 64,
+        reload: Load | None = None,
     ) -> None:
         self._world = world
         self._images = images
-        self._seed = seed
         self._side = side
-        self._shorter = shorter
-        self._least_crop = least_crop
         self._loaders = loaders
-        self._draft = draft
+        self._cut = Cut(seed, side, shorter, least_crop, draft)
+        self._processes = DecodingProcesses(loaders, reload, self._cut) if reload and loaders else None
         self._validation_batch = validation_batch
         self._batch_size = batch_size
         self._next: tuple[int, Generator[Batch, None, None] | None] = (0, None)
@@ -95,6 +102,7 @@ class FileData:
         self.steps = self._partition.steps
         last = len(images.training) - (self.steps - 1) * self._partition.global_batch
         self.least = min(batch_size, last // world.size)
+        self._largest = -(-max(last, self._partition.global_batch) // world.size)
 
     def training(self, epoch: int) -> Iterator[Batch]:
         """The epoch's batches. The next epoch's first ones are decoded while the last ones are in use, and during
@@ -113,33 +121,21 @@ class FileData:
 
     def _decode_epochs(self, first: int) -> Generator[Batch, None, None]:
         """Batches of epoch after epoch, without end."""
-        part = self._images.training
-
-        def decode(place: tuple[int, int]) -> Bytes:
-            epoch, index = place
-            stream = numpy_generator(self._seed, "crop", epoch, index)
-            return training_crop(part.open(index), self._side, self._least_crop, stream, self._draft)
-
         wanted = (
-            ([(epoch, int(index)) for index in share.indices], share.indices, share.total)
+            Wanted([(epoch, int(index)) for index in share.indices], share.indices, share.total)
             for epoch in itertools.count(first)
             for share in self._partition.shares(epoch, self._world.rank)
         )
-        return self._ahead(part, decode, wanted, self._batch_size)
+        return self._ahead(self._images.training.labels, wanted, self._batch_size, self._largest)
 
     def validation(self) -> Iterator[Batch]:
         """This rank's part of the validation images, decoded ahead."""
         part = self._images.validation
-
-        def decode(place: tuple[int, int]) -> Bytes:
-            index = place[1]
-            return validation_crop(part.open(index), self._side, self._shorter, self._draft)
-
         own = shard(len(part), self._world.size, self._world.rank)
         starts = range(own.start, own.stop, self._validation_batch)
-        ends = ((start, min(start + self._validation_batch, own.stop)) for start in starts)
-        wanted = (([(0, at) for at in range(start, stop)], np.arange(start, stop), len(part)) for start, stop in ends)
-        return self._ahead(part, decode, wanted, self._validation_batch)
+        rows = (np.arange(start, min(start + self._validation_batch, own.stop)) for start in starts)
+        wanted = (Wanted([(0, int(index)) for index in some], some, len(part)) for some in rows)
+        return self._ahead(part.labels, wanted, self._validation_batch, self._validation_batch)
 
     def prepare(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor]:
         """Normalised images [n, 3, side, side] and labels [n], on the device."""
@@ -148,43 +144,44 @@ class FileData:
     def facts(self) -> dict[str, object]:
         """For the result: what decoding took on this rank, and how images are stored."""
         is_packed = isinstance(self._images.training, PackedPart)
-        return {"storage": "packed" if is_packed else "files", "decoded": self._decoding.facts()}
+        return {
+            "storage": "packed" if is_packed else "files",
+            "decoders": "processes" if self._processes else "threads",
+            "decoded": self._decoding.facts(),
+        }
 
-    def _ahead(
-        self,
-        part: Part | PackedPart,
-        decode: Callable[[tuple[int, int]], Bytes],
-        wanted: Iterator[tuple[list[tuple[int, int]], npt.NDArray[np.int64], int]],
-        size: int,
-    ) -> Generator[Batch, None, None]:
-        """Batches of the images wanted (epoch and number of each, numbers, total), of `size` images usually. Every few
-        images are decoded by another thread into their place in the batch."""
+    def _ahead(self, labels: Labels, wanted: Iterator[Wanted], usual: int, most: int) -> Generator[Batch, None, None]:
+        """The batches wanted, of `usual` images each, and of `most` at most. Every few images are decoded by another
+        thread or process into their place in the batch."""
+        shape = (most, self._side, self._side, 3)
+        processes = self._processes
+        buffers = BufferPool(partial(processes.make_buffer, shape) if processes else partial(np.empty, shape, np.uint8))
+        is_pinned = self._world.device.type == "cuda" and processes is None
+        parts: deque[tuple[int, Batch | None]] = deque()  # images of each call; the batch that is whole after it
 
-        def fill(place: Bytes, some: list[tuple[int, int]], whole: Batch | None) -> Batch | None:
-            begin = time.perf_counter()
-            for image, index in zip(place, some, strict=True):
-                image[:] = decode(index)
-            self._decoding.add(len(some), time.perf_counter() - begin)
-            return whole
-
-        def calls() -> Iterator[Callable[[], Batch | None]]:
+        def calls() -> Iterator[Callable[[], float]]:
             for places, rows, total in wanted:
-                images = torch.empty(
-                    (len(rows), self._side, self._side, 3),
-                    dtype=torch.uint8,
-                    pin_memory=self._world.device.type == "cuda",
-                )
-                batch = Batch(images.permute(0, 3, 1, 2), torch.from_numpy(part.labels[rows]), total)
+                # torch uses pinned memory again by itself.
+                whole = torch.empty(shape, dtype=torch.uint8, pin_memory=True) if is_pinned else buffers.take()
+                images = whole[: len(rows)]
+                targets = pin(torch.from_numpy(labels[rows]), self._world.device)
+                batch = Batch(images.permute(0, 3, 1, 2), targets, total)
                 for start in range(0, len(rows), _CHUNK):
-                    some = slice(start, start + _CHUNK)
-                    is_last = start + _CHUNK >= len(rows)
-                    yield partial(fill, images.numpy()[some], places[some], batch if is_last else None)
+                    some = places[start : start + _CHUNK]
+                    parts.append((len(some), batch if start + _CHUNK >= len(rows) else None))
+                    if processes:
+                        yield processes.make_call(images.data_ptr(), shape, start, some)
+                    else:
+                        yield partial(self._cut.fill, images.numpy()[start : start + _CHUNK], self._images, some)
 
         # In order, so that a batch is whole when its last part is. Two batches are decoded beforehand, however large.
-        window = _BATCHES_AHEAD * -(-size // _CHUNK)
-        for batch in ahead(self._loaders, calls(), window):
-            if batch is not None:
-                yield batch
+        window = _BATCHES_AHEAD * -(-usual // _CHUNK)
+        with name_killed_processes():
+            for seconds in ahead(self._loaders, calls(), window, processes.pool if processes else None):
+                number, finished = parts.popleft()
+                self._decoding.add(number, seconds)
+                if finished is not None:
+                    yield finished
 
 
 class FakeData:

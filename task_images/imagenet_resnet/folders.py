@@ -76,6 +76,11 @@ def load(folder: Path, classes: int, say: Say, official: Official = OFFICIAL) ->
     return list_folders(folder, classes, say, official)
 
 
+def load_silently(folder: Path, classes: int) -> ImageFolders:
+    """As `load`, in another process: everything is there by now."""
+    return load(folder, classes, lambda line: None)
+
+
 def list_folders(folder: Path, classes: int, say: Say, official: Official = OFFICIAL) -> ImageFolders:
     """As `load`, of folders and archives alone."""
     place = _place(folder, official)

@@ -8,9 +8,7 @@ Ranks map the files. A shared file system is then asked for a few hundred files 
 """
 
 import io
-import os
 import shutil
-import time
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,11 +20,12 @@ import numpy.typing as npt
 from task_images.harness.arrays import Bytes, Labels
 from task_images.harness.cache import Say, as_task_error, hold_lock
 from task_images.harness.errors import EnvironmentUnfitError
+from task_images.harness.files import replace_file
+from task_images.harness.progress import ProgressLines
 
 FOLDER, INDEX = "imagenet-packed", "index.npz"
 FORM = 1
 MAX_FILE_BYTES = 1 << 30
-PROGRESS_SECONDS = 10.0
 
 Numbers = npt.NDArray[np.int64]
 
@@ -122,45 +121,17 @@ def pack(
             return place
         index: dict[str, npt.ArrayLike] = {"form": FORM, "digest": digest, "classes": "\n".join(classes)}
         plans = [(source, *_plan_files(source, limit)) for source in sources]
-        progress = Progress(sum(int(ends[-1]) for _, ends, _ in plans), say)
-        _check_room(place, progress.total)
+        total = sum(int(ends[-1]) for _, ends, _ in plans)
+        progress = ProgressLines("packing", total, say)
+        _check_room(place, total)
         for source, ends, firsts in plans:
             for number in range(len(firsts)):
                 _write_file(place, source, ends, firsts, number, progress)
             index |= {f"{source.name}_{what}": value for what, value in
                       (("labels", source.labels), ("ends", ends), ("firsts", firsts))}  # fmt: skip
-        partial = place / f".{INDEX}"
-        with open(partial, "wb") as file:
+        with replace_file(place / INDEX) as file:
             np.savez(file, **index)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        partial.rename(place / INDEX)
     return place
-
-
-@dataclass
-class Progress:
-    """Lines with the share that is done and the time that is left."""
-
-    total: int
-    say: Say
-    done: int = 0
-
-    def __post_init__(self) -> None:
-        self._begin = self._shown = time.monotonic()
-        self._kept = 0
-
-    def add(self, size: int, is_old: bool = False) -> None:
-        """`size` more bytes are packed; `is_old`: by an earlier attempt."""
-        self.done += size
-        self._kept += size if is_old else 0
-        now = time.monotonic()
-        if now - self._shown < PROGRESS_SECONDS:
-            return
-        self._shown = now
-        rate = (self.done - self._kept) / (now - self._begin)
-        left = (self.total - self.done) / rate / 60 if rate else float("inf")
-        self.say(f"packing: {self.done / self.total:.0%} of {self.total / 1e9:.1f} GB, {left:.0f} minutes left")
 
 
 def _plan_files(source: Source, limit: int) -> tuple[Numbers, Numbers]:
@@ -175,7 +146,9 @@ def _plan_files(source: Source, limit: int) -> tuple[Numbers, Numbers]:
     return ends, np.array(firsts, np.int64)
 
 
-def _write_file(place: Path, source: Source, ends: Numbers, firsts: Numbers, number: int, progress: Progress) -> None:
+def _write_file(
+    place: Path, source: Source, ends: Numbers, firsts: Numbers, number: int, progress: ProgressLines
+) -> None:
     first = int(firsts[number])
     stop = int(firsts[number + 1]) if number + 1 < len(firsts) else len(source.paths)
     size = int(ends[stop - 1]) - (int(ends[first - 1]) if first else 0)
@@ -183,15 +156,11 @@ def _write_file(place: Path, source: Source, ends: Numbers, firsts: Numbers, num
     if target.is_file() and target.stat().st_size == size:
         progress.add(size, is_old=True)
         return
-    partial = target.with_name(f".{target.name}")
-    with open(partial, "wb") as file:
+    with replace_file(target) as file:
         for path in source.paths[first:stop]:
             with open(path, "rb") as image:
                 shutil.copyfileobj(image, file, 1 << 20)
                 progress.add(image.tell())
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(target)
 
 
 def _check_room(place: Path, wanted: int) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from task_images.harness.classification import LongSettings, check_settings
+from task_images.harness.classification import CheckpointedSettings, check_settings
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.models.imagenet import MODELS
 from task_images.harness.models.inception import LEAST_SIDE
@@ -28,11 +28,12 @@ CHOICES = {
     "norm": NORMS,
     "schedule": ("cosine", "multistep"),
     "reduction": ("ddp", "flat"),
+    "decoders": ("threads", "processes"),
 }
 
 
 @dataclass(frozen=True)
-class Settings(LongSettings):
+class Settings(CheckpointedSettings):
     """The parameters of task.yaml; the defaults are the preset `spec`."""
 
     data: str = "imagenet"
@@ -62,6 +63,7 @@ class Settings(LongSettings):
     goal_full: float = 75.9
     goal_light: float = 70.0
     loaders: int = 4
+    decoders: str = "threads"
 
 
 def make_schedule(settings: Settings, workers: int, steps: int) -> Schedule:
@@ -89,6 +91,8 @@ def check(settings: Settings, workers: int) -> None:
     check_settings(settings)
     check_choices(settings, CHOICES)
     make_schedule(settings, workers, 1)
+    if settings.decoders == "processes" and not settings.loaders:
+        raise TaskUsageError("decoders=processes needs a number of them", "--set loaders=4")
     if settings.data == "generated" and min(settings.training_images, settings.validation_images) < settings.classes:
         raise TaskUsageError(
             f"{settings.training_images} and {settings.validation_images} images are too few for"

@@ -12,12 +12,12 @@ from task_images.harness.decay import split_decay
 from task_images.harness.distributed import World
 from task_images.harness.identity import made_up
 from task_images.harness.models.imagenet import imagenet_model
-from task_images.harness.opening import opening
 from task_images.harness.parameters import read_parameters
 from task_images.harness.report import Reporter
 from task_images.harness.seeds import seed_all
+from task_images.harness.session import training_session
 from task_images.imagenet_resnet.data import FakeData, FileData, generate
-from task_images.imagenet_resnet.folders import load
+from task_images.imagenet_resnet.folders import load, load_silently
 from task_images.imagenet_resnet.settings import NAMES, Settings, check, check_batches, make_schedule
 
 
@@ -27,7 +27,7 @@ def main(contract: Contract) -> None:
     check(settings, contract.world_size)
     ddp = DdpAllReduce(settings.bucket_mb) if settings.reduction == "ddp" else None
     synthetic = settings.data != "imagenet"
-    with opening(contract, NAMES[settings.data], synthetic) as (world, report):
+    with training_session(contract, NAMES[settings.data], synthetic) as (world, report):
         data, images = make_data(world, settings, report)
         check_batches(settings, data.least)
         seed_all(contract.seed)
@@ -82,6 +82,7 @@ def make_data(world: World, settings: Settings, report: Reporter) -> tuple[FileD
         loaders=settings.loaders,
         draft=settings.draft,
         channels_last=settings.channels_last,
+        reload=partial(load_silently, folder, settings.classes) if settings.decoders == "processes" else None,
     )
     return files, {
         "decoding": "draft" if settings.draft else "full",

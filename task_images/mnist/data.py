@@ -6,6 +6,7 @@ The folder, or its sub-folder `mnist`, may hold the four files; if it has none o
 import gzip
 import zlib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,10 +18,11 @@ from task_images.harness.arrays import Bytes, Labels
 from task_images.harness.cache import Say, hold_lock, writable_folder
 from task_images.harness.datasets import Archive, fetch
 from task_images.harness.errors import EnvironmentUnfitError
-from task_images.harness.identity import DataIdentity, compare_data, digest_arrays, made_up
+from task_images.harness.identity import DataIdentity, compare_data, digest_arrays, find_other_means, made_up
 
 CLASSES, SIDE = 10, 28
 OFFICIAL = {"training images": 60_000, "validation images": 10_000}
+OFFICIAL_MEANS = (0.1306605,)  # of the training images
 LOCK = "mnist.lock"
 MEAN, DEVIATION = 0.1307, 0.3081
 FILES = {
@@ -53,7 +55,9 @@ class Mnist(NamedTuple):
         counts = {"training images": len(self.training[1]), "validation images": len(self.validation[1])}
         if self.generated:
             return made_up(counts)
-        return compare_data(counts, OFFICIAL, digest_arrays(*self.training, *self.validation))
+        find_difference = partial(find_other_means, self.training[0], OFFICIAL_MEANS)
+        digest = digest_arrays(*self.training, *self.validation)
+        return compare_data(counts, OFFICIAL, digest, find_difference=find_difference)
 
 
 def load(folder: Path | str, part: str) -> TensorDataset:

@@ -11,10 +11,10 @@ from task_images.harness.classification import ClassifierSettings, check_setting
 from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
 from task_images.harness.images import ImageData
-from task_images.harness.opening import opening
 from task_images.harness.parameters import read_parameters
 from task_images.harness.schedules import Constant, PerEpoch
 from task_images.harness.seeds import seed_all
+from task_images.harness.session import training_session
 from task_images.mnist.data import CLASSES, DEVIATION, MEAN, SIDE, Mnist, read
 from task_images.mnist.ordinary import Net
 
@@ -49,7 +49,8 @@ def main(contract: Contract) -> None:
             f"--set batch_size={contract.world_size}, or more",
         )
     synthetic = settings.data == "synthetic"
-    with opening(contract, "images like MNIST, generated" if synthetic else "MNIST", synthetic) as (world, report):
+    data = "images like MNIST, generated" if synthetic else "MNIST"
+    with training_session(contract, data, synthetic) as (world, report):
         images = load_images(world, settings)
         report.data_identity(images.identity)
         seed_all(contract.seed)

@@ -13,14 +13,15 @@ from task_images.harness.distributed import World
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.goals import GoalWatch
 from task_images.harness.loop import Plan, Unit
+from task_images.harness.losses import check_finite
 from task_images.harness.models.counting import count_parameters
-from task_images.harness.opening import opening
 from task_images.harness.parameters import read_parameters
 from task_images.harness.precision import Precision, refuse_bf16_lstm
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import Constant, PerUpdate
 from task_images.harness.seeds import seed_all
-from task_images.harness.training import Trainer, check_finite
+from task_images.harness.session import training_session
+from task_images.harness.training import Trainer
 from task_images.wikitext2_awd_lstm.averaging import Average
 from task_images.wikitext2_awd_lstm.data import Corpus, read_corpus
 from task_images.wikitext2_awd_lstm.model import AwdLstm, Dropout
@@ -36,7 +37,7 @@ def main(contract: Contract) -> None:
     """Load the text, cut it into streams, and train AWD-LSTM to the perplexity goal."""
     parameters = read_parameters(Parameters, contract.parameters)
     own_text = parameters.data == "python-topics"
-    with opening(contract, OWN_TEXT if own_text else "WikiText-2") as (world, report):
+    with training_session(contract, OWN_TEXT if own_text else "WikiText-2") as (world, report):
         corpus = load(parameters, contract)
         identity = corpus.identify()
         report.data_identity(

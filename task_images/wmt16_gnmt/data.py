@@ -96,7 +96,8 @@ def _read_pairs(folder: Path, cache: Path, name: str, vocabulary: Vocabulary, lo
     def build(place: Path) -> None:
         encode_text(texts, (vocabulary.encode, vocabulary.encode), place, vocabulary.size, longest)
 
-    entry = cached_folder(cache, f"wmt16-{name}-{longest}", FORM, lambda: [*texts, folder / VOCABULARY], build)
+    inputs = [*texts, folder / VOCABULARY]
+    entry = cached_folder(cache, f"wmt16-{name}-{longest}", FORM, lambda: inputs, build, resumable=True)
     return read_encoded(entry.folder)
 
 

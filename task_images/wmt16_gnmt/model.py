@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
+from task_images.harness.buffers import pin
 from task_images.harness.translation.training import TranslationModel
 
 State = tuple[Tensor, Tensor]  # hidden and cell state, each (1, B x K, D)
@@ -107,8 +108,12 @@ class Gnmt(TranslationModel):
 
     def _encode(self, source: Tensor, lengths: Tensor) -> Tensor:
         """source (B, S), lengths (B) on the CPU -> (B, S, D). Behind a sentence's end the output means nothing."""
-        packed = pack_padded_sequence(self._embed(source), lengths.cpu(), enforce_sorted=False)
+        # Sorted here and not by torch, which lets the host wait for a GPU to get the order.
+        lengths, order = lengths.cpu().sort(descending=True)
+        order, back = (pin(one, source.device).to(source.device, non_blocking=True) for one in (order, order.argsort()))
+        packed = pack_padded_sequence(self._embed(source).index_select(1, order), lengths)
         x, _ = pad_packed_sequence(self.both_ways(packed)[0], total_length=source.shape[1])
+        x = x.index_select(1, back)
         for index, layer in enumerate(self.encoder):
             y, _ = layer(self._drop(x))
             x = y + x if index else y

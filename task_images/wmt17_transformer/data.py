@@ -87,7 +87,8 @@ def _read_pairs(folder: Path, cache: Path, name: str, subtokens: Subtokens, long
 
     inputs = [*texts, folder / f"dict.{SOURCE}.txt"]
     key = [FORM, subtokens.size]
-    return read_encoded(cached_folder(cache, f"wmt17-{name}-{longest}", key, lambda: inputs, build).folder)
+    entry = cached_folder(cache, f"wmt17-{name}-{longest}", key, lambda: inputs, build, resumable=True)
+    return read_encoded(entry.folder)
 
 
 def write_dictionary(folder: Path, size: int) -> None:

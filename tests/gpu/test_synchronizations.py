@@ -29,12 +29,23 @@ class Lengths:
 
 # At this learning rate no goal is reached.
 EPOCHS = Lengths("epochs", 1, 3, {"training_images": 12_800, "goal_full": 100.0, "goal_light": 100.0, "rate": 1e-6})
+RESIDENT = Lengths("epochs", 1, 3, {**EPOCHS.changes, "resident": True})
+DIGITS = Lengths("epochs", 1, 9, {"goal_full": 100.0, "goal_light": 100.0, "rate": 1e-6})
+ROWS = Lengths("epochs", 1, 3, {"training_rows": 12_800, "goal_full": 100.0, "goal_light": 100.0})
 STEPS = Lengths("steps", 200, 600, {"evaluate_every": 200, "goal_full": 0.0, "goal_light": 0.0})
 
 
 @pytest.mark.parametrize(
     ("task", "lengths"),
-    [("cifar10_resnet20", EPOCHS), ("mnist", EPOCHS), ("gpt_pretraining", STEPS), ("bert_pretraining", STEPS)],
+    [
+        ("cifar10_resnet20", EPOCHS),
+        ("cifar10_resnet20", RESIDENT),
+        ("mnist", EPOCHS),
+        ("digits_resnet", DIGITS),
+        ("epsilon_logistic_regression", ROWS),
+        ("gpt_pretraining", STEPS),
+        ("bert_pretraining", STEPS),
+    ],
 )
 def test_a_step_hardly_waits(tmp_path: Path, task: str, lengths: Lengths) -> None:
     """At most 0.2 times, the validations of the further steps included."""

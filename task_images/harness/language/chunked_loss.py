@@ -5,8 +5,10 @@ chunk's logits exist at a time. The backward pass computes them again, which is 
 than the usual three.
 """
 
+from collections.abc import Callable
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
@@ -18,7 +20,7 @@ def sum_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum")
 
 
-def sum_in_chunks(head: nn.Module, features: Tensor, targets: Tensor, tokens: int) -> Tensor:
+def sum_in_chunks(head: Callable[[Tensor], Tensor], features: Tensor, targets: Tensor, tokens: int) -> Tensor:
     """The sum of cross-entropies of `head(features)`, for `tokens` of them at a time.
 
     features [..., width], targets [...] as many; `head` gives the logits. Equal to `sum_cross_entropy` of all but for

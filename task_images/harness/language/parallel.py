@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -73,10 +74,12 @@ def spread(
     deviation: Deviation,
     seed: int,
     plan_tensor: Callable[[DeviceMesh], None] | None = None,
+    unused_rows: Mapping[str, int] = MappingProxyType({}),
 ) -> nn.Module:
     """`model`, made on the meta device, over all ranks, with initial values that depend on `seed` alone.
 
     blocks        the modules that FSDP gathers one at a time and that are compiled
+    unused_rows   rows at the end of a parameter, by its name, that stay 0
     plan_tensor   (tensor mesh -> nothing) splits the layers; required if the layout has tensor-parallel ranks
     """
     mesh = make_mesh(world, layout)
@@ -91,7 +94,7 @@ def spread(
     if mesh is not None and layout.is_sharded:
         _shard(mesh, layout, options, model, blocks)
     allocate(model, world.device)
-    fill_parameters(model, deviation, seed)
+    fill_parameters(model, deviation, seed, unused_rows)
     return model
 
 
@@ -151,8 +154,11 @@ def allocate(model: nn.Module, device: torch.device) -> None:
         torch.__future__.set_swap_module_params_on_conversion(before)
 
 
-def fill_parameters(model: nn.Module, deviation: Deviation, seed: int) -> None:
-    """Initial values: the same for every layout, since each tensor has a generator of its own, on the CPU.
+def fill_parameters(
+    model: nn.Module, deviation: Deviation, seed: int, unused_rows: Mapping[str, int] = MappingProxyType({})
+) -> None:
+    """Initial values: the same for every layout, since each tensor has a generator of its own, on the CPU. Those of a
+    tensor with unused rows are the same as without these, which are 0.
 
     Random operations on sharded tensors of a CPU mesh draw equal shards on all ranks, so each tensor is drawn whole and
     every rank keeps its part. One whole tensor at a time is in memory.
@@ -163,7 +169,10 @@ def fill_parameters(model: nn.Module, deviation: Deviation, seed: int) -> None:
             continue
         filled.add(id(parameter))
         with torch.no_grad():
-            _assign(parameter, _initial(name, parameter.shape, deviation, seed))
+            unused = unused_rows.get(name, 0)
+            size = torch.Size((parameter.shape[0] - unused, *parameter.shape[1:]))
+            whole = _initial(name, size, deviation, seed)
+            _assign(parameter, nn.functional.pad(whole, (0, 0, 0, unused)) if unused else whole)
 
 
 def _initial(name: str, shape: torch.Size, deviation: Deviation, seed: int) -> Tensor:

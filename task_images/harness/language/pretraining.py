@@ -7,6 +7,7 @@ layout. To the loop the whole training is one epoch, of `steps` updates.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -19,6 +20,7 @@ from task_images.comm.base import Strategy
 from task_images.comm.ddp import DdpAllReduce
 from task_images.comm.prepare import prepare_strategy
 from task_images.harness.arrays import stream_ahead
+from task_images.harness.buffers import pin
 from task_images.harness.decay import split_decay
 from task_images.harness.distributed import World
 from task_images.harness.errors import TaskUsageError
@@ -29,12 +31,14 @@ from task_images.harness.language.parallel import check_optimizer
 from task_images.harness.language.sharded import ShardedUpdate
 from task_images.harness.language.tokens import map_tensors
 from task_images.harness.loop import Plan, Unit, Values
+from task_images.harness.losses import check_finite
 from task_images.harness.metrics import Mean, collect
+from task_images.harness.models.counting import count_parameters
 from task_images.harness.precision import Precision
 from task_images.harness.report import Reporter
 from task_images.harness.schedules import PerUpdate
 from task_images.harness.settings import CudaSettings, TrainingSettings
-from task_images.harness.training import PassLoss, Trainer, check_finite
+from task_images.harness.training import PassLoss, Trainer
 from task_images.harness.updates import Update
 
 
@@ -244,6 +248,10 @@ class PretrainingTrainer(Trainer[B]):
         super()._attach()
         check_optimizer(self.strategy.optimizer, self.strategy.model)
 
+    def _shall_be_calibrated(self) -> bool:
+        """Not if the model is in shards, whose gradients are exchanged in a way of their own."""
+        return self.pretraining.layout.name == "ddp" and super()._shall_be_calibrated()
+
     def _count_flops(self) -> tuple[float, str]:
         return self.pretraining.flops, self.pretraining.flops_formula
 
@@ -257,7 +265,7 @@ class PretrainingTrainer(Trainer[B]):
         self._flops = self._count_flops()
         used = self.world.peak_memory()  # before the device's speed is measured, which takes memory, too
         facts = dict(super()._facts(updates_per_second))
-        sent = planned_communication(it.layout, it.settings, it.parameters, it.passes)
+        sent = planned_communication(it.layout, it.settings, count_parameters(it.model.parameters()), it.passes)
         facts["communication"] = {**sent, **facts["communication"]}
         facts["memory"] = {"estimated_bytes": it.memory.total, "peak_bytes": used}
         facts["data_epochs"] = self.position.total / it.workload.updates_per_epoch
@@ -315,11 +323,7 @@ class PretrainingBatches(Generic[B]):
 
 def make_ahead(passes: Iterator[B], device: torch.device) -> Iterator[B]:
     """The passes, made in a thread; for a GPU in pinned memory, so that the host need not wait for a transfer."""
-
-    def pin(one: B) -> B:
-        return map_tensors(one, Tensor.pin_memory) if device.type == "cuda" else one
-
-    return stream_ahead(map(pin, passes))
+    return stream_ahead(map_tensors(one, partial(pin, device=device)) for one in passes)
 
 
 @dataclass(frozen=True)

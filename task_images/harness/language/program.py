@@ -22,9 +22,9 @@ from task_images.harness.language.parallel import Deviation, SpreadOptions, choo
 from task_images.harness.language.pretraining import Batch, Pretraining, PretrainingSettings, Workload
 from task_images.harness.language.tokens import Corpus
 from task_images.harness.loop import Unit
-from task_images.harness.opening import opening
 from task_images.harness.parameters import check_choices, read_parameters
 from task_images.harness.seeds import seed_all
+from task_images.harness.session import training_session
 
 MADE_UP = ("synthetic", "legacy")  # values of the parameter `data`
 CHOICES = {"parallel": PARALLEL, "activation_checkpointing": CHECKPOINTING, "precision": ("fp32", "bf16")}
@@ -80,6 +80,7 @@ class Program(Generic[S, P, M, B]):
     blocks         of the model: those that are compiled, gathered and computed again one at a time
     deviation      of initial values by the parameter's name
     split_tensor   splits the layers over tensor-parallel ranks; None: there is no way
+    unused_rows    rows at the end of a parameter, by its name, that stay 0
     goal_metric    of the validation
     flops          of one update of all ranks; formula: its source
     unit           what throughput is counted in
@@ -100,6 +101,7 @@ class Program(Generic[S, P, M, B]):
     formula: str
     unit: Callable[[S], Unit]
     split_tensor: Callable[[M, DeviceMesh], None] | None = None
+    unused_rows: Callable[[P], Mapping[str, int]] = lambda plan: {}
     same: tuple[str, ...] = ()
     details: Callable[[P, S], Mapping[str, object]] = lambda plan, settings: {}
 
@@ -112,7 +114,8 @@ class Program(Generic[S, P, M, B]):
         with layout_errors_as_usage():
             plan = self.make_plan(asdict(settings), contract.world_size)
         settings = replace(settings, global_batch=plan.global_batch)
-        with opening(contract, f"{settings.data} for {self.what}", settings.data in MADE_UP) as (world, report):
+        data = f"{settings.data} for {self.what}"
+        with training_session(contract, data, settings.data in MADE_UP) as (world, report):
             seed_all(contract.seed, contract.rank)  # initial values have generators of their own
             corpus, make_workload = self.load(settings, contract, plan)
             report.data_identity(corpus.identify())
@@ -173,6 +176,7 @@ class Program(Generic[S, P, M, B]):
             deviation=self.deviation(plan),
             seed=world.contract.seed,
             plan_tensor=partial(self.split_tensor, model) if self.split_tensor else None,
+            unused_rows=self.unused_rows(plan),
         )
 
 

@@ -12,10 +12,9 @@ lengths are in memory. Both official forms are of this kind:
 import hashlib
 import json
 import struct
-from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO
@@ -24,12 +23,15 @@ import numpy as np
 import numpy.typing as npt
 
 from task_images.harness.errors import EnvironmentUnfitError
+from task_images.harness.progress import ProgressLines
 
 Integers = npt.NDArray[np.integer]
 Encode = Callable[[str], list[int]]
 
 _SIDES = ("source", "target")
 _LEFT_OUT = "left_out.json"
+_JOURNAL = ".journal.json"
+KEEP_EVERY = 100_000  # lines
 _DIGEST_BLOCK = 100_000  # sentences
 _MAGIC = b"TNTIDX\x00\x00"
 _TYPES: dict[int, type[np.integer]] = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64}
@@ -173,31 +175,72 @@ def read_prepacked(path: Path, vocabulary: int) -> Pairs:
 
 
 class IndexedWriter:
-    """Writes one language in the indexed form, sentence by sentence; only the lengths stay in memory."""
+    """Writes one language in the indexed form, sentence by sentence. Lengths are in a hidden file until `finish`.
 
-    def __init__(self, prefix: Path, vocabulary: int, stack: ExitStack) -> None:
+    `kept`: sentences and bytes that an interrupted writer had written, and goes on behind.
+    """
+
+    def __init__(self, prefix: Path, vocabulary: int, stack: ExitStack, kept: tuple[int, int] = (0, 0)) -> None:
         self._prefix = prefix
         self._code = 3 if vocabulary <= np.iinfo(np.int16).max else 4
-        self._lengths = array("q")
-        self._file: BinaryIO = stack.enter_context(prefix.with_name(f"{prefix.name}.bin").open("wb"))
+        self._lengths_path = prefix.with_name(f".{prefix.name}.lengths")
+        self._lengths = _open_behind(self._lengths_path, 8 * kept[0], stack)
+        self._file = _open_behind(prefix.with_name(f"{prefix.name}.bin"), kept[1], stack)
 
     def add(self, numbers: list[int]) -> None:
         """Append a sentence."""
-        self._lengths.append(len(numbers))
+        self._lengths.write(len(numbers).to_bytes(8, "little"))
         self._file.write(np.asarray(numbers, _TYPES[self._code]).tobytes())
+
+    def flush(self) -> tuple[int, int]:
+        """Write what is in memory; returns the sentences and bytes that are written."""
+        self._lengths.flush()
+        self._file.flush()
+        return self._lengths.tell() // 8, self._file.tell()
 
     def finish(self) -> None:
         """Write the index, without which the data cannot be read."""
-        self._file.flush()
-        count = len(self._lengths)
-        lengths = np.frombuffer(self._lengths, np.int64) if count else np.zeros(0, np.int64)
+        count, _ = self.flush()
+        lengths = np.fromfile(self._lengths_path, "<i8")
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype("<i8")
         width = np.dtype(_TYPES[self._code]).itemsize
         with self._prefix.with_name(f"{self._prefix.name}.idx").open("wb") as index:
             index.write(_MAGIC + struct.pack("<5Q", 1, self._code, width, count, count))
-            index.write(
-                np.arange(count + 1, dtype="<i8").tobytes() + starts.tobytes() + lengths.astype("<i8").tobytes()
-            )
+            index.write(np.arange(count + 1, dtype="<i8").tobytes() + starts.tobytes() + lengths.tobytes())
+        self._lengths_path.unlink()
+
+
+def _open_behind(path: Path, size: int, stack: ExitStack) -> BinaryIO:
+    """The file, cut after `size` bytes, to be written behind them."""
+    file: BinaryIO = stack.enter_context(path.open("r+b" if size else "wb"))
+    file.truncate(size)
+    file.seek(size)
+    return file
+
+
+@dataclass
+class Encoded:
+    """How far an encoding is: lines read, those left out, and for each language sentences and bytes written."""
+
+    lines: int = 0
+    left_out: dict[str, int] = field(default_factory=lambda: {"too long": 0, "empty": 0})
+    written: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0), (0, 0)])
+
+    @classmethod
+    def read(cls, folder: Path) -> "Encoded":
+        """What an interrupted encoding left in `folder`; nothing if there was none, or none that went far."""
+        try:
+            stored = json.loads((folder / _JOURNAL).read_text(encoding="utf-8"))
+            return cls(stored["lines"], stored["left_out"], [(count, size) for count, size in stored["written"]])
+        except (OSError, ValueError, LookupError, TypeError):
+            return cls()
+
+    def keep(self, folder: Path, writers: Sequence[IndexedWriter]) -> None:
+        """Remember that everything up to here is written."""
+        self.written = [writer.flush() for writer in writers]
+        new = folder / f"{_JOURNAL}.new"
+        new.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        new.replace(folder / _JOURNAL)
 
 
 def encode_text(
@@ -206,25 +249,49 @@ def encode_text(
     """Encode two parallel text files into `folder` (see `read_encoded`), in one pass, one pair of lines in memory.
 
     `longest` > 0: for training; pairs with more numbers on a side, and pairs with an empty side, are left out and
-    counted. `longest` = 0: for evaluation, nothing is left out. Raises EnvironmentUnfitError if a file is missing, is
-    not UTF-8, or has more lines than the other.
+    counted. `longest` = 0: for evaluation, nothing is left out. Goes on behind the lines that an interrupted call
+    had kept, every KEEP_EVERY of them. Raises EnvironmentUnfitError if a file is missing, is not UTF-8, or has more
+    lines than the other.
     """
-    left_out = {"too long": 0, "empty": 0}
+    done = Encoded.read(folder)
+    kept = done.lines
+    progress = ProgressLines(f"encoding {texts[0].name}", sum(map(file_size, texts)), print)
     with ExitStack() as stack:
-        writers = [IndexedWriter(folder / name, vocabulary, stack) for name in _SIDES]
-        for pair in parallel_lines(*texts):
-            if longest and not all(pair):
-                left_out["empty"] += 1
+        sides = zip(_SIDES, done.written, strict=True)
+        writers = [IndexedWriter(folder / name, vocabulary, stack, written) for name, written in sides]
+        for done.lines, pair in enumerate(parallel_lines(*texts), start=1):
+            # About: a letter may have several bytes.
+            progress.add(sum(map(len, pair)) + 2, is_old=done.lines <= kept)
+            if done.lines <= kept:
                 continue
-            numbers = [encode_one(line) for encode_one, line in zip(encode, pair, strict=True)]
-            if longest and max(map(len, numbers)) > longest:
-                left_out["too long"] += 1
-                continue
-            for writer, sentence in zip(writers, numbers, strict=True):
-                writer.add(sentence)
+            sentences = _encode_pair(pair, encode, longest)
+            if isinstance(sentences, str):
+                done.left_out[sentences] += 1
+            else:
+                for writer, sentence in zip(writers, sentences, strict=True):
+                    writer.add(sentence)
+            if done.lines % KEEP_EVERY == 0:
+                done.keep(folder, writers)
         for writer in writers:
             writer.finish()
-    (folder / _LEFT_OUT).write_text(json.dumps(left_out), encoding="utf-8")
+    (folder / _LEFT_OUT).write_text(json.dumps(done.left_out), encoding="utf-8")
+    (folder / _JOURNAL).unlink(missing_ok=True)
+
+
+def _encode_pair(pair: tuple[str, str], encode: tuple[Encode, Encode], longest: int) -> list[list[int]] | str:
+    """The numbers of both sides, or why the pair is left out."""
+    if longest and not all(pair):
+        return "empty"
+    sentences = [encode_one(line) for encode_one, line in zip(encode, pair, strict=True)]
+    return "too long" if longest and max(map(len, sentences)) > longest else sentences
+
+
+def file_size(path: Path) -> int:
+    """Bytes of a file; 0 if it is missing, which whoever reads it will say."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def read_encoded(folder: Path) -> Pairs:

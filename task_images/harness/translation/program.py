@@ -14,9 +14,9 @@ from task_images.harness.distributed import World
 from task_images.harness.errors import EnvironmentUnfitError
 from task_images.harness.goals import GoalWatch
 from task_images.harness.identity import DataIdentity, made_up
-from task_images.harness.opening import opening
 from task_images.harness.parameters import check_choices
 from task_images.harness.seeds import seed_all
+from task_images.harness.session import training_session
 from task_images.harness.translation.training import GOAL_BLEU, TranslationSettings, TranslationTask, train_translation
 
 C = TypeVar("C")
@@ -58,7 +58,7 @@ def train(
     check_choices(settings, {"goal_bleu": GOAL_BLEU})
     generate = settings.data == "sample"
     kind = "made-up" if generate else source.name
-    with opening(contract, f"{kind} English-German", generate) as (world, report):
+    with training_session(contract, f"{kind} English-German", generate) as (world, report):
         corpus = source.load(generate, contract)
         report.data_identity(made_up(source.identify(corpus).counts) if generate else source.identify(corpus))
         seed_all(contract.seed)

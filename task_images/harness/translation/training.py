@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from task_images.comm.allreduce import GradientAllReduce
 from task_images.comm.base import MakeOptimizer
 from task_images.comm.prepare import prepare_strategy
+from task_images.harness.buffers import pin
 from task_images.harness.distributed import World
 from task_images.harness.goals import GoalWatch
 from task_images.harness.loop import Plan, Unit, Values
@@ -131,14 +132,19 @@ class TranslationTask:
 
 
 class Batch(NamedTuple):
-    """One pass: source (B, S), its lengths (B) on the CPU, target from its start mark (B, T), what is to come, and the
-    number of words to come."""
+    """One pass: source (B, S), its lengths (B) on the CPU, and target from its start mark (B, T); the words to come (W)
+    row by row, without padding, and the place of each in (B T), which a device then need not count first."""
 
     source: Tensor
     lengths: Tensor
     target: Tensor
     expected: Tensor
-    words: int
+    places: Tensor
+
+    @property
+    def words(self) -> int:
+        """How many words are to come."""
+        return len(self.expected)
 
 
 def train_translation(world: World, report: Reporter, task: TranslationTask, goal: GoalWatch) -> None:
@@ -219,7 +225,7 @@ class TranslationWork:
 
     def loss(self, outputs: Tensor, data: Batch) -> PassLoss:
         """The smoothed sum of losses over the words, with their number."""
-        value = sum_loss(self.task, outputs, data.expected, self.task.settings.label_smoothing)
+        value = sum_loss(self.task, outputs, data, self.task.settings.label_smoothing)
         return PassLoss(value, value.detach() / max(1, data.words), data.words)
 
 
@@ -243,7 +249,7 @@ class TranslationValidator:
             batch = move_batch(collate(task.test, indices, task.padding, task.search.start), self.world.device)
             with torch.inference_mode(), self.precision.autocast():
                 features = task.model(batch.source, batch.lengths, batch.target)
-                mean.add_mean(sum_loss(task, features, batch.expected, 0.0) / batch.words, batch.words)
+                mean.add_mean(sum_loss(task, features, batch, 0.0) / batch.words, batch.words)
                 best = beam_search(task.model, batch.source, batch.lengths, task.limit(batch.lengths), task.search)
             found.update(zip(indices.tolist(), (hypothesis.words for hypothesis in best), strict=True))
         loss = collect(self.world, [mean])["loss"]
@@ -276,18 +282,20 @@ class TranslationValidator:
         return {"BLEU-Score": gated.score, **values, "legacy_bleu": legacy}
 
 
-def sum_loss(task: TranslationTask, features: Tensor, expected: Tensor, smoothing: float) -> Tensor:
-    """features (B, T, width), expected (B, T) -> cross-entropy summed over words that are not padding."""
-    real = expected != task.padding
-    scores = task.model.scores(features[real])
-    return F.cross_entropy(scores.float(), expected[real], reduction="sum", label_smoothing=smoothing)
+def sum_loss(task: TranslationTask, features: Tensor, batch: Batch, smoothing: float) -> Tensor:
+    """features (B, T, width) of the batch -> cross-entropy summed over words that are not padding."""
+    scores = task.model.scores(features.flatten(0, 1).index_select(0, batch.places))
+    return F.cross_entropy(scores.float(), batch.expected, reduction="sum", label_smoothing=smoothing)
 
 
 def move_batch(batch: Batch, device: torch.device) -> Batch:
-    """The batch on `device`, but for the lengths, which packing wants on the CPU."""
-    return batch._replace(
-        source=batch.source.to(device), target=batch.target.to(device), expected=batch.expected.to(device)
-    )
+    """The batch on `device`, but for the lengths, which packing wants on the CPU. The host does not wait for it."""
+    there = {
+        name: pin(tensor, device).to(device, non_blocking=True)
+        for name, tensor in batch._asdict().items()
+        if name != "lengths"
+    }
+    return batch._replace(**there)
 
 
 def collate(pairs: Pairs, indices: Indices, padding: int, start: int) -> Batch:
@@ -300,9 +308,9 @@ def collate(pairs: Pairs, indices: Indices, padding: int, start: int) -> Batch:
     # An end is no input; where it was, and behind it, is padding.
     ends = pairs.target.lengths[indices, None] <= np.arange(expected.shape[1])
     target[ends] = padding
-    words = int(pairs.target.lengths[indices].sum())
-    tensors = [torch.from_numpy(array) for array in (source, lengths.copy(), target, expected)]
-    return Batch(tensors[0], tensors[1], tensors[2], tensors[3], words)
+    places = np.flatnonzero(expected != padding)
+    arrays = (source, lengths.copy(), target, expected.reshape(-1)[places], places)
+    return Batch(*map(torch.from_numpy, arrays))
 
 
 def gather_sentences(world: World, own: dict[int, list[int]], count: int) -> list[list[int]]:

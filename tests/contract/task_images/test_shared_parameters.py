@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mlbench_cli.catalog import BUDGET, load_catalog
+from mlbench_cli.simulator.calibration import parse_calibration
 from tests.contract.task_images.ranks import Parameters, RankServer
 
 # Tasks that have a goal are trained to it. TensorFlow's is tested if TensorFlow is installed.
@@ -54,14 +55,20 @@ def test_every_training_is_measured_by_the_protocol_and_names_its_options(
     assert task.resolve("throughput")["blocks"] == 10
     changes: Parameters = {"blocks_after": 1, "blocks": 2, "block_updates": 2, **SMALL.get(name, {})}
     environment = {"MLBENCH_DATA_DIR": str(tmp_path / "data")}
-    [only] = ranks.run(f"task_images.{name}", 1, tmp_path, task.resolve("tiny", changes), **environment)
-    assert (only.code, only.stderr) == (0, "")
-    result, details = only.result, only.result["details"]
+    first, second = ranks.run(f"task_images.{name}", 2, tmp_path, task.resolve("tiny", changes), **environment)
+    assert [(one.code, one.stderr) for one in (first, second)] == [(0, "")] * 2
+    result, details = first.result, first.result["details"]
     assert (result["outcome"], result["goal"], result["updates"]) == ("completed", None, 4)
     measured = details["throughput_protocol"]
     assert len(measured["rates"]) == len(measured["seconds"]) == 2
-    assert only.metric(f"{measured['unit']}_per_second") == [measured["summary"]["mean"]]
+    assert first.metric(f"{measured['unit']}_per_second") == [measured["summary"]["mean"]]
     assert details["peak_memory_bytes"] > 0
     assert 0 <= details["throughput"].get("data_wait_share", 0.0) < 1
     assert {"precision", "tf32", "cudnn", "compile", "fused_optimizer", "reduction"} <= set(details["options"])
-    assert not [metric for metric in only.events("metric") if metric["name"].startswith("val_")]
+    assert not [metric for metric in first.events("metric") if metric["name"].startswith("val_")]
+    # Such a run leaves what predictions are made from, too.
+    calibration = parse_calibration((tmp_path / "output-0" / "calibration.json").read_bytes())
+    assert calibration.ranks == 2
+    assert calibration.workload.size > 0
+    assert 0 < calibration.workload.forward < calibration.workload.backward
+    assert not (tmp_path / "output-1" / "calibration.json").exists()

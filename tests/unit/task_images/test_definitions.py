@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from mlbench_cli.catalog import load_catalog, load_task
 from task_images.digits_resnet.data import load_split, make_shift
 from task_images.epsilon_logistic_regression.data import find_files, generate
-from task_images.epsilon_logistic_regression.task import Settings, make_regularised_loss, make_schedule
+from task_images.epsilon_logistic_regression.task import Settings, make_schedule
 from task_images.harness.errors import EnvironmentUnfitError, TaskUsageError
 from task_images.harness.parameters import read_parameters
 from task_images.harness.seeds import generator
@@ -99,15 +98,6 @@ def test_missing_epsilon_names_the_files_and_the_way_without(tmp_path: object) -
     assert "--set data=synthetic" in str(caught.value.hint)
     with pytest.raises(EnvironmentUnfitError, match="no data folder"):
         find_files(None)
-
-
-def test_regularised_loss_is_the_cross_entropy_of_probabilities_plus_norms() -> None:
-    model = torch.nn.Linear(3, 1, bias=False)
-    outputs, targets = torch.tensor([0.3, -2.0]), torch.tensor([1.0, 0.0])
-    p = [1 / (1 + math.exp(-0.3)), 1 / (1 + math.exp(2.0))]
-    w = model.weight.detach()
-    expected = -(math.log(p[0]) + math.log(1 - p[1])) / 2 + 0.25 * float(w.abs().sum()) + 0.5 * float((w**2).sum())
-    assert make_regularised_loss(model, 0.25, 1.0)(outputs, targets).item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("workers", "spec", "legacy"), [(1, 4, 4), (16, 64, 64), (32, 128, 64)])

@@ -7,7 +7,7 @@ on the backend "faulty".
 import os
 
 from task_images.allreduce import measure
-from task_images.allreduce.operations import COLLECTIVES, DTYPES, Ground
+from task_images.allreduce.operations import COLLECTIVES, DTYPES, Buffers
 from task_images.allreduce.sizes import in_parts
 from task_images.allreduce.task import main as task
 from task_images.contract import Contract
@@ -21,7 +21,7 @@ OLD = {"all_gather": "_allgather_base", "reduce_scatter": "_reduce_scatter_base"
 
 def wrong(world: World, collective: str, place: str, dtype: str, elements: int) -> int:
     """Wrong elements over all ranks after two samples."""
-    call = COLLECTIVES[collective].make(Ground.of(world, dtype), elements, place)
+    call = COLLECTIVES[collective].make(Buffers.of(world, dtype), elements, place)
     measure.time_samples(world, Tracker(), call, 2)
     return int(world.sum([call.wrong()])[0])
 

@@ -15,7 +15,7 @@ import pytest
 from mlbench_cli.catalog import load_task
 from task_images.cifar10_resnet20.data import Cifar
 from task_images.cifar10_resnet20_tensorflow.data import PADDING, Images, cut
-from task_images.cifar10_resnet20_tensorflow.meeting import meet
+from task_images.cifar10_resnet20_tensorflow.rendezvous import rendezvous
 from task_images.cifar10_resnet20_tensorflow.settings import Settings
 from task_images.contract import Contract
 from task_images.harness.arrays import synthetic_images
@@ -33,8 +33,8 @@ def contract(rank: int, size: int, port: int, **more: str) -> Contract:
 def test_every_rank_learns_where_all_others_listen() -> None:
     port = free_port()
     with ThreadPoolExecutor(3) as pool:
-        late = [pool.submit(meet, contract(rank, 3, port), 7000 + rank, 30.0) for rank in (2, 1)]
-        first = pool.submit(meet, contract(0, 3, port), 7000, 30.0)
+        late = [pool.submit(rendezvous, contract(rank, 3, port), 7000 + rank, 30.0) for rank in (2, 1)]
+        first = pool.submit(rendezvous, contract(0, 3, port), 7000, 30.0)
         assert {tuple(one.result()) for one in (first, *late)} == {
             ("127.0.0.1:7000", "127.0.0.1:7001", "127.0.0.1:7002")
         }
@@ -43,14 +43,14 @@ def test_every_rank_learns_where_all_others_listen() -> None:
 def test_workers_are_found_by_their_names() -> None:
     port, hosts = free_port(), "a.example,localhost"
     with ThreadPoolExecutor(2) as pool:
-        found = [pool.submit(meet, contract(rank, 2, port, MLBENCH_HOSTS=hosts), 7000, 30.0) for rank in (0, 1)]
+        found = [pool.submit(rendezvous, contract(rank, 2, port, MLBENCH_HOSTS=hosts), 7000, 30.0) for rank in (0, 1)]
         assert [one.result() for one in found] == [["a.example:7000", "127.0.0.1:7000"]] * 2
 
 
 def test_strangers_do_not_disturb_and_a_missing_rank_is_named() -> None:
     port = free_port()
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(meet, contract(0, 3, port), 7000, 2.0)
+        first = pool.submit(rendezvous, contract(0, 3, port), 7000, 2.0)
         for words in (b"GET / HTTP/1.0\r\n\r\n\n", b"[]\n", json.dumps({"rank": 9, "address": "x"}).encode() + b"\n"):
             while True:
                 try:
@@ -62,7 +62,7 @@ def test_strangers_do_not_disturb_and_a_missing_rank_is_named() -> None:
                 stranger.sendall(words)
                 stranger.shutdown(socket.SHUT_WR)
                 assert stranger.recv(10) == b""
-        second = pool.submit(meet, contract(1, 3, port), 7001, 2.0)
+        second = pool.submit(rendezvous, contract(1, 3, port), 7001, 2.0)
         with pytest.raises(PeerLostError, match="rank 2 did not come within 2 s"):
             first.result()
         with pytest.raises(PeerLostError, match="rank 0 did not answer"):

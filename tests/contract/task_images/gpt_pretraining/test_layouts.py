@@ -101,6 +101,21 @@ def test_every_layout_has_the_curve_of_one_process(
     check_equal(train(ranks, size, tmp_path, **changes)[0], alone)
 
 
+def test_a_padded_vocabulary_has_the_same_curve_on_every_layout(ranks: RankServer, tmp_path: Path) -> None:
+    """260 words in tensors of 320 rows."""
+    [plain] = train(ranks, 1, tmp_path / "plain", vocabulary=260, vocabulary_multiple=1)
+    assert plain.result["details"]["padded_vocabulary"] == 260
+    parallel = "fsdp2" if trains_tensor_parallel_wrongly() else "tp"
+    layouts: list[tuple[int, Mapping[str, Any]]] = [(1, {"loss_chunk": 100}), (2, {"parallel": parallel})]
+    for size, changes in layouts:
+        folder = tmp_path / str(size)
+        padded = train(ranks, size, folder, vocabulary=260, vocabulary_multiple=64, **changes)[0]
+        check_equal(padded, curve_of(plain))
+        details = padded.result["details"]
+        assert (details["vocabulary"], details["padded_vocabulary"]) == (260, 320)
+        assert details["parameters"] == plain.result["details"]["parameters"]
+
+
 def test_bf16_follows_the_curve_of_fp32(ranks: RankServer, tmp_path: Path, alone: list[dict[str, float]]) -> None:
     check_equal(train(ranks, 2, tmp_path, **BF16)[0], alone, tolerance=EQUAL_BF16)
 

@@ -12,7 +12,7 @@ from task_images.contract import CATEGORIES, Contract
 from task_images.harness.distributed import World, open_world
 from task_images.harness.entry import run
 from task_images.harness.errors import DivergedError
-from task_images.harness.metrics import TrainingLoss
+from task_images.harness.losses import TrainingLoss
 from task_images.harness.precision import LossScale
 from task_images.harness.replicas import average_buffers, broadcast_state, check_identical
 from task_images.harness.tracker import Snapshot, gather_timings
@@ -183,10 +183,10 @@ def timings_are_spread_over_ranks(world: World) -> None:
 
 
 def one_bad_loss_stops_every_rank(world: World) -> None:
-    loss = TrainingLoss()
+    loss = TrainingLoss(lambda losses: torch.stack(losses).tolist())
     loss.add(torch.tensor(float("nan") if world.rank == 2 else 1.0), 4)
     with pytest.raises(DivergedError, match="epoch 1, by step 25"):
-        loss.collect(world, 1, 25)
+        loss.collect_recent(world, 1, 25)
 
 
 CHECKS = [

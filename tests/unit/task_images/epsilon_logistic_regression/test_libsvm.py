@@ -1,6 +1,7 @@
 """The LIBSVM reader: exact values, plain and compressed, re-use and renewal of the cache, errors with their place."""
 
 import bz2
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from task_images.epsilon_logistic_regression import libsvm
 from task_images.epsilon_logistic_regression.libsvm import load, read_blocks
 from task_images.harness.errors import EnvironmentUnfitError
 
@@ -46,6 +48,40 @@ def test_the_cache_is_used_until_the_file_changes(tmp_path: Path) -> None:
     source.write_bytes(b"1 1:9\n")
     assert load(source, 4).rows.tolist() == [[9, 0, 0, 0]]
     assert load(source, 2).rows.tolist() == [[9, 0]]
+
+
+def test_a_killed_conversion_goes_on_behind_the_last_whole_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process is killed when it has converted two blocks of four samples; the next one parses only what is left."""
+    source = tmp_path / "data"
+    source.write_text("".join(f"1 1:{number}\n" for number in range(17)))
+    program = (
+        "import os, signal, sys; from pathlib import Path; from task_images.epsilon_logistic_regression import libsvm\n"
+        "libsvm._BLOCK_BYTES, read_blocks = 64, libsvm.read_blocks\n"
+        "def read_until_killed(*arguments):\n"
+        "    for number, block in enumerate(read_blocks(*arguments)):\n"
+        "        if number == 2: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        yield block\n"
+        "libsvm.read_blocks = read_until_killed\n"
+        "libsvm.load(Path(sys.argv[1]), 4)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program, str(source)], check=False).returncode == -signal.SIGKILL
+    # A row that was written in part does not count.
+    with open(tmp_path / "data.cache.partial" / "rows.f32", "ab") as file:
+        file.write(b"\0" * 7)
+    parsed: list[int] = []
+    parse = libsvm._parse
+
+    def count(path: Path, number: int, line: bytes, row: libsvm.Floats) -> float:
+        parsed.append(number)
+        return parse(path, number, line, row)
+
+    monkeypatch.setattr(libsvm, "_parse", count)
+    found = load(source, 4)
+    assert found.rows[:, 0].tolist() == list(range(17))
+    assert len(found.labels) == 17
+    assert parsed == list(range(9, 18))
 
 
 def test_what_a_killed_conversion_left_is_not_taken_for_data(tmp_path: Path) -> None:

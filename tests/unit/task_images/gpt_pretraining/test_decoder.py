@@ -7,7 +7,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from mlbench_cli.catalog import load_task
-from task_images.gpt_pretraining.model import Decoder
+from task_images.gpt_pretraining.model import Decoder, count_unused_rows
+from task_images.gpt_pretraining.preflight import choose_shape
 from task_images.gpt_pretraining.shapes import SHAPES, Shape
 from task_images.gpt_pretraining.task import Settings
 from task_images.harness.language.chunked_loss import sum_cross_entropy
@@ -153,6 +154,49 @@ def test_a_loss_in_chunks_is_that_of_all_logits_and_so_are_its_gradients(tied: b
     for name, tensor in model.named_parameters():
         torch.testing.assert_close(tensor.grad, wanted[name], msg=name)
     assert sorted(sizes) == [4, 4, *[5] * 8]  # each chunk once forward, and once more for the backward pass
+
+
+def compute_losses(shape: Shape, loss_chunk: int) -> tuple[list[float], Decoder]:
+    """Losses before each of three AdamW updates, and the model after them."""
+    model = Decoder(shape)
+    fill_parameters(model, lambda name: 0.2, 1, count_unused_rows(shape))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01, weight_decay=0.1)
+    tokens = torch.randint(shape.vocabulary, (3, 8), generator=torch.Generator().manual_seed(2))
+    targets, losses = torch.roll(tokens, -1, 1), []
+    for _ in range(3):
+        if loss_chunk:
+            loss = model(tokens, None, None, targets, loss_chunk)
+        else:
+            loss = sum_cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return losses, model
+
+
+@pytest.mark.parametrize("loss_chunk", [0, 5])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_padded_vocabulary_trains_as_the_words_alone(tied: bool, loss_chunk: int) -> None:
+    """Rows that only pad it stay 0, and count neither as parameters nor as FLOPs."""
+    shape = replace(SMALL, tied=tied)
+    padded = replace(shape, multiple=64)
+    assert (padded.padded_vocabulary, padded.parameters) == (128, shape.parameters)
+    assert padded.flops_per_token(32) == shape.flops_per_token(32)
+    losses, plain = compute_losses(shape, loss_chunk)
+    found, model = compute_losses(padded, loss_chunk)
+    assert found == pytest.approx(losses, rel=1e-5)
+    for (name, wanted), tensor in zip(plain.named_parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(tensor[: len(wanted)], wanted, rtol=1e-4, atol=1e-5, msg=name)
+        assert not tensor[len(wanted) :].any(), name
+    assert model.head.weight.shape[0] == 128
+
+
+def test_gpt_2_has_a_head_of_round_size_by_default() -> None:
+    shape = choose_shape(load_task("gpt_pretraining").resolve("spec"))
+    assert (shape.vocabulary, shape.padded_vocabulary) == (50_257, 50_304)
+    assert shape.parameters == PUBLISHED["124M"]
+    assert choose_shape(load_task("gpt_pretraining").resolve("tiny")).padded_vocabulary == 256
 
 
 def test_the_defaults_are_the_preset_spec_and_every_preset_is_accepted() -> None:

@@ -63,6 +63,36 @@ def test_an_entry_that_could_not_be_built_leaves_only_its_lock(tmp_path: Path) -
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["name.lock"]
 
 
+def test_a_build_that_was_interrupted_goes_on_if_it_can_and_nothing_changed(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("one")
+    stopped = True
+
+    def build(place: Path) -> None:
+        with open(place / "lines", "a") as file:
+            file.write("line\n")
+            if stopped:
+                raise KeyboardInterrupt
+
+    def interrupt(key: int, *, resumable: bool) -> list[str]:
+        with pytest.raises(KeyboardInterrupt):
+            cached_folder(tmp_path, "name", key, lambda: [text], build, resumable=resumable)
+        return (tmp_path / "name.cache.partial" / "lines").read_text().split() if resumable else []
+
+    assert interrupt(1, resumable=True) == ["line"]
+    assert interrupt(1, resumable=True) == ["line"] * 2
+    assert interrupt(2, resumable=True) == ["line"]  # of another key
+    text.write_text("another")
+    assert interrupt(2, resumable=True) == ["line"]  # of another file
+    stopped = False
+    entry = cached_folder(tmp_path, "name", 2, lambda: [text], build, resumable=True)
+    assert (entry.folder / "lines").read_text() == "line\nline\n"
+    assert sorted(path.name for path in entry.folder.iterdir()) == ["identity.json", "lines"]
+    stopped = True
+    interrupt(3, resumable=False)
+    assert not (tmp_path / "name.cache.partial").exists()
+
+
 def test_a_read_only_folder_is_used_as_it_is_and_never_written(
     tmp_path: Path, own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,12 @@ def test_the_log_goes_to_the_output_folder_unless_the_user_has_another_wish(tmp_
     assert describe({"NCCL_DEBUG_FILE": "/nowhere/at/all"}) == {"variables": {"NCCL_DEBUG_FILE": "/nowhere/at/all"}}
 
 
+def test_what_the_machine_has_stands_beside_what_was_used() -> None:
+    facts = describe({"MLBENCH_FABRIC": "3200 RDMA (gIB)"})
+    assert facts == {"variables": {}, "fabric": "RDMA (gIB)", "nominal_gbits": 3200}
+    assert describe({"MLBENCH_FABRIC": "many of them"}) == {"variables": {}}
+
+
 def test_a_rank_with_nccl_can_say_what_it_runs_on() -> None:
     contract = Contract({"WORLD_SIZE": "2", "MLBENCH_BACKEND": "nccl"})
     world = World(contract, torch.device("cpu"), 1, grouped=True)

@@ -8,15 +8,11 @@ from task_images.harness.schedules import (
     Constant,
     ExponentialWarmupMultiStep,
     InverseSqrt,
-    InverseTime,
     LinearWarmup,
     MultiStep,
     PerEpoch,
     PerUpdate,
-    Piecewise,
     Plateau,
-    Polynomial,
-    SparsifiedDecay,
     WarmupInverseSqrt,
     log2_warmup,
 )
@@ -84,11 +80,8 @@ def test_the_original_logistic_regression_falls_after_one_bad_epoch_to_its_floor
     assert rates == [8, 6, 4.5, 4, 4]
 
 
-def test_decays() -> None:
+def test_the_rate_of_2018_falls_with_the_square_root() -> None:
     assert [InverseSqrt(6)(t) for t in (0, 1, 4, 9)] == [6, 6, 3, 2]
-    assert InverseTime(10000, 10)(90) == 100
-    assert SparsifiedDecay(2, 0.5, 3)(1) == 1
-    assert SparsifiedDecay(2, 0.5, 0)(0) == 4
 
 
 def test_transformer_warms_up_and_decays_with_the_square_root() -> None:
@@ -109,21 +102,6 @@ def test_gnmt_shares_the_rest_evenly_without_an_interval() -> None:
     rate = ExponentialWarmupMultiStep(1, total=100, warmup=80, remain=60, decays=4, factor=0.5)
     assert rate(60) == 1  # the warm-up ends at `remain`
     assert [rate(t) for t in (61, 70, 80, 90, 99)] == [0.5, 0.25, 0.125, 0.0625, 0.0625]
-
-
-def test_polynomial_decay_ends_at_its_minimum() -> None:
-    rate = Polynomial(1.0, 0.01, warmup=10, decay=100)
-    assert (rate(0), rate(5), rate(10)) == (0, 0.5, 1)
-    assert rate(60) == pytest.approx((0.5 + 0.1 * 0.5) ** 2)
-    assert rate(110) == rate(10**6) == pytest.approx(0.01)
-
-
-def test_piecewise() -> None:
-    rate = Piecewise((10, 20), (0.1, 0.01, 0.001))
-    assert [rate(t) for t in (0, 9, 10, 19, 20)] == [0.1, 0.1, 0.01, 0.01, 0.001]
-    assert Piecewise((10, 20), (0, 1, 0.1), ramp=True)(5) == 0.5
-    with pytest.raises(ValueError, match="ascending"):
-        Piecewise((20, 10), (1, 1, 1))
 
 
 def test_a_formula_of_updates_or_of_epochs() -> None:

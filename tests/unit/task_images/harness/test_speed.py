@@ -16,7 +16,7 @@ from task_images.comm.ddp import DdpAllReduce
 from task_images.comm.presets import resolve
 from task_images.comm.reducer import Reducer
 from task_images.contract import Contract, parse_event
-from task_images.harness.classification import LongSettings, train_classifier
+from task_images.harness.classification import CheckpointedSettings, train_classifier
 from task_images.harness.data import ArrayData
 from task_images.harness.distributed import open_world
 from task_images.harness.errors import TaskUsageError
@@ -183,7 +183,7 @@ def test_graphs_refuse_what_needs_single_layers(variables: dict[str, str], why: 
     data = ArrayData(world, (np.ones((8, 4), np.float32), np.arange(8) % 3), (np.ones((1, 4)), np.zeros(1)), 8, 1)
     with pytest.raises(TaskUsageError, match=why):
         train_classifier(
-            world, Reporter(world, "ones"), LongSettings(compile="graphs"), nn.Linear(4, 3), data,
+            world, Reporter(world, "ones"), CheckpointedSettings(compile="graphs"), nn.Linear(4, 3), data,
             PerUpdate(Constant(0.1)),
         )  # fmt: skip
 

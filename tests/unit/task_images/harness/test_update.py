@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -62,9 +62,16 @@ class Given:
 
 
 def train(
-    world: World, precision: Precision, *updates: list[Tensor], clip: float | None = None, rate: float = 0.5
+    world: World,
+    precision: Precision,
+    *updates: list[Tensor],
+    clip: float | None = None,
+    rate: float = 0.5,
+    momentum: float = 0.0,
+    plan: Plan | None = None,
+    note: Callable[[Tensor], None] | None = None,
 ) -> tuple[Tensor, Tensor, Trainer[Tensor]]:
-    """The weights before and after an epoch, and the trainer."""
+    """The weights before and after one epoch (or `plan`), and the trainer; `note` sees them after each update."""
     torch.manual_seed(0)
     model = nn.Linear(4, 1, bias=False)
     before = model.weight.detach().clone()
@@ -73,10 +80,11 @@ def train(
         Reporter(world, "rows", synthetic=True),
         Given(*updates),
         PerUpdate(Constant(rate)),
-        Plan(1),
+        plan or Plan(1),
+        after_update=(lambda: note(model.weight.detach())) if note else None,
         work=Sums(),
         model=model,
-        make_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.0),
+        make_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.0, momentum=momentum),
         strategy=GradientAllReduce(),
         precision=precision,
         clip=math.inf if clip is None else clip,
@@ -107,8 +115,8 @@ def test_the_norm_is_clipped_after_the_mean(world: World) -> None:
 class Scaled(Precision):
     """fp16's loss scale without its autocast, which needs a GPU."""
 
-    def __init__(self) -> None:
-        super().__init__("fp16", torch.device("cuda"), LossScale(1024.0, window=1))
+    def __init__(self, scale: LossScale | None = None) -> None:
+        super().__init__("fp16", torch.device("cuda"), scale or LossScale(1024.0, window=1))
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext()
@@ -124,6 +132,30 @@ def test_the_loss_scale_cancels_out_and_an_overflow_leaves_the_model_alone(world
     _, after, trainer = train(world, scaled, [X], [X * torch.inf], clip=3.0)
     torch.testing.assert_close(after, plain)
     assert (scaled.factor, trainer.position.skipped, trainer.position.total) == (1024.0, 1, 2)
+
+
+def test_a_resumed_training_overflows_when_the_whole_one_does(tmp_path: Path) -> None:
+    """Gradients overflow whenever the scale has grown, after two good updates. The checkpoint is written between two
+    such: with another scale, or with their count lost, the next overflow would come at another update."""
+
+    def run(name: str, plan: Plan) -> list[tuple[float, int, list[list[float]]]]:
+        world = open_world(Contract({"OMP_NUM_THREADS": "1", "MLBENCH_OUTPUT_DIR": str(tmp_path / name)}))
+        scale = LossScale(2.0**125, window=2, largest=2.0**126)
+        seen = []
+
+        def note(weights: Tensor) -> None:
+            seen.append((scale.value, scale.good, weights.tolist()))
+
+        rows = [[X * (1 + number / 64)] for number in range(6)]
+        train(world, Scaled(scale), *rows, clip=1.0, momentum=0.9, plan=plan, note=note)
+        return seen
+
+    whole, first = run("whole", Plan(2)), run("first", Plan(1, checkpoint=True))
+    exponents = [math.log2(value) for value, _, _ in whole]
+    assert exponents == [124, 123, 123, 124, 123, 123, 124, 123, 123, 124, 123, 123]
+    assert first[-1][:2] == (2.0**123, 1)
+    rest = run("rest", Plan(2, resume=str(tmp_path / "first" / "checkpoint.pt")))
+    assert first + rest == whole
 
 
 def test_without_a_loss_scale_an_overflow_is_the_end(world: World) -> None:

@@ -1,9 +1,13 @@
-"""ImageNet's files: in folders, in the official archives, whole and damaged; what is cut out of them; who gets what."""
+"""ImageNet's files: in folders, in the official archives, whole and damaged; who gets what."""
 
+import itertools
+import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
+import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +16,11 @@ import torch
 from PIL import Image
 
 from task_images.harness.errors import EnvironmentUnfitError
-from task_images.harness.seeds import numpy_generator
 from task_images.imagenet_resnet.archives import OFFICIAL
 from task_images.imagenet_resnet.data import DEVIATION, MEAN, FakeData, FileData, generate, prepare_data
-from task_images.imagenet_resnet.folders import ImageFolders, Part, load
-from task_images.imagenet_resnet.jpeg import random_box, training_crop, validation_crop
+from task_images.imagenet_resnet.decoding import Load
+from task_images.imagenet_resnet.folders import ImageFolders, Part, load, load_silently
+from task_images.imagenet_resnet.jpeg import validation_crop
 from task_images.imagenet_resnet.packed import PackedPart, Source, read_packed
 from task_images.imagenet_resnet.packed import pack as pack_files
 from tests.contract.task_images.ranks import ROOT
@@ -27,10 +31,8 @@ from tests.unit.task_images.imagenet_resnet.imagenet_files import (
     TRUTH,
     archives,
     as_official,
-    jpeg,
     kit,
     pack,
-    ramp,
     training_images,
     write,
     write_folders,
@@ -226,81 +228,24 @@ def test_a_list_of_folders_that_are_gone_is_not_believed(tmp_path: Path) -> None
     assert "has no train/" in str(refusal_of(tmp_path))
 
 
-def test_a_training_crop_is_a_part_of_the_image_scaled(tmp_path: Path) -> None:
-    path = tmp_path / "ramp.png"
-    ramp(400, 300).save(path)
-    mirrored = set()
-    for number in range(20):
-        box = random_box(400, 300, 0.25, numpy_generator(number))
-        left, upper, right, lower = box
-        assert 0 <= left < right <= 400
-        assert 0 <= upper < lower <= 300
-        assert 0.24 < (right - left) * (lower - upper) / 120_000 <= 1
-        assert 0.74 < (right - left) / (lower - upper) < 1.35
-        crop = training_crop(path, 32, 0.25, numpy_generator(number), draft=False)
-        assert crop.shape == (32, 32, 3)
-        middle = crop[:, ::-1] if crop[0, 0, 0] > crop[0, -1, 0] else crop
-        mirrored.add(middle is not crop)
-        # The value in the middle of every pixel: what a ramp has there.
-        across = (left + (np.arange(32) + 0.5) * (right - left) / 32 - 0.5) / 399 * 255
-        down = (upper + (np.arange(32) + 0.5) * (lower - upper) / 32 - 0.5) / 299 * 255
-        np.testing.assert_allclose(middle[16, 2:-2, 0], across[2:-2], atol=1.5)
-        np.testing.assert_allclose(middle[2:-2, 16, 1], down[2:-2], atol=1.5)
-    assert mirrored == {True, False}
-
-
-def test_a_long_image_is_cut_in_the_middle_when_nothing_fits() -> None:
-    assert random_box(1000, 10, 1.0, numpy_generator(1)) == (493, 0, 506, 10)
-    assert random_box(10, 1000, 1.0, numpy_generator(1)) == (0, 493, 10, 506)
-
-
-def test_a_validation_crop_is_the_middle_of_the_scaled_image(tmp_path: Path) -> None:
-    path = tmp_path / "x.png"
-    noise = np.random.default_rng(0).integers(0, 256, (90, 130, 3), np.uint8)
-    Image.fromarray(noise).save(path)
-    scaled = Image.fromarray(noise).resize((57, 40), Image.Resampling.BILINEAR)
-    expected = np.asarray(scaled)[4:36, 12:44]
-    np.testing.assert_array_equal(validation_crop(path, 32, 40, draft=True), expected)
-
-
-@pytest.mark.parametrize("factor", [1, 2, 5, 9])
-def test_draft_changes_little_and_sees_the_same_part(tmp_path: Path, factor: int) -> None:
-    path = tmp_path / "x.jpeg"
-    path.write_bytes(jpeg(ramp(40 * factor + 3, 36 * factor + 1)))
-    for number in range(5):
-        full, draft = (training_crop(path, 32, 0.5, numpy_generator(number), draft) for draft in (False, True))
-        assert np.abs(full.astype(int) - draft).max() <= 6
-    full, draft = (validation_crop(path, 32, 36, draft) for draft in (False, True))
-    assert np.abs(full.astype(int) - draft).max() <= 6
-
-
-@pytest.mark.parametrize("mode", ["L", "CMYK", "P", "RGBA", "1"])
-def test_every_kind_of_image_becomes_three_colours(tmp_path: Path, mode: str) -> None:
-    """The official data set has grey images, some with four inks, and a PNG under another name."""
-    path = tmp_path / "x.JPEG"
-    ramp(50, 40).convert(mode).save(path, "JPEG" if mode in ("L", "CMYK") else "PNG")
-    assert validation_crop(path, 32, 36, draft=True).shape == (32, 32, 3)
-
-
-@pytest.mark.parametrize("content", [b"", b"no image", jpeg(ramp(300, 300))[:2000], None])
-def test_a_damaged_image_is_named(tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "n1_7.JPEG"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(EnvironmentUnfitError, match=r"n1_7\.JPEG"):
-        training_crop(path, 32, 0.08, numpy_generator(1), draft=True)
-
-
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> ImageFolders:
     folder = tmp_path_factory.mktemp("generated")
     return load(generate(folder, 3, {"train": 41, "val": 13}, 36, 5), 3, quiet)
 
 
-def data(images: ImageFolders, rank: int = 0, size: int = 1, batch_size: int = 12, loaders: int = 0) -> FileData:
+def data(
+    images: ImageFolders,
+    rank: int = 0,
+    size: int = 1,
+    batch_size: int = 12,
+    loaders: int = 0,
+    reload: Load | None = None,
+) -> FileData:
     return FileData(
         one_of(rank, size), images, batch_size, 7,
         side=32, shorter=36, least_crop=0.3, loaders=loaders, draft=True, channels_last=True, validation_batch=5,
+        reload=reload,
     )  # fmt: skip
 
 
@@ -409,6 +354,56 @@ def test_the_pipeline_goes_on_from_epoch_to_epoch(images: ImageFolders) -> None:
     assert isinstance(decoded, dict)
     assert decoded["images"] >= 3 * len(images.training)
     assert whole.facts()["storage"] == "files"
+
+
+def test_processes_decode_what_threads_decode_and_end_with_their_rank(tmp_path: Path) -> None:
+    """Memory is shared and used again; what is damaged, and who is killed, is named."""
+    folder = generate(tmp_path, 3, {"train": 41, "val": 13}, 36, 5)
+    images = load(folder, 3, quiet)
+    source = data(images, loaders=2, reload=partial(load_silently, folder, 3))
+    for epoch in (1, 2, 3):
+        found, wanted = (receive_batches(one, epoch) for one in (source, data(images, loaders=2)))
+        for (inputs, targets, total), (same, labels, samples) in zip(found, wanted, strict=True):
+            assert torch.equal(inputs, same)
+            assert torch.equal(targets, labels)
+            assert total == samples
+    shared, plain = (torch.cat([batch.inputs for batch in one.validation()]) for one in (source, data(images)))
+    assert torch.equal(shared, plain)
+    facts = source.facts()
+    assert facts["decoders"] == "processes"
+    assert isinstance(facts["decoded"], dict)
+    assert facts["decoded"]["images"] >= 3 * 41 + 13
+    (folder / "val").rename(folder / "elsewhere")
+    with pytest.raises(EnvironmentUnfitError, match=r"\.jpeg is gone"):
+        list(source.validation())
+    (folder / "elsewhere").rename(folder / "val")
+    children = multiprocessing.active_children()
+    assert len(children) == 2
+    children[0].kill()
+    children[0].join()
+    with pytest.raises(EnvironmentUnfitError, match="a process that decodes images was killed"):
+        list(itertools.chain.from_iterable(map(source.training, range(5, 1000))))
+
+
+def test_processes_that_decode_end_when_their_rank_is_killed(tmp_path: Path) -> None:
+    folder = generate(tmp_path, 3, {"train": 41, "val": 13}, 36, 5)
+    program = (
+        "import multiprocessing, os, signal, sys; from functools import partial; from pathlib import Path\n"
+        "from task_images.imagenet_resnet.decoding import Cut, DecodingProcesses\n"
+        "from task_images.imagenet_resnet.folders import load_silently\n"
+        "cut = Cut(1, 32, 36, 0.5, True)\n"
+        "processes = DecodingProcesses(1, partial(load_silently, Path(sys.argv[1]), 3), cut)\n"
+        "address = processes.make_buffer((4, 32, 32, 3)).ctypes.data\n"
+        "processes.pool.submit(processes.make_call(address, (4, 32, 32, 3), 0, [(1, 2)])).result()\n"
+        "print(multiprocessing.active_children()[0].pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE, text=True, check=False)
+    status = Path("/proc", ended.stdout.strip(), "status")
+    deadline = time.monotonic() + 60
+    while status.exists() and "State:\tZ" not in status.read_text():  # nobody may be there to collect it
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_generated_files_are_the_seeds_and_made_once(tmp_path: Path) -> None:

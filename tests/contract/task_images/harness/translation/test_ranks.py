@@ -45,7 +45,7 @@ def start(ranks: int, *arguments: str) -> list[subprocess.Popen[str]]:
 
 
 def finish(processes: list[subprocess.Popen[str]], folder: Path) -> dict[str, Trained]:
-    outputs = [process.communicate(timeout=100)[0] for process in processes]
+    outputs = [process.communicate(timeout=280)[0] for process in processes]
     for process, output in zip(processes, outputs, strict=True):
         assert process.returncode == 0, output[-3000:]
     found: dict[str, Trained] = {}

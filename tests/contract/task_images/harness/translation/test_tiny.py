@@ -42,7 +42,7 @@ def test_tiny_reaches_its_light_goal_on_two_ranks(name: str, tmp_path: Path) -> 
         )
         for rank in range(2)
     ]
-    outputs = [rank.communicate(timeout=110)[0] for rank in ranks]
+    outputs = [rank.communicate(timeout=280)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], outputs[0][-2000:] + outputs[1][-2000:]
     events = [event for line in outputs[0].splitlines() if (event := parse_event(line))]
     [result] = [event for event in events if event["event"] == "result"]

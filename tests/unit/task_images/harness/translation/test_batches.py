@@ -181,7 +181,7 @@ def test_a_batch_is_shifted_and_padded() -> None:
     batch = collate(Pairs(side, side), np.array([1, 0]), padding=1, start=9)
     assert batch.source.tolist() == [[7, 2, 1], [5, 6, 2]]
     assert batch.target.tolist() == [[9, 7, 1], [9, 5, 6]]
-    assert batch.expected.tolist() == [[7, 2, 1], [5, 6, 2]]
+    assert (batch.expected.tolist(), batch.places.tolist(), batch.words) == ([7, 2, 5, 6, 2], [0, 1, 3, 4, 5], 5)
     assert batch.lengths.tolist() == [2, 3]
 
 

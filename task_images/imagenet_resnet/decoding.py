@@ -1,0 +1,128 @@
+"""From an image to its place in a batch: by threads of the rank, or by processes of their own.
+
+A thread needs the training's interpreter for a quarter of a millisecond an image, which a fast GPU's thousands of
+images a second do not leave. Processes have their own, and write into memory that they share with the rank.
+"""
+
+import mmap
+import os
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context, parent_process
+
+import numpy as np
+
+from task_images.harness.arrays import Bytes
+from task_images.harness.errors import EnvironmentUnfitError
+from task_images.harness.seeds import numpy_generator
+from task_images.imagenet_resnet.folders import ImageFolders
+from task_images.imagenet_resnet.jpeg import training_crop, validation_crop
+
+Place = tuple[int, int]  # epoch from 1, or 0 for validation; number of the image
+Load = Callable[[], ImageFolders]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How images are cut, as `data.FileData` says. Equal arguments give equal bytes, in whatever process."""
+
+    seed: int
+    side: int
+    shorter: int
+    least_crop: float
+    draft: bool
+
+    def fill(self, target: Bytes, images: ImageFolders, places: Sequence[Place]) -> float:
+        """Decode images into target [n, side, side, 3]; returns the seconds that it took."""
+        begin = time.perf_counter()
+        for row, place in zip(target, places, strict=True):
+            row[:] = self._decode(images, *place)
+        return time.perf_counter() - begin
+
+    def _decode(self, images: ImageFolders, epoch: int, index: int) -> Bytes:
+        if not epoch:
+            return validation_crop(images.validation.open(index), self.side, self.shorter, self.draft)
+        stream = numpy_generator(self.seed, "crop", epoch, index)
+        return training_crop(images.training.open(index), self.side, self.least_crop, stream, self.draft)
+
+
+class DecodingProcesses:
+    """`number` processes that decode the images that `load` finds. They end with this one."""
+
+    def __init__(self, number: int, load: Load, cut: Cut) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise EnvironmentUnfitError(
+                "decoders=processes needs memory that Linux has (memfd_create)", "--set decoders=threads"
+            )
+        self._files: dict[int, int] = {}  # address of a buffer -> its file
+        self.pool = ProcessPoolExecutor(number, get_context("spawn"), _start, (load, cut))
+        weakref.finalize(self, _close, self._files)
+
+    def make_buffer(self, shape: Shape) -> Bytes:
+        """Bytes that the processes can write. Not in /dev/shm, which has 64 MB in a container."""
+        size = int(np.prod(shape))
+        file = os.memfd_create("mlbench-batch")
+        os.ftruncate(file, size)
+        buffer: Bytes = np.frombuffer(mmap.mmap(file, size), np.uint8).reshape(shape)
+        self._files[buffer.ctypes.data] = file
+        return buffer
+
+    def make_call(self, address: int, shape: Shape, first: int, places: Sequence[Place]) -> Callable[[], float]:
+        """What fills the rows from `first` on of the buffer at `address`."""
+        return partial(_fill_shared, f"/proc/{os.getpid()}/fd/{self._files[address]}", shape, first, places)
+
+
+@contextmanager
+def name_killed_processes() -> Iterator[None]:
+    """Turn the pool's own error into one that says what to do."""
+    try:
+        yield
+    except BrokenProcessPool:
+        raise EnvironmentUnfitError(
+            "a process that decodes images was killed, or could not start",
+            "The machine may have too little memory: take fewer --set loaders, or --set decoders=threads.",
+        ) from None
+
+
+def _close(files: dict[int, int]) -> None:
+    for file in files.values():
+        os.close(file)
+
+
+# --- in a process of its own ----------------------------------------------------------------------------------------
+
+_images: ImageFolders
+_cut: Cut
+_buffers: dict[str, Bytes] = {}
+
+
+def _start(load: Load, cut: Cut) -> None:
+    global _images, _cut
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the rank, which ends its processes
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _images, _cut = load(), cut
+
+
+def _end_with_parent() -> None:
+    """The pool's queue would keep a process whose parent was killed."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+    os._exit(0)
+
+
+def _fill_shared(path: str, shape: Shape, first: int, places: Sequence[Place]) -> float:
+    buffer = _buffers.get(path)
+    if buffer is None:
+        with open(path, "r+b") as file:
+            buffer = _buffers[path] = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8).reshape(shape)
+    return _cut.fill(buffer[first : first + len(places)], _images, places)
