@@ -20,6 +20,7 @@ from typer.core import CompletionItem, TyperCommand, TyperGroup  # type: ignore[
 from typer.main import get_command
 
 from mlbench_cli import __version__, commands, console
+from mlbench_cli.commands._values import build_command
 from mlbench_cli.errors import (
     Explanation,
     Interrupted,
@@ -70,7 +71,7 @@ class LazyGroup(TyperGroup):
         if not isinstance(target, typer.Typer):
             function, target = target, typer.Typer(rich_markup_mode=None, add_completion=False)
             target.command(cls=PanelCommand, context_settings=HELP_NAMES)(function)
-        return get_command(target)
+        return build_command(target)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
         """Commands that begin with `incomplete`, with their help, without importing any of them."""

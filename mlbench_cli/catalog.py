@@ -43,7 +43,7 @@ from typing import Any, NamedTuple
 
 from mlbench_cli.datafiles import DataFiles, parse_data_files
 from mlbench_cli.errors import MlbenchError, NotFoundError, UsageError, did_you_mean
-from mlbench_cli.goals import COMPARISONS
+from mlbench_cli.goals import COMPARISONS, Goal, GoalRule
 from mlbench_cli.sizes import parse_sizes
 from mlbench_cli.task_files import Entries, compose_task
 from mlbench_cli.task_sources import TaskSource, list_sources, use_task_path
@@ -124,15 +124,6 @@ class WorkersRule(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GoalRule:
-    """Metric and comparison of a task's goal; the thresholds are its parameters goal_full and goal_light."""
-
-    metric: str
-    comparison: str
-    wording: str  # of the official line, with {threshold}
-
-
-@dataclass(frozen=True)
 class Task:
     """A task of the catalogue, as its task.yaml describes it."""
 
@@ -198,6 +189,10 @@ class TaskRules:
     spec: Mapping[str, Any]
     preset: Mapping[str, Any]
     origin: str | None = None  # as Task.origin
+
+    def find_goal(self, parameters: Mapping[str, Any], kind: str) -> Goal | None:
+        """The goal that a run with these parameters is asked to reach; None for a task without one."""
+        return None if self.goal is None else self.goal.find_goal(parameters, kind)
 
     @classmethod
     def of(cls, task: Task, preset: str) -> "TaskRules":
@@ -363,7 +358,11 @@ def _preset(file: str, name: str, entry: Any, parameters: Mapping[str, Parameter
         raise UsageError(f'{file}: the preset "{name}" is not a mapping.')
     for key in entry:
         if key not in parameters:
-            raise UsageError(f'{file}: the preset "{name}" sets {key!r}, which is no parameter.')
+            near = did_you_mean(str(key), list(parameters))
+            raise UsageError(
+                f'{file}: the preset "{name}" sets {key!r}, which is no parameter.{near}',
+                hint=f"Declare {key} under parameters, or take over the group that has it (groups, extends).",
+            )
     try:
         return {key: parameters[key].check(value) for key, value in entry.items()}
     except UsageError as error:

@@ -19,6 +19,7 @@ from mlbench_cli import settings
 from mlbench_cli.durations import parse_duration
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.files import write_atomically
+from mlbench_cli.text import shorten_line
 
 MAX_VALUE = 500  # characters
 _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,61}[a-z0-9])?")
@@ -75,7 +76,7 @@ def find_setting(key: str) -> Setting:
     name = key.replace("_", "-")
     if name not in SETTINGS:
         raise NotFoundError(
-            f'There is no setting "{_clip(key)}".{did_you_mean(name, list(SETTINGS))}', hint="mlbench config"
+            f'There is no setting "{shorten_line(key)}".{did_you_mean(name, list(SETTINGS))}', hint="mlbench config"
         )
     return SETTINGS[name]
 
@@ -111,14 +112,16 @@ def parse_config(text: str, path: Path) -> dict[str, Default]:
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: not valid TOML: {_clip(error, 200)}.", hint=_edit_hint(path)) from None
+        raise UsageError(f"{path}: not valid TOML: {shorten_line(error, 200)}.", hint=_edit_hint(path)) from None
     found: dict[str, Default] = {}
     for raw, value in data.items():
         key = raw.replace("_", "-")
         origin = _origin(text, raw, path)
         if key not in SETTINGS:
             near = did_you_mean(key, list(SETTINGS))
-            raise UsageError(f'{origin}: unknown key "{_clip(raw)}".{near}', hint=f"Known keys: {', '.join(SETTINGS)}")
+            raise UsageError(
+                f'{origin}: unknown key "{shorten_line(raw)}".{near}', hint=f"Known keys: {', '.join(SETTINGS)}"
+            )
         if key in found:
             raise UsageError(f'{origin}: "{key}" is given twice, with "-" and with "_".', hint=_edit_hint(path))
         setting = SETTINGS[key]
@@ -201,7 +204,7 @@ def _as_text(setting: Setting, value: Any, origin: str) -> str:
 
 def _check(setting: Setting, value: str, origin: str, *, absolute: bool = False) -> str:
     """The value, with "~" expanded. Raises UsageError that names `origin`."""
-    shown = _clip(value)
+    shown = shorten_line(value)
     if not value.strip() or not value.isprintable() or len(value) > MAX_VALUE:
         raise UsageError(f'{origin}: "{shown}" is no {setting.kind}.', hint=f"mlbench config unset {setting.key}")
     if setting.kind == "duration":
@@ -252,8 +255,3 @@ def _quote(value: str) -> str:
 
 def _edit_hint(path: Path) -> str:
     return f"Edit {path}"
-
-
-def _clip(value: object, limit: int = 60) -> str:
-    text = " ".join(str(value).split())
-    return text if len(text) <= limit else text[: limit - 1] + "…"

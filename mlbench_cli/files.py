@@ -33,6 +33,16 @@ def write_atomically(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
+def read_end(path: Path, limit: int = 1 << 16) -> bytes:
+    """The last `limit` bytes of a file; none if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - limit))
+            return file.read(limit)
+    except OSError:
+        return b""
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames in `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY)

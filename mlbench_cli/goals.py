@@ -1,6 +1,7 @@
 """Goals: the metric and threshold at which the clock stops, and the arithmetic of values against them."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeGuard
 
@@ -49,6 +50,28 @@ class Goal:
         if not isinstance(metric, str) or not metric or not is_finite_number(threshold):
             return None
         return cls(metric, document["comparison"], threshold)
+
+
+@dataclass(frozen=True)
+class GoalRule:
+    """Metric and comparison of a task's goal; the thresholds are its parameters goal_full and goal_light."""
+
+    metric: str
+    comparison: str
+    wording: str  # of the official line, with {threshold}
+
+    def find_goal(self, parameters: Mapping[str, Any], kind: str) -> Goal | None:
+        """The goal of that kind (full or light) under a run's parameters; None if they have no threshold for it."""
+        threshold = parameters.get(f"goal_{kind}")
+        return Goal(self.metric, self.comparison, threshold) if is_finite_number(threshold) else None
+
+
+def goal_wording(goal: Mapping[str, Any], template: str | None) -> str:
+    """ "80% Top 1 Validation Accuracy" from a task's wording, or "Prec@1 >= 80" if there is none."""
+    threshold = f"{goal['threshold']:g}"
+    if template is None:
+        return f"{goal['metric']} {goal['comparison']} {threshold}"
+    return template.replace("{threshold}", threshold)
 
 
 def metric_names(metric: str) -> tuple[str, ...]:

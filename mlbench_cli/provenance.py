@@ -43,7 +43,7 @@ class SourceCommit:
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineRecord:
     """The machine on which the ranks run. `cores` may be used by this process; `cpu_quota` is in cores, too."""
 
     platform: str
@@ -73,7 +73,7 @@ class Provenance:
     code: TaskCode | None = None
     source: SourceCommit | None = None
     packages: Mapping[str, str] | None = field(default=None)
-    machine: Machine | None = None
+    machine: MachineRecord | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, as `parse_provenance` takes them."""
@@ -154,9 +154,9 @@ def _task_code(task: str) -> TaskCode | None:
     return None
 
 
-def _machine() -> Machine:
+def _machine() -> MachineRecord:
     uname, facts = platform.uname(), environment.machine_facts()
-    return Machine(
+    return MachineRecord(
         platform=f"{uname.system} {uname.release}",
         architecture=uname.machine,
         cores=facts.get("cores") or 1,
@@ -192,12 +192,12 @@ def _parse_packages(value: object) -> dict[str, str]:
     return {name: _text(fields, name) for name in fields}
 
 
-def _parse_machine(value: object) -> Machine:
+def _parse_machine(value: object) -> MachineRecord:
     fields = _fields(value, "machine")
     quota = fields.get("cpu_quota")
     if quota is not None and (isinstance(quota, bool) or not isinstance(quota, int | float) or not quota > 0):
         raise ValueError('"cpu_quota" is no number above 0')
-    return Machine(
+    return MachineRecord(
         platform=_text(fields, "platform"),
         architecture=_text(fields, "architecture"),
         cores=_count(fields, "cores"),

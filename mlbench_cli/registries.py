@@ -56,7 +56,7 @@ class Login:
 
 
 @dataclass(frozen=True)
-class Finding:
+class FoundImage:
     """`digest` is that of the image, if it is present; `words` are the registry's, if it is not."""
 
     presence: Presence
@@ -64,7 +64,7 @@ class Finding:
     words: str = ""
 
 
-def find_image(image: ImageReference, login: Login | None = None) -> Finding:
+def find_image(image: ImageReference, login: Login | None = None) -> FoundImage:
     """Ask the image's registry for its manifest. Never raises: a check that cannot be made is no verdict."""
     repository = image.repository if image.host or "/" in image.repository else f"library/{image.repository}"
     path = f"/v2/{repository}/manifests/{image.digest or image.tag}"
@@ -72,14 +72,14 @@ def find_image(image: ImageReference, login: Login | None = None) -> Finding:
     try:
         status, headers, words = _ask(image.host, path, login)
     except (OSError, ValueError, http.client.HTTPException) as error:
-        return Finding(Presence.UNKNOWN, words=str(getattr(error, "reason", None) or error))
+        return FoundImage(Presence.UNKNOWN, words=str(getattr(error, "reason", None) or error))
     if status < 300:
-        return Finding(Presence.PRESENT, headers.get("docker-content-digest", ""))
+        return FoundImage(Presence.PRESENT, headers.get("docker-content-digest", ""))
     if status == 404:
-        return Finding(Presence.ABSENT, words=words)
+        return FoundImage(Presence.ABSENT, words=words)
     if status in (401, 403):
-        return Finding(Presence.HIDDEN, words=words)
-    return Finding(Presence.UNKNOWN, words=f"{status} {words}".strip())
+        return FoundImage(Presence.HIDDEN, words=words)
+    return FoundImage(Presence.UNKNOWN, words=f"{status} {words}".strip())
 
 
 def docker_folder() -> Path:

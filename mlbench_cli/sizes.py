@@ -2,7 +2,7 @@
 
 import re
 
-MOST = 10_000
+MAX_SIZES = 10_000
 _UNITS = {
     "": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30,
     "KB": 10**3, "MB": 10**6, "GB": 10**9,
@@ -21,8 +21,8 @@ def parse_sizes(text: str) -> list[int]:
     found: set[int] = set()
     for word in filter(None, words):
         found.update(_range(word) if ":" in word else [_size(word)])
-        if len(found) > MOST:
-            raise ValueError(f"these are more than {MOST} sizes")
+        if len(found) > MAX_SIZES:
+            raise ValueError(f"these are more than {MAX_SIZES} sizes")
     return sorted(found)
 
 
@@ -36,8 +36,8 @@ def _range(word: str) -> list[int]:
     step = parts[2] if len(parts) == 3 else "x2"
     if step.startswith("+"):
         width = _size(step[1:])
-        if (end - begin) // width >= MOST:
-            raise ValueError(f'"{word}" is more than {MOST} sizes')
+        if (end - begin) // width >= MAX_SIZES:
+            raise ValueError(f'"{word}" is more than {MAX_SIZES} sizes')
         return list(range(begin, end + 1, width))
     return _powers(word, begin, end, step)
 

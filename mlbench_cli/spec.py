@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from mlbench_cli.errors import UsageError, did_you_mean
-from mlbench_cli.network import parse_network
+from mlbench_cli.network import NetworkMethod, is_modelled, parse_network
 
 SPEC_VERSION = 1
 # Kubernetes appends a suffix to pod names and a Service wants a DNS label that begins with a letter.
@@ -33,6 +33,9 @@ LATER_OPTIONS: dict[str, object] = {
     "network_policy": True,
     "provisioning_class": None,
     "fabric": {},
+    "network_method": None,
+    "server_cpus": None,
+    "server_memory": None,
 }
 KEEP_SECONDS = 86400
 
@@ -65,6 +68,8 @@ class KubernetesOptions:
 
     namespace: str | None = None  # None: the cluster's own
     memory: str | None = None
+    server_cpus: int | None = None  # of each parameter server; None: as a worker
+    server_memory: str | None = None
     shm: str = "1Gi"
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[str, ...] = ()  # KEY[=VALUE][:EFFECT]
@@ -95,6 +100,7 @@ class KubernetesOptions:
         default_factory=dict
     )  # fast network of each machine: name and gbits, if it has one
     network_policy: bool = True  # False: the run's pods are reachable as the cluster has it
+    network_method: str | None = None  # who shapes the run's network, a NetworkMethod; None: nobody
 
 
 @dataclass(frozen=True)
@@ -161,6 +167,8 @@ class RunSpec:
             raise UsageError(f"The seed is {self.seed}: it must be from 0 to 4294967295.")
         if self.network is not None:
             parse_network(self.network)
+        if self.kubernetes.network_method not in (None, *NetworkMethod):
+            raise UsageError(f'The method "{self.kubernetes.network_method}" of the network is unknown.')
         # These become arguments and environment variables of processes, which can hold neither.
         for text in (*self.argv, self.backend, self.image or "", self.data_dir or "", self.task_path or ""):
             if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
@@ -170,6 +178,11 @@ class RunSpec:
     def world_size(self) -> int:
         """How many ranks the run has."""
         return self.workers * self.processes_per_worker
+
+    @property
+    def has_shaped_network(self) -> bool:
+        """Whether the run's workers are joined by a network that is made for it, and proved by probes."""
+        return self.network is not None and not is_modelled(self.network) and self.workers > 1
 
     @property
     def servers(self) -> int:

@@ -34,6 +34,23 @@ def clean(text: str, *, keep: str = "") -> str:
     )
 
 
+def one_line(text: str, limit: int = 200) -> str:
+    """Foreign text for a line of a file: printable, no line ends, not endless."""
+    shown = "".join(char if char.isprintable() else " " for char in text)
+    return " ".join(shown.split())[:limit]
+
+
+def shorten(value: object, limit: int = 60) -> str:
+    """A text of at most `limit` characters; an ellipsis stands for what is left out."""
+    text = str(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def shorten_line(value: object, limit: int = 300) -> str:
+    """As `shorten`, with every run of white space as one space."""
+    return shorten(" ".join(str(value).split()), limit)
+
+
 def cut(text: str, width: int) -> str:
     """`text` in at most `width` columns; an ellipsis stands for what is left out."""
     if display_width(text) <= width:

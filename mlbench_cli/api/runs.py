@@ -166,16 +166,13 @@ class RunHandle:
 
     def follow(self, poll: float = 1.0) -> "Iterator[Progress]":
         """How far the run is, about every `poll` seconds, until it has ended. Changes nothing."""
-        from mlbench_cli.runs.progress import EventReader, ProgressTracker
-        from mlbench_cli.times import parse_timestamp
+        from mlbench_cli.runs.progress import ProgressReader
 
         engine = self.workspace.engine_of(self.run)
-        reader, tracker = EventReader(engine, self.run), ProgressTracker.of(self.run.spec)
+        reader = ProgressReader(engine, self.run, seconds=0.0)
         while True:
             observation = engine.look(self.run)
-            for event in reader.poll():
-                tracker.take(event)
-            yield tracker.progress(observation, parse_timestamp(self.run.created))
+            yield reader.read(observation)
             if observation.ended:
                 return
             time.sleep(poll)

@@ -1,4 +1,7 @@
-"""Paths of a run's objects in the API."""
+"""Paths of a run's objects in the API, and the conditions in the status of any object."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 PREFIXES = {
     "Job": ("/apis/batch/v1", "jobs"),
@@ -7,6 +10,8 @@ PREFIXES = {
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
     "PodTemplate": ("/api/v1", "podtemplates"),
     "ProvisioningRequest": ("/apis/autoscaling.x-k8s.io/v1", "provisioningrequests"),
+    "ResourceClaimTemplate": ("/apis/resource.k8s.io/v1", "resourceclaimtemplates"),
+    "NetworkChaos": ("/apis/chaos-mesh.org/v1alpha1", "networkchaos"),
     "Secret": ("/api/v1", "secrets"),
     "Pod": ("/api/v1", "pods"),
     "Event": ("/api/v1", "events"),
@@ -22,3 +27,14 @@ def collection_path(kind: str, namespace: str) -> str:
 def object_path(kind: str, namespace: str, name: str) -> str:
     """The path of one object."""
     return f"{collection_path(kind, namespace)}/{name}"
+
+
+def condition(owner: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """The condition of that type in a Job's, pod's or node's status; empty if there is none."""
+    conditions: Sequence[Mapping[str, Any]] = (owner.get("status") or {}).get("conditions") or ()
+    return next((item for item in conditions if item.get("type") == kind), {})
+
+
+def is_true(item: Mapping[str, Any]) -> bool:
+    """Whether a condition of a pod, Job or node has the status "True"."""
+    return item.get("status") == "True"

@@ -1,6 +1,7 @@
 """The engine that executes runs on a cluster."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mlbench_cli.model import Cluster
@@ -33,8 +34,11 @@ def connect_engine(cluster: Cluster, report: Callable[[str], None] | None = None
         return HostsEngine(HostsDetails.of(cluster))
     from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
     from providers import registry
+    from providers.base import RunsOnNodes
 
-    return KubernetesEngine(registry.load(cluster.provider).connect(cluster))
+    provider = registry.load(cluster.provider)
+    run_on_node = partial(provider.run_on_node, cluster) if isinstance(provider, RunsOnNodes) else None
+    return KubernetesEngine(provider.connect(cluster), run_on_node)
 
 
 def connect_renderer(cluster: Cluster, report: Callable[[str], None] | None = None) -> "Engine":

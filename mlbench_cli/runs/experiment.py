@@ -14,8 +14,9 @@ from mlbench_cli.errors import UsageError
 from mlbench_cli.model import Cluster, Experiment, Member, Outcome, Run
 from mlbench_cli.runs import launch
 from mlbench_cli.runs.matrix import MAX_MEMBERS, hint_for, point_suffix, point_text
-from mlbench_cli.runs.request import Request, apply_point, clip, matrix_of, parse_file
+from mlbench_cli.runs.request import Request, apply_point, matrix_of, parse_file
 from mlbench_cli.spec import NAME_LENGTH, RunSpec, check_name
+from mlbench_cli.text import shorten
 
 _ATTEMPT = re.compile(r"(.+)-try(\d+)")
 _MAX_SHOWN = 3  # differences in a message
@@ -105,7 +106,7 @@ def _resolve_point(
         longest = max((len(size.name) for size in launch.sizes(request)), default=0)
         suffix = point_suffix(point, NAME_LENGTH - longest - 1)
         request = replace(request, name=f"{request.name}-{suffix}")
-    texts = ", ".join(f"{key}={clip(text)}" for key, text in point_text(point).items())
+    texts = ", ".join(f"{key}={shorten(text)}" for key, text in point_text(point).items())
     try:
         at_point = apply_point(request, point)
         if "cluster" in point and with_defaults is not None:
@@ -269,7 +270,7 @@ def find_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
 
 
 def _show(value: Any) -> str:
-    return "not given" if value is None else clip(f'"{value}"' if isinstance(value, str) else str(value))
+    return "not given" if value is None else shorten(f'"{value}"' if isinstance(value, str) else str(value))
 
 
 def _comparable(content: dict[str, object], ignored: set[str]) -> dict[str, object]:

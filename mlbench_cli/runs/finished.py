@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from mlbench_cli import run_folder
+from mlbench_cli.errors import CapacityError
 from mlbench_cli.model import Finding, Outcome, Run
+from mlbench_cli.network import NOT_AS_ASKED
 from mlbench_cli.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -31,7 +33,9 @@ class FinishedRun:
         return goal is not None and goal["reached"]
 
     def exit_code(self, *, require_goal: bool = False) -> int:
-        """mlbench's exit code for those who waited for the run."""
+        """mlbench's exit code for those who waited; CapacityError's if the network was not to be had."""
+        if self.outcome is Outcome.NEVER_STARTED and any(finding.code == NOT_AS_ASKED for finding in self.findings):
+            return CapacityError.exit_code
         sealed = self.result is not None
         return self.outcome.exit_code(require_goal=require_goal, goal_reached=self.goal_reached, sealed=sealed)
 

@@ -13,8 +13,9 @@ from mlbench_cli.cluster_details import ClusterDetails
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.masking import is_secret_variable
 from mlbench_cli.model import Cluster
-from mlbench_cli.runs.request import GIVEN_BY_ENGINE, Request, clip, flag, parse_duration
+from mlbench_cli.runs.request import GIVEN_BY_ENGINE, Request, flag, parse_duration
 from mlbench_cli.spec import KubernetesOptions
+from mlbench_cli.text import shorten
 
 _QUANTITY = re.compile(r"\d+(?:\.\d+)?(?:[KMGTP]i|[kMGTP])?")
 _LABEL_KEY = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9./_-]*[A-Za-z0-9])?")
@@ -28,6 +29,8 @@ def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
     given: dict[str, Any] = {
         "namespace": _check_label(request.namespace, "namespace"),
         "memory": _check_quantity(request.memory, "memory"),
+        "server_cpus": request.server_cpus,
+        "server_memory": _check_quantity(request.server_memory, "server_memory"),
         "shm": _check_quantity(request.shm, "shm"),
         "pull_secret": _check_label(request.pull_secret, "pull_secret"),
         "queue": _check_label(request.queue, "queue"),
@@ -42,20 +45,20 @@ def resolve_kubernetes(request: Request, cluster: Cluster) -> KubernetesOptions:
         "spread": request.spread,
         "share_nodes": request.share_nodes,
         "egress": request.egress,
-        "run_as_user": request.run_as_user,
+        "run_as_user": _choose_user(request, cluster),
         "writable_root": request.writable_root,
         "priority_class": _check_label(request.priority_class, "priority_class"),
         "scheduler": _check_label(request.scheduler, "scheduler"),
         "network_policy": False if _lacks_policies(request, cluster) else request.network_policy,
-        "fabric": dict(ClusterDetails.of(cluster).fabric),
+        "fabric": _choose_fabric(request, cluster),
         "provisioning_class": ClusterDetails.of(cluster).provisioning_class,
         "registry": None if request.registry is None else request.registry.rstrip("/"),
     }
     if request.collect not in (None, "rank0", "all"):
-        raise UsageError(f'--collect "{clip(request.collect)}" is neither rank0 nor all.')
+        raise UsageError(f'--collect "{shorten(request.collect)}" is neither rank0 nor all.')
     for key in request.node_selector:
         if not _LABEL_KEY.fullmatch(key):
-            raise UsageError(f'--node-selector: "{clip(key)}" is not the key of a label.')
+            raise UsageError(f'--node-selector: "{shorten(key)}" is not the key of a label.')
     return KubernetesOptions(
         node_selector={**ClusterDetails.of(cluster).node_selector, **request.node_selector},
         devices=_choose_devices(request, cluster),
@@ -82,7 +85,7 @@ def require_folder(path: str | None, what: str) -> str | None:
     if path is None:
         return None
     if "\0" in path or not Path(path).is_dir():
-        raise NotFoundError(f"{what}: there is no folder {clip(path)}.")
+        raise NotFoundError(f"{what}: there is no folder {shorten(path)}.")
     return os.path.abspath(path)
 
 
@@ -94,7 +97,8 @@ def check_mount_point(path: str) -> str:
     taken = ("/", "/dev", "/mlbench", "/proc", "/results", "/sys", "/tmp")
     if not path.startswith("/") or os.path.normpath(path) in taken or path.startswith("/dev/"):
         raise UsageError(
-            f'--data-dir "{clip(path)}" is no place for data in a container.', hint="Name an absolute path, as /data."
+            f'--data-dir "{shorten(path)}" is no place for data in a container.',
+            hint="Name an absolute path, as /data.",
         )
     return os.path.normpath(path)
 
@@ -112,6 +116,19 @@ def _list_devices(request: Request, cluster: Cluster) -> dict[str, str]:
     return {name: str(count) for name, count in ClusterDetails.of(cluster).devices_per_node.items()}
 
 
+def _choose_fabric(request: Request, cluster: Cluster) -> dict[str, object]:
+    """The machines' fast network; not set up for workers that share a machine, as only one pod can have its cards."""
+    fabric = dict(ClusterDetails.of(cluster).fabric)
+    if request.spread is False or request.host_network:
+        fabric.pop("setup", None)
+    return fabric
+
+
+def _choose_user(request: Request, cluster: Cluster) -> int | None:
+    """The user of the ranks. On Google's fast networks it is root unless asked otherwise: all documented pods are."""
+    return 0 if request.run_as_user is None and "setup" in _choose_fabric(request, cluster) else request.run_as_user
+
+
 def _lacks_policies(request: Request, cluster: Cluster) -> bool:
     """Whether the cluster's administrator lets nobody create network policies, and the request does not insist."""
     return request.network_policy is None and not ClusterDetails.of(cluster).network_policies
@@ -121,7 +138,7 @@ def _check_devices(given: Mapping[str, str]) -> dict[str, str]:
     for name, amount in given.items():
         if not _LABEL_KEY.fullmatch(name) or not _QUANTITY.fullmatch(amount):
             raise UsageError(
-                f'--device "{clip(name)}={clip(amount)}" is not of the form RESOURCE=N.',
+                f'--device "{shorten(name)}={shorten(amount)}" is not of the form RESOURCE=N.',
                 hint="For example --device rdma/hca=1; kubectl describe nodes   lists what nodes offer",
             )
         if name == "nvidia.com/gpu":
@@ -133,7 +150,7 @@ def _check_metadata(given: Mapping[str, str], what: str, values: re.Pattern[str]
     """Labels or annotations of pods. Raises UsageError for keys that mlbench itself needs."""
     for key, value in given.items():
         if not _LABEL_KEY.fullmatch(key) or (values and not values.fullmatch(value)):
-            raise UsageError(f'{what} "{clip(key)}={clip(value)}" is not what Kubernetes allows.')
+            raise UsageError(f'{what} "{shorten(key)}={shorten(value)}" is not what Kubernetes allows.')
         if key.startswith(("mlbench/", "batch.kubernetes.io/")) or key == "app.kubernetes.io/managed-by":
             raise UsageError(f"{what}: {key} is set by mlbench or Kubernetes itself.", hint="Choose another key.")
     return dict(given)
@@ -141,13 +158,15 @@ def _check_metadata(given: Mapping[str, str], what: str, values: re.Pattern[str]
 
 def _check_label(text: str | None, name: str) -> str | None:
     if text is not None and not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?", text):
-        raise UsageError(f'{flag(name)} "{clip(text)}" is not a Kubernetes name (a-z, 0-9 and "-").')
+        raise UsageError(f'{flag(name)} "{shorten(text)}" is not a Kubernetes name (a-z, 0-9 and "-").')
     return text
 
 
 def _check_quantity(text: str | None, name: str) -> str | None:
     if text is not None and not (text.isascii() and _QUANTITY.fullmatch(text)):
-        raise UsageError(f'{flag(name)} "{clip(text)}" is not a Kubernetes quantity.', hint="Write 512Mi, 8Gi or 8G.")
+        raise UsageError(
+            f'{flag(name)} "{shorten(text)}" is not a Kubernetes quantity.', hint="Write 512Mi, 8Gi or 8G."
+        )
     return text
 
 
@@ -157,16 +176,16 @@ def _check_toleration(text: str) -> str:
     key = (rest if colon else text).partition("=")[0]
     if colon and effect not in _EFFECTS:
         near = did_you_mean(effect, _EFFECTS)
-        raise UsageError(f'--toleration "{clip(text)}": the effect is one of {", ".join(_EFFECTS)}.{near}')
+        raise UsageError(f'--toleration "{shorten(text)}": the effect is one of {", ".join(_EFFECTS)}.{near}')
     if not _LABEL_KEY.fullmatch(key):
-        raise UsageError(f'--toleration "{clip(text)}" is not of the form KEY[=VALUE][:EFFECT].')
+        raise UsageError(f'--toleration "{shorten(text)}" is not of the form KEY[=VALUE][:EFFECT].')
     return text
 
 
 def _check_environment(env: Mapping[str, str]) -> dict[str, str]:
     for name in env:
         if not _VARIABLE.fullmatch(name):
-            raise UsageError(f'--env: "{clip(name)}" is not the name of a variable.')
+            raise UsageError(f'--env: "{shorten(name)}" is not the name of a variable.')
         if name in GIVEN_BY_ENGINE or name.startswith("MLBENCH_"):
             raise UsageError(f"--env: {name} is set by mlbench itself.")
         if is_secret_variable(name):

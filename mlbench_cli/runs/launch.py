@@ -21,11 +21,12 @@ from mlbench_cli.masking import refuse_secrets
 from mlbench_cli.model import Cluster
 from mlbench_cli.runs.kubernetes_options import check_mount_point, gpus_of_machine, require_folder, resolve_kubernetes
 from mlbench_cli.runs.methods import check_method, refuse_method, resolve_method, resolve_servers_on, split_set
-from mlbench_cli.runs.network_options import check_network, refuse_network, resolve_network
+from mlbench_cli.runs.network_options import add_network_method, check_network, resolve_network
 from mlbench_cli.runs.pinning import check_pinning
 from mlbench_cli.runs.preflight import check_run
-from mlbench_cli.runs.request import KUBERNETES, OPTIONS, Request, clip, flag, parse_duration
+from mlbench_cli.runs.request import KUBERNETES, OPTIONS, Request, flag, parse_duration
 from mlbench_cli.spec import CUSTOM, MAX_TIMEOUT, OPEN, SEED, RunSpec, check_name
+from mlbench_cli.text import shorten
 from task_images.harness.cores import effective_cores
 
 MAX_LOCAL_RANKS = 64
@@ -78,8 +79,6 @@ def resolve(
             )
     elif request.share_machine is not None:
         raise UsageError("--share-machine is about this machine; it has no meaning on other clusters.")
-    if not local:
-        refuse_network(request)
     if local:
         request = replace(request, data_dir=require_folder(request.data_dir, "--data-dir"))
     elif is_machines(cluster):
@@ -91,6 +90,7 @@ def resolve(
         **_placement(request, cluster),
         "kubernetes": resolve_kubernetes(request, cluster),
     }
+    common["kubernetes"] = add_network_method(common["kubernetes"], request, cluster, common["network"])
     if local:
         _check_data(request, common, tasks)
         machine = machine or local_machine()
@@ -101,9 +101,9 @@ def resolve(
         check_pinning(spec, cluster, machine.cores if machine else None)
         if machine and local:
             check_local(spec, machine)
-            check_network(spec)
         elif spec.device == "gpu" and ClusterDetails.of(cluster).gpus_per_node == 0:
             raise UsageError(f'The cluster "{cluster.name}" has no GPUs.', hint="Leave out --gpu.")
+        check_network(spec)
         check_method(spec)
         if spec.preset not in (CUSTOM, OPEN):
             check_run(load_task(spec.task, tasks), spec)
@@ -232,7 +232,7 @@ def _budget(request: Request, task: Task, tasks: Mapping[str, Task] | None) -> d
     seconds = parse_duration(request.budget, "--budget")
     timeout = RunSpec.timeout if request.timeout is None else parse_duration(request.timeout, "--timeout")
     if not 0 < seconds < MAX_TIMEOUT:
-        raise UsageError(f"--budget {clip(request.budget)}: it must be above 0 and below 30 days.")
+        raise UsageError(f"--budget {shorten(request.budget)}: it must be above 0 and below 30 days.")
     if timeout <= seconds:
         raise UsageError(
             f"The run would be stopped after {timeout:g} s, before its budget of {seconds:g} s is spent.",
@@ -274,7 +274,7 @@ def _task_backend(request: Request, task: Task, device: str) -> str:
     # Whether torch has a custom backend can only be known on the machine that runs the task.
     if backend in BACKENDS and backend not in task.backends:
         raise UsageError(f'The task "{task.name}" has no backend {backend}, only {", ".join(task.backends)}.')
-    return _checked_device(backend, request)
+    return _check_device(backend, request)
 
 
 def _custom_program(request: Request, command: str) -> dict[str, object]:
@@ -289,10 +289,10 @@ def _custom_program(request: Request, command: str) -> dict[str, object]:
     try:
         argv = tuple(shlex.split(command))
     except ValueError as error:
-        raise UsageError(f"--command {clip(repr(command))} cannot be split into words: {error}.") from None
+        raise UsageError(f"--command {shorten(repr(command))} cannot be split into words: {error}.") from None
     refuse_secrets(argv, "--command")
     refuse_secrets([f"{key}={value}" for key, value in request.set.items()], "--set")
-    backend = _checked_device(_asked_backend(request) or "gloo", request)
+    backend = _check_device(_asked_backend(request) or "gloo", request)
     on_all = backend in ("gloo", "nccl", "grpc") if request.run_on_all is None else request.run_on_all
     return {
         "task": CUSTOM,
@@ -335,12 +335,12 @@ def _asked_backend(request: Request) -> str | None:
     if not asked.startswith(f"{CUSTOM}:"):
         known = [*BACKENDS, f"{CUSTOM}:NAME"]
         raise UsageError(
-            f'There is no backend "{clip(asked)}", only {", ".join(known)}.{did_you_mean(asked.lower(), known)}'
+            f'There is no backend "{shorten(asked)}", only {", ".join(known)}.{did_you_mean(asked.lower(), known)}'
         )
     return _custom_backend(asked.removeprefix(f"{CUSTOM}:"))
 
 
-def _checked_device(backend: str, request: Request) -> str:
+def _check_device(backend: str, request: Request) -> str:
     if backend == "nccl" and not request.gpu:
         raise UsageError("The backend nccl works on GPUs only.", hint="Add --gpu, or choose --backend gloo.")
     return backend
@@ -348,7 +348,7 @@ def _checked_device(backend: str, request: Request) -> str:
 
 def _custom_backend(name: str) -> str:
     if not _BACKEND.fullmatch(name):
-        raise UsageError(f'The custom backend "{clip(name)}" is not a word of letters, digits, "-", "_", "." and ":".')
+        raise UsageError(f'The custom backend "{shorten(name)}" is not a word of letters, digits, "-", "_", ".", ":".')
     return name
 
 
@@ -364,7 +364,7 @@ def _plain_value(key: str, value: Any) -> Any:
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError):
-        raise UsageError(f'The parameter "{clip(key)}" is {short(value)}, which JSON cannot hold.') from None
+        raise UsageError(f'The parameter "{shorten(key)}" is {short(value)}, which JSON cannot hold.') from None
 
 
 # --- cluster and engine -----------------------------------------------------------------------------------------------
@@ -464,7 +464,7 @@ def check_machine_folder(path: str | None) -> str | None:
         return None
     if not path.startswith("/") or "\0" in path or "\n" in path:
         raise UsageError(
-            f'--data-dir "{clip(path)}": on machines the path must be absolute.', hint="Name a folder that all have."
+            f'--data-dir "{shorten(path)}": on machines the path must be absolute.', hint="Name a folder that all have."
         )
     return os.path.normpath(path)
 
@@ -476,10 +476,8 @@ def _refuse_cluster_options(
         if item.name in allowed or item.metadata["panel"] != KUBERNETES:
             continue
         if getattr(request, item.name) not in (None, (), {}):
-            raise UsageError(
-                f"{flag(item.name)} has no meaning {place}.",
-                hint="Leave it out, or choose a cluster with --cluster.",
-            )
+            problem = f"{flag(item.name)} has no meaning {place}."
+            raise UsageError(problem, hint="Leave it out, or choose a cluster with --cluster.")
 
 
 def _cluster_kind(cluster: Cluster) -> str:

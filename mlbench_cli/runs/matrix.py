@@ -11,6 +11,7 @@ from typing import Any
 from mlbench_cli.catalog import short
 from mlbench_cli.errors import UsageError
 from mlbench_cli.spec import canonical_json
+from mlbench_cli.text import shorten
 
 MAX_MEMBERS = 10_000
 MAX_CONFIRMED = 1_000_000  # members of an experiment that is confirmed
@@ -141,7 +142,7 @@ def parse_axes(entries: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     for entry in entries:
         key, equals, text = entry.partition("=")
         if not equals or not key.strip():
-            raise UsageError(f'--matrix "{_clip(entry)}" is not of the form KEY=VALUE,VALUE.')
+            raise UsageError(f'--matrix "{shorten(entry)}" is not of the form KEY=VALUE,VALUE.')
         values = _parse_list(text) if text.startswith("[") else tuple(text.split(","))
         axes[key] = axes.get(key, ()) + values
     return axes
@@ -156,12 +157,12 @@ def parse_point(entry: str, flag: str) -> dict[str, object]:
             found = None
         if isinstance(found, dict):
             return found
-        raise UsageError(f'{flag} "{_clip(entry)}" is not a JSON object.')
+        raise UsageError(f'{flag} "{shorten(entry)}" is not a JSON object.')
     point: dict[str, Any] = {}
     for part in entry.split(","):
         key, equals, value = part.partition("=")
         if not equals or not key or key in point:
-            raise UsageError(f'{flag} "{_clip(entry)}" is not of the form KEY=VALUE,KEY=VALUE.')
+            raise UsageError(f'{flag} "{shorten(entry)}" is not of the form KEY=VALUE,KEY=VALUE.')
         point[key] = value
     return point
 
@@ -194,7 +195,3 @@ def _parse_list(text: str) -> tuple[Any, ...]:
     if not isinstance(found, list) or not found:
         raise UsageError(f"--matrix: {short(text)} is not a JSON list of values.")
     return tuple(found)
-
-
-def _clip(text: str) -> str:
-    return text if len(text) <= 60 else text[:59] + "…"

@@ -6,8 +6,9 @@ from typing import Any
 from mlbench_cli.catalog import MethodRule, Task, load_catalog
 from mlbench_cli.errors import UsageError, did_you_mean
 from mlbench_cli.network import parse_network
-from mlbench_cli.runs.request import Request, clip
+from mlbench_cli.runs.request import Request
 from mlbench_cli.spec import RunSpec
+from mlbench_cli.text import shorten
 from task_images.comm.methods import AXES, Method, MethodError, check
 from task_images.comm.presets import PRESETS, resolve
 
@@ -36,9 +37,12 @@ def resolve_method(
         return {}
     if task.method is None:
         able = ", ".join(other.name for other in (tasks or load_catalog()).values() if other.method is not None)
+        own = (
+            "If its program uses prepare_strategy, its task.yaml should say method: {own: bsp}. " if task.origin else ""
+        )
         raise UsageError(
             f'The task "{task.name}" has its own way to communicate and takes no method.',
-            hint=f"Tasks that do: {able}",
+            hint=f"{own}Tasks that do: {able}",
         )
     name = request.method or task.method.own
     _check_words(name, changes)
@@ -64,7 +68,7 @@ def resolve_servers_on(request: Request, engine: str) -> tuple[str, ...]:
     for name in names:
         if not name or names.count(name) > 1:
             problem = f"names {name} twice" if name else "has an empty name"
-            raise UsageError(f'--servers-on "{clip(request.servers_on)}" {problem}.', hint="--servers-on HOST,HOST")
+            raise UsageError(f'--servers-on "{shorten(request.servers_on)}" {problem}.', hint="--servers-on HOST,HOST")
     return names
 
 
@@ -75,6 +79,7 @@ def check_method(spec: RunSpec) -> None:
             f"--servers-on names {len(spec.servers_on)} hosts; the run has {spec.servers or 'no'} parameter servers.",
             hint=f"--servers {len(spec.servers_on)}, with a method that has them: mlbench methods",
         )
+    _check_server_options(spec)
     if not spec.method:
         return
     try:
@@ -86,11 +91,17 @@ def check_method(spec: RunSpec) -> None:
             f"The method {spec.method['name']} has parameters in shards, which gloo cannot do on GPUs.",
             hint="--backend nccl, with a GPU for every rank; or --method zero1",
         )
-    if spec.servers and spec.gpus_per_worker and spec.engine == "kubernetes":
+
+
+def _check_server_options(spec: RunSpec) -> None:
+    """Raises UsageError for resources of parameter servers that the run does not have, or that are none."""
+    cpus, memory = spec.kubernetes.server_cpus, spec.kubernetes.server_memory
+    if cpus is not None and cpus < 1:
+        raise UsageError(f"--server-cpus {cpus}: the least is 1.")
+    if (cpus is not None or memory is not None) and not spec.servers:
+        option = "--server-memory" if cpus is None else "--server-cpus"
         raise UsageError(
-            "A parameter server on Kubernetes gets what a worker gets, so it would keep "
-            f"{spec.gpus_per_worker} GPUs that it does not use.",
-            hint="Leave out --gpu, or choose a method without servers: mlbench methods",
+            f"{option}: the run has no parameter servers.", hint="--method bsp-ps --servers 1, or leave it out."
         )
 
 

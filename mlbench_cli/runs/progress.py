@@ -1,6 +1,7 @@
 """How far a run is: from the events that its ranks report to one small record for people. Nothing is decided here."""
 
 import math
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,10 +11,11 @@ from mlbench_cli.engines.base import Cursor, Engine
 from mlbench_cli.errors import MlbenchError
 from mlbench_cli.goals import Goal, is_finite_number
 from mlbench_cli.model import JsonObject, Observation, Run
-from mlbench_cli.results.archive.documents import asked_goal
 from mlbench_cli.spec import RunSpec
+from mlbench_cli.times import parse_timestamp
 from task_images import contract
 
+READ_SECONDS = 1.0  # between two reads of rank 0's log
 TREND = 4  # values of the goal's metric that its straight trend is drawn from; twice as many for a bent one
 
 
@@ -67,6 +69,26 @@ class EventReader:
                 pass
             self._cursors[rank] = cursor
         return events
+
+
+class ProgressReader:
+    """How far a run is, from its engine's observations and the events in rank 0's log."""
+
+    def __init__(self, engine: Engine, run: Run, *, seconds: float = READ_SECONDS) -> None:
+        """`seconds`: at least so long between two reads of the log, but for the last one."""
+        self._events = EventReader(engine, run)
+        self._tracker = ProgressTracker.of(run.spec)
+        self._created = parse_timestamp(run.created)
+        self._seconds = seconds
+        self._next_read = 0.0
+
+    def read(self, observation: Observation) -> Progress:
+        """How far the run is at this observation, the newest one."""
+        if observation.ended or time.monotonic() >= self._next_read:
+            for event in self._events.poll():
+                self._tracker.take(event)
+            self._next_read = time.monotonic() + self._seconds
+        return self._tracker.progress(observation, self._created)
 
 
 class ProgressTracker:
@@ -233,4 +255,5 @@ class ProgressTracker:
 
 def find_goal(spec: RunSpec) -> Goal | None:
     """The goal that a task of the catalogue has under this spec; None for a custom command or a task without one."""
-    return asked_goal(spec, find_rules(spec.task, spec.preset))
+    rules = find_rules(spec.task, spec.preset)
+    return None if rules is None else rules.find_goal(spec.parameters, spec.goal)

@@ -15,6 +15,7 @@ from mlbench_cli.catalog import short
 from mlbench_cli.durations import parse_duration as parse_duration
 from mlbench_cli.errors import NotFoundError, UsageError, did_you_mean
 from mlbench_cli.runs.matrix import Matrix, format_axis, format_point, parse_axes, parse_point, value_text
+from mlbench_cli.text import shorten
 from mlbench_cli.yaml_text import read_yaml
 
 GENERAL = "What to run, and how"
@@ -58,7 +59,7 @@ class Request:
         metavar="NAME",
     )
     servers: int | None = _option(
-        "number of parameter servers, for the methods that have them; default: 1", kind="integer", metavar="S"
+        "number of parameter servers, for the methods that have them; default: 1", kind="integer", metavar="N"
     )
     servers_on: str | None = _option(
         "on hosts: the hosts of the parameter servers, which then have no workers; default: beside the workers",
@@ -120,9 +121,8 @@ class Request:
     )
     cluster: str | None = _option("cluster to run on; default: the one chosen with set-cluster")
     network: str | None = _option(
-        "on local: join the workers by a network of this rate (per worker and direction) and one-way delay, e.g. "
-        "1gbit,5ms; a probe proves it before and after the run, which is refused otherwise. model:1gbit,5ms makes no "
-        "network: every message of gradients takes that much longer, and the result is labelled as modelled",
+        "join the workers by a network of this rate (per worker, direction) and one-way delay, e.g. 1gbit,5ms, proved "
+        "by probes; on local and kind, else with --network-method. model:1gbit,5ms (local) only delays messages",
         metavar="[model:]RATE[,DELAY]",
     )
     calibrate: bool | None = _option(
@@ -140,6 +140,8 @@ class Request:
 
     namespace: str | None = _cluster_option("Kubernetes namespace")
     memory: str | None = _cluster_option("memory of each worker, e.g. 8Gi")
+    server_cpus: int | None = _cluster_option("CPUs of each parameter server; default: a worker's", kind="integer")
+    server_memory: str | None = _cluster_option("memory of each parameter server; default: a worker's")
     shm: str | None = _cluster_option("size of /dev/shm; default: 1Gi")
     node_selector: Mapping[str, str] = _cluster_option("label that nodes must have", kind="pairs", metavar="KEY=VALUE")
     toleration: tuple[str, ...] = _cluster_option("taint to tolerate", kind="texts", metavar="KEY[=VALUE][:EFFECT]")
@@ -157,9 +159,7 @@ class Request:
     collect: str | None = _cluster_option("workers whose output is kept: rank0 (default) or all")
     env: Mapping[str, str] = _cluster_option("environment variable of the ranks", kind="pairs", metavar="KEY=VALUE")
     env_secret: str | None = _cluster_option("secret of the namespace whose keys become variables of the ranks")
-    data_claim: str | None = _cluster_option(
-        "persistent volume claim with the data sets, mounted at --data-dir or /data"
-    )
+    data_claim: str | None = _cluster_option("persistent volume claim with the data, mounted at --data-dir or /data")
     template_dir: str | None = _cluster_option("folder with templates that replace the built-in ones", metavar="DIR")
     host_network: bool | None = _cluster_option("use the network of the nodes", kind="switch")
     spread: bool | None = _cluster_option("one worker per node (default)", kind="switch")
@@ -190,6 +190,7 @@ class Request:
     network_policy: bool | None = _cluster_option(
         "shut the run's pods off from others by a NetworkPolicy (default, if the cluster allows it)", kind="switch"
     )
+    network_method: str | None = _cluster_option("who shapes --network: nsenter (on kind), annotation or chaos-mesh")
     registry: str | None = _cluster_option("prefix of the catalogue's images, e.g. ghcr.io/me", metavar="PREFIX")
 
 
@@ -274,18 +275,12 @@ def parse_mapping(data: Mapping[Any, Any]) -> Request:
         name = str(key).replace("-", "_")
         if name not in known:
             near = did_you_mean(name, list(known)).replace("_", "-")
-            raise UsageError(f'Unknown key "{clip(key)}".{near}')
+            raise UsageError(f'Unknown key "{shorten(key)}".{near}')
         if name in values:
             raise UsageError(f'The key "{key}" is given twice.')
         if value is not None:
             values[name] = _file_value(str(key), name, known[name], value)
     return Request(**values)
-
-
-def clip(value: object) -> str:
-    """At most 60 characters of foreign text."""
-    text = str(value)
-    return text if len(text) <= 60 else text[:59] + "…"
 
 
 def _file_value(key: str, name: str, kind: str, value: Any) -> Any:
@@ -458,10 +453,10 @@ def _axis_key(key: Any) -> str:
     if kind not in ("text", "integer", "switch", "pairs") or name in OF_EXPERIMENT:
         known = [axis for axis, kind in _KINDS.items() if kind != "texts" and axis not in OF_EXPERIMENT]
         near = did_you_mean(name, known).replace("_", "-")
-        raise UsageError(f'"{clip(key)}" can be no key of a matrix.{near}', hint="An option, or set.KEY.")
+        raise UsageError(f'"{shorten(key)}" can be no key of a matrix.{near}', hint="An option, or set.KEY.")
     if (kind == "pairs") != bool(dot and entry):
         form = f"{name}.KEY" if kind == "pairs" else name
-        raise UsageError(f'"{clip(key)}" can be no key of a matrix: write {form}.')
+        raise UsageError(f'"{shorten(key)}" can be no key of a matrix: write {form}.')
     return f"{name}.{entry}" if entry else name
 
 
@@ -472,13 +467,13 @@ def _checked_axes(axes: Mapping[Any, Any]) -> dict[str, tuple[Any, ...]]:
         listed = list(values) if isinstance(values, list | tuple) else [values]
         if not listed or name in checked:
             raise UsageError(
-                f'The matrix has no values for "{clip(key)}".' if not listed else f'"{clip(key)}" is twice.'
+                f'The matrix has no values for "{shorten(key)}".' if not listed else f'"{shorten(key)}" is twice.'
             )
         checked[name] = tuple(_checked_scalar(name, value) for value in listed)
         texts = [value_text(value) for value in checked[name]]
         if len(set(texts)) < len(texts):
             twice = next(text for text in texts if texts.count(text) > 1)
-            raise UsageError(f'The matrix has the value "{clip(twice)}" of "{clip(key)}" twice.')
+            raise UsageError(f'The matrix has the value "{shorten(twice)}" of "{shorten(key)}" twice.')
     return checked
 
 
@@ -494,7 +489,7 @@ def _checked_scalar(key: str, value: Any) -> Any:
     listed = value if key.startswith("set.") and isinstance(value, list | tuple) else [value]
     for item in listed:
         if not isinstance(item, str | int | float) or (isinstance(item, int) and abs(item) >= 2**63) or item == "":
-            raise UsageError(f'The matrix has {short(value)} for "{clip(key)}", not a text or a number.')
+            raise UsageError(f'The matrix has {short(value)} for "{shorten(key)}", not a text or a number.')
         if isinstance(item, float) and item * 0 != 0:
-            raise UsageError(f'The matrix has {short(value)} for "{clip(key)}", which is no number.')
+            raise UsageError(f'The matrix has {short(value)} for "{shorten(key)}", which is no number.')
     return tuple(value) if isinstance(value, list | tuple) else value

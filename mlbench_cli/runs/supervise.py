@@ -13,11 +13,9 @@ from mlbench_cli.model import Finding, Observation, Run, RunState
 from mlbench_cli.queue_folder import QUEUE_ENDED, queued_observation, read_queued
 from mlbench_cli.runs.finalize import finalize
 from mlbench_cli.runs.finished import FinishedRun, read_finished
-from mlbench_cli.runs.progress import EventReader, Progress, ProgressTracker
+from mlbench_cli.runs.progress import Progress, ProgressReader
 from mlbench_cli.store import Store
-from mlbench_cli.times import parse_timestamp
 
-READ_SECONDS = 1.0  # between two reads of rank 0's log
 _QUEUE_POLL = 0.2
 CANCEL_SECONDS = 10.0  # in which a cancelled run should have ended
 
@@ -53,9 +51,9 @@ def follow(
 
 def watch(run: Run, engine: Engine, report: Report) -> Observation:
     """Follow a run until it has ended, and do nothing else: neither run nor archive change."""
-    for progress in _observe(run, engine, report):
-        if progress.ended:
-            return progress
+    for observation in _observe(run, engine, report):
+        if observation.ended:
+            return observation
     raise _cannot_observe(run)
 
 
@@ -67,7 +65,7 @@ def cancel(
         return finished
     engine.cancel(run)
     deadline = time.monotonic() + seconds
-    for observation in _closing_watch(run, engine):
+    for observation in _observe(run, engine):
         if observation.ended:
             return finalize(run, engine, store, observation, notice=notice)
         if time.monotonic() >= deadline:
@@ -95,24 +93,14 @@ def _follow_to_end(run: Run, engine: Engine, store: Store, timeout: float | None
     raise _cannot_observe(run)
 
 
-def _observe(run: Run, engine: Engine, report: Report | None) -> Iterator[Observation]:
-    """The engine's observations, each reported with the progress that rank 0's events tell."""
-    reader, tracker = EventReader(engine, run), ProgressTracker.of(run.spec)
-    created = parse_timestamp(run.created)
-    next_read = 0.0
-    for observation in _closing_watch(run, engine):
-        if report is not None:
-            if observation.ended or time.monotonic() >= next_read:
-                for event in reader.poll():
-                    tracker.take(event)
-                next_read = time.monotonic() + READ_SECONDS
-            report(tracker.progress(observation, created))
-        yield observation
-
-
-def _closing_watch(run: Run, engine: Engine) -> Iterator[Observation]:
+def _observe(run: Run, engine: Engine, report: Report | None = None) -> Iterator[Observation]:
+    """The engine's observations until the run has ended; `report` gets how far the run is at each."""
     with closing(engine.watch(run)) as observations:
-        yield from observations
+        reader = None if report is None else ProgressReader(engine, run)
+        for observation in observations:
+            if report is not None and reader is not None:
+                report(reader.read(observation))
+            yield observation
 
 
 def _record_running(run: Run, store: Store) -> None:

@@ -44,7 +44,7 @@ TASKS = {
 }
 
 
-class Sample(TypedDict):
+class OriginalSample(TypedDict):
     """A value of a metric, as a text."""
 
     date: str
@@ -52,7 +52,7 @@ class Sample(TypedDict):
     cumulative: bool
 
 
-Samples = dict[str, list[Sample]]
+Samples = dict[str, list[OriginalSample]]
 
 
 def make_routes(config: ServerConfig) -> list[BaseRoute]:
@@ -177,7 +177,7 @@ class _Original:
                 raise UsageError(f"{name} must have 1 to {limit} characters.")
         handle = find_by_number(self._config, number)
         moment = parse_since(fields["date"]) if fields["date"] else datetime.now(UTC).timestamp()
-        sample: Sample = {"date": timestamp(moment), "value": fields["value"], "cumulative": is_cumulative}
+        sample: OriginalSample = {"date": timestamp(moment), "value": fields["value"], "cumulative": is_cumulative}
         with open(RunFolder(handle.folder).state / _POSTED, "ab") as file:
             file.write((json.dumps({"name": fields["name"], **sample}) + "\n").encode())
         return {"name": fields["name"], **sample, "metadata": metadata}
@@ -330,7 +330,7 @@ def _live_series(handle: RunHandle) -> Samples:
     for point in handle.metrics():
         row = {"name": point.name, "rank": point.rank}
         for name in original_names(row, goal.metric if goal else None):
-            sample: Sample = {"date": timestamp(point.time), "value": str(point.value), "cumulative": False}
+            sample: OriginalSample = {"date": timestamp(point.time), "value": str(point.value), "cumulative": False}
             found.setdefault(f"{name} @ {point.rank}", []).append(sample)
     return found
 
@@ -358,7 +358,7 @@ def _machines(handle: RunHandle) -> dict[str, Samples]:
     return found
 
 
-def _posted(handle: RunHandle) -> Iterable[tuple[str, Sample]]:  # words: ok
+def _posted(handle: RunHandle) -> Iterable[tuple[str, OriginalSample]]:  # words: ok
     try:
         lines = (handle.folder / STATE_FOLDER / _POSTED).read_bytes().splitlines()
     except OSError:
@@ -395,7 +395,7 @@ def parse_since(text: str) -> float:
         raise UsageError(f'"{text[:60]}" is no time.', hint="2026-01-31T10:00:00.000Z") from None
 
 
-def _summarize(samples: list[Sample], count: int) -> list[Sample]:
+def _summarize(samples: list[OriginalSample], count: int) -> list[OriginalSample]:
     """Means of groups of equal size, dated by their first; an incomplete last group is lost, as in the original."""
     if len(samples) <= count:
         return samples
@@ -404,7 +404,7 @@ def _summarize(samples: list[Sample], count: int) -> list[Sample]:
     return [{**group[0], "value": str(_mean(group))} for group in groups]
 
 
-def _mean(group: list[Sample]) -> float:
+def _mean(group: list[OriginalSample]) -> float:
     try:
         return math.fsum(float(sample["value"]) for sample in group) / len(group)
     except ValueError:
@@ -419,11 +419,11 @@ def _count(text: str | None, name: str) -> int:
     return int(text)
 
 
-def _sample(row: Mapping[str, Any]) -> Sample:
+def _sample(row: Mapping[str, Any]) -> OriginalSample:
     return {"date": str(row["date"]), "value": str(row["value"]), "cumulative": bool(row["cumulative"])}
 
 
-def _whole(name: str, samples: Iterable[Sample]) -> list[JsonObject]:
+def _whole(name: str, samples: Iterable[OriginalSample]) -> list[JsonObject]:
     """With all five fields, as the answer to "all metrics" has them."""
     rank = name.rpartition(" @ ")[2]
     metadata = f"{{rank: {rank}}}" if rank.isdecimal() else ""

@@ -18,7 +18,7 @@ from mlbench_cli.app import run
 from mlbench_cli.catalog import load_catalog
 from mlbench_cli.images import name_image, parse_image
 from mlbench_cli.model import Cluster
-from mlbench_cli.registries import Finding, Login, Presence, find_docker_login, find_image
+from mlbench_cli.registries import FoundImage, Login, Presence, find_docker_login, find_image
 from mlbench_cli.store import Store
 from tests.fakes.registry import FakeDocker, FakeRegistry
 
@@ -77,7 +77,7 @@ def test_the_script_builds_every_image_as_the_command_does(tmp_path: Path, monke
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("REGISTRY", "localhost/mlbench")
-    monkeypatch.setattr(image_builds, "find_image", lambda image, login: Finding(Presence.PRESENT, "sha256:1"))
+    monkeypatch.setattr(image_builds, "find_image", lambda image, login: FoundImage(Presence.PRESENT, "sha256:1"))
     for variable in ("BASE", "TF_BASE", "TENSORFLOW", "INDEX"):
         monkeypatch.delenv(variable, raising=False)
     tasks = list(load_catalog().values())

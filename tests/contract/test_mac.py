@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.app import run
-from tests.contract.kube.test_engine import put_pod, terminated_pod
+from tests.contract.engines.kubernetes.test_engine import put_pod, terminated_pod
 from tests.fakes.gke import Google
 from tests.fakes.kind_tools import World
 from tests.fakes.kube_api import KubeApi

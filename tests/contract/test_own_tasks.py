@@ -111,9 +111,12 @@ def test_a_folder_of_tasks_is_named_by_option_or_variable(tmp_path: Path, packag
     (folder / "hello" / "task.yaml").write_text(yaml.safe_dump(own))
     (folder / "hello" / "__main__.py").write_text(PROGRAM.replace("from greetings import WORD", "WORD = 'ciao '"))
     assert "Says hello" in mlbench(home, "tasks", "--task-path", str(folder))
+    assert f"--task hello --task-path {folder}" in mlbench(home, "tasks", "hello", "--task-path", str(folder))
     mlbench(home, "run", "own", "2", "--task", "hello", "--task-path", str(folder))
     assert "ciao ciao ciao" in mlbench(home, "logs", "own-2")
     mlbench(home, "run", "more", "1", "--task", "hello", MLBENCH_TASK_PATH=str(folder / "hello"))
+    asked = ("run", "other", "1", "--task", "hello", "--task-path", str(folder), "--method", "fusion")
+    assert "its task.yaml should say method: {own: bsp}" in mlbench(home, *asked, code=2)
 
 
 def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path, packages: Path) -> None:

@@ -83,7 +83,7 @@ def test_the_changelog_has_this_version_and_what_is_unreleased() -> None:
     assert __version__ in titles
 
 
-@pytest.mark.parametrize("provider", ["gke", "eks"])
+@pytest.mark.parametrize("provider", ["gke", "eks", "aks"])
 def test_doctor_wants_the_version_that_the_project_does(provider: str) -> None:
     text = (ROOT / "providers" / provider / "doctor.py").read_text("utf-8")
     match = re.search(rf'library\(\w+, "([a-z0-9-]+)", "([0-9.]+)", "{provider}"\)', text)
@@ -96,3 +96,17 @@ def test_doctor_wants_the_version_that_the_project_does(provider: str) -> None:
         if item.operator == ">="
     ]
     assert match[2] == floor
+
+
+def test_folders_of_tests_are_folders_of_the_source() -> None:
+    folders = [
+        (kind, module.parent.relative_to(ROOT / "tests" / kind))
+        for kind in ("unit", "contract")
+        for module in (ROOT / "tests" / kind).rglob("test_*.py")
+    ]
+    assert len(set(folders)) > 40
+    assert [
+        f"tests/{kind}/{folder}"
+        for kind, folder in sorted(set(folders))
+        if not (ROOT / "mlbench_cli" / folder).is_dir() and not (ROOT / folder).is_dir()
+    ] == []

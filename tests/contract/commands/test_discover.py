@@ -12,8 +12,8 @@ import pytest
 
 from mlbench_cli.model import Cluster, Run, RunState
 from mlbench_cli.store import Store
-from tests.contract.kube.test_engine import a_run, job_of, put_pod, submit, terminated_pod
-from tests.contract.kube.test_keeper import a_kept_run
+from tests.contract.engines.kubernetes.test_engine import a_run, job_of, put_pod, submit, terminated_pod
+from tests.contract.engines.kubernetes.test_keeper import a_kept_run
 from tests.fakes.kube_api import KubeApi
 
 

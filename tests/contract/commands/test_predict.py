@@ -12,6 +12,7 @@ from mlbench_cli.app import run
 from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.results.archive.seal import seal
 from mlbench_cli.spec import RunSpec
+from task_images.comm.presets import resolve
 from tests.unit.results.runs import event, new_run, observation_of, spec, training_log
 
 Captured = pytest.CaptureFixture[str]
@@ -45,7 +46,9 @@ CALIBRATION: dict[str, Any] = {  # words: ok
 }
 
 
-def calibrated_run(folder: Path, probed: bool = True, run_spec: RunSpec | None = None, **changes: Any) -> Path:
+def calibrated_run(
+    folder: Path, probed: bool = True, run_spec: RunSpec | None = None, details: Any = None, **changes: Any
+) -> Path:
     links = [{"from": n, "to": 1 - n, "rtt_p50_seconds": 0.0103, "together_bits_per_second": 0.975e9} for n in (0, 1)]
     probe: Mapping[str, Any] = {
         "stage": "before",
@@ -55,7 +58,8 @@ def calibrated_run(folder: Path, probed: bool = True, run_spec: RunSpec | None =
         "links": links,
         "counters": [],
     }
-    logs = {0: [event("network", **probe), *training_log(0)], 1: training_log(1)}
+    reported = {} if details is None else {"details": details}
+    logs = {0: [event("network", **probe), *training_log(0, **reported)], 1: training_log(1)}
     made = new_run(folder, run_spec or spec(), logs)
     output = folder / "output" / "rank-0"
     output.mkdir(parents=True)
@@ -125,8 +129,31 @@ def test_advice_is_sorted_by_its_gain(tmp_path: Path, predict: Command) -> None:
 
 def test_a_run_is_held_against_its_own_measurement(tmp_path: Path, predict: Command) -> None:
     (row,) = json.loads(predict("--check", str(calibrated_run(tmp_path / "a")), "-o", "json"))["runs"]
-    assert row["measured_seconds"] == pytest.approx(86.0 / 400)
+    assert row["measured_seconds"] == pytest.approx((86.0 + 4.0) / 400)  # its steps, and waiting for data
     assert row["error"] == pytest.approx(row["predicted_seconds"] / row["measured_seconds"] - 1)
+
+
+def test_what_a_run_knows_of_its_own_steps_is_in_their_replay(tmp_path: Path, predict: Command) -> None:
+    """Loading batches, what messages cost the computation beside them, and how large its own messages were."""
+
+    def replay(name: str, **changes: Any) -> float:
+        folder = calibrated_run(tmp_path / name, run_spec=spec(method=resolve("wfbp").to_dict()), **changes)
+        return float(json.loads(predict(str(folder), "-o", "json"))["predictions"][0]["step_seconds"])
+
+    plain = replay("plain")
+    assert replay("data", data=[0.001, 0.002, 0.003]) == pytest.approx(plain + 0.002)
+    assert replay("overlap", overlap={"alone": 0.1, "beside": 0.12, "communicated": 0.1}) > plain
+    assert replay("buckets", buckets=[2_000_000]) > plain  # one message at the end instead of five
+    whole = str(tmp_path / "buckets")
+    assert json.loads(predict(whole, "--workers", "2,4", "-o", "json"))["predictions"][1]["messages"] == 5
+
+
+def test_timed_blocks_are_the_measured_step(tmp_path: Path, predict: Command) -> None:
+    """Without the first steps, and by the median block: of 8 samples in 0.2 s each, or 0.4 s of a disturbed one."""
+    protocol = {"per_update": 64, "summary": {"median": 320.0}}
+    folder = calibrated_run(tmp_path / "a", details={"throughput_protocol": protocol})
+    (row,) = json.loads(predict("--check", str(folder), "-o", "json"))["runs"]
+    assert row["measured_seconds"] == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def end(process: "subprocess.Popen[str]") -> tuple[int, str]:
         "mlbench_cli.engines.local.engine:LocalEngine.logs",
         "mlbench_cli.runs.supervise:finalize",
         "mlbench_cli.results.archive.seal:seal",
-        "mlbench_cli.results.archive.seal:_digests",
+        "mlbench_cli.results.archive.layout:write_sums",
         "mlbench_cli.run_folder:_wait_for_lock",
     ],
 )

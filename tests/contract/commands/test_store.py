@@ -13,7 +13,7 @@ from mlbench_cli.app import run
 from mlbench_cli.errors import StoreError, StoreLockedError
 from mlbench_cli.spec import RunSpec
 from mlbench_cli.store import Store
-from tests.contract.store_locks import lock_out
+from tests.contract.commands.store_locks import lock_out
 from tests.contract.terminal import MLBENCH
 
 Captured = pytest.CaptureFixture[str]

@@ -13,8 +13,8 @@ import pytest
 from mlbench_cli.results.archive.verify import verify
 from mlbench_cli.store_schema import SCHEMA_VERSION
 from tests.browser import Browser, open_browser
+from tests.contract.commands.store_locks import lock_out
 from tests.contract.server.dashboards import CODE, PATIENCE, Dashboard
-from tests.contract.store_locks import lock_out
 
 SHOTS = os.environ.get("MLBENCH_SCREENSHOTS")  # a folder for pictures to look at
 

@@ -10,8 +10,8 @@ from mlbench_cli.app import run
 from mlbench_cli.runs.campaign import campaign_of
 from mlbench_cli.server.log_pages import MAX_LINE_BYTES, PAGE_BYTES, read_page
 from mlbench_cli.store_schema import SCHEMA_VERSION
+from tests.contract.commands.store_locks import lock_out
 from tests.contract.server.dashboards import Dashboard, serve
-from tests.contract.store_locks import lock_out
 
 FILE = """
 title: Demo

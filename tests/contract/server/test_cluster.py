@@ -10,7 +10,7 @@ import pytest
 from mlbench_cli.model import Cluster, Experiment, Member
 from mlbench_cli.store import Store
 from mlbench_cli.times import now
-from tests.contract.kube.test_engine import a_run, put_pod, submit
+from tests.contract.engines.kubernetes.test_engine import a_run, put_pod, submit
 from tests.contract.local_runs import until
 from tests.contract.server.conftest import record_sealed
 from tests.contract.server.dashboards import PATIENCE, Dashboard, serve

@@ -99,9 +99,15 @@ def test_servers_on_a_cluster_are_units_after_the_workers() -> None:
     assert [found.unit_of(rank) for rank in range(6)] == [0, 0, 1, 1, 2, 3]
 
 
-def test_servers_that_would_keep_gpus_are_refused() -> None:
-    with pytest.raises(UsageError, match="1 GPUs that it does not use"):
-        spec(cluster=Cluster("far", "kind"), method="wfbp-ps", gpu=True, gpus_per_worker=1)
+def test_servers_take_part_in_runs_on_gpus_and_have_resources_of_their_own() -> None:
+    far = Cluster("far", "kind")
+    found = spec(cluster=far, method="wfbp-ps", gpu=True, gpus_per_worker=1, server_cpus=2, server_memory="4Gi")
+    assert (found.servers, found.kubernetes.server_cpus, found.kubernetes.server_memory) == (1, 2, "4Gi")
+    assert "server_cpus" not in spec(cluster=far, method="wfbp-ps").to_dict()["kubernetes"]  # old hashes stay
+    with pytest.raises(UsageError, match="--server-cpus 0: the least is 1"):
+        spec(cluster=far, method="wfbp-ps", server_cpus=0)
+    with pytest.raises(UsageError, match="--server-memory: the run has no parameter servers"):
+        spec(cluster=far, server_memory="4Gi")
 
 
 def test_shards_on_gpus_are_refused_with_gloo() -> None:

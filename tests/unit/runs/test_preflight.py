@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlbench_cli.errors import UsageError
+from mlbench_cli.errors import NotFoundError, UsageError
 from mlbench_cli.model import Cluster
 from mlbench_cli.runs.launch import Machine, resolve
 from mlbench_cli.runs.preflight import find_too_many_workers, local_memory, parse_memory
@@ -46,6 +46,16 @@ def test_more_ranks_than_a_task_can_use_are_found_unless_speed_is_measured() -> 
     assert (rule.sensible, names) == (32, ["x-64"])
     assert not find_too_many_workers(resolve(replace(asked, preset="throughput"), REMOTE))
     assert not find_too_many_workers(resolve(Request(name="y", workers=(64,), command="true", image="a:1"), REMOTE))
+
+
+def test_a_checkpoint_that_is_not_here_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    kept = tmp_path / "checkpoint.pt"
+    asked = Request(name="x", workers=(2,), task="cifar10_resnet20", preset="tiny", set={"resume": str(kept)})
+    with pytest.raises(NotFoundError, match=r'x-2: there is no checkpoint ".*checkpoint.pt" to go on from'):
+        resolve(asked, LOCAL, MACHINE)
+    assert resolve(asked, REMOTE)  # who knows what is in a volume?
+    kept.touch()
+    assert resolve(asked, LOCAL, MACHINE)
 
 
 def test_a_fitting_run_passes() -> None:

@@ -1,17 +1,21 @@
 """Queues of experiments on clusters: what an engine does not know yet, several runs at a time, and who may stop it."""
 
+import fcntl
 import os
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
 
 from mlbench_cli.engines.fake import FakeEngine
-from mlbench_cli.errors import NeverStartedError, UsageError
+from mlbench_cli.errors import NeverStartedError, NotFoundError, UsageError
 from mlbench_cli.model import Cluster, Ending, Experiment, Member, Observation, Run, RunState, WorkerState
-from mlbench_cli.queue_folder import QueueFolder, QueueState, read_queued
+from mlbench_cli.queue_folder import QueueFolder, QueueState, read_queued, write_queued
+from mlbench_cli.run_folder import RunFolder
 from mlbench_cli.runs import connect, queue, supervise
 from mlbench_cli.runs.recording import record
+from mlbench_cli.runs.removal import delete_run
 from mlbench_cli.runs.snapshot import read_states
 from mlbench_cli.spec import RunSpec
 from mlbench_cli.store import Store
@@ -104,3 +108,48 @@ def test_as_many_runs_at_a_time_as_were_asked_for(store: Store, monkeypatch: pyt
     assert queue._work(experiment, [run.id for run in runs], store.folder) == []
     assert {row.state for row in store.runs()} == {RunState.FINISHED}
     assert [read_queued(run.folder) for run in runs] == [None] * 3
+
+
+def test_a_run_that_was_deleted_meanwhile_is_not_started(store: Store) -> None:
+    experiment, (run,) = experiment_of(store, 1)
+    engine = FakeEngine()
+    delete_run(run, store)
+    with pytest.raises(NotFoundError, match="was deleted before it was started"):
+        queue.start_member(experiment, run, engine, store, detach=True)
+    assert engine.calls == []
+    assert not run.folder.exists()
+
+
+def test_a_run_that_its_queue_starts_while_deletion_waits_is_deleted_from_its_cluster(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment, (run,) = experiment_of(store, 1)
+    engine, waits = FakeEngine(), threading.Event()
+    monkeypatch.setattr("mlbench_cli.runs.removal.connect_engine", lambda cluster: engine)
+    with RunFolder(run.folder).lock():  # as the queue does that hands the run over
+        home = store.folder
+
+        def delete() -> None:
+            delete_run(run, Store(home), notice=lambda text: waits.set())
+
+        thread = threading.Thread(target=delete)
+        thread.start()
+        assert waits.wait(30)
+        write_queued(run.folder, experiment.id, experiment.name, is_starting=True)
+    thread.join(30)
+    assert "delete" in str(engine.calls)
+
+
+def test_a_lock_in_a_folder_that_was_removed_keeps_nobody_away(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, flock = QueueFolder.of(store.folder, "e"), fcntl.flock
+
+    def remove_first(descriptor: int, operation: int) -> None:
+        shutil.rmtree(folder.path)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr("mlbench_cli.queue_folder.fcntl.flock", remove_first)
+    assert folder.acquire() is None
+    monkeypatch.undo()
+    descriptor = folder.acquire()
+    assert descriptor is not None
+    os.close(descriptor)

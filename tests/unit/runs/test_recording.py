@@ -1,5 +1,6 @@
 """Recording an experiment: all of it or nothing, whenever the client is killed."""
 
+import fcntl
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ import pytest
 from mlbench_cli.errors import UsageError
 from mlbench_cli.model import Experiment, Member, Run
 from mlbench_cli.queue_folder import read_queued
+from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.runs.recording import record
 from mlbench_cli.spec import RunSpec
 from mlbench_cli.store import Store
@@ -135,3 +137,45 @@ def countdown(moment: int) -> Callable[[], None]:
         left -= 1
 
     return die
+
+
+def test_a_client_that_ends_while_another_begins_disturbs_neither(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list of a recording is there when the next client looks, and gone when that has locked it."""
+    store, runs = Store(tmp_path), [run_of(tmp_path, 1)]
+    folder = tmp_path / "experiments"
+    folder.mkdir()
+    listed = folder / "recording-idother-1.json"
+    listed.write_text("[]")
+    flock = fcntl.flock
+
+    def end_first(descriptor: int, operation: int) -> None:
+        listed.unlink(missing_ok=True)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr("mlbench_cli.runs.recording.fcntl.flock", end_first)
+    record(experiment_of(runs), runs, store)
+    assert store.find_experiment("demo") is not None
+
+
+def test_a_list_that_another_client_took_for_abandoned_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, runs = Store(tmp_path), [run_of(tmp_path, 1)]
+    flock = fcntl.flock
+    lists: list[Path] = []
+
+    def lose_the_first(descriptor: int, operation: int) -> None:
+        lists.extend(tmp_path.glob("experiments/recording-*"))
+        if len(lists) == 1:
+            lists[0].unlink()
+        flock(descriptor, operation)
+
+    def write(run: Run) -> None:
+        assert list(tmp_path.glob("experiments/recording-*"))  # killed now, the next client removes the run's folder
+        write_run_document(run)
+
+    monkeypatch.setattr("mlbench_cli.runs.recording.fcntl.flock", lose_the_first)
+    record(experiment_of(runs), runs, store, write)
+    assert leftovers(tmp_path) == ["runs/demo1"]
