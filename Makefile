@@ -15,7 +15,7 @@ comma  := ,
 DEMO   := MLBENCH_HOME=$(CURDIR)/demo $(BIN)/mlbench
 STAMP  := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: help install demo test test-lowest ssh browser actionlint lint docs dist lock coverage mutate bench images publish-images e2e e2e-machines clean
+.PHONY: help install demo test test-lowest ssh browser actionlint lint docs dist installs lock coverage mutate bench images publish-images e2e e2e-machines clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,12 +85,17 @@ dist: $(VENV)/.tools-dist  ## build wheel and source distribution into dist, and
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/python -m tools.check_dist dist
 
+installs: install  ## install the wheel by pip, pipx and uv, each into a fresh folder, and use what they have installed
+	$(BIN)/python -m tools.check_installs
+
 lock: $(VENV)/.tools-lock  ## update requirements-ci.txt, the versions that CI installs
 	$(BIN)/uv pip compile --quiet --upgrade --universal --no-header --no-emit-package mlbench-cli --extra dev \
 	  --extra dist --python-version 3.11 --output-file requirements-ci.txt pyproject.toml
 
-coverage: install  ## unit tests with branches counted; names the lines and branches that none reaches
-	OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest -m "not cluster and not slow" tests/unit
+coverage: install ssh browser  ## tests with branches counted, in all their processes; names what none reaches (an hour)
+	rm -rf build/coverage && mkdir -p build/coverage
+	OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest -m "not cluster" -n $(JOBS) --dist loadfile $(TESTS)
+	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 
 mutate: install  ## change decisions one by one, and see whether unit tests notice (an hour; docs/explanation/mutation.md)

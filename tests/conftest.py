@@ -12,6 +12,8 @@ import tempfile
 
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ("tests.limits",)
+
 settings.register_profile(
     "repeatable", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )

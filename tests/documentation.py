@@ -15,6 +15,7 @@ NEEDS = {
     "cluster": "a Kubernetes cluster of the reader",
     "gke": "an account at Google",
     "eks": "an account at Amazon",
+    "aks": "an account at Azure",
     "gpu": "GPUs",
     "mpi": "the extra mpi",
     "data": "data sets",
