@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from task_images.allreduce.measure import time_samples
-from task_images.allreduce.operations import COLLECTIVES, Ground
+from task_images.allreduce.operations import COLLECTIVES, Buffers
 from task_images.contract import Contract
 from task_images.harness.distributed import World, open_world
 from task_images.harness.tracker import Tracker
@@ -42,10 +42,10 @@ def main() -> None:
 def compare(world: World, collective: str, elements: int, samples: int) -> float:
     """The task's time over that of both bare loops, lower quartiles."""
     tracker, kind = Tracker(), COLLECTIVES[collective]
-    ground = Ground.of(world, "fp32")
-    call = kind.make(ground, elements, kind.places[0])
+    buffers = Buffers.of(world, "fp32")
+    call = kind.make(buffers, elements, kind.places[0])
     # Each with buffers of its own, which are as cold as the others' when its turn comes.
-    bare = {name: bare_call(ground, collective, elements) for name in ("bare", "again")}
+    bare = {name: bare_call(buffers, collective, elements) for name in ("bare", "again")}
     times: dict[str, list[float]] = {"task": [], "bare": [], "again": []}
     for number in range(ROUNDS):
         for turn in range(number, number + len(times)):
@@ -68,10 +68,10 @@ def compare(world: World, collective: str, elements: int, samples: int) -> float
     return low["task"] / low["both"]
 
 
-def bare_call(ground: Ground, collective: str, elements: int) -> tuple[Callable[[], object], Callable[[], object]]:
+def bare_call(buffers: Buffers, collective: str, elements: int) -> tuple[Callable[[], object], Callable[[], object]]:
     """What refills, which is the task's, and the call as one would write it without the task; of two ranks."""
-    rank, partner, part = ground.world.rank, 1 - ground.world.rank, elements // RANKS
-    send, result, pattern = torch.ones(elements), torch.ones(elements), ground.pattern.moved
+    rank, partner, part = buffers.world.rank, 1 - buffers.world.rank, elements // RANKS
+    send, result, pattern = torch.ones(elements), torch.ones(elements), buffers.pattern.moved
     slot, own = (buffer[rank * part : (rank + 1) * part] for buffer in (result, send))
 
     def ping_pong() -> None:

@@ -1,8 +1,9 @@
-"""Every machine of GKE's and EKS' tables through `create-cluster --dry-run`: accepted, or refused with which reason.
+"""Every machine of all clouds' tables through `create-cluster --dry-run`: accepted, or refused with which reason.
 
-Each machine is planned on demand and as spot, without an account. What mlbench accepts for GKE is then held against the
-rules of the double (disks, ways to buy, GPUs): a machine that one accepts and the other refuses is a contradiction, and
-the exit code is 1. The doubles' rules are assumptions: docs/clouds-assumptions.md.
+Each machine is planned on demand, as spot, and with its fast network if it has one, without an account. What mlbench
+accepts for GKE and AKS is then held against the rules of the doubles (disks, ways to buy, GPUs): a machine that one
+accepts and the other refuses is a contradiction, and the exit code is 1. The rules are assumptions:
+docs/clouds-assumptions.md.
 """
 
 import sys
@@ -19,11 +20,11 @@ def main() -> int:
     """Print the table; 1 if mlbench and the double contradict each other."""
     contradictions = 0
     began = time.monotonic()
-    print(f"{'cloud':<6}{'machine':<20}{'way':<11}{'price/h':>10}  verdict")
+    print(f"{'cloud':<6}{'machine':<27}{'way':<13}{'price/h':>10}  verdict")
     count = 0
-    for cloud, machine, way, price, verdict, contradiction in (*plan_gke(), *plan_eks()):
+    for cloud, machine, way, price, verdict, contradiction in (*plan_gke(), *plan_eks(), *plan_aks()):
         shown = "unknown" if price is None else f"{price:.2f}"
-        print(f"{cloud:<6}{machine:<20}{way:<11}{shown:>10}  {verdict}{contradiction}")
+        print(f"{cloud:<6}{machine:<27}{way:<13}{shown:>10}  {verdict}{contradiction}")
         contradictions += bool(contradiction)
         count += 1
     seconds = time.monotonic() - began
@@ -40,14 +41,22 @@ def plan_gke() -> Iterator[Row]:
     from google.cloud import container_v1
 
     from providers.gke import GkeProvider
+    from providers.gke.families import FABRICS
     from providers.gke.machines import ATTACHED_TO, SHAPED
     from providers.gke.options import GkeOptions
     from providers.gke.resources import WorkerPool
-    from tests.fakes.gke import ApiError, World
+    from tests.fakes.gke import World
+    from tests.fakes.gke_facts import ApiError
 
     provider = GkeProvider()
     for machine in (*SHAPED, *PLAIN_GKE, ATTACHED_TO[1]):
-        for way, more in (("on demand", {}), ("spot", {"spot": True}), ("flex-start", {"flex_start": True})):
+        ways: list[tuple[str, Options]] = [
+            ("on demand", {}),
+            ("spot", {"spot": True}),
+            ("flex-start", {"flex_start": True}),
+        ]
+        ways += [("fast network", {"spot": True, "fast_network": True})] if machine in FABRICS else []
+        for way, more in ways:
             gpus: Options = {"gpu_type": "t4", "num_gpus": 1} if machine == ATTACHED_TO[1] else {}
             options = {"machine_type": machine, "zone": "us-central1-a", "project": "p", **gpus, **more}
             price, verdict = plan(provider, options)
@@ -56,7 +65,7 @@ def plan_gke() -> Iterator[Row]:
                 cluster = provider.new_cluster("x-2", 2, GkeOptions(**options))
                 (pool,) = [item for item in provider.resources(cluster) if isinstance(item, WorkerPool)]
                 try:
-                    World()._check_machine(container_v1.NodePool(pool.request()))
+                    World().check_machine(container_v1.NodePool(pool.request()))
                 except ApiError as error:
                     contradiction = f"   BUT THE DOUBLE: {error}"
             yield "gke", machine, way, price, verdict, contradiction
@@ -73,6 +82,33 @@ def plan_eks() -> Iterator[Row]:
         for way, more in ways:
             options = {"machine_type": machine, "region": "us-east-1", **more}
             yield ("eks", machine, way, *plan(EksProvider(), options), "")
+
+
+def plan_aks() -> Iterator[Row]:
+    """Each machine of the table, on demand, as spot and close together."""
+    from providers.aks import AksProvider
+    from providers.aks.machines import MACHINES
+    from providers.aks.options import AksOptions
+    from providers.aks.resources import WorkerPool
+    from tests.fakes.azure_arm import World
+    from tests.fakes.azure_facts import SIZES
+    from tests.fakes.azure_rules import ApiError
+
+    provider = AksProvider()
+    subscription = "00000000-0000-0000-0000-000000000000"
+    for machine in MACHINES:
+        for way, more in (("on demand", {}), ("spot", {"spot": True}), ("close", {"compact_placement": True})):
+            options: Options = {"machine_type": machine, "region": "eastus", "subscription": subscription, **more}
+            price, verdict = plan(provider, options)
+            contradiction = ""
+            if verdict == "accepted" and machine in SIZES:
+                cluster = provider.new_cluster("x-2", 2, AksOptions(**options))
+                (pool,) = [item for item in provider.resources(cluster) if isinstance(item, WorkerPool)]
+                try:
+                    World().check_pool("workers", pool.request()["properties"], "eastus")
+                except ApiError as error:
+                    contradiction = f"   BUT THE DOUBLE: {error}"
+            yield "aks", machine, way, price, verdict, contradiction
 
 
 def plan(provider: Any, options: Options) -> tuple[float | None, str]:

@@ -7,7 +7,9 @@ the cloud still has is counted. Prints a table; the exit code is 1 if anything w
 For EKS, troubles that pass come at every request of one pass, the first time that it is asked; all others are passes
 of their own. The clusters have an end (--ttl) and an image repository, whose timer, identity and repository count, too.
 "with leftovers": AWS' own services have put endpoints and rules between groups into the network, and interfaces detach
-slowly; "busy": Google upgrades the cluster by itself in between.
+slowly; "busy": Google upgrades the cluster by itself in between; "fast network": machines with GPUDirect-TCPX, whose
+VPC networks count, too; "failover": the first zone has no machines, and what has come there is removed before the next
+one is tried. There the same command goes on once after a kill, before all is removed.
 """
 
 import argparse
@@ -36,15 +38,20 @@ WORDS = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("providers", nargs="*", default=["gke", "eks"], help="default: gke eks")
+    parser.add_argument("providers", nargs="*", default=["gke", "eks", "aks"], help="default: all")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only every Nth boundary")
+    parser.add_argument("--only", default="", metavar="TEXT", help="of GKE's rows those whose trouble has this text")
     given = parser.parse_args()
-    print(f"{'cloud':<6}{'work':<10}{'trouble':<24}{'boundaries':>10}{'leaked':>8}")
+    print(f"{'cloud':<6}{'work':<10}{'trouble':<28}{'boundaries':>10}{'leaked':>8}")
     boundaries = leaked = 0
     with tempfile.TemporaryDirectory() as folder:
         for name in given.providers:
-            for row in {"gke": _gke, "eks": _eks}[name](Path(folder), given.every):
-                print(f"{row[0]:<6}{row[1]:<10}{row[2]:<24}{row[3]:>10}{row[4]:>8}", flush=True)
+            if name == "gke":
+                rows = _gke(Path(folder), given.every, given.only)
+            else:
+                rows = (_aks if name == "aks" else _eks)(Path(folder), given.every)
+            for row in rows:
+                print(f"{row[0]:<6}{row[1]:<10}{row[2]:<28}{row[3]:>10}{row[4]:>8}", flush=True)
                 boundaries, leaked = boundaries + row[3], leaked + row[4]
     print(f"leaked {leaked} of {boundaries}, wanted 0: {'NOT REACHED' if leaked else 'reached'}")
     return 1 if leaked else 0
@@ -64,7 +71,7 @@ GKE_TROUBLE = {
 }
 
 
-def _gke(folder: Path, every: int) -> Iterator[Row]:
+def _gke(folder: Path, every: int, only: str) -> Iterator[Row]:
     from tests.fakes.gke import Google
     from tests.fakes.zygote import Zygote
 
@@ -77,55 +84,147 @@ def _gke(folder: Path, every: int) -> Iterator[Row]:
             "providers.lifecycle",
             "providers.gke.plan",
             "providers.gke.discovery",
+            "providers.gke.networks",
             "google.cloud.container_v1",
         ),
         *("google.auth", "google.auth.transport.requests", "urllib3", "yaml"),
     )
-    create = ["create-cluster", "gke", "2", "ref", "--gpu-type", "l4", "--spot", "--yes"]
-    create += ["--ttl", "2h", "--registry", "auto"]
+    create = ["create-cluster", "gke", "2", "ref", "--yes", "--ttl", "2h", "--registry", "auto"]
+    small = [*create, "--gpu-type", "l4", "--spot"]
+    fast = [*create, "--machine-type", "a3-highgpu-8g", "--fast-network", "--probe-image", "none"]
+    failover = [*create, "--machine-type", "n1-standard-4", "--zones", "europe-west1-b,europe-west1-d"]
     delete = ["delete-cluster", "gke", NAME, "--yes"]
     homes = iter(range(1_000_000))
 
-    def client(words: list[str]) -> int:
-        home = str(folder / f"home{next(homes)}")
+    def client(words: list[str], home: str) -> int:
         assert google.world.pidfile is not None
         return zygote.run(words, {**google.environment, "MLBENCH_HOME": home}, google.world.pidfile)[0]
 
-    def leaks(number: int, kind: str, words: list[str], before: Callable[[], object]) -> bool:
-        """Whether trouble at that request of `words` leaves anything, after it has passed and all was removed."""
-        google.reset()
+    def new_home() -> str:
+        return str(folder / f"home{next(homes)}")
+
+    def reset(words: list[str]) -> None:
+        google.reset(**({} if words is small else {"quotas": {}}))
+        google.world.empty_zones = {"europe-west1-b"} if words is failover else set()
+
+    def leaks(number: int, kind: str, words: list[str], before: Callable[[], object], *, again: bool = False) -> bool:
+        """Whether trouble at that request of `words` leaves anything, after it has passed and all was removed.
+
+        `again`: the same command goes on first, from the same data directory.
+        """
+        home = new_home()
         before()
         google.world.trouble = {len(google.world.log) + number: kind}
-        client(words)
+        client(words, home)
         google.world.trouble = {}
-        client(delete)
+        if again and client(words, home):
+            return True
+        client(delete, new_home())
         # A binding to the account of a cluster that is gone is deleted with the record of the machine that has it.
-        return bool(google.world.clusters or google.world.repositories)
+        return bool(google.world.clusters or google.world.repositories or google.world.networks.found)
+
+    def count_requests(words: list[str]) -> tuple[int, int]:
+        """The number of requests of a calm pass of `words`, and of the removal after it."""
+        reset(words)
+        client(words, new_home())
+        making = len(google.world.log)
+        client(delete, new_home())
+        return making, len(google.world.log) - making
+
+    def make(words: list[str]) -> None:
+        reset(words)
+        client(words, new_home())
+
+    def upgrade() -> None:
+        make(small)
+        google.world.own_upgrade = 3
 
     try:
-        google.reset()
-        client(create)
-        making = len(google.world.log)
-        client(delete)
-        removing = len(google.world.log) - making
-        for work, count, words, before in (
-            ("making", making, create, lambda: None),
-            ("removing", removing, delete, lambda: client(create)),
+        for words, label, orders in (
+            (small, "", GKE_TROUBLE),
+            (fast, ", fast network", {kind: GKE_TROUBLE[kind] for kind in ("kill", "error-after", "deny")}),
         ):
-            for kind, order in GKE_TROUBLE.items():
+            making, removing = count_requests(words)
+            for work, count, subject, before in (
+                ("making", making, words, partial(reset, words)),
+                ("removing", removing, delete, partial(make, words)),
+            ):
                 numbers = range(0, count, every)
-                yield "gke", work, WORDS[kind], len(numbers), sum(leaks(at, order, words, before) for at in numbers)
-
-        def upgrade() -> None:
-            client(create)
-            google.world.own_upgrade = 3
-
-        numbers = range(0, removing, every)
-        leaked = sum(leaks(at, GKE_TROUBLE["kill"], delete, upgrade) for at in numbers)
-        yield "gke", "removing", "kill -9, busy", len(numbers), leaked
+                for kind, order in orders.items():
+                    if only not in WORDS[kind] + label:
+                        continue
+                    leaked = sum(leaks(at, order, subject, before) for at in numbers)
+                    yield "gke", work, WORDS[kind] + label, len(numbers), leaked
+            if words is small and only in "kill -9, busy":
+                numbers = range(0, removing, every)
+                leaked = sum(leaks(at, GKE_TROUBLE["kill"], delete, upgrade) for at in numbers)
+                yield "gke", "removing", "kill -9, busy", len(numbers), leaked
+        if only not in "kill -9, failover":
+            return
+        making, _ = count_requests(failover)
+        numbers = range(0, making, every)
+        leaked = sum(leaks(at, GKE_TROUBLE["kill"], failover, partial(reset, failover), again=True) for at in numbers)
+        yield "gke", "making", "kill -9, failover", len(numbers), leaked
     finally:
         zygote.close()
         google.close()
+
+
+# --- AKS --------------------------------------------------------------------------------------------------------------
+
+AKS_TROUBLE = {
+    "kill": "kill-after",
+    "throttle": "429-before",
+    "error": "503-before",
+    "error-after": "500-after",
+    "deny": "403-before",
+    "quota": "409 QuotaExceeded-before",
+}
+
+
+def _aks(folder: Path, every: int) -> Iterator[Row]:
+    """A cluster with all of its parts: GPUs, spot, a zone, a placement group, a registry, an end."""
+    from tests.fakes.azure_web import AzureDouble
+    from tests.fakes.zygote import Zygote
+
+    double = AzureDouble(folder / "azure")
+    zygote = Zygote(
+        *("mlbench_cli.app", "mlbench_cli.commands.create_cluster", "mlbench_cli.commands.delete_cluster"),
+        *("providers.lifecycle", "providers.aks.plan", "providers.aks.discovery", "providers.workload_cleanup"),
+        *("azure.core", "azure.identity", "msal", "requests", "urllib3", "yaml", "jinja2", "kubernetes.client"),
+    )
+    create = ["create-cluster", "aks", "2", "ref", "--yes", "--ttl", "2h", "--registry", "auto", "--gpu-type", "t4"]
+    create += ["--spot", "--zones", "1", "--compact-placement"]
+    delete = ["delete-cluster", "aks", NAME, "--yes"]
+    homes = iter(range(1_000_000))
+
+    def client(words: list[str]) -> int:
+        assert double.world.pidfile is not None
+        home = str(folder / f"azure-home{next(homes)}")
+        return zygote.run(words, {**double.environment, "MLBENCH_HOME": home}, double.world.pidfile)[0]
+
+    def leaks(number: int, order: str, words: list[str]) -> bool:
+        """Whether trouble at that request of `words` leaves anything, after it has passed and all was removed."""
+        double.reset()
+        if words is delete:
+            client(create)
+        double.world.trouble = {len(double.world.log) + number: order}
+        client(words)
+        double.world.trouble = {}
+        client(delete)
+        return bool(double.world.groups or double.world.clusters or double.world.others)
+
+    try:
+        client(create)
+        making = len(double.world.log)
+        client(delete)
+        for work, count, words in (("making", making, create), ("removing", len(double.world.log) - making, delete)):
+            numbers = range(0, count, every)
+            for kind, order in AKS_TROUBLE.items():
+                yield "aks", work, WORDS[kind], len(numbers), sum(leaks(at, order, words) for at in numbers)
+    finally:
+        zygote.close()
+        double.close()
 
 
 # --- EKS --------------------------------------------------------------------------------------------------------------

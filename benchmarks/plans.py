@@ -6,7 +6,8 @@ Real ranks, real gloo, mlbench's own reducer with the transport that takes ALPHA
 longer. Layers have the sizes of ResNet-20's tensors and wait for a fixed time instead of computing, so that what else
 the machine does changes little. Methods take turns. Predicted: the step without communication (`noop`, in the same
 round), and what the last message exposes after the backward pass: messages of the plan that the reducer has made, one
-after the other, each as long as the line fitted through all-reduces of two sizes, measured in every round.
+after the other, each as long as the line fitted through all-reduces of two sizes says, and once what a burst of
+messages takes whatever its length, until the last rank is done; both measured in every round.
 Wanted: each within 15 %, and the order that the model gives. Two delays by default: one in which the start of messages
 is dear, and one in which their bytes are.
 """
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 from task_images.comm import plans
 from task_images.comm.base import Placement, Strategy
 from task_images.comm.choose import make_strategy
-from task_images.comm.link import Link, measure_cost
+from task_images.comm.link import Link, measure_burst
 from task_images.comm.plans import Cost
 from task_images.comm.presets import resolve
 from task_images.comm.reducer import Reducer
@@ -42,6 +43,7 @@ LAYER_SECONDS = 0.001
 SIZES = [parameter.numel() for parameter in resnet(20).parameters()]
 BACKWARD_SECONDS = LAYER_SECONDS * len(SIZES)
 COST_SIZES = (1024, 262_144)  # numbers of 4 bytes
+COUNTS = (2, 22)  # messages of a short and of a long burst
 WARM_UP = 5  # the plans of mgwfbp and optfusion are made in the first updates
 WANTED = 0.15
 CLEAR = 0.1  # predictions that differ by more have an order
@@ -101,30 +103,35 @@ def measure(world: World, rounds: int, delay: str) -> None:
         for _ in range(WARM_UP):
             step()
     times: dict[str, list[float]] = {name: [] for name in steps}
-    costs = []
+    costs: list[tuple[float, float, float]] = []
     for _ in range(rounds):
-        seconds = measure_cost(link, COST_SIZES, repeats=5)
-        costs.append(plans.fit([(4 * size, found) for size, found in zip(COST_SIZES, seconds, strict=True)]))
+        costs.append(measure_line(link))
         for name, found in interleave(world, steps, 2).items():
             times[name].append(statistics.mean(found))
-    cost = Cost(*(statistics.median(values) for values in zip(*costs, strict=True)))
+    alpha, beta, once = (statistics.median(values) for values in zip(*costs, strict=True))
     if world.is_first:
-        report(
-            world.size, delay, cost, times, {name: predict_exposed(reducer, cost) for name, reducer in reducers.items()}
+        print(
+            f"{world.size} ranks, delay {delay} (a message takes {1e3 * alpha:.2f} ms + {1e9 * beta:.1f} ns/B, a burst"
+            f" {1e3 * once:.2f} ms more), backward pass {1e3 * BACKWARD_SECONDS:.0f} ms, {rounds} rounds,"
+            f" load {os.getloadavg()[0]:.0f}"
         )
+        report(times, {name: predict_exposed(reducer, Cost(alpha, beta), once) for name, reducer in reducers.items()})
     for strategy in strategies.values():
         with strategy.consensus():
             pass
         strategy.close()
 
 
-def report(
-    ranks: int, delay: str, cost: Cost, times: Mapping[str, list[float]], exposed: Mapping[str, tuple[float, int]]
-) -> None:
-    print(
-        f"{ranks} ranks, delay {delay} (a message takes {1e3 * cost.alpha:.2f} ms + {1e9 * cost.beta:.1f} ns/B),"
-        f" backward pass {1e3 * BACKWARD_SECONDS:.0f} ms, {len(times['noop'])} rounds, load {os.getloadavg()[0]:.0f}"
-    )
+def measure_line(link: Link) -> tuple[float, float, float]:
+    """Seconds of a message, seconds per byte of it, and seconds that a burst of messages takes once. Collective."""
+    short, long = COUNTS
+    bursts = [(size, measure_burst(link, size, short), measure_burst(link, size, long)) for size in COST_SIZES]
+    cost = plans.fit([(4 * size, (late - early) / (long - short)) for size, early, late in bursts])
+    once = [early - short * cost.time(4 * size) for size, early, _ in bursts]
+    return cost.alpha, cost.beta, max(0.0, statistics.mean(once))
+
+
+def report(times: Mapping[str, list[float]], exposed: Mapping[str, tuple[float, int]]) -> None:
     silent = statistics.median(times["noop"])
     predicted = {name: silent + seconds for name, (seconds, _) in exposed.items()}
     measured = {name: statistics.median(times[name]) for name in exposed}
@@ -153,7 +160,7 @@ def make_reducer(name: str, delay: str) -> Reducer:
     return strategy
 
 
-def predict_exposed(reducer: Reducer, cost: Cost) -> tuple[float, int]:
+def predict_exposed(reducer: Reducer, cost: Cost, once: float) -> tuple[float, int]:
     """Seconds after the backward pass until the last message of the reducer's own plan is over, and their number."""
     order = {name: place for place, name in enumerate(reversed([f"weights.{number}" for number in range(len(SIZES))]))}
     end = 0.0
@@ -162,7 +169,7 @@ def predict_exposed(reducer: Reducer, cost: Cost) -> tuple[float, int]:
         if reducer.method.order == "deferred":
             ready = BACKWARD_SECONDS
         end = max(end, ready) + cost.time(group.flat.numel() * group.flat.element_size())
-    return end - BACKWARD_SECONDS, len(reducer._groups)
+    return end + once - BACKWARD_SECONDS, len(reducer._groups)
 
 
 def make_step(world: World, strategy: Strategy) -> Callable[[], None]:
