@@ -1,7 +1,11 @@
 """The trainers' side of parameter servers: connections, and the synchronous sum as a transport."""
 
+import contextlib
 import json
+import queue
+import selectors
 import socket
+import threading
 from collections.abc import Callable
 
 import torch
@@ -19,34 +23,79 @@ from task_images.harness.errors import PeerLostError
 from task_images.harness.ranks import COLLECTIVE_SECONDS
 
 
+class Connection:
+    """A connection to one server. A thread of its own takes in what the server answers, as it comes: answers that lay
+    in the socket until somebody asked for them would close TCP's window, so that only one direction is busy."""
+
+    def __init__(self, stream: socket.socket, seconds: float) -> None:
+        """`seconds` is how long an answer may take, and how long the server may take nothing in."""
+        self._stream, self._seconds = stream, seconds
+        stream.settimeout(seconds)
+        self._answers: queue.SimpleQueue[Frame | OSError] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, name="answers of a server", daemon=True)
+        self._reader.start()
+
+    def send(self, frame: Frame) -> None:
+        """Send a request. Raises OSError."""
+        send_frame(self._stream, frame)
+
+    def receive(self) -> Frame:
+        """The next answer. Raises OSError, also if none comes in time."""
+        try:
+            answer = self._answers.get(timeout=self._seconds)
+        except queue.Empty:
+            raise TimeoutError(f"no answer within {self._seconds:g} s") from None
+        if isinstance(answer, OSError):
+            self._answers.put(answer)  # for whoever asks again
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        """End the connection and its thread."""
+        with contextlib.suppress(OSError):  # the server may have been first
+            self._stream.shutdown(socket.SHUT_RDWR)
+        self._reader.join()
+        self._stream.close()
+
+    def _read(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._stream, selectors.EVENT_READ)
+            try:
+                while True:
+                    selector.select()  # for as long as nothing is asked
+                    self._answers.put(receive_frame(self._stream))
+            except OSError as error:
+                self._answers.put(error)
+
+
 class ServerClient:
     """One trainer's connections to all servers. Requests are answered in their order, server by server."""
 
     def __init__(self, contract: Contract, servers: int, seconds: float = COLLECTIVE_SECONDS) -> None:
         store = open_store(contract)
-        self._connections = []
+        self._connections: list[Connection] = []
         for number in range(servers):
             try:
                 host, port, token = json.loads(store.get(str(number)))
-                connection = socket.create_connection((host, port), timeout=seconds)
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                connection.sendall(bytes.fromhex(token) + contract.rank.to_bytes(4, "big"))
+                stream = socket.create_connection((host, port), timeout=seconds)
+                stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                stream.sendall(bytes.fromhex(token) + contract.rank.to_bytes(4, "big"))
             except (OSError, RuntimeError) as error:
                 raise PeerLostError(f"parameter server {number} did not come: {_short(error)}") from None
-            self._connections.append(connection)
+            self._connections.append(Connection(stream, seconds))
         self.bytes = 0
 
     def send(self, server: int, frame: Frame) -> None:
         """Send a request. Raises PeerLostError."""
         try:
-            send_frame(self._connections[server], frame)
+            self._connections[server].send(frame)
         except OSError as error:
             raise self._lost(server, error) from None
 
     def receive(self, server: int) -> Frame:
         """The next answer of a server. Raises PeerLostError."""
         try:
-            return receive_frame(self._connections[server])
+            return self._connections[server].receive()
         except OSError as error:
             raise self._lost(server, error) from None
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from task_images.comm.exchange import AllReduce, Message, ScatterGather, Transport
+from task_images.comm.exchange import Message, ScatterGather, Transport
 from task_images.comm.link import Leader
 from task_images.harness.timeline import MessageSpan, Timeline
 
@@ -173,9 +173,6 @@ class Sender:
         left = list(self._order)
         while left:
             group, message = left.pop(choose(left) if self._leader else 0)
-            # The backend's own threads carry all-reduces: whoever waited for one here would start the next one late.
-            while under_way and not group.ready and not isinstance(self._transport, AllReduce):
-                flying -= land()
             with self._changed:
                 self._changed.wait_for(lambda group=group: group.ready or self._stopping)  # type: ignore[misc]
                 if self._stopping:

@@ -32,6 +32,8 @@ class Measurement:
     (`whole_run`) it is the time of the whole run. `value` is the goal's metric at the end of the training; `throughput`
     is samples of all ranks per second of training, waiting for data included and validation left out. `hides` says that
     gradients travelled during the backward pass only, as with DistributedDataParallel: no part is theirs alone.
+    `goodput` (bits per second, all ranks sending if that was measured) and `round_trip` (seconds) are those of the
+    network between several network stacks; None if the ranks shared one, or nothing was measured.
     """
 
     name: str
@@ -45,6 +47,8 @@ class Measurement:
     value: float | None = None
     throughput: float | None = None
     hides: bool = False
+    goodput: float | None = None
+    round_trip: float | None = None
 
     @property
     def whole_run(self) -> bool:
@@ -100,6 +104,16 @@ class Point:
     def throughput(self) -> Estimate | None:
         """Mean and interval of samples per second; None if no run reported them."""
         return _estimate([run.throughput for run in self.shown])
+
+    @cached_property
+    def goodput(self) -> Estimate | None:
+        """Mean and interval of the network's bits per second; None unless every run has measured them."""
+        return _estimate([run.goodput for run in self.shown])
+
+    @cached_property
+    def round_trip(self) -> Estimate | None:
+        """Mean and interval of the network's round trip in seconds; None unless every run has measured it."""
+        return _estimate([run.round_trip for run in self.shown])
 
     @cached_property
     def parts(self) -> dict[str, float]:
@@ -235,6 +249,8 @@ def measure(archive: Archive) -> Measurement:
     whole_run = bool(key.measure)
     training = seconds - parts.get("validation", 0.0)
     goal, samples = result["goal"], result["samples"]
+    network: Mapping[str, Any] = result.get("network") or {}
+    apart = network.get("networks") not in (None, 1)
     return Measurement(
         archive.run["name"],
         str(archive.path),
@@ -247,6 +263,8 @@ def measure(archive: Archive) -> Measurement:
         value=None if not goal else goal["value"] if goal["last"] is None else goal["last"],
         throughput=samples / training if samples and not whole_run and training > 0 else None,
         hides=_sends_messages(result) and not parts.get("communication"),
+        goodput=network["together_bits_per_second"] or network["alone_bits_per_second"] if apart else None,
+        round_trip=network["rtt_seconds"] if apart else None,
     )
 
 
@@ -328,6 +346,8 @@ _HEADER = [
         "synthetic",
         "functional_only",
         "network",
+        "network_bits_per_second",
+        "network_rtt_seconds",
         "conditions",
         "workers",
         "runs",
@@ -350,6 +370,8 @@ def _row(group: Group, point: Point) -> Iterator[Any]:
         "yes" if facts["synthetic"] else "no",
         "yes" if facts["label"] else "no",
         facts["network"],
+        _figures(point.goodput)[0],
+        _figures(point.round_trip)[0],
         " ".join(point.labels),
         point.workers,
         len(point.good),

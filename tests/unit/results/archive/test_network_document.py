@@ -1,5 +1,6 @@
 """network.json: what follows from the probes of a run, and how its figures are shown and compared."""
 
+import csv
 import hashlib
 import json
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from mlbench_cli.results.analysis.compare import compare
+from mlbench_cli.results.analysis.series import collect
 from mlbench_cli.results.archive.documents import write_run_document
 from mlbench_cli.results.archive.network import find_least_sent, network_document
 from mlbench_cli.results.archive.reader import Archive
@@ -49,6 +51,24 @@ def test_a_run_that_measured_nothing_has_no_document(tmp_path: Path) -> None:
     assert not (folder / "network.json").exists()
     assert "network" not in json.loads((folder / "result.json").read_text())
     assert find_problems(folder) == []
+
+
+def test_the_table_of_charts_has_the_measured_network(tmp_path: Path) -> None:
+    runs = [
+        [],
+        [probe(networks=1)],
+        [probe(rate=1e9, trip=1e-3)],
+        [probe(rate=2e9, trip=1e-3)],
+    ]
+    found = [Archive.open(sealed_with(tmp_path / str(index), *probes)) for index, probes in enumerate(runs)]
+
+    def table(*archives: Archive) -> list[tuple[str, str]]:
+        rows = csv.DictReader(collect(archives).to_csv().splitlines())
+        return [(row["network_bits_per_second"], row["network_rtt_seconds"]) for row in rows]
+
+    assert table(found[0]) == table(found[1]) == [("", "")]
+    assert table(found[2]) == [("9e+08", "0.002")]
+    assert table(*found[2:]) == [("1.35e+09", "0.002")]
 
 
 def test_the_probes_of_rank_0_become_a_document(tmp_path: Path) -> None:
