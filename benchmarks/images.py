@@ -41,7 +41,7 @@ from task_images.harness.images import ImageData
 from task_images.harness.models.resnet import resnet
 from task_images.harness.precision import Precision
 
-RANKS, BATCH, ROUNDS = 2, 64, 8
+RANKS, BATCH, ROUNDS = 2, 64, 24
 IMAGES = 400  # in each of the six batch files
 BUDGETS = {"original": 1.25, "ddp": 1.1}
 RATIOS = "ratios.json"  # of a run, by rank 0

@@ -83,15 +83,14 @@ def work(names: list[str], scale: float, steps: int) -> None:
             time.sleep(scale * BACKWARD)
             return gradient, torch.full(context.size, 1e-3)
 
-    class Waiting(torch.nn.Module):
-        def __init__(self) -> None:
+    class Layer(torch.nn.Module):  # a module each, for without a barrier a module waits for its own parameters
+        def __init__(self, size: int) -> None:
             super().__init__()
-            self.weights = torch.nn.ParameterList([torch.zeros(int(scale * size)) for size in SIZES])
+            self.weight = torch.nn.Parameter(torch.zeros(size))
 
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            for weight in self.weights:
-                inputs = Wait.apply(inputs, weight)
-            return inputs
+            outputs: torch.Tensor = Wait.apply(inputs, self.weight)
+            return outputs
 
     world = open_world(contract)
     found = {}
@@ -101,7 +100,9 @@ def work(names: list[str], scale: float, steps: int) -> None:
         measures_itself = method.plan in ("mgwfbp", "optimal") or method.order == "priority"
         skipped = WARM_UP_OF_PLANS if measures_itself else WARM_UP
         model = strategy.attach(
-            Placement(world), Waiting(), lambda module: torch.optim.SGD(module.parameters(), lr=0.1)
+            Placement(world),
+            torch.nn.Sequential(*(Layer(int(scale * size)) for size in SIZES)),
+            lambda module: torch.optim.SGD(module.parameters(), lr=0.1),
         )
         times = []
         world.barrier()  # and none between steps: without a barrier of their own, messages would travel during it

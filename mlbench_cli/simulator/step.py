@@ -8,7 +8,7 @@ other transports travel one at a time.
 import itertools
 import math
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
@@ -24,7 +24,7 @@ SLOWDOWNS = 3  # rounds in which computation slows for messages beside it, and m
 MAX_ROUNDING = 0.01  # of all bytes: buffers may be padded
 QSGD_BUCKET = 512
 _COST_SIZES = (4096, 65_536, 262_144, 1 << 20)  # of the all-reduces that a run times, see comm/reducer.py
-_SAMPLE_SIZES = (4096, 65_536, 1 << 20, 4 << 20)
+_BURSTS = (2, 4)  # all-reduces handed over at once; a run compares 2 with 12, see comm/link.py
 UNKNOWN_ENGINES = ("zero1", "fsdp2", "hsdp")
 
 
@@ -99,7 +99,7 @@ def _simulate(
     if word != "every":
         return _local_step(workload, int(argument.split(",")[-1]), collectives)
     wire = _Wire(method, collectives, servers or max(1, method.server_count))
-    groups = group_by_bytes(workload, buckets) or plan_groups(workload, method, wire.message)
+    groups = group_by_bytes(workload, buckets) or plan_groups(workload, method, measure_cost(collectives))
     parts = _divide(workload, groups, method)
     if method.staleness == "async":
         return _asynchronous_step(workload, parts, wire)
@@ -116,11 +116,11 @@ def check_method(method: Method) -> None:
         raise UsageError("Bounded staleness is not simulated: it depends on how far workers drift apart.")
 
 
-def plan_groups(workload: Workload, method: Method, seconds: Callable[[float], float]) -> Groups:
+def plan_groups(workload: Workload, method: Method, cost: Cost) -> Groups:
     """The groups of tensors that share a message, by the functions that a run uses."""
     sizes = [tensor.size for tensor in workload.tensors]
     ready = [tensor.ready for tensor in workload.tensors]
-    return build(method.plan, sizes, ready, fit_cost(seconds))
+    return build(method.plan, sizes, ready, cost)
 
 
 def group_by_bytes(workload: Workload, buckets: Sequence[int]) -> Groups:
@@ -136,9 +136,18 @@ def group_by_bytes(workload: Workload, buckets: Sequence[int]) -> Groups:
     return [group for group in groups if group]
 
 
-def fit_cost(seconds: Callable[[float], float]) -> Cost:
-    """alpha and beta of a cost function, as a run fits them to its own measurements."""
-    return fit([(size, seconds(size)) for size in _SAMPLE_SIZES])
+def measure_cost(collectives: Collectives) -> Cost:
+    """alpha and beta as a run finds them before it makes its plan, whatever carries its messages.
+
+    It counts by how much a burst of all-reduces ends later for one more: less than one takes alone if the backend
+    carries several at a time.
+    """
+
+    def last_end(size: float, count: int) -> float:
+        return collectives.finish([Message(0.0, size)] * count, WORKER_THREADS)[-1]
+
+    few, many = _BURSTS
+    return fit([(size, (last_end(size, many) - last_end(size, few)) / (many - few)) for size in _COST_SIZES])
 
 
 def encoded_bytes(codec: str, size: float) -> float:
@@ -278,11 +287,10 @@ def _overlap(
 
 
 def _agree_on_order(parts: Sequence[_Part], ready: Sequence[float], collectives: Collectives) -> list[int]:
-    """The fixed order that a run makes for its priorities: by what all-reduces cost it, whatever carries messages."""
-    cost = fit([(size, collectives.all_reduce(size)) for size in _COST_SIZES])
+    """The fixed order that a run makes for its priorities."""
     first = min(ready, default=0.0)
-    times = [at - first for at in ready]
-    return simulate_order([part.size for part in parts], times, [part.position for part in parts], cost)
+    times, priorities = [at - first for at in ready], [part.position for part in parts]
+    return simulate_order([part.size for part in parts], times, priorities, measure_cost(collectives))
 
 
 def _one_at_a_time(

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from mlbench_cli.errors import UsageError
 from mlbench_cli.simulator.collectives import GlooCollectives, RingCollectives
 from mlbench_cli.simulator.gloo import Link
-from mlbench_cli.simulator.step import Step, encoded_bytes, group_by_bytes, simulate_step
+from mlbench_cli.simulator.step import Step, encoded_bytes, group_by_bytes, measure_cost, simulate_step
 from mlbench_cli.simulator.workload import Tensor, Workload
 from task_images.comm.methods import Method
+from task_images.comm.plans import Cost
 from task_images.comm.presets import PRESETS, resolve
 
 # Backward pass from 1 s on, gradients after 2, 3 and 4 s; an all-reduce of s bytes takes 1 + 0.1 s seconds.
@@ -47,6 +48,18 @@ def test_the_best_plan_merges_where_a_message_would_wait_anyway() -> None:
     assert trace(step) == [(2.0, 4.0), (4.0, 10.0)]
     assert step.seconds == 10.5
     assert run("mgwfbp").seconds == 10.5
+
+
+def test_a_plan_is_made_from_what_one_more_message_of_a_burst_takes() -> None:
+    """gloo carries two all-reduces at a time, so that one more of many costs half of the delay that one alone has."""
+    link = Link(5e-3, 8e-8)
+    cost = measure_cost(GlooCollectives(2, link))
+    alone = GlooCollectives(2, link).all_reduce(4.0)
+    assert 0.4 * alone < cost.alpha < 0.6 * alone
+    assert measure_cost(RING) == pytest.approx(Cost(1.0, 0.1))
+    # Layers 15 ms apart: waiting for the next one costs more than the delay that a common message saves.
+    work = Workload(tuple(Tensor(str(n), 100_000, 0.015 * (n + 1)) for n in range(4)), 0.0, 0.06)
+    assert simulate_step(work, resolve("mgwfbp"), GlooCollectives(2, link)).groups == 4
 
 
 def test_without_communication_a_step_is_its_computation() -> None:
