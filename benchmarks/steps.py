@@ -18,9 +18,7 @@ import contextlib
 import io
 import json
 import os
-import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -104,19 +102,7 @@ def run_bare_loop(ranks: int) -> float:
 
 def run_ranks(command: list[str], ranks: int) -> str:
     """What rank 0 of a program prints."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = str(server.getsockname()[1])
-    given = {**os.environ, **configure_epsilon(), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
-    given |= {"MASTER_PORT": port, "MLBENCH_BACKEND": "gloo"}
-    started = [
-        subprocess.Popen(command, cwd=ROOT, env={**given, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
-        for rank in range(ranks)
-    ]
-    outputs = [process.communicate()[0] for process in started]
-    if any(process.returncode for process in started):
-        raise SystemExit(f"{' '.join(command)} failed")
-    return outputs[0]
+    return _ranks.read(command, ranks, {**configure_epsilon(), "MLBENCH_BACKEND": "gloo"})
 
 
 @torch.no_grad()
