@@ -6,12 +6,12 @@ import queue
 import selectors
 import socket
 import threading
-from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from task_images.comm.codecs import join_payload
-from task_images.comm.exchange import Message
+from task_images.comm.exchange import Message, UnderWay
 from task_images.comm.link import Link
 from task_images.comm.methods import Method
 from task_images.comm.served_codecs import make_request, read_answer
@@ -49,6 +49,10 @@ class Connection:
             self._answers.put(answer)  # for whoever asks again
             raise answer
         return answer
+
+    def has_answer(self) -> bool:
+        """Whether an answer is there, or the reason that none comes."""
+        return not self._answers.empty()
 
     def close(self) -> None:
         """End the connection and its thread."""
@@ -99,6 +103,10 @@ class ServerClient:
         except OSError as error:
             raise self._lost(server, error) from None
 
+    def has_answer(self, server: int) -> bool:
+        """Whether `receive` need not wait."""
+        return self._connections[server].has_answer()
+
     def close(self) -> None:
         """Say to all servers that this trainer is done."""
         for number, connection in enumerate(self._connections):
@@ -125,8 +133,8 @@ class ServerSum:
         sizes = [message.flat.numel() * message.flat.element_size() for message in messages]
         self._server_of = assign(sizes, self._servers)
 
-    def start(self, message: Message, seed: int) -> Callable[[], None] | None:
-        """Send the message to its server; what is returned waits for the sum and puts it into the message."""
+    def start(self, message: Message, seed: int) -> UnderWay | None:
+        """Send the message to its server; the sum is put into the message when it is finished."""
         server = self._server_of[message.number]
         payload = message.encode(seed, self._factor)
         is_additive = message.codec.additive
@@ -141,7 +149,7 @@ class ServerSum:
             else:
                 read_answer(answer.tensor, message.codec, message.flat)
 
-        return finish
+        return UnderWay(partial(self._client.has_answer, server), finish)
 
 
 def connect_servers(world: World, servers: int) -> ServerClient:

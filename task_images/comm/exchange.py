@@ -81,11 +81,19 @@ class Message:
         return payload
 
 
-class Transport(Protocol):
-    """Sums one message over ranks. `start` may leave work under way; what it returns finishes the message."""
+@dataclass(frozen=True)
+class UnderWay:
+    """A message that a backend or a server carries on. `finish` waits for its end; `is_done`: it need not wait."""
 
-    def start(self, message: Message, seed: int) -> Callable[[], None] | None:
-        """Begin to sum a message over ranks; a returned function finishes it, None means that it is done.
+    is_done: Callable[[], bool]
+    finish: Callable[[], None]
+
+
+class Transport(Protocol):
+    """Sums one message over ranks. `start` may leave it under way."""
+
+    def start(self, message: Message, seed: int) -> UnderWay | None:
+        """Begin to sum a message over ranks; None means that it is done.
 
         `seed` is the same on all ranks for the same message and update.
         """
@@ -98,8 +106,8 @@ class AllReduce:
         self._link = link
         self._delayed = method.delay != "none"
 
-    def start(self, message: Message, seed: int) -> Callable[[], None] | None:
-        """Start an asynchronous all-reduce of the encoded message; what is returned waits for it."""
+    def start(self, message: Message, seed: int) -> UnderWay | None:
+        """Start an asynchronous all-reduce of the encoded message."""
         payload = message.encode(seed, 0.0)
         flat = message.flat
         summed = payload[0]
@@ -110,7 +118,7 @@ class AllReduce:
             if summed is not flat:
                 flat.copy_(message.codec.decode(payload, flat, seed))
 
-        return finish
+        return UnderWay(work.is_completed, finish)
 
 
 class ScatterGather:
@@ -120,7 +128,7 @@ class ScatterGather:
         self._link = link
         self._split = split
 
-    def start(self, message: Message, seed: int) -> Callable[[], None] | None:
+    def start(self, message: Message, seed: int) -> UnderWay | None:
         """Reduce-scatter the encoded message, padded to a multiple of the ranks, and gather it unless `split`."""
         payload = message.encode(seed, 0.0)[0]
         rest = -payload.numel() % self._link.size
@@ -146,7 +154,7 @@ class AllGather:
         self._link = link
         self._factor = 0.0 if method.momentum == "none" else float(method.momentum)
 
-    def start(self, message: Message, seed: int) -> Callable[[], None] | None:
+    def start(self, message: Message, seed: int) -> UnderWay | None:
         """Gather the payloads of all ranks and sum what they stand for."""
         payload = message.encode(seed, self._factor)
         rows = self._link.all_gather(join_payload(payload))
@@ -161,7 +169,7 @@ class VoteByShards:
     def __init__(self, link: Link) -> None:
         self._link = link
 
-    def start(self, message: Message, seed: int) -> Callable[[], None] | None:
+    def start(self, message: Message, seed: int) -> UnderWay | None:
         """Exchange bits by shards, count votes, gather the results. A tie is positive."""
         flat, size = message.flat, self._link.size
         negative = torch.nn.functional.pad(flat < 0, (0, -flat.numel() % (8 * size)))
@@ -183,7 +191,7 @@ class GlobalTopK:
     def __init__(self, link: Link) -> None:
         self._link = link
 
-    def start(self, message: Message, seed: int) -> Callable[[], None] | None:
+    def start(self, message: Message, seed: int) -> UnderWay | None:
         """Merge payloads along a binary tree, then broadcast rank 0's."""
         assert message.residual is not None
         payload = message.encode(seed, 0.0)
@@ -218,7 +226,7 @@ class PowerSgd:
         self._link = link
         self._rank = rank
 
-    def start(self, message: Message, seed: int) -> Callable[[], None] | None:
+    def start(self, message: Message, seed: int) -> UnderWay | None:
         """Sum both factors of each matrix that is worth it, and the other parts as they are."""
         assert message.residual is not None
         total = message.residual.add_(message.flat)
@@ -276,7 +284,7 @@ class PowerSgd:
 class NoExchange:
     """Nothing is sent."""
 
-    def start(self, message: Message, seed: int) -> Callable[[], None] | None:
+    def start(self, message: Message, seed: int) -> UnderWay | None:
         """Do nothing: every rank keeps its own gradients."""
         return None
 

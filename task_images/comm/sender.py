@@ -8,14 +8,13 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from task_images.comm.exchange import Message, ScatterGather, Transport
+from task_images.comm.exchange import Message, ScatterGather, Transport, UnderWay
 from task_images.comm.link import Leader
 from task_images.harness.timeline import MessageSpan, Timeline
 
@@ -152,13 +151,13 @@ class Sender:
         return torch.cuda.stream(self._stream)
 
     def _send_all(self, update: int) -> None:
-        under_way: deque[tuple[Group, Message, Callable[[], None], float]] = deque()
+        under_way: deque[tuple[Group, Message, UnderWay, float]] = deque()
         flying = 0
 
         def land() -> int:
-            group, message, finish, started = under_way.popleft()
+            group, message, sent, started = under_way.popleft()
             begin = time.perf_counter()
-            finish()
+            sent.finish()
             self.communication_seconds += time.perf_counter() - begin
             self._mark_done(group, message, started)
             return message.size
@@ -182,13 +181,15 @@ class Sender:
             wait_for_event(group.written, group.flat)
             begin = time.perf_counter()
             self.queue_seconds += begin - group.ready_at
-            finish = self._transport.start(message, self._message_seed(update, message))
+            sent = self._transport.start(message, self._message_seed(update, message))
             self.communication_seconds += time.perf_counter() - begin
-            if finish is not None:
-                under_way.append((group, message, finish, begin))
+            if sent is not None:
+                under_way.append((group, message, sent, begin))
                 flying += message.size
             elif message.shard is None:
                 self._mark_done(group, message, begin)
+            while under_way and under_way[0][2].is_done():  # a forward pass may wait for it while others are sent
+                flying -= land()
         while under_way:
             land()
         if isinstance(self._transport, ScatterGather):

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from task_images.comm.base import Placement, Strategy
 from task_images.comm.choose import make_strategy
 from task_images.comm.drifting import find_neighbours
-from task_images.comm.exchange import Message
+from task_images.comm.exchange import Message, UnderWay
 from task_images.comm.methods import NATIVE, Method, MethodError, check, payload_bytes
 from task_images.comm.presets import PRESETS, resolve
 from task_images.comm.reducer import Reducer
@@ -310,7 +310,7 @@ def _expect_found(world: World, name: str, fault: Callable[[Message], None]) -> 
         assert isinstance(strategy, Reducer)
         start = strategy._transport.start
 
-        def start_broken(message: Message, seed: int) -> Callable[[], None] | None:
+        def start_broken(message: Message, seed: int) -> UnderWay | None:
             fault(message)
             return start(message, seed)
 
@@ -327,11 +327,11 @@ def a_rank_that_gets_another_result_is_found(world: World) -> None:
         assert isinstance(strategy, Reducer)
         start = strategy._transport.start
 
-        def start_broken(message: Message, seed: int) -> Callable[[], None] | None:
-            finish = start(message, seed)
+        def start_broken(message: Message, seed: int) -> UnderWay | None:
+            sent = start(message, seed)
             if world.rank == 1:
                 message.flat.neg_()
-            return finish
+            return sent
 
         strategy._transport.start = start_broken  # type: ignore[method-assign]
 

@@ -1,28 +1,28 @@
 """The communication thread: order of messages, failures, and what a GPU's streams have to wait for."""
 
 import threading
-from collections.abc import Callable
 
 import pytest
 import torch
 
 from task_images.comm import sender as module
-from task_images.comm.exchange import Message
+from task_images.comm.exchange import Message, UnderWay
 from task_images.comm.sender import Group, Sender
 
 
 class Recorder:
     """A transport that notes what it is given, and does nothing."""
 
-    def __init__(self, steps: list[str], failure: Exception | None = None) -> None:
+    def __init__(self, steps: list[str], failure: Exception | None = None, is_fast: bool = False) -> None:
         self.steps = steps
         self.failure = failure
+        self.is_fast = is_fast
 
-    def start(self, message: Message, seed: int) -> Callable[[], None]:
+    def start(self, message: Message, seed: int) -> UnderWay:
         if self.failure:
             raise self.failure
         self.steps.append(f"start {message.number}")
-        return lambda: self.steps.append(f"finish {message.number}")
+        return UnderWay(lambda: self.is_fast, lambda: self.steps.append(f"finish {message.number}"))
 
 
 def a_group(number: int) -> Group:
@@ -46,6 +46,16 @@ def test_messages_travel_in_the_arranged_order_whatever_is_ready_first() -> None
     sender.close()
 
 
+@pytest.mark.parametrize("is_fast", [False, True])
+def test_what_is_over_is_finished_before_the_next_is_sent(is_fast: bool) -> None:
+    steps: list[str] = []
+    sender = Sender(Recorder(steps, is_fast=is_fast), credit=1 << 20)
+    send(sender, [a_group(0), a_group(1)])
+    sender.close()
+    both = ["start 0", "finish 0", "start 1", "finish 1"]
+    assert steps == (both if is_fast else ["start 0", "start 1", "finish 0", "finish 1"])
+
+
 def test_streams_wait_for_gradients_before_sending_and_for_sums_before_going_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -64,13 +74,13 @@ def test_a_message_starts_as_soon_as_it_is_ready_while_others_are_under_way() ->
     started, second = threading.Event(), threading.Event()
 
     class Slow:
-        def start(self, message: Message, seed: int) -> Callable[[], None]:
+        def start(self, message: Message, seed: int) -> UnderWay:
             (second if message.number else started).set()
 
             def finish() -> None:
                 assert second.wait(60), "the second message waits for the first one's end"
 
-            return finish
+            return UnderWay(lambda: False, finish)
 
     groups = [a_group(0), a_group(1)]
     sender = Sender(Slow(), credit=1 << 20)
