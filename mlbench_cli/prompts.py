@@ -5,12 +5,14 @@ and leave the terminal's modes as they were.
 """
 
 import codecs
+import math
 import os
 import select
 import signal
 import sys
 import termios
 import threading
+import time
 import tty
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ from mlbench_cli.terminal import ERASE, console_on
 from mlbench_cli.text import Option
 
 ESCAPE_SECONDS = 0.05  # within which the rest of a key's bytes follow its ESC
+SIGNAL_SECONDS = 0.5  # after which a signal is looked at that came in an unlucky moment
 _SEQUENCES = {
     "[A": "up",
     "OA": "up",
@@ -85,8 +88,7 @@ class Keyboard:
     def _next(self, seconds: float | None) -> str:
         """The next character; "" when none comes within `seconds`."""
         while not self._pending:
-            ready, _, _ = select.select([self._file], [], [], seconds)
-            if not ready:
+            if not self._wait(seconds):
                 return ""
             data = os.read(self._file, 1)  # one byte: what is typed ahead is for the next question
             if not data:
@@ -94,6 +96,16 @@ class Keyboard:
             self._pending = self._decoder.decode(data)
         character, self._pending = self._pending[0], self._pending[1:]
         return character
+
+    def _wait(self, seconds: float | None) -> bool:
+        """Whether something is typed within `seconds`. Waits in pieces: a signal that comes just before a wait does not
+        end it, and Python would look at a Ctrl-C only when it is over."""
+        end = math.inf if seconds is None else time.monotonic() + seconds
+        while True:
+            left = max(0.0, end - time.monotonic())
+            ready, _, _ = select.select([self._file], [], [], min(left, SIGNAL_SECONDS))
+            if ready or left <= SIGNAL_SECONDS:
+                return bool(ready)
 
 
 @contextmanager

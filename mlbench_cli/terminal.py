@@ -50,7 +50,8 @@ def print_table(
         last = index == len(headers) - 1
         table.add_column(
             Text(header),
-            width=widths[index],
+            width=None if last else widths[index],  # rich before 15 adds the gap to a width, behind the last one, too
+            max_width=widths[index],
             justify="right" if numeric[index] else "left",
             no_wrap=not (wrap and last),
             overflow="fold" if wrap and last else "ellipsis",

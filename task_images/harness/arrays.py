@@ -61,21 +61,24 @@ def stream_ahead(items: Iterator[Item]) -> Iterator[Item]:
 def _stay_alone() -> None:
     """Let torch use no other threads in this one: OpenMP would make a team for every thread that calls it, and those
     of the loaders would compete with the model's. torch.set_num_threads would change the model's, too."""
-    torch, openmp = sys.modules.get("torch"), _find_openmp()
-    if torch is not None and openmp is not None:
+    torch = sys.modules.get("torch")
+    if torch is not None:
         torch.get_num_threads()  # in a thread's first call it sets the number itself
-        openmp.omp_set_num_threads(1)
+        for openmp in _find_openmp():
+            openmp.omp_set_num_threads(1)
 
 
 @lru_cache(1)
-def _find_openmp() -> ctypes.CDLL | None:
-    """The OpenMP library that this process has loaded; None if there is none, or if the system does not list them."""
+def _find_openmp() -> tuple[ctypes.CDLL, ...]:
+    """The OpenMP libraries that this process has loaded: torch's, and others that packages bring, such as
+    scikit-learn's. None if the system does not list them."""
+    paths: dict[str, None] = {}
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
         for line in file:
             path = line.split(maxsplit=5)[-1].strip()
             if path.rpartition("/")[2].startswith(("libgomp", "libiomp", "libomp")):
-                return ctypes.CDLL(path)
-    return None
+                paths[path] = None
+    return tuple(ctypes.CDLL(path) for path in paths)
 
 
 def synthetic_images(

@@ -1,9 +1,13 @@
 """Crops, loading ahead, and generated images."""
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +20,7 @@ from task_images.harness.errors import TaskUsageError
 from task_images.harness.images import Crops, ImageData
 from task_images.harness.seeds import generator
 
+ROOT = Path(__file__).parents[4]
 MEAN, DEVIATION = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 
 
@@ -167,3 +172,17 @@ def test_loaders_make_no_teams_of_threads() -> None:
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_threads_stay_alone_whatever_openmp_was_loaded_first() -> None:
+    """scikit-learn brings an OpenMP of its own; torch's is the one that counts."""
+    program = (
+        "import sklearn.utils._openmp_helpers, torch\n"
+        "from task_images.harness.arrays import _find_openmp, ahead\n"
+        "torch.set_num_threads(2)\n"
+        "print(sorted('scikit' in one._name for one in _find_openmp()))\n"
+        "print(list(ahead(2, iter([torch.get_num_threads] * 4))), torch.get_num_threads())"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["[False, True]", "[1, 1, 1, 1] 2"], done.stderr
