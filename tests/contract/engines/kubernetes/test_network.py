@@ -32,6 +32,12 @@ LINK = '{"discipline":"netem","kernel":"6.1","pod":"qdisc netem","node":"qdisc n
 NODES: list[tuple[str, tuple[str, ...]]] = []
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that runs other tests besides holds the asked round trip less often."""
+    monkeypatch.setattr(gate, "ATTEMPTS", 10)
+
+
 @pytest.fixture
 def server() -> Iterator[KubeApi]:
     with KubeApi() as server:
