@@ -12,7 +12,7 @@ from mlbench_cli import prompts
 
 
 @pytest.fixture
-def typed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bytes], None]]:
+def type_keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bytes], None]]:
     """Types into what the keyboard reads from."""
     reading, writing = os.pipe()
     keyboard = os.fdopen(reading)
@@ -27,7 +27,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bytes], None]]:
 
 
 def test_a_signal_in_an_unlucky_moment_is_looked_at_soon(
-    typed: Callable[[bytes], None], monkeypatch: pytest.MonkeyPatch
+    type_keys: Callable[[bytes], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that comes just before a wait does not end it, so that no wait may last until a key is pressed."""
     waits: list[float] = []
@@ -35,7 +35,7 @@ def test_a_signal_in_an_unlucky_moment_is_looked_at_soon(
     def wait(reading: Any, writing: Any, errors: Any, seconds: float) -> Any:
         waits.append(seconds)
         if len(waits) == 3:
-            typed(b"x")
+            type_keys(b"x")
         return real(reading, writing, errors, 0.0)
 
     real = select.select
