@@ -22,7 +22,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -42,7 +41,6 @@ from task_images.harness.training import Trainer
 from task_images.imagenet_resnet import data, decoding
 from task_images.imagenet_resnet.folders import ImageFolders
 
-ROOT = Path(__file__).parents[1]
 ROWS, FEATURES, ROUNDS = 128, 2000, 5
 TRAINING_ROWS, EPOCHS = 12_800, 11  # as many as the task's preset has of a rank
 IMAGES, BATCH, SIDE, LOADERS, STEPS = 12_800, 256, 224, 4, 12

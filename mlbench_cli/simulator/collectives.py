@@ -23,7 +23,9 @@ _NCCL_TREE_SHARE, _NCCL_TREE_LL_SHARE = 0.92, 1 / 3.8
 
 
 class Collectives(Protocol):
-    """Seconds of collectives among `ranks`."""
+    """Seconds of collectives among `ranks`. A value: equal ones answer alike."""
+
+    def __hash__(self) -> int: ...
 
     @property
     def ranks(self) -> int:

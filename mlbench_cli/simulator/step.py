@@ -10,6 +10,7 @@ import math
 from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from heapq import heappop, heappush
 
 from mlbench_cli.errors import UsageError
@@ -136,6 +137,7 @@ def group_by_bytes(workload: Workload, buckets: Sequence[int]) -> Groups:
     return [group for group in groups if group]
 
 
+@lru_cache(64)
 def measure_cost(collectives: Collectives) -> Cost:
     """alpha and beta as a run finds them before it makes its plan, whatever carries its messages.
 

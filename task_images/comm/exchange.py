@@ -102,9 +102,8 @@ class Transport(Protocol):
 class AllReduce:
     """Additive codecs: payloads are summed as they are, and several messages may be under way."""
 
-    def __init__(self, link: Link, method: Method) -> None:
+    def __init__(self, link: Link) -> None:
         self._link = link
-        self._delayed = method.delay != "none"
 
     def start(self, message: Message, seed: int) -> UnderWay | None:
         """Start an asynchronous all-reduce of the encoded message."""
@@ -303,7 +302,7 @@ def make_transport(method: Method, link: Link) -> Transport:
         return GlobalTopK(link)
     if method.transport == "noop":
         return NoExchange()
-    return AllReduce(link, method)
+    return AllReduce(link)
 
 
 def make_message(method: Method, number: int, flat: Tensor, rank: int, matrices: list[Matrix]) -> Message:
