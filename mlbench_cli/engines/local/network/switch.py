@@ -2,7 +2,8 @@
 
 Each worker has one link to the switch, of the same rate in both directions. A packet is stored and forwarded at the
 sender's link and cut through at the receiver's; then the delay is added. Links are virtual clocks: a moment from which
-on they are free. They have no token bucket, so a pause earns no burst beyond `CREDIT_SECONDS`.
+on they are free. They have no token bucket, so a pause earns no burst beyond `CREDIT_SECONDS`. Packets of several
+senders take the receiver's link in the order in which they left their own, so that none of them has it for itself.
 
 Small packets (acknowledgements, gloo's "ready" messages) do not wait behind the data of other flows, only behind their
 own flow's: what `fq_codel`, the default of current systems, does on a real host. With one queue per link an all-reduce
@@ -10,12 +11,14 @@ among 4 ranks at 100 Mbit/s takes half as long again.
 """
 
 import heapq
+import math
 import os
 import select
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 SPARSE_BYTES = 320
 # A switch that got its turn late may make up for it: otherwise each delay of the scheduler would lower the rate.
@@ -40,6 +43,16 @@ class SwitchCounters:
     cpu_seconds: float = 0.0
 
 
+class Packet(NamedTuple):
+    """A packet on its way. `flow` names its connection; `length` is what counts at the rate, in bytes."""
+
+    source: int
+    target: int
+    flow: bytes
+    length: int
+    frame: bytes = b""
+
+
 class Scheduler:
     """When packets arrive: the virtual clocks of all links. Pure; times are seconds of one clock."""
 
@@ -50,20 +63,45 @@ class Scheduler:
         self._credit = credit
         self._up = [0.0] * links
         self._down = [0.0] * links
-        self._flows: dict[tuple[int, int, bytes], float] = {}
+        self._flows_up: dict[tuple[int, int, bytes], float] = {}
+        self._flows_down: dict[tuple[int, int, bytes], float] = {}
+        self._number = 0
+        self._leaving: list[tuple[float, int, Packet]] = []  # when a packet has left its sender's link, its number
+        self._arriving: list[tuple[float, int, Packet]] = []
 
-    def admit(self, now: float, source: int, target: int, length: int, flow: bytes) -> float:
-        """When a packet of `length` bytes that came at `now` arrives at its target. `flow` names its connection."""
-        cost = length * self._seconds_per_byte
-        key = (source, target, flow)
-        if length < SPARSE_BYTES:
-            return max(now + cost, self._flows.get(key, 0.0)) + self._delay
-        sent = max(now - self._credit, self._up[source]) + cost
-        self._up[source] = sent
-        arrived = max(sent, self._down[target] + cost)
-        self._down[target] = arrived
-        self._flows[key] = arrived
-        return arrived + self._delay
+    def admit(self, now: float, packet: Packet) -> None:
+        """Take in a packet that came at `now`."""
+        cost, key = packet.length * self._seconds_per_byte, packet[:3]
+        if packet.length < SPARSE_BYTES:
+            left = max(now + cost, self._flows_up.get(key, 0.0))
+        else:
+            left = max(now - self._credit, self._up[packet.source]) + cost
+            self._up[packet.source] = self._flows_up[key] = left
+        self._number += 1
+        heapq.heappush(self._leaving, (left, self._number, packet))
+
+    def take_arrived(self, now: float) -> Iterator[tuple[float, Packet]]:
+        """Every packet that has arrived by `now`, and when, in the order of arrival."""
+        while self._leaving and self._leaving[0][0] <= now:
+            left, number, packet = heapq.heappop(self._leaving)
+            heapq.heappush(self._arriving, (self._pass_down(left, packet) + self._delay, number, packet))
+        while self._arriving and self._arriving[0][0] <= now:
+            due, _, packet = heapq.heappop(self._arriving)
+            yield due, packet
+
+    def find_next(self) -> float:
+        """A moment before which nothing arrives of what was taken in."""
+        leaving = self._leaving[0][0] + self._delay if self._leaving else math.inf
+        return min(leaving, self._arriving[0][0] if self._arriving else math.inf)
+
+    def _pass_down(self, left: float, packet: Packet) -> float:
+        """When a packet that left its sender's link at `left` has passed its receiver's."""
+        key = packet[:3]
+        if packet.length < SPARSE_BYTES:
+            return max(left, self._flows_down.get(key, 0.0))
+        passed = max(left, self._down[packet.target] + packet.length * self._seconds_per_byte)
+        self._down[packet.target] = self._flows_down[key] = passed
+        return passed
 
 
 class PacketSwitch:
@@ -75,8 +113,6 @@ class PacketSwitch:
         self._sockets = {link.fileno(): (number, link) for number, link in enumerate(sockets)}
         self._outputs = [link.fileno() for link in sockets]
         self._scheduler = Scheduler(len(sockets), rate, delay)
-        self._waiting: list[tuple[float, int, int, bytes]] = []  # arrival, number, target, frame
-        self._number = 0
         self._held = 0
 
     def run(self, control: int, answer: Callable[[], bool]) -> None:
@@ -84,7 +120,8 @@ class PacketSwitch:
         descriptors = [*self._sockets, control]
         while True:
             self._deliver()
-            wait = max(0.0, self._waiting[0][0] - time.monotonic()) if self._waiting else None
+            following = self._scheduler.find_next()
+            wait = None if math.isinf(following) else max(0.0, following - time.monotonic())
             for descriptor in select.select(descriptors, (), (), wait)[0]:
                 if descriptor != control:
                     self._take(descriptor)
@@ -116,23 +153,20 @@ class PacketSwitch:
                 self.counters.dropped_packets += 1
                 continue
             ports = frame[_ETHERNET + _IP : _ETHERNET + _IP + 4]
-            due = self._scheduler.admit(time.monotonic(), source, target, length, ports)
+            self._scheduler.admit(time.monotonic(), Packet(source, target, ports, length, frame))
             self._held += length
-            self._number += 1
-            heapq.heappush(self._waiting, (due, self._number, target, frame))
 
     def _deliver(self) -> None:
         """Hand over every packet whose time has come."""
-        waiting, now = self._waiting, time.monotonic()
-        while waiting and waiting[0][0] <= now:
-            due, _, target, frame = heapq.heappop(waiting)
-            self._held -= len(frame) - _ETHERNET
+        now = time.monotonic()
+        for due, packet in self._scheduler.take_arrived(now):
+            self._held -= packet.length
             late = now - due
             if late > LATE_SECONDS + CREDIT_SECONDS:
                 self.counters.late_packets += 1
                 self.counters.worst_late_seconds = max(self.counters.worst_late_seconds, round(late, 6))
             try:
-                os.write(self._outputs[target], frame)
+                os.write(self._outputs[packet.target], packet.frame)
             except OSError:
                 self.counters.dropped_packets += 1
 
