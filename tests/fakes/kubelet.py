@@ -22,8 +22,9 @@ LOOK_SECONDS = 0.1
 
 @dataclass
 class Container:
-    """One worker's process, what stands for its /results, and the labels of its pod."""
+    """One worker's process, what stands for its /results, its Job's name, and the labels of its pod."""
 
+    job: str
     labels: dict[str, str]
     index: int
     folder: Path
@@ -75,7 +76,7 @@ class Kubelet:
                         self._start(job, index)
             stopped = {job["metadata"]["name"] for job in jobs if job["spec"].get("suspend")}
             for name, container in self._containers.items():
-                if container.labels["mlbench/run"] in stopped and not container.is_stopped:
+                if container.job in stopped and not container.is_stopped:
                     container.is_stopped = True
                     container.process.terminate()
                 self._report(name, container)
@@ -111,6 +112,7 @@ class Kubelet:
                 cwd=Path(__file__).parents[2],
             )
         self._containers[name] = Container(
+            job["metadata"]["name"],
             {**job["spec"]["template"]["metadata"]["labels"], INDEX_LABEL: str(index)},
             index,
             folder,

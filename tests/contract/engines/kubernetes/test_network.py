@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mlbench_cli.engines.kubernetes import submit
 from mlbench_cli.engines.kubernetes.engine import KubernetesEngine
 from mlbench_cli.engines.kubernetes.manifests import NETWORK_ANNOTATION
 from mlbench_cli.engines.kubernetes.network import chaos, gate
@@ -16,6 +18,7 @@ from mlbench_cli.engines.kubernetes.network.nodes import link_arguments
 from mlbench_cli.engines.local.network.namespaces import ShapingError
 from mlbench_cli.engines.local.network.shaped import ShapedNetwork
 from mlbench_cli.errors import CapacityError, UsageError
+from mlbench_cli.kube.api import Api
 from mlbench_cli.model import Ending, Observation, Outcome, Run
 from mlbench_cli.network import parse_network, worker_address
 from mlbench_cli.runs import supervise
@@ -24,7 +27,7 @@ from mlbench_cli.spec import KubernetesOptions, RunSpec
 from mlbench_cli.store import Store
 from task_images.comm.presets import resolve
 from tests.fakes.kube_api import KubeApi
-from tests.fakes.kubelet import Kubelet
+from tests.fakes.kubelet import LOOK_SECONDS, Kubelet
 
 SLOW = "50mbit,20ms"  # slow enough for a machine that is busy with other tests
 Objects = dict[str, Any]  # words: ok
@@ -122,8 +125,21 @@ def test_workers_start_once_the_probe_has_proved_the_network(
     assert "Network between the ranks: emulated 50mbit,20ms (got " in (run.folder / "official_result.txt").read_text()
 
 
-def test_parameter_servers_stand_behind_the_same_gate(server: KubeApi, tmp_path: Path) -> None:
-    """Their Job is another one, their links are shaped and probed with the workers', and they start with them."""
+def test_parameter_servers_stand_behind_the_same_gate(
+    server: KubeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their Job is another one, their links are shaped and probed with the workers', and they start with them.
+
+    It is released a moment before the workers' Job, which is long on a busy machine.
+    """
+    release = submit._release
+
+    def release_slowly(api: Api, job: dict[str, Any]) -> dict[str, Any]:
+        released = release(api, job)
+        time.sleep(5 * LOOK_SECONDS)
+        return released
+
+    monkeypatch.setattr(submit, "_release", release_slowly)
     try:
         network = ShapedNetwork(parse_network(SLOW), 3)
     except ShapingError as error:
