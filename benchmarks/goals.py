@@ -1,6 +1,7 @@
 """Every method on the digits' preset `tiny`: updates and seconds to the goal, and images per second, under delays.
 
-    .venv/bin/python -m benchmarks.goals [--ranks 4] [--delay ALPHA,BETA ...] [--record FILE] [--seconds 3600]
+    .venv/bin/python -m benchmarks.goals [--ranks 4] [--delay ALPHA,BETA ...] [--methods PRESET,...]
+                                          [--record FILE] [--seconds 3600]
     .venv/bin/python -m benchmarks.goals --ranks 2 --delay none      # which presets reach the goal
 
 All ranks and parameter servers are processes of this machine. Delays are what every message takes longer: none, that of
@@ -16,6 +17,7 @@ import re
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -57,13 +59,14 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--delay", action="append", default=[])
     parser.add_argument("--seconds", type=float, default=3600.0)
+    parser.add_argument("--methods", metavar="PRESET,...", default=",".join(PRESETS))
     options = parser.parse_args()
     options.record.parent.mkdir(parents=True, exist_ok=True)
     known = read(options.record)
     end = time.monotonic() + options.seconds
     server = RankServer()
     for delay in options.delay or DELAYS:
-        for method in list_methods(options.ranks, delay):
+        for method in list_methods(options.methods.split(","), options.ranks, delay):
             if (method.name, delay, options.ranks) in known or time.monotonic() > end:
                 continue
             row = train(server, method, delay, options.ranks)
@@ -73,9 +76,10 @@ def main() -> None:
     print_table([row for row in read(options.record).values() if row["ranks"] == options.ranks])
 
 
-def list_methods(ranks: int, delay: str) -> list[Method]:
+def list_methods(names: Sequence[str], ranks: int, delay: str) -> list[Method]:
+    """Those of `names` that can be trained so."""
     found = []
-    for name in PRESETS:
+    for name in names:
         method = resolve(name, {"delay": delay})
         try:
             check(method, ranks)
