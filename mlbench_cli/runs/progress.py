@@ -182,16 +182,16 @@ class ProgressTracker:
 
     def _eta(self) -> tuple[float | None, float | None]:
         """Seconds to the end, at the earliest and at the latest as far as is known; None if nothing tells."""
-        epochs = self._eta_by_epochs()
+        by_steps = self._eta_by_steps()
         if self._budget:
-            known = [eta for eta in (self._eta_by_budget(), epochs) if eta is not None]
+            known = [eta for eta in (self._eta_by_budget(), by_steps) if eta is not None]
             return (round(min(known), 1), round(min(known), 1)) if known else (None, None)
         early, late = self._eta_by_trend(), self._eta_by_bent_trend()
-        lows = [eta for eta in (early, epochs) if eta is not None]
+        lows = [eta for eta in (early, by_steps) if eta is not None]
         if not lows:
             return None, None
         low = min(lows)
-        highs = [eta for eta in (late, epochs) if eta is not None]
+        highs = [eta for eta in (late, by_steps) if eta is not None]
         return round(low, 1), round(max(low, min(highs)), 1) if highs else None
 
     def _eta_by_budget(self) -> float | None:
@@ -238,15 +238,18 @@ class ProgressTracker:
         left = 1 - gap * rate / speed if speed > 0 else 0.0
         return -math.log(left) / rate if left > 0 else None
 
-    def _eta_by_epochs(self) -> float | None:
-        epoch, epochs = self._phase.get("epoch"), self._phase.get("epochs")
-        if self._training_since is None or epoch is None or not epochs:
+    def _eta_by_steps(self) -> float | None:
+        """By the share of all epochs that is done; of a measurement, which has none, by that of its steps."""
+        if self._training_since is None:
             return None
-        if self._phase["phase"] == "training":
-            step, steps = self._phase.get("step", 0), self._phase.get("steps")
-            done = (epoch - 1 + (step / steps if steps else 0)) / epochs
+        phase, epoch, epochs = self._phase, self._phase.get("epoch"), self._phase.get("epochs")
+        within = phase.get("step", 0) / phase["steps"] if phase.get("steps") and phase["phase"] == "training" else 0.0
+        if epoch is None:
+            done = within
+        elif not epochs:
+            return None
         else:
-            done = epoch / epochs
+            done = (epoch - 1 + within if phase["phase"] == "training" else epoch) / epochs
         spent = self._last - self._training_since
         if not 0 < done <= 1 or spent <= 0:
             return None

@@ -200,7 +200,7 @@ def _changes(scenario: Scenario, link: Link) -> Iterator[tuple[str, str, Scenari
     rate, delay = 8 / link.beta, link.alpha
     if scenario.network is not None:
         rate, delay = scenario.network.rate, scenario.network.delay
-    faster = NetworkShape(float(f"{min(10 * rate, 1e14):.3g}"), float(f"{delay:.3g}"))
+    faster = NetworkShape(float(f"{min(10 * rate, 1e14):.2g}"), float(f"{delay:.2g}"))
     yield f"a network of {faster}", f"--network {faster}", replace(scenario, network=faster), 1.0
     yield "twice the samples in each step", "--set batch_size=…", scenario, 2.0
 

@@ -221,12 +221,13 @@ class Loop(Generic[P]):
             tracker.epoch, self._begin = position.epoch, tracker.snapshot()
 
         meter = Throughput(self.world, protocol, unit=self.unit.name, on_start=restart)
+        self._set_mode(training=True)
+        self.report.phase("training")  # nobody knows of how many epochs: its steps are counted as a whole
         while not meter.is_over:
             tracker.epoch = position.epoch
-            self._begin_training(position.epoch)
             for update in tracker.waiting(self.batches.updates(position.epoch, position.in_epoch)):
                 self._step(update)
-                self.report.step(position.total, protocol.total, epoch=position.epoch, epochs=position.epoch)
+                self.report.step(position.total, protocol.total)
                 if meter.after_update(update.samples * self.unit.per_sample):
                     break
             else:

@@ -66,6 +66,13 @@ def test_eta_is_the_earlier_of_trend_and_epochs() -> None:
     assert track(begun, half).progress(replace(RUNNING, ended=Ending.EXITED), 0.0).eta is None
 
 
+def test_a_measurement_has_steps_and_no_epochs() -> None:
+    """It was in epoch 3 of 3 with most of its steps to go: "about 10 s left" for a minute."""
+    begun, quarter = event("phase", 10, phase="training"), event("phase", 40, phase="training", step=25, steps=100)
+    progress = track(begun, quarter).progress(RUNNING, 0.0)
+    assert (progress.epoch, progress.step, progress.steps, progress.eta) == (None, 25, 100, 90.0)
+
+
 def test_a_flattening_curve_takes_longer_than_its_last_slope_says() -> None:
     # 80 - 60 exp(-t / 50): the distance to a goal of 75 falls from 55 by an exponential whose end is known exactly.
     values = [event("metric", at, name="val_Prec@1", value=80 - 60 * math.exp(-at / 50)) for at in range(0, 80, 10)]

@@ -134,7 +134,7 @@ def test_parameter_servers_stand_behind_the_same_gate(
     """
     release = submit._release
 
-    def release_slowly(api: Api, job: dict[str, Any]) -> dict[str, Any]:
+    def release_slowly(api: Api, job: Objects) -> Objects:
         released = release(api, job)
         time.sleep(5 * LOOK_SECONDS)
         return released
