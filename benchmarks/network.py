@@ -99,8 +99,9 @@ def measure(text: str, workers: int) -> Cell:
         counters = network._count()["switch"] or {}
     finally:
         network.close()
-    links = report["links"]
-    assert isinstance(links, list)
+    links = report.get("links")
+    if not isinstance(links, list):
+        raise ShapingError("; ".join(problems))
     alone, together, trip = (
         find_median(links, name) for name in ("alone_bits_per_second", "together_bits_per_second", "rtt_p50_seconds")
     )

@@ -25,6 +25,7 @@ _RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 _DELAYS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _RATE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([a-z]+)(?:/s)?")
 _DELAY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([a-zµ]+)")
+NOT_AS_ASKED_HINT = "Ask for another one or fewer workers, or wait until the machine is idle."
 _HINT = "For example 1gbit,5ms: rate per rank and direction, and one-way delay."
 _NOT_OFFERED = ("loss", "jitter", "reorder", "duplicate", "corrupt", "burst")
 
@@ -137,6 +138,7 @@ MIN_GOODPUT = 0.95  # of the rate that was asked for, which is one of payload
 MAX_GOODPUT = 1.02
 RTT_SHARE = 0.10  # of the asked round trip, or
 RTT_SECONDS = 4e-4  # this much, whichever is more
+PING_BYTES = 53  # of a probe's small packets: a byte and its headers, which takes 4 ms at 100 kbit/s
 MAX_BURST = 1.10  # first MiB after a pause against the steady rate; a token bucket's burst is a multiple
 
 
@@ -161,7 +163,8 @@ def find_deviations(shape: NetworkShape, report: Mapping[str, Any]) -> list[str]
     trips = sorted(float(link["rtt_p50_seconds"]) for link in links if link.get("rtt_p50_seconds") is not None)
     if trips:
         trip, asked = trips[len(trips) // 2], 2 * shape.delay
-        if abs(trip - asked) > max(RTT_SHARE * asked, RTT_SECONDS):
+        sending = 2 * PING_BYTES * shape.seconds_per_byte
+        if abs(trip - sending - asked) > max(RTT_SHARE * asked, RTT_SECONDS):
             found.append(f"its round trip is {format_seconds(trip)} instead of {format_seconds(asked)}")
     for link in links:
         first = link.get("first_bits_per_second")

@@ -139,7 +139,10 @@ def _topology(text: str | None, size: int) -> tuple[int | None, int | None]:
     nodes, cross, per_node = text.lower().partition("x")
     if not cross or not nodes.isdecimal() or not per_node.isdecimal() or not int(nodes) or not int(per_node):
         raise UsageError(f'--topology "{text[:60]}" is not of the form NODESxGPUS.', hint="--topology 8x4")
-    return max(1, math.ceil(size / int(per_node))) if size != int(nodes) * int(per_node) else int(nodes), int(per_node)
+    if size % int(per_node):
+        whole = int(nodes) * int(per_node)
+        raise UsageError(f"{size} workers do not fill nodes of {per_node}.", hint=f"--workers {whole}")
+    return size // int(per_node), int(per_node)
 
 
 def _inside(text: str) -> str:
@@ -244,7 +247,7 @@ def _show(
             *("TO GOAL", "PRICE", "BASIS"),
         ],
         [_cells(item, total, cost) for item, total, cost in zip(found, seconds, prices, strict=True)],
-        droppable=["SENT", "TO GOAL", "SAMPLES/S", "PRICE"],
+        droppable=["SENT", "TO GOAL", "SAMPLES/S", "PRICE", "EXPOSED", "EFFICIENCY"],
     )
     if spread := found[0].scenario.spread:
         console.note(f"Ranks that wait for each other wait for the slowest: computing times spread by {spread:.1%}.")
@@ -289,6 +292,7 @@ def _show_advice(calibration: Calibration, link: Link, error: float, scenario: S
     console.out_table(
         ["CHANGE", "STEP", "GAIN", "OPTIONS"],
         [[item.change, format_seconds(item.seconds), f"{100 * item.gain:+.0f} %", item.command] for item in found],
+        wrap=True,
     )
 
 

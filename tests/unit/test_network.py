@@ -85,6 +85,15 @@ def test_a_probe_tells_a_shaped_network_from_another(changes: Mapping[str, Any],
     assert find_deviations(NetworkShape(1e9, 0.005), {"links": [link(**changes)]}) == found
 
 
+def test_a_slow_link_takes_milliseconds_for_a_ping() -> None:
+    """It was refused on every machine: at 100 kbit/s a packet of 53 bytes takes 4 ms."""
+    slow = parse_network("100kbit,1ms")
+    links = [{"alone_bits_per_second": 96.5e3, "rtt_p50_seconds": 0.0106}]
+    assert find_deviations(slow, {"links": links}) == []
+    links[0]["rtt_p50_seconds"] = 0.012
+    assert find_deviations(slow, {"links": links}) == ["its round trip is 12 ms instead of 2 ms"]
+
+
 def test_a_network_that_was_not_measured_does_not_hold() -> None:
     assert find_deviations(NetworkShape(1e9), {"links": []}) == ["it could not be measured: no links"]
     assert find_deviations(NetworkShape(1e9), {"error": "refused"}) == ["it could not be measured: refused"]

@@ -8,7 +8,7 @@ from typing import Any
 from mlbench_cli.engines.memory import GPU_MEMORY, describe_gpu_peak, describe_peak
 from mlbench_cli.files import read_end
 from mlbench_cli.model import Finding
-from mlbench_cli.network import NOT_AS_ASKED
+from mlbench_cli.network import NOT_AS_ASKED, NOT_AS_ASKED_HINT
 from task_images import contract
 
 EVIDENCE_LINES = 10
@@ -33,7 +33,7 @@ def diagnose(
             Finding(
                 NOT_AS_ASKED,
                 f"The network that was asked for could not be had: {problem}.",
-                hint="Ask for a slower one, or fewer workers, or wait until the machine is idle.",
+                hint=NOT_AS_ASKED_HINT,
                 retryable=True,
             )
         )

@@ -37,7 +37,7 @@ from mlbench_cli.engines.local.state import (
 from mlbench_cli.engines.local.supervisor import AT_START, main
 from mlbench_cli.errors import CapacityError, NotFoundError, UsageError
 from mlbench_cli.model import Finding, Observation, Run
-from mlbench_cli.network import worker_address
+from mlbench_cli.network import NOT_AS_ASKED_HINT, worker_address
 from mlbench_cli.spec import RunSpec
 
 POLL = 0.02  # seconds between two looks at the supervisor's state
@@ -169,7 +169,7 @@ class LocalEngine:
             raise CapacityError(
                 f'The network {run.spec.network} of the run "{run.name}" cannot be made on this machine: '
                 f"{answer.removeprefix(_NETWORK)}.",
-                hint="Ask for a slower one or fewer workers, or wait until the machine is idle.",
+                hint=NOT_AS_ASKED_HINT,
             )
         if answer != "ok":
             self._release(run)

@@ -124,7 +124,7 @@ def test_advice_is_sorted_by_its_gain(tmp_path: Path, predict: Command) -> None:
     gains = [item["gain"] for item in document["advice"]]
     assert gains == sorted(gains, reverse=True)
     assert gains[0] > 0.01
-    assert "a network of 9.75gbit,5.15ms" in [item["change"] for item in document["advice"]]
+    assert "a network of 9.8gbit,5.2ms" in [item["change"] for item in document["advice"]]
 
 
 def test_a_run_is_held_against_its_own_measurement(tmp_path: Path, predict: Command) -> None:
@@ -169,6 +169,7 @@ def test_timed_blocks_are_the_measured_step(tmp_path: Path, predict: Command) ->
         ({}, ("--method", "fsdp2"), "fsdp2 is not simulated"),
         ({}, ("--network", "1gbps"), "is not a number with a unit"),
         ({}, ("--topology", "four"), "not of the form NODESxGPUS"),
+        ({}, ("--workers", "4", "--topology", "2x3"), "4 workers do not fill nodes of 3"),
         ({}, ("--backend", "mpi"), "only gloo and nccl are modelled"),
         ({}, ("--backend", "nccl"), "NCCL on another topology needs its network"),
     ],

@@ -152,7 +152,7 @@ class ShapedNetwork:
             text, _ = started[0].communicate(timeout=PROBE_SECONDS)
             report = json.loads(text)
         except subprocess.TimeoutExpired:
-            raise ShapingError(f"the probe took more than {PROBE_SECONDS:g} s") from None
+            raise ShapingError(f"it is too slow to be measured within {PROBE_SECONDS:g} s") from None
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             raise ShapingError(f"the probe failed: {error}") from None
         finally:
