@@ -99,18 +99,18 @@ def predict(
         raise UsageError("A prediction is made from one run.", hint="mlbench predict --check RUN RUN")
     with _open(runs[0]) as archive:
         calibration, link, error = _read(archive, required=network is None)
-        shape, links, library = _shape(network), _inside(inside), _backend(backend)
+        shape, links, library, nodes = _shape(network), _inside(inside), _backend(backend), _topology(topology)
         spread = parse_spread(stragglers, calibration)
         scenarios = [
             _add_buckets(
                 Scenario(
-                    *(size, chosen, shape, *_topology(topology, size), links, oversubscription, servers),
+                    *(size, chosen, shape, *_fill_nodes(nodes, size), links, oversubscription, servers),
                     *(library, spread),
                 ),
                 calibration,
                 archive,
             )
-            for size in _sizes(workers, topology, calibration.ranks)
+            for size in _sizes(workers, nodes, calibration.ranks)
             for chosen in _methods(method, archive)
         ]
         if advice:
@@ -123,26 +123,34 @@ def predict(
 # --- what is asked for ------------------------------------------------------------------------------------------------
 
 
-def _sizes(text: str | None, topology: str | None, own: int) -> list[int]:
+def _sizes(text: str | None, topology: tuple[int, int] | None, own: int) -> list[int]:
+    """Numbers of workers: of --workers, else of the whole --topology, else of the run itself."""
     if text is None:
-        nodes, per_node = _topology(topology, own)
-        return [own if nodes is None or per_node is None else nodes * per_node]
+        return [own if topology is None else topology[0] * topology[1]]
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise UsageError(f'--workers "{text[:60]}" is not a list of numbers.', hint="--workers 4,8,16") from None
 
 
-def _topology(text: str | None, size: int) -> tuple[int | None, int | None]:
+def _topology(text: str | None) -> tuple[int, int] | None:
+    """Nodes, and ranks of each, of --topology."""
     if text is None:
-        return None, None
+        return None
     nodes, cross, per_node = text.lower().partition("x")
     if not cross or not nodes.isdecimal() or not per_node.isdecimal() or not int(nodes) or not int(per_node):
         raise UsageError(f'--topology "{text[:60]}" is not of the form NODESxGPUS.', hint="--topology 8x4")
-    if size % int(per_node):
-        whole = int(nodes) * int(per_node)
-        raise UsageError(f"{size} workers do not fill nodes of {per_node}.", hint=f"--workers {whole}")
-    return size // int(per_node), int(per_node)
+    return int(nodes), int(per_node)
+
+
+def _fill_nodes(topology: tuple[int, int] | None, size: int) -> tuple[int | None, int | None]:
+    """How many of the topology's nodes `size` workers fill, and ranks of each; None of both without a topology."""
+    if topology is None:
+        return None, None
+    nodes, per_node = topology
+    if size % per_node:
+        raise UsageError(f"{size} workers do not fill nodes of {per_node}.", hint=f"--workers {nodes * per_node}")
+    return size // per_node, per_node
 
 
 def _inside(text: str) -> str:

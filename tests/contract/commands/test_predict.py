@@ -127,6 +127,13 @@ def test_advice_is_sorted_by_its_gain(tmp_path: Path, predict: Command) -> None:
     assert "a network of 9.8gbit,5.2ms" in [item["change"] for item in document["advice"]]
 
 
+def test_a_topology_alone_says_how_many_workers(tmp_path: Path, predict: Command) -> None:
+    """It is of 32 ranks; those of its nodes that the run itself would need were predicted."""
+    words = ("--topology", "4x8", "--network", "100gbit,10us", "-o", "json")
+    (row,) = json.loads(predict(str(calibrated_run(tmp_path / "a")), *words))["predictions"]
+    assert row["workers"] == 32
+
+
 def test_a_run_is_held_against_its_own_measurement(tmp_path: Path, predict: Command) -> None:
     (row,) = json.loads(predict("--check", str(calibrated_run(tmp_path / "a")), "-o", "json"))["runs"]
     assert row["measured_seconds"] == pytest.approx((86.0 + 4.0) / 400)  # its steps, and waiting for data
