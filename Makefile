@@ -15,7 +15,7 @@ comma  := ,
 DEMO   := MLBENCH_HOME=$(CURDIR)/demo $(BIN)/mlbench
 STAMP  := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-.PHONY: help install demo test test-lowest ssh browser actionlint lint docs dist installs lock coverage mutate bench images publish-images e2e e2e-machines clean
+.PHONY: help install demo test test-lowest test-busy ssh browser actionlint lint docs dist installs lock coverage mutate bench images publish-images e2e e2e-machines clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,11 @@ test-lowest: $(VENV)/.tools-lock ssh browser  ## the tests with the lowest allow
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(LOWEST)
 	$(BIN)/uv pip install --quiet --python $(LOWEST) --resolution lowest-direct --editable ".[$(EXTRAS)]"
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -m "not cluster" -n $(JOBS) --dist loadfile $(TESTS)
+
+test-busy: install ssh browser actionlint  ## the tests, beside a program that burns CPU on each core
+	@for core in $$(seq "$$(getconf _NPROCESSORS_ONLN)"); do $(BIN)/python -c "while True: pass" & pids="$$pids $$!"; done; \
+	trap 'kill $$pids' EXIT; trap 'exit 130' INT TERM; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not cluster" -n $(JOBS) --dist loadfile $(TESTS)
 
 lint: install  ## ruff, mypy, and the words of code and documentation
 	$(BIN)/ruff check .
