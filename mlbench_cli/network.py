@@ -15,6 +15,7 @@ from mlbench_cli.errors import UsageError
 MODEL = "model:"
 MODELLED, NOT_SHAPED = "model", "none"  # methods in network.json, besides those of the engine
 NOT_AS_ASKED = "network_not_as_asked"  # code of the finding of a run whose network could not be had, on every engine
+NOT_AS_ASKED_HINT = "Ask for another one or fewer workers, or wait until the machine is idle."
 MIN_RATE = 1e5  # bits per second
 MAX_RATE = 1e14
 MAX_DELAY = 10.0  # seconds
@@ -25,7 +26,6 @@ _RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 _DELAYS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _RATE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([a-z]+)(?:/s)?")
 _DELAY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([a-zµ]+)")
-NOT_AS_ASKED_HINT = "Ask for another one or fewer workers, or wait until the machine is idle."
 _HINT = "For example 1gbit,5ms: rate per rank and direction, and one-way delay."
 _NOT_OFFERED = ("loss", "jitter", "reorder", "duplicate", "corrupt", "burst")
 

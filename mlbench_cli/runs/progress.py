@@ -242,14 +242,15 @@ class ProgressTracker:
         """By the share of all epochs that is done; of a measurement, which has none, by that of its steps."""
         if self._training_since is None:
             return None
-        phase, epoch, epochs = self._phase, self._phase.get("epoch"), self._phase.get("epochs")
-        within = phase.get("step", 0) / phase["steps"] if phase.get("steps") and phase["phase"] == "training" else 0.0
+        place, is_training = self._phase, self._phase["phase"] == "training"
+        epoch, epochs, steps = (place.get(name) for name in ("epoch", "epochs", "steps"))
+        within = place.get("step", 0) / steps if steps and is_training else 0.0
         if epoch is None:
             done = within
         elif not epochs:
             return None
         else:
-            done = (epoch - 1 + within if phase["phase"] == "training" else epoch) / epochs
+            done = (epoch - 1 + within if is_training else epoch) / epochs
         spent = self._last - self._training_since
         if not 0 < done <= 1 or spent <= 0:
             return None

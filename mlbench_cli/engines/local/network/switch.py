@@ -54,6 +54,11 @@ class Packet(NamedTuple):
     length: int
     frame: bytes = b""
 
+    @property
+    def way(self) -> tuple[int, int, bytes]:
+        """What it shares with all packets of its flow."""
+        return self[:3]
+
 
 class Scheduler:
     """When packets arrive: the virtual clocks of all links. Pure; times are seconds of one clock."""
@@ -73,12 +78,12 @@ class Scheduler:
 
     def admit(self, now: float, packet: Packet) -> None:
         """Take in a packet that came at `now`."""
-        cost, key = packet.length * self._seconds_per_byte, packet[:3]
+        cost, way = packet.length * self._seconds_per_byte, packet.way
         if packet.length < SPARSE_BYTES:
-            left = max(now + cost, self._flows_up.get(key, 0.0))
+            left = max(now + cost, self._flows_up.get(way, 0.0))
         else:
             left = max(now - self._credit, self._up[packet.source]) + cost
-            self._up[packet.source] = self._flows_up[key] = left
+            self._up[packet.source] = self._flows_up[way] = left
         self._number += 1
         heapq.heappush(self._leaving, (left, self._number, packet))
 
@@ -98,11 +103,10 @@ class Scheduler:
 
     def _pass_down(self, left: float, packet: Packet) -> float:
         """When a packet that left its sender's link at `left` has passed its receiver's."""
-        key = packet[:3]
         if packet.length < SPARSE_BYTES:
-            return max(left, self._flows_down.get(key, 0.0))
+            return max(left, self._flows_down.get(packet.way, 0.0))
         passed = max(left, self._down[packet.target] + packet.length * self._seconds_per_byte)
-        self._down[packet.target] = self._flows_down[key] = passed
+        self._down[packet.target] = self._flows_down[packet.way] = passed
         return passed
 
 
